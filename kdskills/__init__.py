@@ -1,0 +1,1 @@
+"""Agent Skills for Python agents that can be trusted in production."""

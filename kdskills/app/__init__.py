@@ -1,0 +1,1 @@
+"""The composition root: settings, plugins, the Host and the table of operations."""

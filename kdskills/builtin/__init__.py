@@ -1,0 +1,1 @@
+"""Shipped plugins, one per file."""

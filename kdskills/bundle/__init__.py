@@ -1,0 +1,1 @@
+"""The descriptor of a bundle, and loading a bundle from its folder."""

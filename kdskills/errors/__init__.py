@@ -1,0 +1,253 @@
+"""Every error kdskills raises on purpose, split by who must act.
+
+::
+
+    KdskillsError                       code, who, message, details
+    ├── ModelMustAct                    the model may call again, differently
+    │   └── ToolCallRefused             a runtime tool said no; codes in docs/reference/runtime-tools.md
+    ├── CallerMustAct                   the calling program must change the call
+    │   ├── NoActiveSkills              nothing is active in this context
+    │   ├── ContextOrder                a context handle was closed elsewhere or out of order
+    │   ├── PolicyUnavailable           an exported view knows one consumer only
+    │   ├── DescriptorError             the descriptor says something not understood
+    │   ├── BadRequest                  arguments out of shape or bounds
+    │   ├── SessionError                unknown, taken or closed session; lost race; cancelled
+    │   └── ReplayError                 recorded replies and this run do not fit
+    ├── AuthorMustAct                   the author of the bundle or skill must mend a file
+    │   └── BundleError                 the bundle cannot be loaded
+    ├── OperatorMustAct                 the set-up of this machine or Host must change
+    │   ├── RootMissing                 a restored root or skill is not there
+    │   ├── RootChanged                 a restored root or skill has another digest
+    │   ├── ExecRefused                 nothing was run: no engine, too weak, a limit not enforceable
+    │   ├── ExecFailed                  the engine broke while setting up or running
+    │   ├── ModelFailed                 the model's provider failed for good
+    │   ├── NameTaken                   two plugins claim one name
+    │   ├── UnknownName                 a name no plugin registered
+    │   ├── PluginInvalid               a plugin's hook cannot be called
+    │   └── MissingExtra                an optional part is not installed
+    └── UserMustAct                     a person said no, or must be asked
+
+The message is written once, where the error is raised; facts travel in `details`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from kdskills.errors.diagnostic import Diagnostic, Severity
+
+__all__ = [
+    "AuthorMustAct",
+    "BadRequest",
+    "BundleError",
+    "CallerMustAct",
+    "ContextOrder",
+    "DescriptorError",
+    "Diagnostic",
+    "ExecFailed",
+    "ExecRefused",
+    "KdskillsError",
+    "MissingExtra",
+    "ModelFailed",
+    "ModelMustAct",
+    "NameTaken",
+    "NoActiveSkills",
+    "OperatorMustAct",
+    "PluginInvalid",
+    "PolicyUnavailable",
+    "ReplayError",
+    "RootChanged",
+    "RootMissing",
+    "SessionError",
+    "Severity",
+    "ToolCallRefused",
+    "UnknownName",
+    "UserMustAct",
+    "Who",
+]
+
+Who = Literal["model", "caller", "author", "operator", "user"]
+
+
+class KdskillsError(Exception):
+    """Root of the tree.
+
+    Args:
+        message: One sentence for the person named by `who`.
+        code: Stable wire code; the class's own when omitted.
+        who: Who must act; the class's own when omitted.
+        **details: JSON-able facts (spec runtime §0).
+    """
+
+    code: str = "kdskills_error"
+    who: Who = "caller"
+
+    def __init__(self, message: str, *, code: str | None = None, who: Who | None = None, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or type(self).code
+        self.who = who or type(self).who
+        self.details = details
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the wire form `{"error": {"code", "who", "message", "details"}}` (spec runtime §0)."""
+        return {"error": {"code": self.code, "who": self.who, "message": self.message, "details": self.details}}
+
+
+class ModelMustAct(KdskillsError):
+    """The model may call again, differently."""
+
+    code = "invalid_call"
+    who: Who = "model"
+
+
+class ToolCallRefused(ModelMustAct):
+    """A runtime tool refused a call; `code` is one of spec runtime §2, `who` follows the code."""
+
+    code = "invalid_argument"
+
+
+class CallerMustAct(KdskillsError):
+    """The calling program must change the call."""
+
+    code = "bad_request"
+    who: Who = "caller"
+
+
+class NoActiveSkills(CallerMustAct):
+    """No `SkillsSubsystem` is active in this context (spec skills §4.4)."""
+
+    code = "no_active_subsystem"
+
+
+class ContextOrder(CallerMustAct):
+    """An activation was closed in another context or out of order (spec skills §4.4)."""
+
+    code = "context_order"
+
+
+class PolicyUnavailable(CallerMustAct):
+    """The export of one consumer's view was asked for another consumer (spec skills §3.3)."""
+
+    code = "policy_unavailable"
+
+
+class DescriptorError(CallerMustAct):
+    """The descriptor says something that is not understood; `details["key"]` is the key's path (spec skills §3.1)."""
+
+    code = "descriptor_invalid"
+
+
+class BadRequest(CallerMustAct):
+    """Arguments out of shape or bounds; `details["errors"]` lists them."""
+
+    code = "bad_request"
+
+
+class SessionError(CallerMustAct):
+    """Unknown, expired, taken or closed session, a lost race, or a cancelled call (spec runtime §1)."""
+
+    code = "session_not_found"
+
+
+class ReplayError(CallerMustAct):
+    """Recorded replies and this run do not fit: `replay_diverged`, `replay_exhausted` or `replay_unused`."""
+
+    code = "replay_diverged"
+
+
+class AuthorMustAct(KdskillsError):
+    """The author of the bundle or skill must mend a file."""
+
+    code = "author_error"
+    who: Who = "author"
+
+
+class BundleError(AuthorMustAct):
+    """The bundle cannot be loaded (spec skills §3.2)."""
+
+    code = "bundle_invalid"
+
+
+class OperatorMustAct(KdskillsError):
+    """The set-up of this machine or Host must change."""
+
+    code = "operator_error"
+    who: Who = "operator"
+
+
+class RootMissing(OperatorMustAct):
+    """A root or skill named by an export is not there (spec skills §3.3)."""
+
+    code = "root_missing"
+
+
+class RootChanged(OperatorMustAct):
+    """A root or skill named by an export has another digest (spec skills §3.3)."""
+
+    code = "root_changed"
+
+
+class ExecRefused(OperatorMustAct):
+    """Nothing was run: the request or this machine does not allow it (spec execution §1, §2)."""
+
+    code = "engine_unavailable"
+
+
+class ExecFailed(OperatorMustAct):
+    """The engine broke while it set up or ran a program; the program is not to blame (spec execution §1)."""
+
+    code = "executor_failed"
+
+
+class ModelFailed(OperatorMustAct):
+    """The model's provider failed for good; `retryable` says whether another try may help."""
+
+    code = "model_failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        retryable: bool = False,
+        retry_after: float | None = None,
+        **details: Any,
+    ) -> None:
+        super().__init__(message, code=code, **details)
+        self.retryable = retryable
+        self.retry_after = retry_after
+
+
+class NameTaken(OperatorMustAct):
+    """Two plugins claim one name (DESIGN §2)."""
+
+    code = "name_taken"
+
+
+class UnknownName(OperatorMustAct):
+    """A name that no plugin registered."""
+
+    code = "unknown_name"
+
+
+class PluginInvalid(OperatorMustAct):
+    """A plugin's hook cannot be called: async, misspelt, or with unknown arguments."""
+
+    code = "plugin_invalid"
+
+
+class MissingExtra(OperatorMustAct):
+    """An optional part is not installed; the message names the command that installs it."""
+
+    code = "missing_extra"
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(f"{feature} needs an optional part: pip install 'kdskills[{extra}]'", extra=extra)
+
+
+class UserMustAct(KdskillsError):
+    """A person said no, or must be asked."""
+
+    code = "approval_denied"
+    who: Who = "user"

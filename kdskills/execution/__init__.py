@@ -1,0 +1,43 @@
+"""Run something isolated: request, result, limits, the executor protocol and the payload.
+
+Engines are plugins (`kdskills.builtin.executors`); this room holds what they share: checking a request,
+staging its files, pumping and bounding output, collecting artifacts, and choosing an engine by its probe.
+"""
+
+from kdskills.execution.protocol import Executor, Handle, ProbeCheck, ProbeReport, ReapReport
+from kdskills.execution.request import (
+    Artifact,
+    ArtifactError,
+    ExecError,
+    ExecRequest,
+    ExecResult,
+    InputFile,
+    IsolationLevel,
+    Limits,
+    Owner,
+    ScriptCall,
+    SkillMount,
+    Status,
+    Stream,
+)
+
+__all__ = [
+    "Artifact",
+    "ArtifactError",
+    "ExecError",
+    "ExecRequest",
+    "ExecResult",
+    "Executor",
+    "Handle",
+    "InputFile",
+    "IsolationLevel",
+    "Limits",
+    "Owner",
+    "ProbeCheck",
+    "ProbeReport",
+    "ReapReport",
+    "ScriptCall",
+    "SkillMount",
+    "Status",
+    "Stream",
+]

@@ -1,0 +1,195 @@
+"""What to run, within which limits, and what came of it (spec execution §1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Literal
+
+MIB = 1024 * 1024
+
+Status = Literal["ok", "nonzero", "timeout", "oom", "limit", "cancelled", "refused", "infra_error"]
+
+
+class IsolationLevel(IntEnum):
+    """How strong the wall is, weakest first."""
+
+    NONE = 0
+    RLIMIT = 1
+    LANDLOCK = 2
+    NAMESPACE = 3
+    CONTAINER = 4
+    KERNEL = 5
+    VM = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one run (spec execution §3); sizes in bytes, times in seconds.
+
+    An engine that cannot enforce one refuses (`limit_not_enforceable`) unless the operator lists it as best effort.
+    """
+
+    wall_s: float = 30.0
+    cpu_s: float | None = None  # None: as wall_s
+    memory: int = 256 * MIB
+    pids: int = 64
+    nofile: int = 256
+    fsize: int = 64 * MIB
+    work_size: int = 64 * MIB
+    tmp_size: int = 64 * MIB
+    stdout: int = MIB
+    stderr: int = MIB
+    stdin: int = 8 * MIB
+    arg_size: int = 128 * 1024
+    output_files: int = 256
+    output_size: int = 64 * MIB
+
+
+MAX_WALL_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class SkillMount:
+    """A skill whose files the program sees read-only at `/skills/<full id>`."""
+
+    id: str
+    root: Path
+    tree: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file copied into the workdir before the run: bytes, or a host file."""
+
+    path: str
+    content: bytes | Path
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptCall:
+    """A skill's own script: `path` is relative to the skill's root and begins with `scripts/`."""
+
+    skill: str
+    path: str
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose run it is; labels of processes and containers, and what `reap` looks for."""
+
+    tenant: str = "local"
+    project: str = "local"
+    agent: str = "local"
+    conversation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecRequest:
+    """One program to run behind the wall. Exactly one of `argv`, `script`, `code` is given.
+
+    Attributes:
+        argv: Program and arguments, by execve; no shell in between.
+        script: A skill's script, started by `interpreter`.
+        code: Python source: a file of its own, run by `kdskills_runtime.py_code_exec_entry`.
+        interpreter: Argument list with `{path}` for `script`; None means python3.
+        globals: JSON-able names set in generated code before it starts, `SKILLS_DESCRIPTOR` among them.
+        stdin: Bytes on standard input, of `argv` and `script`.
+        env: Variables applied inside, byte-exact.
+        skills: Skills visible at `/skills/<full id>`.
+        inputs: Files copied in before the run.
+        outputs: Globs relative to the workdir, collected once the program is dead.
+        workdir: Directory the program starts in, relative to `/work`, or absolute below `/skills`.
+        limits: Bounds of the run.
+        network: `"none"`, or host names the engine must restrict traffic to.
+        profile: Named set-up; `"unsafe-local"` is what the bare engine asks for.
+        request_id: For logs and labels; made when empty.
+        owner: Whose run it is.
+    """
+
+    argv: tuple[str, ...] | None = None
+    script: ScriptCall | None = None
+    code: str | None = None
+    interpreter: tuple[str, ...] | None = None
+    globals: Mapping[str, Any] = field(default_factory=dict)
+    stdin: bytes = b""
+    env: Mapping[str, str] = field(default_factory=dict)
+    skills: tuple[SkillMount, ...] = ()
+    inputs: tuple[InputFile, ...] = ()
+    outputs: tuple[str, ...] = ()
+    workdir: str = "."
+    limits: Limits = Limits()
+    network: Literal["none"] | tuple[str, ...] = "none"
+    profile: str | None = None
+    request_id: str = ""
+    owner: Owner = Owner()
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A collected output file. `content` holds its bytes until the caller stores them."""
+
+    path: str
+    size: int
+    sha256: str
+    mode: int
+    content: bytes = field(repr=False, default=b"")
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactError:
+    """An output that was not collected, and why."""
+
+    path: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExecError:
+    """What went wrong: in the program (`stage="program"`), or in setting it up.
+
+    `exception` and `traceback` describe the program's own exception, with line numbers of its own file.
+    """
+
+    stage: str
+    code: str
+    message: str
+    exception: str | None = None
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One output stream: the tail that was kept, how many bytes came, and whether some were dropped."""
+
+    data: bytes = b""
+    total: int = 0
+    truncated: bool = False
+
+    @property
+    def text(self) -> str:
+        """The kept tail as text; bad UTF-8 becomes U+FFFD."""
+        return self.data.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """What came of a run. `exit_code` is never invented: None when the program gave none (spec execution §1)."""
+
+    status: Status
+    exit_code: int | None
+    signal: int | None
+    stdout: Stream
+    stderr: Stream
+    duration_s: float
+    engine: str
+    level: IsolationLevel
+    limits_enforced: frozenset[str]
+    artifacts: tuple[Artifact, ...] = ()
+    artifact_errors: tuple[ArtifactError, ...] = ()
+    error: ExecError | None = None
+    value: Any = None  # what generated code reported with `kdskills_runtime`'s report, JSON-able

@@ -1,0 +1,120 @@
+"""Every extension point of kdskills, in the order a request meets them.
+
+Two kinds of hook, told apart by their first word:
+
+* ``register_*`` runs once, while the Host is built. It receives a register and adds named factories to it. A taken
+  name is an error (`NameTaken`), never a silent override.
+* everything else runs per subsystem, turn or call; its answers are combined by the rule written in its docstring, in
+  one place (`kdskills.app.plugins`).
+
+Hooks are plain functions: pluggy has no async calls, and an ``async def`` implementation is refused when it is
+registered. Whatever must await lives on the object a plugin registers (`Executor.run`, `ModelProvider.reply`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from kdskills.hooks import NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    import jinja2
+    import typer
+
+    from kdskills.bundle import SkillsDescriptor
+    from kdskills.errors import Diagnostic
+    from kdskills.execution import Executor
+    from kdskills.hooks import Register
+    from kdskills.models import ModelProvider
+    from kdskills.session.wiring import AccessRequest, Denial
+    from kdskills.skills import Skill, SkillRoot
+    from kdskills.solver import SolverTool, Turn, TurnResult
+
+hookspec = pluggy.HookspecMarker(NAME)
+
+# ---- while the Host is built -------------------------------------------------------------------------------------
+
+
+@hookspec
+def kdskills_register_executors(register: Register[Callable[[], Executor]]) -> None:
+    """Add execution engines: ``register(name, factory)``; the factory takes no arguments."""
+
+
+@hookspec
+def kdskills_register_models(register: Register[Callable[[str], ModelProvider]]) -> None:
+    """Add model providers: ``register(prefix, factory)``; ``factory("rest")`` serves ``--model prefix:rest``."""
+
+
+@hookspec
+def kdskills_register_tools(register: Register[SolverTool]) -> None:
+    """Add tools every solver of this Host offers: ``register(tool.id, tool)``."""
+
+
+@hookspec
+def kdskills_register_interpreters(register: Register[Sequence[str]]) -> None:
+    """Say how a script suffix is started: ``register(".rb", ["ruby", "{path}"])``."""
+
+
+@hookspec
+def kdskills_register_commands(cli: typer.Typer) -> None:
+    """Add commands to the `kdskills` command line."""
+
+
+@hookspec
+def kdskills_prepare_templates(env: jinja2.Environment) -> None:
+    """Add filters or tests to the jinja2 environment which renders catalogs and instruction blocks."""
+
+
+# ---- while a subsystem is built ----------------------------------------------------------------------------------
+
+
+@hookspec
+def kdskills_skill_roots(descriptor: SkillsDescriptor) -> Iterable[SkillRoot]:
+    """Bring further skill roots, of kind `plugin`. All are used, in plugin order, below user, project and bundle."""
+
+
+@hookspec(firstresult=True)
+def kdskills_open_skill_root(uri: str, base: Path) -> SkillRoot | None:
+    """Open a skill root from its URI; None when the scheme is not yours. First answer wins."""
+
+
+@hookspec
+def kdskills_check_skill(skill: Skill) -> Iterable[Diagnostic]:
+    """Return further problems found in a skill. Problems of all plugins are joined."""
+
+
+# ---- within a turn -----------------------------------------------------------------------------------------------
+
+
+@hookspec
+def kdskills_hide_skills(agent: str, skills: Sequence[Skill]) -> Mapping[str, str]:
+    """Return {full id: reason} to hide from this consumer.
+
+    Plugins can hide, never reveal: the union of all answers is refused with `plugin_denied`, so their order does not
+    matter.
+    """
+
+
+@hookspec
+def kdskills_deny(request: AccessRequest) -> Denial | None:
+    """Return a Denial to refuse a load, read, run or tool call, else None. One Denial refuses."""
+
+
+@hookspec(firstresult=True)
+def kdskills_source_key(source: Mapping[str, Any]) -> str | None:
+    """Return the key under which a source row is merged, or None for the usual one. First answer wins."""
+
+
+@hookspec
+def kdskills_turn_started(turn: Turn) -> None:
+    """Told when a turn becomes active."""
+
+
+@hookspec
+def kdskills_turn_finished(turn: Turn, outcome: TurnResult) -> None:
+    """Told when a turn ends, whatever its outcome."""

@@ -1,0 +1,1 @@
+"""Instruction blocks and catalogs as text: jinja2 templates over values already escaped."""

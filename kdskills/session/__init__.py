@@ -1,0 +1,1 @@
+"""Loaded skills per conversation, and the runtime tools a model calls."""

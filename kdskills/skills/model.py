@@ -1,0 +1,169 @@
+"""What a skill is, once read: frozen values (spec skills §1.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from kdskills.errors import Diagnostic
+
+Disclosure = Literal["normal", "hidden"]
+Insert = Literal["instructions", "user-message"]
+Verdict = Literal["lenient", "spec", "skills-ref"]
+RootKind = Literal["builtin", "plugin", "user", "project", "bundle"]
+
+
+@dataclass(frozen=True, slots=True)
+class SkillArgument:
+    """A declared argument of a skill's body."""
+
+    name: str
+    description: str = ""
+    default: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SkillTool:
+    """A tool named by a skill's `tools.yaml`; a required one gates the skill (spec skills §4.2 step 6)."""
+
+    id: str
+    role: str = ""
+    why: str = ""
+    required: bool = False
+
+
+class SkillContent(Protocol):
+    """Where the long texts of a skill come from, read on first use (spec skills §2.3)."""
+
+    def body(self) -> str:
+        """Return the body: the text after the frontmatter, without leading blank lines and trailing whitespace."""
+        ...
+
+    def compact(self) -> str | None:
+        """Return the text of `compact.md`, or None when there is none that can be used."""
+        ...
+
+    def sources(self) -> tuple[Mapping[str, Any], ...]:
+        """Return the rows of `sources.yaml`, as written, or ()."""
+        ...
+
+    def tree_digest(self) -> str:
+        """Return the digest over all files of the skill (spec skills §2.3)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Skill:
+    """One skill as found in a root. Attribute meanings are those of the table in spec skills §1.3.
+
+    `path` is the absolute path of the skill file on this host (None for a skill parsed from bytes); it is never
+    exported. `layer` is the kind of root. `tokens` estimates the body without reading it again.
+    """
+
+    name: str
+    namespace: str
+    id: str
+    description: str
+    content: SkillContent = field(repr=False, compare=False)
+    version: str | None = None
+    category: str | None = None
+    author: str | None = None
+    created: str | None = None
+    license: str | None = None
+    compatibility: str | None = None
+    argument_hint: str | None = None
+    tags: tuple[str, ...] = ()
+    when_to_use: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+    include_for: tuple[str, ...] = ()
+    disclosure: Disclosure = "normal"
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    allowed_tools: str | None = None
+    allowed_tool_names: tuple[str, ...] = ()
+    disable_model_invocation: bool = False
+    user_invocable: bool = True
+    arguments: tuple[SkillArgument, ...] = ()
+    insert: Insert = "instructions"
+    tools: tuple[SkillTool, ...] = ()
+    frontmatter: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    diagnostics: tuple[Diagnostic, ...] = ()
+    digest: str = ""
+    size: int = 0
+    tokens: int = 0
+    layer: RootKind = "bundle"
+    path: Path | None = None
+
+    @property
+    def full_id(self) -> str:
+        """`<namespace>.<id>`."""
+        return f"{self.namespace}.{self.id}"
+
+    @property
+    def location(self) -> str:
+        """`skill://<namespace>/<id>/SKILL.md`: the same on every host."""
+        return f"skill://{self.namespace}/{self.id}/SKILL.md"
+
+    @property
+    def built_in(self) -> bool:
+        """Whether the skill came with kdskills or a plugin."""
+        return self.layer in {"builtin", "plugin"}
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the skill is kept out of numbers, names, catalogs, picker and search."""
+        return self.disclosure == "hidden"
+
+    @property
+    def folder(self) -> Path | None:
+        """The skill's folder on this host, or None."""
+        return None if self.path is None else self.path.parent
+
+    @property
+    def body(self) -> str:
+        """The instructions, read on first use."""
+        return self.content.body()
+
+    @property
+    def compact(self) -> str | None:
+        """The short variant of the instructions, or None."""
+        return self.content.compact()
+
+    @property
+    def sources(self) -> tuple[Mapping[str, Any], ...]:
+        """Rows of `sources.yaml` as written; `kdskills.sources.normalize_sources` makes them citable."""
+        return self.content.sources()
+
+    def tree_digest(self) -> str:
+        """Return the digest over every file of the skill (spec skills §2.3)."""
+        return self.content.tree_digest()
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedSkill:
+    """Outcome of parsing: `skill` is None exactly when a finding is an error under the asked verdict."""
+
+    skill: Skill | None
+    diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no error."""
+        return self.skill is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedBody:
+    """A body with its arguments filled in."""
+
+    text: str
+    diagnostics: tuple[Diagnostic, ...] = ()
+
+
+TokenCounter = Callable[[str], int]
+
+
+def estimate_tokens(text: str) -> int:
+    """Return UTF-8 bytes / 4, rounded up (spec skills §5.1)."""
+    return -(-len(text.encode("utf-8", "surrogatepass")) // 4)

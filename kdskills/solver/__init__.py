@@ -1,0 +1,1 @@
+"""The ReAct loop: pipeline, prompt, dispatch, generators, events, transcript."""

@@ -1,0 +1,1 @@
+"""The turn's pool of sources, and citations: extraction, rewriting, rendering, streaming."""

@@ -1,0 +1,1 @@
+"""Fakes and conformance suites for plugin and bundle authors."""
