@@ -1,0 +1,71 @@
+"""Shared test set-up: which real services a test needs, and what happens when one is absent.
+
+`@pytest.mark.needs("bubblewrap")` skips with a reason where the service does not answer. `KDSKILLS_REQUIRE` (comma-separated
+names, or `all`) turns such a skip into a failure; `.ci/run` sets it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def _bubblewrap() -> str | None:
+    if shutil.which("bwrap") is None:
+        return "bwrap is not installed"
+    drop = ["setpriv", "--reuid", "10001", "--regid", "10001", "--clear-groups"] if os.geteuid() == 0 else []
+    probe = subprocess.run([*drop, "bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"], capture_output=True, check=False)
+    return None if probe.returncode == 0 else f"bwrap cannot start here: {probe.stderr.decode(errors='replace').strip()}"
+
+
+def _docker() -> str | None:
+    import docker
+    from docker.errors import DockerException
+
+    try:
+        client = docker.from_env(timeout=5)
+        client.ping()
+        client.close()
+    except DockerException as error:
+        return f"no docker engine answers: {error}"
+    return None
+
+
+def _fpdf2() -> str | None:
+    import importlib.util
+
+    return None if importlib.util.find_spec("fpdf") else "fpdf2 is not installed"
+
+
+PROBES = {"bubblewrap": _bubblewrap, "docker": _docker, "documents": _fpdf2}
+
+
+@cache
+def absence(service: str) -> str | None:
+    """Return why *service* cannot be used here, or None."""
+    return PROBES[service]()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip, or under KDSKILLS_REQUIRE fail, a test whose service is absent."""
+    required = {name.strip() for name in os.environ.get("KDSKILLS_REQUIRE", "").split(",") if name.strip()}
+    for marker in item.iter_markers("needs"):
+        for service in marker.args:
+            reason = absence(service)
+            if reason and ({service, "all"} & required):
+                pytest.fail(f"{service} is required here: {reason}", pytrace=False)
+            if reason:
+                pytest.skip(f"needs {service}: {reason}")
+
+
+@pytest.fixture
+def repo() -> Path:
+    """The repository's top folder."""
+    return ROOT
