@@ -46,6 +46,7 @@ __all__ = [
     "Diagnostic",
     "ExecFailed",
     "ExecRefused",
+    "FileRefused",
     "KdskillsError",
     "MissingExtra",
     "ModelFailed",
@@ -142,6 +143,14 @@ class BadRequest(CallerMustAct):
     """Arguments out of shape or bounds; `details["errors"]` lists them."""
 
     code = "bad_request"
+
+
+class FileRefused(CallerMustAct):
+    """A path below a root is not read: `path_unsafe`, `file_missing`, `symlink`, `not_a_directory`, `not_regular`,
+    `too_large`, `too_deep` or `unreadable`; `details["path"]` is the relative path.
+    """
+
+    code = "unreadable"
 
 
 class SessionError(CallerMustAct):

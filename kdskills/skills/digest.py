@@ -1,0 +1,52 @@
+"""Digests of a skill file, a skill's whole tree and a root (spec skills §2.3)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from kdskills.skills.safe_open import open_file, walk_tree
+
+PREFIX = "sha256:"
+_CHUNK = 1024 * 1024
+
+
+def bytes_digest(data: bytes) -> str:
+    """Return `sha256:` and 64 hex digits over *data*."""
+    return PREFIX + hashlib.sha256(data).hexdigest()
+
+
+def rows_digest(rows: Iterable[Iterable[str | int]]) -> str:
+    """Return the digest over compact UTF-8 JSON of *rows*; bytes of names that are no UTF-8 count as they are."""
+    text = json.dumps([list(row) for row in rows], ensure_ascii=False, separators=(",", ":"))
+    return bytes_digest(text.encode("utf-8", "surrogateescape"))
+
+
+def tree_digest(folder: str | Path) -> str:
+    """Return the digest over all files below a skill folder (spec skills §2.3).
+
+    It is taken over `[[path, size, hex], ...]` in the order of path bytes; a link counts as
+    `[path, 0, "link:" + target]`, anything else that is no regular file as `[path, 0, "other"]`.
+
+    Raises:
+        FileRefused: A file vanished, turned into something else, or cannot be read.
+    """
+    rows: list[tuple[str, int, str]] = []
+    for entry in walk_tree(folder):
+        if entry.kind == "file":
+            rows.append((entry.path, *_hash_file(folder, entry.path)))
+        else:
+            rows.append((entry.path, 0, f"link:{entry.target}" if entry.kind == "link" else "other"))
+    return rows_digest(rows)
+
+
+def _hash_file(folder: str | Path, path: str) -> tuple[int, str]:
+    hasher = hashlib.sha256()
+    size = 0
+    with open_file(folder, path) as stream:
+        while chunk := stream.read(_CHUNK):
+            hasher.update(chunk)
+            size += len(chunk)
+    return size, hasher.hexdigest()
