@@ -1,1 +1,32 @@
-"""The far side of the isolation wall. Stage 0 is standard library only."""
+"""The far side of the isolation wall: the entry that runs generated code, and what such code may call.
+
+Stage 0 (everything but `skills`) is standard library only. Generated code needs nothing from here; it may call
+`report` to hand a JSON value back to whoever asked for the run.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kdskills_runtime.reporting import Reporter
+
+__all__ = ["report"]
+
+
+def report(value: Any) -> None:
+    """Hand *value* back as the result's `value`; the last call counts (spec execution §6).
+
+    Args:
+        value: Anything `json.dumps` accepts without NaN or infinity, at most 1 MiB as JSON.
+
+    Raises:
+        TypeError: *value* is not JSON.
+        ValueError: *value* holds NaN or infinity, is circular, or is too large.
+        RuntimeError: This process was not started as generated code.
+    """
+    reporter: Reporter | None = getattr(sys.modules.get("__main__"), "__kdskills_reporter__", None)
+    if reporter is None:
+        raise RuntimeError("kdskills_runtime.report works in the program kdskills started, not in its children")
+    reporter.value(value)

@@ -1,0 +1,134 @@
+"""The work order of generated code, as the host writes it (spec execution §6)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kdskills.errors import ExecRefused
+from kdskills.execution import ExecRequest, SkillMount
+from kdskills.execution.payload import MAX_PAYLOAD, build_payload, entry_argv, remap_descriptor, usable_name
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+EXPORT = {
+    "version": 1,
+    "skills": [
+        {"id": "acme.brief", "uri": "bundle://skills/acme/brief", "tree": "t1"},
+        {"id": "public.x", "uri": "bundle://skills/x", "tree": "t2"},
+    ],
+    "mounts": {"bundle://": "/srv/press"},
+    "activation": {"consumer": "writer"},
+}
+
+
+@given(source=st.text(), value=JSON)
+def test_source_and_globals_arrive_verbatim(source, value):
+    """The program's text and its globals are exactly what the caller gave."""
+    order = json.loads(build_payload(ExecRequest(code=source, globals={"GIVEN": value})))
+    assert order["program"]["source"] == source
+    assert order["globals"] == {"GIVEN": value}
+
+
+def test_the_payload_says_where_everything_is():
+    """Version, file, workdir, limits and the depth of verification are in the work order."""
+    order = json.loads(build_payload(ExecRequest(code="pass", workdir="sub/dir"), rlimits={"nofile": 9}, verify="none"))
+    assert order == {
+        "version": 1,
+        "program": {"path": "/tmp/program/main.py", "source": "pass"},
+        "workdir": "/work/sub/dir",
+        "globals": {},
+        "limits": {"nofile": 9},
+        "verify": "none",
+    }
+
+
+def test_a_workdir_below_skills_stays_absolute():
+    """A program may start inside a mounted skill."""
+    order = json.loads(build_payload(ExecRequest(code="pass", workdir="/skills/public.x")))
+    assert order["workdir"] == "/skills/public.x"
+
+
+def test_a_staged_program_travels_without_its_source():
+    """An engine that wrote the file itself sends its path only."""
+    order = json.loads(build_payload(ExecRequest(code="pass"), program_path="/run/p.py", with_source=False))
+    assert order["program"] == {"path": "/run/p.py"}
+
+
+def test_no_host_path_travels_with_the_descriptor():
+    """Mounts name the far side's places of the mounted skills and nothing else."""
+    mounts = (SkillMount("acme.brief", Path("/srv/press/skills/acme/brief"), "t1"),)
+    request = ExecRequest(code="pass", globals={"SKILLS_DESCRIPTOR": EXPORT}, skills=mounts)
+    data = build_payload(request)
+    assert json.loads(data)["globals"]["SKILLS_DESCRIPTOR"] == {
+        **EXPORT,
+        "mounts": {"bundle://skills/acme/brief": "/skills/acme.brief"},
+    }
+    assert b"/srv/press" not in data
+    assert EXPORT["mounts"] == {"bundle://": "/srv/press"}
+
+
+def test_remapping_uses_the_engines_own_skills_folder():
+    """An engine without a namespace of its own says where its staged skills are."""
+    mounts = (SkillMount("public.x", Path("/a"), "t2"),)
+    assert remap_descriptor(EXPORT, mounts, "/cache/run")["mounts"] == {"bundle://skills/x": "/cache/run/public.x"}
+
+
+@pytest.mark.parametrize("name", ["", "1a", "a-b", "class", "__name__", "__builtins__", "a b", "x.y", "None"])
+def test_names_that_cannot_be_globals_are_refused(name):
+    """A global is an identifier which is neither a keyword nor the interpreter's own."""
+    with pytest.raises(ExecRefused) as caught:
+        build_payload(ExecRequest(code="pass", globals={name: 1}))
+    assert caught.value.code == "bad_request"
+
+
+@pytest.mark.parametrize("name", ["SKILLS_DESCRIPTOR", "x", "_private", "größe"])
+def test_ordinary_names_are_usable(name):
+    """Identifiers of any script may be globals."""
+    assert usable_name(name) is True
+
+
+def test_values_that_are_not_json_are_refused():
+    """Objects, NaN, circles and bottomless nests never reach an engine."""
+    circle: list[object] = []
+    circle.append(circle)
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (object(), float("nan"), float("inf"), circle, deep, {1, 2}, b"bytes"):
+        with pytest.raises(ExecRefused) as caught:
+            build_payload(ExecRequest(code="pass", globals={"x": value}))
+        assert caught.value.code == "bad_request"
+    while deep:
+        deep = deep.pop()  # a nest this deep is taken apart by hand
+
+
+def test_a_descriptor_that_is_no_mapping_is_refused():
+    """`SKILLS_DESCRIPTOR` is an export or nothing."""
+    with pytest.raises(ExecRefused, match="not a mapping"):
+        build_payload(ExecRequest(code="pass", globals={"SKILLS_DESCRIPTOR": ["x"]}))
+
+
+def test_too_much_is_refused():
+    """The payload has a bound of its own, above that of one argument."""
+    with pytest.raises(ExecRefused, match="are allowed"):
+        build_payload(ExecRequest(code="x" * (MAX_PAYLOAD + 1)))
+
+
+def test_only_code_has_a_payload():
+    """A program by argv has no work order."""
+    with pytest.raises(ExecRefused, match="only generated code"):
+        build_payload(ExecRequest(argv=("true",)))
+
+
+def test_payload_is_not_in_argv():
+    """The argument list names descriptors; the work order travels through them."""
+    expected = ("python3", "-I", "/e.py", "--payload-fd", "3", "--report-fd", "4")
+    assert entry_argv("python3", "/e.py", payload_fd=3, report_fd=4) == expected
