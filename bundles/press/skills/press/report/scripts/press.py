@@ -1,0 +1,60 @@
+"""Press Markdown with figures and citations into a self-contained HTML file and a PDF.
+
+Usage: press.py REPORT.md [--html FILE] [--pdf FILE] [--source "n|title|url"]...
+
+Exit codes: 0 pressed, 2 the text, a figure or a citation cannot be used; then no file is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from document import PressError, Source, read_document
+from to_html import to_html
+
+
+def source(text: str) -> Source:
+    """Read one `n|title|url` argument."""
+    number, _, rest = text.partition("|")
+    title, _, url = rest.rpartition("|")
+    if not number.strip().isdigit() or not title.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form n|title|url")
+    return Source(int(number), title.strip(), url.strip())
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("report", type=Path)
+    parser.add_argument("--html", type=Path)
+    parser.add_argument("--pdf", type=Path)
+    parser.add_argument("--source", type=source, action="append", default=[])
+    args = parser.parse_args(argv)
+    if not (args.html or args.pdf):
+        parser.error("nothing to press: give --html, --pdf or both")
+    try:
+        document = read_document(args.report, {item.number: item for item in args.source})
+        made: list[tuple[Path, bytes]] = []
+        if args.html:
+            made.append((args.html, to_html(document).encode("utf-8")))
+        if args.pdf:
+            from to_pdf import to_pdf  # a heavy library, loaded only when a PDF is wanted
+
+            data, replaced = to_pdf(document)
+            made.append((args.pdf, data))
+            if replaced:
+                print(f"note: {replaced} characters without a glyph in the PDF fonts were replaced", file=sys.stderr)
+    except PressError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for path, data in made:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        print(f"{path} ({len(data)} bytes)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
