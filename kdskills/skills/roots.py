@@ -1,0 +1,146 @@
+"""Where skills come from: roots, their order, and those of other agents (spec skills §2.1)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kdskills.errors import BadRequest, Diagnostic
+from kdskills.skills.model import RootKind
+
+KIND_ORDER: tuple[RootKind, ...] = ("builtin", "plugin", "user", "project", "bundle")
+DEEP_KINDS: frozenset[RootKind] = frozenset({"user", "project"})
+DEFAULT_NAMESPACE = "public"
+
+_CLIENT = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class SkillRoot:
+    """A folder that holds skills (spec skills §2.1).
+
+    Attributes:
+        uri: Name of the root that holds on every host, such as `bundle://skills`.
+        path: The folder on this host; may be a link, which is resolved once per discovery.
+        label: Short name for people.
+        kind: What the root is; it decides its rank and its layout.
+        namespace: Namespace of every skill below. None: the layout says it, except that user and project roots
+            have `public`.
+        nested: Whether a skill file inside another skill's folder is a skill of its own.
+    """
+
+    uri: str
+    path: Path
+    label: str
+    kind: RootKind
+    namespace: str | None = None
+    nested: bool = False
+
+    @property
+    def fixed_namespace(self) -> str | None:
+        """The namespace no layout and no field can change, or None."""
+        return self.namespace or (DEFAULT_NAMESPACE if self.kind in DEEP_KINDS else None)
+
+    @property
+    def deep(self) -> bool:
+        """Whether skills stand at any depth up to six, instead of `<id>` or `<namespace>/<id>`."""
+        return self.kind in DEEP_KINDS
+
+
+def order_roots(roots: Iterable[SkillRoot]) -> tuple[SkillRoot, ...]:
+    """Return *roots* by kind, weakest first; within a kind their order stays. The last one wins a full id."""
+    return tuple(sorted(roots, key=lambda root: KIND_ORDER.index(root.kind)))
+
+
+class AgentRoots(list[SkillRoot]):
+    """The roots found beside other agents' files; `diagnostics` names those left out for want of trust."""
+
+    def __init__(self, roots: Iterable[SkillRoot] = (), diagnostics: Iterable[Diagnostic] = ()) -> None:
+        super().__init__(roots)
+        self.diagnostics = tuple(diagnostics)
+
+
+def agent_skill_roots(
+    start: str | Path,
+    *,
+    home: bool | Path = False,
+    clients: Sequence[str] = (),
+    trusted: Collection[Path],
+) -> AgentRoots:
+    """Find `.agents/skills` and `.<client>/skills` from *start* up to the repository top, and at home (spec skills §2.1).
+
+    The order is the order of precedence, weakest first: home, then from the repository top down to *start*; in one
+    folder `.agents`, then the clients as given. Without a repository only *start* itself is looked at.
+
+    A project root counts as trusted when its own canonical path is in *trusted*, or when the folder that holds
+    `.agents` is and the root really lies inside that folder. Paths are compared part by part; nothing in the project
+    is read to decide it.
+
+    Args:
+        start: Folder to begin at.
+        home: Whether to look at home too; a path names another home.
+        clients: Further agents, such as `claude`.
+        trusted: Canonical paths the caller trusts.
+
+    Returns:
+        A list of roots, with `.diagnostics` holding `root_untrusted` for each one left out.
+
+    Raises:
+        BadRequest: A client is not a plain word.
+    """
+    for client in clients:
+        if not _CLIENT.fullmatch(client):
+            raise BadRequest(f"{client!r} is not the name of a client", client=client)
+    names = tuple(dict.fromkeys((".agents", *(f".{client}" for client in clients))))
+    roots: list[SkillRoot] = []
+    findings: list[Diagnostic] = []
+    seen: set[Path] = set()
+    if home:
+        base = Path.home() if home is True else Path(home)
+        for name, folder in _present(base, names):
+            if folder not in seen:
+                seen.add(folder)
+                roots.append(SkillRoot(f"user://{name}/skills", folder, f"user:{name}", "user"))
+    accepted = {Path(os.path.realpath(path)) for path in trusted}
+    folders = _upwards(Path(os.path.realpath(start)))
+    for project in folders:
+        place = project.relative_to(folders[0]).as_posix()
+        prefix = "" if place == "." else f"{place}/"
+        for name, folder in _present(project, names):
+            if folder in seen:
+                continue
+            seen.add(folder)
+            label = f"{prefix}{name}/skills"
+            if folder in accepted or (project in accepted and folder.is_relative_to(project)):
+                roots.append(SkillRoot(f"project://{label}", folder, f"project:{prefix}{name}", "project"))
+            else:
+                findings.append(_untrusted(label))
+    return AgentRoots(roots, findings)
+
+
+def _untrusted(label: str) -> Diagnostic:
+    return Diagnostic(
+        "root_untrusted",
+        "warning",
+        f"The skills in {label} are not used, because nobody on this host said that the project is trusted.",
+        path=label,
+        fix="Add the folder's canonical path to the trusted paths if you trust who wrote it.",
+    )
+
+
+def _present(base: Path, names: Iterable[str]) -> list[tuple[str, Path]]:
+    """Return the names whose `skills` folder is there, each with its canonical path."""
+    found = ((name, base / name / "skills") for name in names)
+    return [(name, Path(os.path.realpath(folder))) for name, folder in found if folder.is_dir()]
+
+
+def _upwards(start: Path) -> list[Path]:
+    """Return the folders from the repository top down to *start*; *start* alone outside a repository."""
+    chain = [start, *start.parents]
+    for count, folder in enumerate(chain, 1):
+        if os.path.lexists(folder / ".git"):
+            return chain[:count][::-1]
+    return [start]
