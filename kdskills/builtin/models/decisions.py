@@ -1,0 +1,160 @@
+"""`json:PROVIDER:MODEL`: tool calls as plain JSON text, for models without tool calling of their own.
+
+The tools are described in the instructions, and one JSON object is read out of the answer: `{"tool": NAME,
+"arguments": {…}}` is a call, `{"answer": TEXT}` the answer. Text without such an object is the answer. An object that
+names a tool but is malformed becomes a call with its raw text as arguments: the solver answers that like any other
+invalid call, so that the model can mend it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kdskills.hooks import hookimpl
+from kdskills.models import Message, ModelProvider, ModelReply, ModelRequest, TextDelta, ToolCall, ToolSpec, open_model
+
+if TYPE_CHECKING:
+    from kdskills.hooks import Register
+    from kdskills.models import ModelFactory
+
+_RULES = """\
+Answer with exactly one JSON object and nothing else.
+To call a tool: {"tool": "<name>", "arguments": {...}}
+To give your final answer: {"answer": "<text>"}
+Call one tool at a time; its result comes with the next message.
+
+Tools, as JSON Schema:
+"""
+
+
+class JsonDecisions:
+    """Wraps a provider: tools go out as text, calls come back as JSON.
+
+    Args:
+        inner: The provider that answers in text.
+    """
+
+    def __init__(self, inner: ModelProvider) -> None:
+        self.name = f"json:{inner.name}"
+        self.context_window = inner.context_window
+        self.replayed = inner.replayed
+        self._inner = inner
+
+    async def reply(self, request: ModelRequest) -> ModelReply:
+        """Answer *request*; without tools the inner provider answers as it is."""
+        if not request.tools:
+            return await self._inner.reply(_as_text(request))
+        answer = await self._inner.reply(_as_text(request))
+        if answer.calls:
+            return answer
+        number = sum(len(m.calls) for m in request.messages) + 1
+        return read_decision(answer, request.tools, number)
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[TextDelta | ModelReply]:
+        """Give the answer's text once the whole decision is there: half an object is nothing to show."""
+        if not request.tools:
+            async for item in self._inner.stream(_as_text(request)):
+                yield item
+            return
+        answer = await self.reply(request)
+        if answer.text:
+            yield TextDelta(answer.text)
+        yield answer
+
+    async def aclose(self) -> None:
+        """Close the inner provider."""
+        await self._inner.aclose()
+
+
+def read_decision(answer: ModelReply, tools: tuple[ToolSpec, ...], number: int) -> ModelReply:
+    """Return *answer* with the decision in its text as a call or as plain text.
+
+    Args:
+        answer: What the inner provider said.
+        tools: The tools offered.
+        number: Number of the call within the turn, for its id.
+    """
+    call_id = f"call_{number}"
+    decision = find_decision(answer.text)
+    if decision is None:
+        broken = _broken_call(answer.text, tools)
+        return answer if broken is None else replace(answer, text="", calls=(ToolCall(call_id, broken, answer.text),))
+    if "tool" not in decision:
+        said = decision["answer"]
+        return replace(answer, text=said if isinstance(said, str) else json.dumps(said, ensure_ascii=False))
+    arguments = decision.get("arguments", {})
+    raw = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return replace(answer, text="", calls=(ToolCall(call_id, str(decision["tool"]), raw),))
+
+
+def find_decision(text: str) -> dict[str, Any] | None:
+    """Return the first JSON object in *text* that has a `tool` or an `answer`, else None.
+
+    Fences and words around it do not matter. Each `{` outside an object already read is tried once, and at most
+    64 of them, so that the cost stays linear.
+    """
+    decoder = json.JSONDecoder()
+    at, tries = text.find("{"), 0
+    while at >= 0 and tries < 64:
+        tries += 1
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            at = text.find("{", at + 1)
+            continue
+        if isinstance(value, dict) and ("tool" in value or "answer" in value):
+            return value
+        at = text.find("{", end)
+    return None
+
+
+def _broken_call(text: str, tools: tuple[ToolSpec, ...]) -> str | None:
+    """Return the tool a malformed decision names, or None when *text* is no decision at all."""
+    start = text.find("{")
+    if start < 0 or '"tool"' not in text[start:]:
+        return None
+    after = text[text.find('"tool"', start) :]
+    named = [(after.find(f'"{spelling}"'), tool.name) for tool in tools for spelling in (tool.name, tool.tool_id)]
+    found = sorted((at, name) for at, name in named if at >= 0)
+    return found[0][1] if found else "unreadable"
+
+
+def _as_text(request: ModelRequest) -> ModelRequest:
+    """Return *request* without tools: their schemas in the instructions, calls and results as plain messages."""
+    instructions = request.instructions
+    if request.tools:
+        rows = [{"name": t.name, "description": t.description, "parameters": t.input_schema} for t in request.tools]
+        listing = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+        instructions = f"{instructions}\n\n{_RULES}{listing}"
+    messages = tuple(_plain(message) for message in request.messages)
+    return replace(request, instructions=instructions, tools=(), messages=_join_users(messages))
+
+
+def _plain(message: Message) -> Message:
+    if message.role == "tool":
+        outcome = "" if message.ok else " (failed)"
+        return Message("user", f"Result of {message.tool}{outcome}:\n{message.text}")
+    if message.calls:
+        written = [f'{{"tool": {json.dumps(call.tool)}, "arguments": {call.arguments}}}' for call in message.calls]
+        return Message("assistant", "\n".join([*([message.text] if message.text else []), *written]))
+    return message
+
+
+def _join_users(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Join neighbouring user messages: many chat templates refuse two in a row."""
+    joined: list[Message] = []
+    for message in messages:
+        if joined and message.role == joined[-1].role == "user":
+            joined[-1] = Message("user", f"{joined[-1].text}\n\n{message.text}")
+        else:
+            joined.append(message)
+    return tuple(joined)
+
+
+@hookimpl
+def kdskills_register_models(register: Register[ModelFactory]) -> None:
+    """Add the prefix `json`; the wrapped provider is looked up when a model is opened."""
+    register("json", lambda rest: JsonDecisions(open_model(register, rest)))

@@ -1,0 +1,262 @@
+"""`openai:…`, `anthropic:…`, `ollama:…`: live models through pydantic-ai's direct requests (DESIGN §4).
+
+The module registers names only; pydantic-ai is imported when a model is opened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, cast
+
+from kdskills.errors import BadRequest, MissingExtra, ModelFailed
+from kdskills.hooks import hookimpl
+from kdskills.models import Message, ModelReply, ModelRequest, TextDelta, ToolCall, Usage, parse_address
+from kdskills.models.redact import parse_object
+
+if TYPE_CHECKING:
+    from pydantic_ai.exceptions import ModelAPIError
+    from pydantic_ai.messages import ModelMessage, ModelResponse
+    from pydantic_ai.models import Model, ModelRequestParameters
+    from pydantic_ai.settings import ModelSettings
+
+    from kdskills.hooks import Register
+    from kdskills.models import ModelAddress, ModelFactory
+
+RETRYABLE = frozenset({408, 409, 429})
+_FULL = ("context_length_exceeded", "context length", "maximum context", "context window", "prompt is too long")
+OLLAMA_URL = "http://localhost:11434/v1"
+
+
+class PydanticAIModel:
+    """A model behind pydantic-ai. Nothing is retried here: that is the solver's business (spec runtime §4).
+
+    Args:
+        model: pydantic-ai's model object.
+        name: `provider:model`, as shown in results.
+        context_window: Tokens the model takes, or None when unknown.
+    """
+
+    replayed = False
+
+    def __init__(self, model: Model[Any], *, name: str, context_window: int | None = None) -> None:
+        self.name = name
+        self.context_window = context_window
+        self._model = model
+
+    async def reply(self, request: ModelRequest) -> ModelReply:
+        """Answer *request* as a whole. Raises `ModelFailed`."""
+        from pydantic_ai.direct import model_request
+        from pydantic_ai.exceptions import AgentRunError, UserError
+
+        messages, settings, parameters = _outgoing(request)
+        try:
+            response = await model_request(
+                self._model, messages, model_settings=settings, model_request_parameters=parameters
+            )
+        except (AgentRunError, UserError) as error:
+            raise as_failure(error, self.name) from error
+        return incoming(response, self.name)
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[TextDelta | ModelReply]:
+        """Answer *request* in pieces. Raises `ModelFailed`."""
+        from pydantic_ai.direct import model_request_stream
+        from pydantic_ai.exceptions import AgentRunError, UserError
+        from pydantic_ai.messages import PartDeltaEvent, PartStartEvent, TextPart, TextPartDelta
+
+        messages, settings, parameters = _outgoing(request)
+        try:
+            async with model_request_stream(
+                self._model, messages, model_settings=settings, model_request_parameters=parameters
+            ) as pieces:
+                async for event in pieces:
+                    if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart) and event.part.content:
+                        yield TextDelta(event.part.content)
+                    elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
+                        yield TextDelta(event.delta.content_delta)
+                answer = incoming(pieces.get(), self.name)
+        except (AgentRunError, UserError) as error:
+            raise as_failure(error, self.name) from error
+        yield answer
+
+    async def aclose(self) -> None:
+        """Close the HTTP client."""
+        client = getattr(self._model, "client", None)
+        if client is not None:
+            await client.close()
+
+
+def _outgoing(request: ModelRequest) -> tuple[list[ModelMessage], ModelSettings, ModelRequestParameters]:
+    from pydantic_ai.models import ModelRequestParameters
+    from pydantic_ai.tools import ToolDefinition
+
+    values: dict[str, Any] = dict(request.settings)
+    if request.timeout_s is not None:
+        values["timeout"] = request.timeout_s
+    tools = [
+        ToolDefinition(
+            name=t.name, parameters_json_schema=dict(t.input_schema), description=t.description, strict=False
+        )
+        for t in request.tools
+    ]
+    parameters = ModelRequestParameters(function_tools=tools, allow_text_output=True)
+    return history(request.instructions, request.messages), cast("ModelSettings", values), parameters
+
+
+def history(instructions: str, messages: tuple[Message, ...]) -> list[ModelMessage]:
+    """Return *messages* in pydantic-ai's form; neighbouring user and tool messages share one request."""
+    from pydantic_ai.messages import ModelRequest as Request
+    from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart, ToolReturnPart, UserPromptPart
+
+    out: list[ModelMessage] = []
+    for message in messages:
+        if message.role == "assistant":
+            calls = [ToolCallPart(c.tool, _arguments(c), tool_call_id=c.id) for c in message.calls]
+            text = [TextPart(message.text)] if message.text or not calls else []
+            out.append(ModelResponse(parts=[*text, *calls]))
+            continue
+        part = (
+            UserPromptPart(message.text)
+            if message.role == "user"
+            else ToolReturnPart(message.tool or "", message.text, tool_call_id=message.call_id or "")
+        )
+        last = out[-1] if out else None
+        if isinstance(last, Request):
+            out[-1] = Request(parts=[*last.parts, part], instructions=instructions or None)
+        else:
+            out.append(Request(parts=[part], instructions=instructions or None))
+    return out
+
+
+def _arguments(call: ToolCall) -> dict[str, Any]:
+    # Providers refuse a history whose arguments are no JSON object; the model's own words are kept inside one.
+    parsed = parse_object(call.arguments)
+    return {"invalid_json": call.arguments} if parsed is None else parsed
+
+
+def incoming(response: ModelResponse, name: str) -> ModelReply:
+    """Return pydantic-ai's response as a reply; thinking and other parts are not part of it."""
+    from pydantic_ai.messages import TextPart, ToolCallPart
+
+    text = "".join(part.content for part in response.parts if isinstance(part, TextPart))
+    calls = tuple(
+        ToolCall(
+            part.tool_call_id, part.tool_name, part.args if isinstance(part.args, str) else part.args_as_json_str()
+        )
+        for part in response.parts
+        if isinstance(part, ToolCallPart)
+    )
+    usage = Usage(response.usage.input_tokens, response.usage.output_tokens)
+    model = response.model_name or name
+    return ModelReply(text, calls, usage, model, response.finish_reason, response.provider_response_id)
+
+
+def as_failure(error: Exception, name: str) -> ModelFailed:
+    """Return the failure a provider's exception stands for; headers and bodies stay out of it but for a short text."""
+    from pydantic_ai.exceptions import (
+        ModelAPIError,
+        ModelConnectionError,
+        ModelContextWindowExceededError,
+        ModelHTTPError,
+        ModelQuotaExceededError,
+        ModelRequestTimeout,
+    )
+
+    if not isinstance(error, ModelAPIError):
+        return ModelFailed(f"{name} gave no usable answer: {_short(str(error))}", model=name)
+    if isinstance(error, ModelContextWindowExceededError) or _is_full(error):
+        return ModelFailed(f"the request does not fit the window of {name}", code="context_full", model=name)
+    retry_after = error.retry_after
+    if isinstance(error, ModelHTTPError):
+        status = error.status_code
+        retryable = (status in RETRYABLE or status >= 500) and not isinstance(error, ModelQuotaExceededError)
+        message = f"{name} answered with status {status}: {_short(_body_message(error.body))}"
+        return ModelFailed(message, retryable=retryable, retry_after=retry_after, model=name, status=status)
+    retryable = isinstance(error, ModelConnectionError | ModelRequestTimeout)
+    message = f"{name} could not be asked: {_short(error.message)}"
+    return ModelFailed(message, retryable=retryable, retry_after=retry_after, model=name)
+
+
+def _is_full(error: ModelAPIError) -> bool:
+    text = f"{error.provider_error_code} {_body_message(error.body)}".lower()
+    return getattr(error, "status_code", 400) in {400, 413} and any(words in text for words in _FULL)
+
+
+def _body_message(body: object) -> str:
+    if isinstance(body, dict):
+        inner = body.get("error", body)
+        found = inner.get("message") if isinstance(inner, dict) else inner
+        return str(found or "")
+    return str(body or "")
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 300 else text[:299] + "…"
+
+
+def open_openai(rest: str) -> PydanticAIModel:
+    """Open `openai:NAME[@URL]`: the OpenAI API, or any server speaking its chat completions.
+
+    Keys come from `OPENAI_API_KEY`, the URL also from `OPENAI_BASE_URL`. A server of one's own needs no key.
+    """
+    address = parse_address(rest, base_url=os.environ.get("OPENAI_BASE_URL"))
+    key = os.environ.get("OPENAI_API_KEY") or ("unused" if address.base_url else None)
+    return _open_chat("openai", address, key)
+
+
+def open_ollama(rest: str) -> PydanticAIModel:
+    """Open `ollama:NAME[@URL]`, by default on this machine."""
+    address = parse_address(rest, base_url=os.environ.get("OLLAMA_BASE_URL") or OLLAMA_URL)
+    return _open_chat("ollama", address, os.environ.get("OLLAMA_API_KEY") or "unused")
+
+
+def open_anthropic(rest: str) -> PydanticAIModel:
+    """Open `anthropic:NAME[@URL]`; the key comes from `ANTHROPIC_API_KEY`."""
+    address = parse_address(rest, base_url=os.environ.get("ANTHROPIC_BASE_URL"))
+    key = os.environ.get("ANTHROPIC_API_KEY") or ("unused" if address.base_url else None)
+    _require_key("anthropic", key)
+    try:
+        from anthropic import AsyncAnthropic
+        from pydantic_ai.models.anthropic import AnthropicModel
+        from pydantic_ai.providers.anthropic import AnthropicProvider
+    except ImportError:
+        raise MissingExtra("a live model", "models") from None
+    client = AsyncAnthropic(api_key=key, base_url=address.base_url, max_retries=0)
+    model = AnthropicModel(address.model, provider=AnthropicProvider(anthropic_client=client))
+    return PydanticAIModel(model, name=f"anthropic:{address.model}", context_window=200_000)
+
+
+def _open_chat(provider: str, address: ModelAddress, key: str | None) -> PydanticAIModel:
+    _require_key(provider, key)
+    try:
+        from openai import AsyncOpenAI
+        from pydantic_ai.models.ollama import OllamaModel
+        from pydantic_ai.models.openai import OpenAIChatModel
+        from pydantic_ai.providers.ollama import OllamaProvider
+        from pydantic_ai.providers.openai import OpenAIProvider
+    except ImportError:
+        raise MissingExtra("a live model", "models") from None
+    client = AsyncOpenAI(api_key=key, base_url=address.base_url, max_retries=0)
+    model: Model[Any] = (
+        OllamaModel(address.model, provider=OllamaProvider(openai_client=client))
+        if provider == "ollama"
+        else OpenAIChatModel(address.model, provider=OpenAIProvider(openai_client=client))
+    )
+    return PydanticAIModel(model, name=f"{provider}:{address.model}")
+
+
+def _require_key(provider: str, key: str | None) -> None:
+    if key is None:
+        variable = f"{provider.upper()}_API_KEY"
+        raise BadRequest(
+            f"set {variable}, or name a server with {provider}:NAME@URL", model=provider, variable=variable
+        )
+
+
+@hookimpl
+def kdskills_register_models(register: Register[ModelFactory]) -> None:
+    """Add the prefixes `openai`, `anthropic` and `ollama`."""
+    register("openai", open_openai)
+    register("anthropic", open_anthropic)
+    register("ollama", open_ollama)

@@ -1,0 +1,110 @@
+"""`record:PROVIDER:MODEL[>FILE]`: another provider, its replies written to a cassette (spec runtime §4)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kdskills.hooks import hookimpl
+from kdskills.models import ModelProvider, ModelReply, ModelRequest, Redactor, TextDelta, open_model
+from kdskills.models.cassette import (
+    SCHEMA,
+    Cassette,
+    Entry,
+    RecordedCall,
+    RecordedReply,
+    RecordedUsage,
+    When,
+    describe,
+    write_cassette,
+)
+from kdskills.models.redact import parse_object
+
+if TYPE_CHECKING:
+    from kdskills.hooks import Register
+    from kdskills.models import ModelFactory
+
+DEFAULT_FILE = "recording.yaml"
+
+
+class RecordingModel:
+    """Asks another provider and writes down what it answered.
+
+    The file is rewritten after every reply, so that a run which breaks off leaves what it had. Values of a call's
+    `env` are written as `***`, there and wherever they are repeated.
+
+    Args:
+        inner: The provider that answers.
+        path: The cassette; an existing one is replaced with the first reply.
+        redactor: Holds the secrets to mask.
+    """
+
+    replayed = False
+
+    def __init__(self, inner: ModelProvider, path: Path, *, redactor: Redactor | None = None) -> None:
+        self.name = inner.name
+        self.context_window = inner.context_window
+        self.path = path
+        self._inner = inner
+        self._redactor = redactor or Redactor()
+        self._entries: list[Entry] = []
+        self._writing = asyncio.Lock()
+
+    async def reply(self, request: ModelRequest) -> ModelReply:
+        """Answer as the inner provider does, and write it down."""
+        answer = await self._inner.reply(request)
+        await self._record(request, answer)
+        return answer
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[TextDelta | ModelReply]:
+        """Pass the pieces on, and write down the whole reply."""
+        async for item in self._inner.stream(request):
+            if isinstance(item, ModelReply):
+                await self._record(request, item)
+            yield item
+
+    async def aclose(self) -> None:
+        """Close the inner provider."""
+        await self._inner.aclose()
+
+    async def _record(self, request: ModelRequest, answer: ModelReply) -> None:
+        for call in answer.calls:
+            self._redactor.arguments(call.arguments)
+        self._entries.append(Entry(role=request.role, when=self._when(request), reply=self._reply(answer)))
+        cassette = Cassette(schema_=SCHEMA, match="shape", replies=tuple(self._entries))
+        async with self._writing:
+            await asyncio.to_thread(write_cassette, self.path, cassette)
+
+    def _when(self, request: ModelRequest) -> When:
+        seen = describe(request, exact=True)
+        return seen.model_copy(update={"user": self._redactor.text(seen.user or "")})
+
+    def _reply(self, answer: ModelReply) -> RecordedReply:
+        calls = tuple(RecordedCall(tool=c.tool, arguments=self._arguments(c.arguments), id=c.id) for c in answer.calls)
+        usage = RecordedUsage(input=answer.usage.input, output=answer.usage.output)
+        return RecordedReply(
+            text=self._redactor.text(answer.text),
+            calls=calls,
+            usage=usage,
+            model=answer.model or None,
+            finish_reason=answer.finish_reason,
+            response_id=answer.response_id,
+        )
+
+    def _arguments(self, raw: str) -> dict[str, object] | str:
+        redacted = self._redactor.arguments(raw)
+        parsed = parse_object(redacted)
+        return redacted if parsed is None else parsed
+
+
+@hookimpl
+def kdskills_register_models(register: Register[ModelFactory]) -> None:
+    """Add the prefix `record`; the recorded provider is looked up when a model is opened."""
+
+    def open_record(rest: str) -> RecordingModel:
+        name, _, file = rest.partition(">")
+        return RecordingModel(open_model(register, name), Path(file.strip() or DEFAULT_FILE))
+
+    register("record", open_record)

@@ -1,0 +1,91 @@
+"""`replay:FILE`: recorded replies instead of a network (spec runtime §4, record and replay)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kdskills.errors import BadRequest, ReplayError
+from kdskills.hooks import hookimpl
+from kdskills.models import ModelReply, ModelRequest, TextDelta
+from kdskills.models.cassette import Cassette, Entry, check_fit, read_cassette
+
+if TYPE_CHECKING:
+    from kdskills.hooks import Register
+    from kdskills.models import ModelFactory
+
+
+class ReplayModel:
+    """Answers from a cassette, in order per role, and says loudly when a request is not the recorded one.
+
+    Args:
+        cassette: The recorded replies.
+        name: Shown in results, such as `replay:demo.yaml`.
+    """
+
+    context_window: int | None = None
+    replayed = True
+
+    def __init__(self, cassette: Cassette, *, name: str = "replay") -> None:
+        self.name = name
+        self._cassette = cassette
+        self._left: dict[str, list[tuple[int, Entry]]] = {}
+        for index, entry in enumerate(cassette.replies):
+            self._left.setdefault(entry.role, []).append((index, entry))
+        self._closed = False
+
+    async def reply(self, request: ModelRequest) -> ModelReply:
+        """Return the next reply of the request's role.
+
+        Raises:
+            ReplayError: `replay_diverged` or `replay_exhausted`; the reply is not used up then.
+        """
+        waiting = self._left.get(request.role)
+        if not waiting:
+            recorded = sum(entry.role == request.role for entry in self._cassette.replies)
+            message = f"{self.name} holds {recorded} replies for {request.role}, one more was asked for"
+            raise ReplayError(message, code="replay_exhausted", role=request.role, recorded=recorded)
+        index, entry = waiting[0]
+        check_fit(entry, request, self._cassette.match, index)
+        waiting.pop(0)
+        return entry.reply.to_reply(index + 1, self.name)
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[TextDelta | ModelReply]:
+        """Return the recorded text in one piece, then the reply."""
+        answer = await self.reply(request)
+        if answer.text:
+            yield TextDelta(answer.text)
+        yield answer
+
+    async def aclose(self) -> None:
+        """Check that everything was used. Closing twice is harmless.
+
+        Raises:
+            ReplayError: `replay_unused`, naming the entries.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        unused = sorted(index for waiting in self._left.values() for index, _ in waiting)
+        if unused:
+            message = f"{self.name} holds replies nobody asked for: entries {', '.join(map(str, unused))}"
+            raise ReplayError(message, code="replay_unused", entries=unused)
+
+
+def open_replay(rest: str) -> ReplayModel:
+    """Open `replay:FILE`.
+
+    Raises:
+        BadRequest: No file is named.
+        ReplayError: The file is missing or no cassette.
+    """
+    if not rest:
+        raise BadRequest("this bundle has no demo.yaml: name a recording with replay:FILE", model="replay")
+    return ReplayModel(read_cassette(Path(rest)), name=f"replay:{Path(rest).name}")
+
+
+@hookimpl
+def kdskills_register_models(register: Register[ModelFactory]) -> None:
+    """Add the prefix `replay`."""
+    register("replay", open_replay)

@@ -1,0 +1,271 @@
+"""Recorded replies: the form of a cassette, and whether a request fits what was recorded (spec runtime §4).
+
+Pure but for `read_cassette` and `write_cassette`. The replaying and the recording provider are plugins
+(`kdskills.builtin.models`); both speak this form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from kdskills.errors import ReplayError
+from kdskills.models.messages import Message, ModelReply, ModelRequest, ToolCall, Usage
+
+SCHEMA = "kdskills.cassette/1"
+Match = Literal["exact", "shape", "order"]
+
+_VOLATILE = (
+    (re.compile(r"(?:/[^\s\"'/]+)*/kdskills-turn-[\w-]+"), "<turn>"),
+    (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"), "<id>"),
+    (re.compile(r"\b\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(?:\.\d+)?(?:Z|[+-]\d{2}:\d{2})"), "<time>"),
+    (re.compile(r"(\"duration(?:_ms|_s)?\":\s*)[\d.]+"), r"\1<time>"),
+)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts so that every character comes back: YAML folds U+0085 and its like unless they are escaped."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        style = '"' if any(c in "\x85\u2028\u2029\ufeff\r" for c in data) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class RecordedCall(_Form):
+    """A tool call of a recorded reply. `arguments` is a mapping, or the raw text a model really wrote."""
+
+    tool: str
+    arguments: dict[str, Any] | str = Field(default_factory=dict)
+    id: str | None = None
+
+
+class RecordedUsage(_Form):
+    """Tokens as the provider counted them."""
+
+    input: int = 0
+    output: int = 0
+
+
+class RecordedReply(_Form):
+    """What the model answered."""
+
+    text: str = ""
+    calls: tuple[RecordedCall, ...] = ()
+    usage: RecordedUsage = RecordedUsage()
+    model: str | None = None
+    finish_reason: str | None = None
+    response_id: str | None = None
+
+    def to_reply(self, number: int, model: str) -> ModelReply:
+        """Return the reply; calls without an id are numbered after the reply's place *number* on the cassette."""
+        calls = tuple(
+            ToolCall(
+                call.id or f"call_{number}_{index}",
+                call.tool,
+                call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments, ensure_ascii=False),
+            )
+            for index, call in enumerate(self.calls, 1)
+        )
+        usage = Usage(self.usage.input, self.usage.output)
+        return ModelReply(self.text, calls, usage, self.model or model, self.finish_reason, self.response_id)
+
+
+class When(_Form):
+    """What a request must look like; a field left out is not compared.
+
+    A result is written `skills.load`, or `skills.load failed`; `[skills.load, true]` and `{tool, ok}` are read, too.
+    """
+
+    user: str | None = None
+    results: tuple[str, ...] | None = None
+    active: tuple[str, ...] | None = None
+    digest: str | None = None
+
+    @field_validator("results", mode="before")
+    @classmethod
+    def _read_results(cls, value: Any) -> Any:
+        return [_result_text(item) for item in value] if isinstance(value, list) else value
+
+
+class Entry(_Form):
+    """One reply and the request it answers."""
+
+    role: str
+    when: When = When()
+    reply: RecordedReply
+
+
+class Cassette(BaseModel):
+    """Replies in the order they are used; `request`, `files` and `expect` describe the demo they belong to.
+
+    Attributes:
+        match: How strictly requests are compared: `exact`, `shape` or `order`.
+        replies: The entries.
+        request: What the user asks, for `kdskills demo`.
+        files: Files handed in with the request, relative to the cassette.
+        expect: What the demo's outcome should hold, such as `skills`; checked by `kdskills demo`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    schema_: Literal["kdskills.cassette/1"] = Field(alias="schema")
+    match: Match = "shape"
+    request: str = ""
+    files: tuple[str, ...] = ()
+    expect: dict[str, Any] = Field(default_factory=dict)
+    replies: tuple[Entry, ...] = ()
+
+
+def parse_cassette(text: str, *, name: str = "cassette") -> Cassette:
+    """Return the cassette written in *text*.
+
+    Raises:
+        ReplayError: It is no cassette (code `cassette_invalid`); the message names what is wrong where.
+    """
+    try:
+        return Cassette.model_validate(yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        raise ReplayError(f"{name} is not YAML: {error}", code="cassette_invalid", path=name) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = "/".join(str(part) for part in first["loc"]) or "top"
+        message = f"{name} is no {SCHEMA} file: {place}: {first['msg']}"
+        raise ReplayError(message, code="cassette_invalid", path=name, place=place) from None
+
+
+def read_cassette(path: Path) -> Cassette:
+    """Read a cassette file. Raises `ReplayError` when it is missing or malformed."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReplayError(
+            f"cannot read the recording {path}: {error}", code="cassette_missing", path=str(path)
+        ) from error
+    return parse_cassette(text, name=str(path))
+
+
+def write_cassette(path: Path, cassette: Cassette) -> None:
+    """Write a cassette file in one step: readers see the old or the new one."""
+    form = cassette.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    ordered = {"schema": SCHEMA, "match": cassette.match} | form
+    text = yaml.dump(ordered, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def describe(request: ModelRequest, *, exact: bool = False) -> When:
+    """Return what a recording keeps of *request*; with *exact* its digest, too."""
+    return When(
+        user=_last_user_text(request.messages),
+        results=_results(request),
+        active=request.active,
+        digest=request_digest(request) if exact else None,
+    )
+
+
+def request_digest(request: ModelRequest) -> str:
+    """Return a digest over instructions and messages, with ids, times and workspace paths replaced."""
+    ids: dict[str, str] = {}
+
+    def stable(call_id: str | None) -> str | None:
+        return None if call_id is None else ids.setdefault(call_id, f"call-{len(ids) + 1}")
+
+    rows = [
+        [
+            m.role,
+            stable_text(m.text),
+            [[stable(c.id), c.tool, stable_text(c.arguments)] for c in m.calls],
+            stable(m.call_id),
+            m.tool,
+            m.ok,
+        ]
+        for m in request.messages
+    ]
+    text = json.dumps([stable_text(request.instructions), rows], ensure_ascii=False)
+    return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def stable_text(text: str) -> str:
+    """Return *text* with ids, times, durations and the paths of turn folders replaced."""
+    for pattern, instead in _VOLATILE:
+        text = pattern.sub(instead, text)
+    return text
+
+
+def check_fit(entry: Entry, request: ModelRequest, match: Match, index: int) -> None:
+    """Compare a request with what was recorded.
+
+    Raises:
+        ReplayError: `replay_diverged`, with `index`, `field`, `expected` and `got`.
+    """
+    if match == "order":
+        return
+    got = describe(request, exact=match == "exact")
+    fields = ("user", "results", "active", "digest") if match == "exact" else ("user", "results", "active")
+    for name in fields:
+        expected, found = getattr(entry.when, name), getattr(got, name)
+        if name == "results" and expected is not None:
+            expected = tuple(safe_spelling(item) for item in expected)
+            found = tuple(safe_spelling(item) for item in found)
+        if expected is not None and expected != found:
+            raise _diverged(index, entry.role, name, expected, found)
+    offered = {safe_spelling(tool.name) for tool in request.tools} | {safe_spelling(t.tool_id) for t in request.tools}
+    for call in entry.reply.calls:
+        if safe_spelling(call.tool) not in offered:
+            raise _diverged(index, entry.role, "tools", call.tool, tuple(sorted(offered)))
+
+
+def safe_spelling(tool: str) -> str:
+    """Return a tool's name in its safe spelling, by which both spellings compare equal."""
+    return tool.replace(".", "_")
+
+
+def _result_text(item: Any) -> Any:
+    if isinstance(item, list) and len(item) == 2:
+        tool, ok = item
+    elif isinstance(item, dict) and "tool" in item:
+        tool, ok = item["tool"], item.get("ok", True)
+    else:
+        return item
+    return f"{tool}{'' if ok else ' failed'}"
+
+
+def _diverged(index: int, role: str, field: str, expected: object, got: object) -> ReplayError:
+    message = f"reply {index} ({role}) was recorded for another request: {field} was {expected!r}, is now {got!r}"
+    return ReplayError(message, code="replay_diverged", index=index, field=field, expected=expected, got=got)
+
+
+def _last_user_text(messages: tuple[Message, ...]) -> str:
+    return next((m.text for m in reversed(messages) if m.role == "user"), "")
+
+
+def _results(request: ModelRequest) -> tuple[str, ...]:
+    known: Mapping[str, str] = {tool.name: tool.tool_id for tool in request.tools}
+    return tuple(
+        known.get(m.tool or "", m.tool or "") + ("" if m.ok else " failed")
+        for m in request.messages
+        if m.role == "tool"
+    )

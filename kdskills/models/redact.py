@@ -1,0 +1,80 @@
+"""Keep secrets out of what is written down: `***` instead of values that were marked as secret."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+MASK = "***"
+MIN_TEXT = 6
+"""Shorter values of a call's `env` are masked where they stand only: replacing `1` everywhere would spoil the text."""
+
+
+class Redactor:
+    """Replaces secrets in texts and JSON values (spec runtime §4, "`***` there").
+
+    A secret declared by the caller is replaced wherever it occurs. The values under a call's `env` are masked in place;
+    those of at least `MIN_TEXT` characters are then replaced wherever they occur, too.
+
+    Args:
+        secrets: Values known from the start, of any length but empty.
+    """
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        self._secrets: tuple[str, ...] = ()
+        self.add(*secrets)
+
+    def add(self, *secrets: str) -> None:
+        """Mark further values as secret; blank ones are ignored."""
+        found = {*self._secrets, *(s for s in secrets if s.strip() and s != MASK)}
+        # Longest first, so that no part of a secret is left beside the mask of a shorter one.
+        self._secrets = tuple(sorted(found, key=lambda s: (-len(s), s)))
+
+    def learn(self, arguments: Mapping[str, Any]) -> None:
+        """Take the values of a call's `env` as secrets."""
+        env = arguments.get("env")
+        if isinstance(env, Mapping):
+            self.add(*(v for v in env.values() if isinstance(v, str) and len(v) >= MIN_TEXT))
+
+    def text(self, text: str) -> str:
+        """Return *text* with every secret replaced, in its plain and its JSON-escaped spelling."""
+        for secret in self._secrets:
+            text = text.replace(secret, MASK)
+            escaped = json.dumps(secret, ensure_ascii=False)[1:-1]
+            if escaped != secret:
+                text = text.replace(escaped, MASK)
+        return text
+
+    def value(self, value: Any) -> Any:
+        """Return a JSON value with secrets replaced; the values of any mapping named `env` are masked whole."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {self.text(str(k)): self._member(str(k), v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.value(item) for item in value]
+        return value
+
+    def arguments(self, text: str) -> str:
+        """Return the raw JSON text of a call's arguments, redacted; what is not a JSON object is treated as text."""
+        parsed = parse_object(text)
+        if parsed is None:
+            return self.text(text)
+        self.learn(parsed)
+        redacted = self.value(parsed)
+        return text if redacted == parsed else json.dumps(redacted, ensure_ascii=False)
+
+    def _member(self, key: str, value: Any) -> Any:
+        if key == "env" and isinstance(value, Mapping):
+            return {str(name): MASK for name in value}
+        return self.value(value)
+
+
+def parse_object(text: str) -> dict[str, Any] | None:
+    """Return the JSON object in *text*, or None when it is anything else, however broken or deep."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

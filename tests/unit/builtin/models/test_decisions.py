@@ -1,0 +1,138 @@
+"""Plain-JSON decisions for models without tool calling."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kdskills.builtin.models.decisions import JsonDecisions, find_decision, read_decision
+from kdskills.models import Message, ModelReply, ModelRequest, TextDelta, ToolCall, ToolSpec
+from kdskills.testing.models import ScriptedModel, call, say
+
+LOAD = ToolSpec("skills_load", "Load skills.", {"type": "object", "properties": {"names": {}}}, "skills.load")
+
+
+def request(*messages, tools=(LOAD,)):
+    return ModelRequest("solver.react.decision", "rules", messages or (Message("user", "u"),), tools)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"tool": "skills_load", "arguments": {"names": ["a"]}}',
+        'Sure!\n```json\n{"tool": "skills_load", "arguments": {"names": ["a"]}}\n```\nDone.',
+        '{"thought": {"x": 1}} {"tool": "skills_load", "arguments": {"names": ["a"]}}',
+        '{"tool": "skills_load", "arguments": "{\\"names\\": [\\"a\\"]}"}',
+        'a { b } {"tool": "skills_load", "arguments": {"names": ["a"]}} {"tool": "other"}',
+    ],
+)
+def test_a_call_is_found_whatever_surrounds_it(text):
+    """Fences, words and thoughts around the object do not matter; the first decision counts."""
+    reply = read_decision(ModelReply(text), (LOAD,), 4)
+    assert (reply.text, reply.calls) == ("", (ToolCall("call_4", "skills_load", '{"names": ["a"]}'),))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"answer": "Up 4 % [[S:1]]"}', "Up 4 % [[S:1]]"),
+        ('{"answer": {"a": 1}}', '{"a": 1}'),
+        ("just words", "just words"),
+        ("a set {1, 2}", "a set {1, 2}"),
+        ("", ""),
+        ('{"other": 1}', '{"other": 1}'),
+    ],
+)
+def test_an_answer_is_text(text, said):
+    """An answer object gives its text; text without a decision is the answer."""
+    reply = read_decision(ModelReply(text), (LOAD,), 1)
+    assert (reply.text, reply.calls) == (said, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "tool"),
+    [
+        ('{"tool": "skills_load", "arguments": {"names": ["a"}', "skills_load"),
+        ('{"tool": "skills.load", "arguments": {names: a}}', "skills_load"),
+        ('{"tool": "made_up", "arguments": {', "unreadable"),
+        ('{"tool": ', "unreadable"),
+    ],
+)
+def test_malformed_json_is_an_answerable_call(text, tool):
+    """A broken decision reaches the solver as a call with bad arguments, never as a crash."""
+    (broken,) = read_decision(ModelReply(text), (LOAD,), 1).calls
+    assert (broken.tool, broken.arguments) == (tool, text)
+
+
+def test_missing_and_odd_arguments_stay_what_they_are():
+    """The solver validates arguments; nothing is repaired here."""
+    assert read_decision(ModelReply('{"tool": "x"}'), (LOAD,), 1).calls[0].arguments == "{}"
+    assert read_decision(ModelReply('{"tool": 5, "arguments": [1]}'), (LOAD,), 1).calls[0] == ToolCall(
+        "call_1", "5", "[1]"
+    )
+
+
+@given(st.text(alphabet='{}[]":, toolanswer1\\\n', max_size=200))
+def test_no_text_breaks_the_reading(text):
+    """Whatever a small model writes, there is a reply."""
+    reply = read_decision(ModelReply(text), (LOAD,), 1)
+    assert isinstance(reply.text, str)
+    assert len(reply.calls) <= 1
+
+
+def test_floods_of_braces_cost_little():
+    """A text of braces is given up after a bounded number of tries."""
+    assert find_decision("{" * 200_000) is None
+    assert find_decision('{"a":' * 50_000) is None
+
+
+async def test_tools_go_out_as_text_and_results_come_back_as_messages():
+    """The inner provider sees no tools, but their schemas, and a history it can read."""
+    inner = ScriptedModel([say('{"answer": "ok"}')])
+    history = (
+        Message("user", "u"),
+        Message("assistant", "thinking", calls=(ToolCall("1", "skills_load", '{"names": []}'),)),
+        Message("tool", "no", call_id="1", tool="skills_load", ok=False),
+        Message("user", "go on"),
+    )
+    reply = await JsonDecisions(inner).reply(request(*history))
+    sent = inner.requests[0]
+    assert (reply.text, sent.tools) == ("ok", ())
+    assert json.dumps(LOAD.input_schema) in sent.instructions
+    assert [(m.role, m.text) for m in sent.messages] == [
+        ("user", "u"),
+        ("assistant", 'thinking\n{"tool": "skills_load", "arguments": {"names": []}}'),
+        ("user", "Result of skills_load (failed):\nno\n\ngo on"),
+    ]
+
+
+async def test_call_ids_are_unique_within_a_turn():
+    """Ids go on from the calls of the history."""
+    history = (
+        Message("user", "u"),
+        Message("assistant", calls=(ToolCall("call_1", "skills_load", "{}"),)),
+        Message("tool", "{}", call_id="call_1", tool="skills_load"),
+    )
+    reply = await JsonDecisions(ScriptedModel([say('{"tool": "skills_load"}')])).reply(request(*history))
+    assert reply.calls[0].id == "call_2"
+
+
+async def test_without_tools_the_answer_is_taken_as_it_is():
+    """A generator's text is no decision, even when it looks like one; a call of the inner provider passes."""
+    text = '{"tool": "x"}'
+    model = JsonDecisions(ScriptedModel([say(text), say(text), call("skills_load", names=["a"])]))
+    assert (await model.reply(request(tools=()))).text == text
+    assert [type(item) async for item in model.stream(request(tools=()))] == [TextDelta, ModelReply]
+    assert (await model.reply(request())).calls[0].tool == "skills_load"
+
+
+async def test_a_streamed_decision_shows_no_half_object():
+    """Only the answer's own text is streamed."""
+    model = JsonDecisions(ScriptedModel([say('{"answer": "a\\nb"}'), say('{"tool": "skills_load"}')]))
+    items = [item async for item in model.stream(request())]
+    assert (items[0], items[1].text) == (TextDelta("a\nb"), "a\nb")
+    assert [type(item) async for item in model.stream(request())] == [ModelReply]
+    with pytest.raises(Exception, match="no reply"):
+        await model.reply(request())
+    await model.aclose()

@@ -1,0 +1,61 @@
+"""Secrets stay out of what is written down (spec runtime §4)."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kdskills.models import Redactor
+from kdskills.models.redact import parse_object
+
+
+def test_declared_secrets_are_masked_everywhere():
+    """A declared secret goes from texts, keys and nested values."""
+    redactor = Redactor(["tok-1"])
+    assert redactor.value({"tok-1": ["a tok-1 b", {"x": "tok-1"}], "n": 1}) == {
+        "***": ["a *** b", {"x": "***"}],
+        "n": 1,
+    }
+
+
+def test_values_of_env_are_masked_in_place_and_long_ones_anywhere():
+    """Every value of a call's env is masked; a short one does not spoil other text."""
+    redactor = Redactor()
+    raw = json.dumps({"env": {"A": "1", "B": "sesame-open"}, "args": ["1", "sesame-open"]})
+    assert json.loads(redactor.arguments(raw)) == {"env": {"A": "***", "B": "***"}, "args": ["1", "***"]}
+    assert redactor.text("got sesame-open and 1") == "got *** and 1"
+
+
+def test_a_longer_secret_goes_before_the_part_of_it():
+    """No rest of a secret is left beside the mask of a shorter one."""
+    assert Redactor(["abc", "abcdef"]).text("abcdef") == "***"
+
+
+def test_escaped_spellings_are_found():
+    """A secret with quotes is found inside JSON text."""
+    secret = 'pa"ss\n'
+    assert secret not in json.loads(Redactor([secret]).text(json.dumps({"a": secret})))["a"]
+
+
+def test_malformed_arguments_are_treated_as_text():
+    """Bad JSON is masked as text and otherwise left as it is."""
+    assert Redactor(["tok"]).arguments('{"a": tok') == '{"a": ***'
+    assert Redactor().arguments("[1, 2]") == "[1, 2]"
+
+
+def test_untouched_arguments_keep_their_spelling():
+    """Without a secret the very text stays."""
+    assert Redactor(["zzz"]).arguments('{ "a":1 }') == '{ "a":1 }'
+
+
+def test_deep_nesting_is_no_object():
+    """A bomb of brackets is text."""
+    assert parse_object("[" * 100_000) is None
+    assert parse_object('{"a":' * 100_000) is None
+
+
+@given(st.text(), st.text(min_size=4))
+def test_a_masked_text_holds_no_secret(text, secret):
+    """Whatever surrounds it, the secret is gone."""
+    if secret.strip() and secret not in "***":
+        assert secret not in Redactor([secret]).text(text + secret + text).replace("***", "")
