@@ -103,9 +103,13 @@ class ModelMustAct(KdskillsError):
 
 
 class ToolCallRefused(ModelMustAct):
-    """A runtime tool refused a call; `code` is one of spec runtime §2, `who` follows the code."""
+    """A runtime tool refused a call; `code` is one of spec runtime §2, `who` follows the code.
+
+    `refusal` holds the gate's own answer for people and events; it is never serialised (spec runtime §0).
+    """
 
     code = "invalid_argument"
+    refusal: object | None = None
 
 
 class CallerMustAct(KdskillsError):
