@@ -1,0 +1,287 @@
+"""Checks of a request before anything is run (spec execution §1, §4).
+
+Everything is decided here, without I/O: shapes, names, paths, globs, sizes. What passes is safe to hand to an engine's
+argument builder; every problem is listed in one refusal.
+"""
+
+from __future__ import annotations
+
+import math
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from kdskills.errors import ExecRefused
+from kdskills.execution.globs import OutputGlob, compile_glob
+from kdskills.execution.request import MAX_WALL_S, ExecRequest, Limits
+
+LIMIT_NAMES = frozenset(
+    {"wall", "cpu", "memory", "pids", "nofile", "fsize", "work", "tmp", "stdout", "stderr", "network"}
+)
+"""Names used in `limits_enforced` and in an operator's best-effort list."""
+
+MAX_ARGS = 4096
+MAX_ARG_TOTAL = 1024 * 1024
+MAX_CODE = 8 * 1024 * 1024
+MAX_ENV = 256
+MAX_ENV_TOTAL = 256 * 1024
+MAX_INPUTS = 256
+MAX_SKILLS = 256
+MAX_GLOBS = 64
+MAX_PATH = 1024
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MOUNT_ID = re.compile(r"[^\s/\\\x00-\x1f\x7f]{1,255}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+HOOK_PREFIXES = ("LD_", "DYLD_", "BASH_FUNC_", "GIT_", "DOCKER_", "MALLOC_", "NPM_CONFIG_", "KDSKILLS_")
+"""Prefixes of variables that load code into, or steer, programs started before or below the payload."""
+
+HOOK_NAMES = frozenset(
+    {
+        *("BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "PS4", "PROMPT_COMMAND", "IFS", "CDPATH", "ZDOTDIR", "FPATH"),
+        *("PYTHONSTARTUP", "PYTHONHOME", "PYTHONPATH", "PYTHONINSPECT", "PYTHONBREAKPOINT", "PYTHONUSERBASE"),
+        *("PYTHONEXECUTABLE", "PYTHONPLATLIBDIR", "PYTHONWARNINGS", "PYTHONPYCACHEPREFIX", "PYTHONCASEOK"),
+        *("NODE_OPTIONS", "NODE_PATH", "NODE_EXTRA_CA_CERTS", "PERL5OPT", "PERL5LIB", "PERLLIB", "PERL5DB"),
+        *("RUBYOPT", "RUBYLIB", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS", "CLASSPATH"),
+        *("GCONV_PATH", "LOCPATH", "NLSPATH", "GLIBC_TUNABLES", "HOSTALIASES", "RES_OPTIONS", "GETCONF_DIR"),
+        *("LUA_INIT", "LUA_PATH", "LUA_CPATH", "R_PROFILE", "R_PROFILE_USER", "R_ENVIRON", "PHPRC", "PHP_INI_SCAN_DIR"),
+        *("CONTAINER_HOST", "KUBECONFIG", "EDITOR", "VISUAL", "PAGER", "BROWSER", "LESSOPEN", "LESSCLOSE", "OPENSSL_CONF"),
+    }
+)  # fmt: skip
+"""Loader, interpreter and client hooks refused by name (spec execution §4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request that passed every check.
+
+    Attributes:
+        request: The request itself.
+        argv: Program and arguments of `argv` and `script` requests; empty for `code`.
+        cwd: Absolute folder inside the sandbox the program starts in.
+        env: Variables as bytes, ready for execve.
+        globs: Compiled `outputs`.
+    """
+
+    request: ExecRequest
+    argv: tuple[str, ...]
+    cwd: str
+    env: tuple[tuple[bytes, bytes], ...]
+    globs: tuple[OutputGlob, ...]
+
+
+def check_request(request: ExecRequest) -> Plan:
+    """Check *request* and return its plan (spec execution §1, §4).
+
+    Raises:
+        ExecRefused: `bad_request`; `details["errors"]` lists every problem.
+    """
+    errors = [
+        *_limit_errors(request.limits),
+        *_program_errors(request),
+        *_env_errors(request),
+        *_skill_errors(request),
+        *_input_errors(request),
+        *_output_errors(request),
+        *_workdir_errors(request),
+        *_label_errors(request),
+    ]
+    if errors:
+        shown = "; ".join(errors[:5]) + (f"; and {len(errors) - 5} more" if len(errors) > 5 else "")
+        raise ExecRefused(f"the request cannot be run: {shown}", code="bad_request", who="caller", errors=errors)
+    return Plan(
+        request=request,
+        argv=_argv(request),
+        cwd=posixpath.normpath(posixpath.join("/work", request.workdir)),
+        env=tuple((name.encode(), value.encode("utf-8", "surrogateescape")) for name, value in request.env.items()),
+        globs=tuple(compile_glob(pattern) for pattern in request.outputs),
+    )
+
+
+def require_limits(can: frozenset[str], best_effort: frozenset[str], engine: str) -> None:
+    """Refuse when a limit is neither enforceable nor listed as best effort (spec execution §2).
+
+    Raises:
+        ExecRefused: `limit_not_enforceable`; `details["limits"]` names them.
+    """
+    missing = sorted(LIMIT_NAMES - can - best_effort)
+    if missing:
+        raise ExecRefused(
+            f"{engine} cannot enforce {', '.join(missing)} here; give it what it needs, or list these as best effort",
+            code="limit_not_enforceable",
+            limits=missing,
+            engine=engine,
+        )
+
+
+def path_problem(path: str) -> str | None:
+    """Return why *path* is no clean relative posix path, or None."""
+    if not path or len(path.encode("utf-8", "surrogatepass")) > MAX_PATH:
+        return "is empty or longer than 1024 bytes"
+    if path.startswith("/"):
+        return "is absolute"
+    if _CONTROL.search(path) or "\\" in path:
+        return "has control characters or backslashes"
+    parts = path.split("/")
+    if any(part in {"", ".", ".."} for part in parts):
+        return "has empty, '.' or '..' parts"
+    if any(len(part.encode("utf-8", "surrogatepass")) > 255 for part in parts):
+        return "has a part longer than 255 bytes"
+    return None
+
+
+def env_problem(name: str) -> str | None:
+    """Return why an environment variable of this name is refused, or None."""
+    if not _ENV_NAME.fullmatch(name):
+        return "is no variable name"
+    if name in HOOK_NAMES or any(name[: len(prefix)] == prefix for prefix in HOOK_PREFIXES):
+        return "steers loaders or interpreters and is refused by name"
+    return None
+
+
+def _argv(request: ExecRequest) -> tuple[str, ...]:
+    if request.argv is not None:
+        return request.argv
+    if request.script is None:
+        return ()
+    path = f"/skills/{request.script.skill}/{request.script.path}"
+    words = request.interpreter or ("python3", "{path}")
+    return (*(word.replace("{path}", path) for word in words), *request.script.args)
+
+
+def _limit_errors(limits: Limits) -> Iterator[str]:
+    for item in fields(limits):
+        value = getattr(limits, item.name)
+        if item.name == "cpu_s" and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            yield f"limit {item.name} must be a number that is not negative"
+        elif item.name in {"wall_s", "cpu_s"} and not 0 < value <= MAX_WALL_S:
+            yield f"limit {item.name} must be above 0 and at most {MAX_WALL_S:g}"
+        elif item.name in {"memory", "pids", "nofile", "work_size", "tmp_size"} and value < 1:
+            yield f"limit {item.name} must be at least 1"
+        elif not item.name.endswith("_s") and not isinstance(value, int):
+            yield f"limit {item.name} must be a whole number"
+
+
+def _program_errors(request: ExecRequest) -> Iterator[str]:
+    given = [name for name in ("argv", "script", "code") if getattr(request, name) is not None]
+    if len(given) != 1:
+        yield f"exactly one of argv, script and code must be given, not {' and '.join(given) or 'none'}"
+        return
+    if len(request.stdin) > request.limits.stdin:
+        yield f"stdin has {len(request.stdin)} bytes, more than {request.limits.stdin}"
+    if request.code is not None:
+        if len(request.code.encode("utf-8", "surrogatepass")) > MAX_CODE:
+            yield f"code is longer than {MAX_CODE} bytes"
+        return
+    if request.script is not None:
+        problem = path_problem(request.script.path)
+        if problem or request.script.path.split("/")[0] != "scripts":
+            yield f"script path {request.script.path!r} must be a clean relative path below scripts/"
+        if request.script.skill not in {mount.id for mount in request.skills}:
+            yield f"script skill {request.script.skill!r} is not among the mounted skills"
+        if request.interpreter is not None and not any("{path}" in word for word in request.interpreter):
+            yield "interpreter must hold {path}"
+    yield from _argv_errors(_argv(request), request.limits)
+
+
+def _argv_errors(argv: tuple[str, ...], limits: Limits) -> Iterator[str]:
+    if not argv or not argv[0]:
+        yield "argv is empty"
+        return
+    if len(argv) > MAX_ARGS:
+        yield f"argv has more than {MAX_ARGS} arguments"
+    total = 0
+    for number, word in enumerate(argv):
+        if "\x00" in word:
+            yield f"argument {number} holds NUL"
+            continue
+        size = len(word.encode("utf-8", "surrogatepass"))
+        total += size + 1
+        if size >= limits.arg_size:
+            yield f"argument {number} has {size} bytes, {limits.arg_size} or more"
+    if total > MAX_ARG_TOTAL:
+        yield f"argv has more than {MAX_ARG_TOTAL} bytes in all"
+
+
+def _env_errors(request: ExecRequest) -> Iterator[str]:
+    total = 0
+    for name, value in request.env.items():
+        problem = env_problem(name)
+        if problem:
+            yield f"environment variable {name!r} {problem}"
+        size = len(value.encode("utf-8", "surrogatepass"))
+        total += len(name) + size + 2
+        if "\x00" in value or size >= request.limits.arg_size:
+            yield f"the value of {name!r} holds NUL or is too long"
+    if len(request.env) > MAX_ENV or total > MAX_ENV_TOTAL:
+        yield f"the environment has more than {MAX_ENV} variables or {MAX_ENV_TOTAL} bytes"
+
+
+def _skill_errors(request: ExecRequest) -> Iterator[str]:
+    seen: set[str] = set()
+    if len(request.skills) > MAX_SKILLS:
+        yield f"more than {MAX_SKILLS} skills are mounted"
+    for mount in request.skills:
+        if not _MOUNT_ID.fullmatch(mount.id) or mount.id in {".", ".."}:
+            yield f"skill id {mount.id!r} is no safe folder name"
+        if mount.id in seen:
+            yield f"skill id {mount.id!r} is mounted twice"
+        seen.add(mount.id)
+
+
+def _input_errors(request: ExecRequest) -> Iterator[str]:
+    if len(request.inputs) > MAX_INPUTS:
+        yield f"more than {MAX_INPUTS} inputs are given"
+    files: set[str] = set()
+    total = 0
+    for item in request.inputs:
+        problem = path_problem(item.path)
+        if problem:
+            yield f"input path {item.path!r} {problem}"
+        if item.path in files:
+            yield f"input path {item.path!r} is given twice"
+        files.add(item.path)
+        if isinstance(item.content, bytes):
+            total += len(item.content)
+        elif not item.content.is_absolute():
+            yield f"input {item.path!r} must be bytes or an absolute host path"
+    if total > request.limits.work_size:
+        yield f"the inputs have {total} bytes, more than the workdir's {request.limits.work_size}"
+    for path in files:
+        parents = {str(parent) for parent in Path(path).parents}
+        for clash in sorted(parents & files):
+            yield f"input path {clash!r} is both a file and a folder"
+
+
+def _output_errors(request: ExecRequest) -> Iterator[str]:
+    if len(request.outputs) > MAX_GLOBS:
+        yield f"more than {MAX_GLOBS} outputs are declared"
+    for pattern in request.outputs:
+        problem = path_problem(pattern)
+        if problem:
+            yield f"output {pattern!r} {problem}"
+
+
+def _workdir_errors(request: ExecRequest) -> Iterator[str]:
+    if request.workdir == ".":
+        return
+    inside_skills = request.workdir.startswith("/skills/")
+    problem = path_problem(request.workdir.removeprefix("/skills/") if inside_skills else request.workdir)
+    if problem:
+        yield f"workdir {request.workdir!r} {problem}"
+    elif inside_skills and request.workdir.split("/")[2] not in {mount.id for mount in request.skills}:
+        yield f"workdir {request.workdir!r} is below no mounted skill"
+
+
+def _label_errors(request: ExecRequest) -> Iterator[str]:
+    owner = request.owner
+    for label in (owner.tenant, owner.project, owner.agent, owner.conversation, request.request_id):
+        if len(label) > 256 or _CONTROL.search(label):
+            yield f"label {label[:40]!r} is too long or has control characters"
+    if request.network != "none" and not request.network:
+        yield "network is an empty allow-list; say 'none'"

@@ -1,0 +1,203 @@
+"""Moving bytes between a program and us without ever being held up by it (spec execution §3, §5).
+
+Output is drained for as long as the program lives, counted, and only its tail is kept. Once the tree is dead the pipes
+are read until they are empty or `DRAIN_S` is over: a grandchild that somehow still holds a pipe cannot hold us.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kdskills.execution.request import Stream
+
+CHUNK = 65536
+DRAIN_S = 0.3
+GRACE_S = 0.5
+
+
+class TailBuffer:
+    """Keeps the last *limit* bytes, counts all of them; memory stays below twice the limit and a chunk."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._data = bytearray()
+        self._total = 0
+        self._lock = threading.Lock()
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes that came."""
+        with self._lock:
+            self._total += len(data)
+            self._data += data
+            if len(self._data) > 2 * self._limit:
+                del self._data[: len(self._data) - self._limit]
+
+    def tail(self, size: int) -> bytes:
+        """Return the last *size* kept bytes."""
+        with self._lock:
+            kept = min(size, self._limit)
+            return bytes(self._data[-kept:]) if kept else b""
+
+    def stream(self) -> Stream:
+        """Return what was kept and how much came."""
+        kept = self.tail(self._limit)
+        with self._lock:
+            return Stream(kept, self._total, self._total > len(kept))
+
+
+class HeadBuffer:
+    """Keeps the first *limit* bytes and drops the rest: for reports, which are read whole or not at all."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._data = bytearray()
+        self.overflow = False
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes that came."""
+        room = self._limit - len(self._data)
+        self._data += data[:room]
+        self.overflow = self.overflow or len(data) > room
+
+    def value(self) -> bytes:
+        """Return the bytes kept."""
+        return bytes(self._data)
+
+
+@dataclass(slots=True)
+class Ending:
+    """Why a run ended, and when."""
+
+    reason: Literal["exited", "timeout", "cancelled"]
+    duration_s: float
+
+
+@dataclass(slots=True)
+class Pump:
+    """One run's pipes and its clock, driven by a single thread of its own.
+
+    Attributes:
+        pidfd: Readable once the launcher is gone.
+        outputs: (fd, buffer's feed) pairs to drain.
+        inputs: (fd, bytes) pairs to fill; each fd is closed when its bytes are through or the reader went away.
+        wall_s: Seconds until `terminate` is called.
+        terminate: Asks the whole tree to end.
+        kill: Ends the whole tree; must not block.
+    """
+
+    pidfd: int
+    outputs: list[tuple[int, Callable[[bytes], None]]]
+    inputs: list[tuple[int, bytes]]
+    wall_s: float
+    terminate: Callable[[], None]
+    kill: Callable[[], None]
+    _wake: tuple[int, int] = field(default_factory=os.pipe)
+    _cancelled: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def cancel(self) -> None:
+        """End the run from any thread; `drive` then says `cancelled`."""
+        with self._lock:
+            self._cancelled = True
+            if self._wake[1] >= 0:
+                os.write(self._wake[1], b"x")
+
+    def drive(self, started: float) -> Ending:
+        """Move bytes until the program is gone or made to go; *started* is `time.monotonic()` of its start.
+
+        Every fd given is closed on return.
+        """
+        selector = selectors.DefaultSelector()
+        try:
+            self._register(selector)
+            return self._loop(selector, started)
+        finally:
+            for key in list(selector.get_map().values()):
+                if key.fd not in {self.pidfd, self._wake[0]}:
+                    os.close(key.fd)
+            selector.close()
+            with self._lock:
+                wake, self._wake = self._wake, (-1, -1)
+            for fd in wake:
+                os.close(fd)
+
+    def _register(self, selector: selectors.BaseSelector) -> None:
+        selector.register(self.pidfd, selectors.EVENT_READ, "gone")
+        selector.register(self._wake[0], selectors.EVENT_READ, "wake")
+        for fd, feed in self.outputs:
+            os.set_blocking(fd, False)
+            selector.register(fd, selectors.EVENT_READ, feed)
+        for fd, data in self.inputs:
+            os.set_blocking(fd, False)
+            if data:
+                selector.register(fd, selectors.EVENT_WRITE, memoryview(data))
+            else:
+                os.close(fd)
+
+    def _loop(self, selector: selectors.BaseSelector, started: float) -> Ending:
+        reason: Literal["exited", "timeout", "cancelled"] = "exited"
+        deadline, asked = started + self.wall_s, False
+        while True:
+            now = time.monotonic()
+            if not asked and (self._cancelled or now >= deadline):
+                reason = "cancelled" if self._cancelled else "timeout"
+                asked, deadline = True, now + GRACE_S
+                self.terminate()
+            elif asked and now >= deadline:
+                self.kill()
+                deadline = now + GRACE_S
+            gone = False
+            for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+                gone = gone or key.data == "gone"
+                if key.data == "wake":
+                    os.read(key.fd, 64)
+                elif key.data != "gone":
+                    _move(selector, key)
+            if gone:
+                duration = time.monotonic() - started
+                self.kill()
+                _drain(selector, {self.pidfd, self._wake[0]})
+                return Ending(reason, duration)
+
+
+def _move(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> bool:
+    """Move one chunk; False when the pipe is finished, and closed."""
+    try:
+        if isinstance(key.data, memoryview):
+            rest = key.data[os.write(key.fd, key.data[:CHUNK]) :]
+            if rest:
+                selector.modify(key.fd, selectors.EVENT_WRITE, rest)
+                return True
+        else:
+            data = os.read(key.fd, CHUNK)
+            if data:
+                key.data(data)
+                return True
+    except BlockingIOError:
+        return True
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the reader went away: what it left unread is its own affair
+    selector.unregister(key.fd)
+    os.close(key.fd)
+    return False
+
+
+def _drain(selector: selectors.BaseSelector, keep: set[int]) -> None:
+    """Read what dead programs left in the pipes; close the ones we were writing to."""
+    for key in list(selector.get_map().values()):
+        if key.fd in keep:
+            selector.unregister(key.fd)
+        elif isinstance(key.data, memoryview):
+            selector.unregister(key.fd)
+            os.close(key.fd)
+    end = time.monotonic() + DRAIN_S
+    while selector.get_map() and time.monotonic() < end:
+        ready = selector.select(max(0.0, end - time.monotonic()))
+        for key, _ in ready:
+            _move(selector, key)

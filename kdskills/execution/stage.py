@@ -1,0 +1,139 @@
+"""Copies of what a program may see: skill trees by digest, inputs by value (spec execution §4).
+
+A skill is never mounted from where it lives. Its tree is copied once below `stage/<digest>`, file by file without
+following links, and the copy is what is checked against the digest: what was checked is what is seen.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kdskills.errors import ExecRefused, FileRefused, RootChanged, RootMissing
+from kdskills.execution.dirs import private_dir
+from kdskills.execution.request import InputFile, Limits, SkillMount
+from kdskills.skills.digest import tree_digest
+from kdskills.skills.safe_open import TreeEntry, open_file, read_file, walk_tree
+
+MAX_TREE = 512 * 1024 * 1024
+MAX_FILES = 20_000
+_CHUNK = 1024 * 1024
+
+
+def stage_skill(mount: SkillMount, cache: Path) -> Path:
+    """Return a read-only copy of the skill's tree whose digest is `mount.tree`.
+
+    Args:
+        mount: The skill, where it lives, and the digest its tree must have.
+        cache: Folder from `kdskills.execution.dirs.cache_dir`.
+
+    Raises:
+        RootMissing: The skill's folder is not there.
+        RootChanged: Its tree has another digest, holds special files, or is too large to mount.
+    """
+    name = mount.tree.removeprefix("sha256:")
+    if len(name) != 64 or not set(name) <= set("0123456789abcdef"):
+        raise RootChanged(f"skill {mount.id} has no usable tree digest", id=mount.id, expected=mount.tree)
+    top = private_dir(private_dir(cache) / "stage")
+    final = top / name
+    if final.is_dir():
+        return final
+    with locked(top / ".lock"):
+        if final.is_dir():
+            return final
+        work = Path(tempfile.mkdtemp(prefix=".new-", dir=top))
+        try:
+            _copy_tree(mount, work)
+            found = tree_digest(work)
+            if found != mount.tree:
+                raise RootChanged(
+                    f"the files of skill {mount.id} are not the ones that were checked",
+                    id=mount.id,
+                    expected=mount.tree,
+                    found=found,
+                )
+            work.chmod(0o755)
+            work.rename(final)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return final
+
+
+def read_inputs(inputs: tuple[InputFile, ...], limits: Limits) -> list[tuple[str, bytes]]:
+    """Return (path, bytes) of every input; host files are read without following a link in any part.
+
+    Raises:
+        ExecRefused: `bad_request`: a file is missing, no regular file, reached through a link, or all are too large.
+    """
+    result: list[tuple[str, bytes]] = []
+    room = limits.work_size
+    for item in inputs:
+        try:
+            data = item.content if isinstance(item.content, bytes) else _read_host(item.content, room)
+        except FileRefused as error:
+            raise ExecRefused(
+                f"input {item.path!r} cannot be used: {error.message}", code="bad_request", who="caller", path=item.path
+            ) from error
+        room -= len(data)
+        if room < 0:
+            raise ExecRefused(
+                f"the inputs have more than {limits.work_size} bytes", code="bad_request", who="caller", path=item.path
+            )
+        result.append((item.path, data))
+    return result
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file *path* alone, over threads and processes."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _read_host(path: Path, limit: int) -> bytes:
+    return read_file("/", str(path).lstrip("/"), limit=limit).data
+
+
+def _copy_tree(mount: SkillMount, target: Path) -> None:
+    if not mount.root.is_dir():
+        raise RootMissing(f"the folder of skill {mount.id} is not there", id=mount.id)
+    try:
+        entries = walk_tree(mount.root)
+        if len(entries) > MAX_FILES or sum(entry.size for entry in entries) > MAX_TREE:
+            raise RootChanged(f"skill {mount.id} is too large to mount", id=mount.id)
+        for entry in entries:
+            _copy_entry(mount, entry, target)
+    except FileRefused as error:
+        raise RootChanged(f"skill {mount.id} cannot be copied: {error.message}", id=mount.id) from error
+
+
+def _copy_entry(mount: SkillMount, entry: TreeEntry, target: Path) -> None:
+    place = target / entry.path
+    for parent in reversed(place.relative_to(target).parents[:-1]):
+        folder = target / parent
+        if not folder.is_dir():
+            folder.mkdir()
+            folder.chmod(0o755)
+    if entry.kind == "link":
+        place.symlink_to(entry.target)  # leads nowhere but inside the sandbox, and counts in the digest
+        return
+    if entry.kind == "other":
+        raise RootChanged(f"skill {mount.id} holds a special file, {entry.path!r}", id=mount.id)
+    fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as sink, open_file(mount.root, entry.path) as stream:
+        room = MAX_TREE
+        while chunk := stream.read(_CHUNK):
+            room -= len(chunk)
+            if room < 0:
+                raise RootChanged(f"skill {mount.id} grew while it was copied", id=mount.id)
+            sink.write(chunk)
+        os.fchmod(fd, 0o755 if entry.mode & 0o111 else 0o644)
