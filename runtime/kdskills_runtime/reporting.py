@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing costs 5 ms
+if TYPE_CHECKING:
+    from typing import Any
 
 MAX_VALUE = 1024 * 1024
 MAX_TEXT = 32 * 1024

@@ -6,9 +6,12 @@ import json
 import os
 import resource
 import sys
-from typing import Any
 
 from kdskills_runtime.reporting import Reporter
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing costs 5 ms
+if TYPE_CHECKING:
+    from typing import Any
 
 SETUP_FAILED = 125
 MAX_PAYLOAD = 64 * 1024 * 1024
