@@ -21,8 +21,12 @@ def _bubblewrap() -> str | None:
     if shutil.which("bwrap") is None:
         return "bwrap is not installed"
     drop = ["setpriv", "--reuid", "10001", "--regid", "10001", "--clear-groups"] if os.geteuid() == 0 else []
-    probe = subprocess.run([*drop, "bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"], capture_output=True, check=False)
-    return None if probe.returncode == 0 else f"bwrap cannot start here: {probe.stderr.decode(errors='replace').strip()}"
+    probe = subprocess.run(
+        [*drop, "bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"], capture_output=True, check=False
+    )
+    return (
+        None if probe.returncode == 0 else f"bwrap cannot start here: {probe.stderr.decode(errors='replace').strip()}"
+    )
 
 
 def _docker() -> str | None:

@@ -1,0 +1,83 @@
+"""The public surface: what may be imported from where, and what importing it costs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PUBLIC = [
+    "AgentRules", "Bundle", "CitationStream", "Diagnostic", "Granted", "MergeResult", "Refused", "RewriteResult", "Skill",
+    "SkillView", "SkillsDescriptor", "SkillsSubsystem", "SourcesPool", "build_skill_short_id_map",
+    "build_skills_instruction_block", "extract_citations", "get_active_skills_subsystem", "get_skill", "import_skillset",
+    "load_bundle", "render_citations", "resolve_skill_ref", "rewrite_citations", "set_active_skills_subsystem",
+    "set_skills_descriptor", "skills_for_consumer", "skills_gallery_text",
+]  # fmt: skip
+
+ROOMS = {
+    "kdskills.skills": ["parse_skill", "render_body", "validate_skill"],
+    "kdskills.session": ["SkillRuntime"],
+    "kdskills.solver": ["ReactSolver", "SolverSystem", "TurnResult"],
+    "kdskills.execution": ["ExecRequest", "ExecResult", "Executor", "Limits"],
+    "kdskills.app": ["Host", "Settings"],
+}
+
+FORBIDDEN = {
+    "pluggy",
+    "docker",
+    "typer",
+    "fastapi",
+    "dbos",
+    "kdskills.app",
+    "kdskills.builtin",
+    "kdskills.execution",
+    "asyncio",
+}
+
+
+def test_top_level_names() -> None:
+    """`kdskills.__all__` is exactly the promised list, sorted, and every name is there."""
+    kdskills = importlib.import_module("kdskills")
+    assert sorted(kdskills.__all__) == sorted(PUBLIC)
+    assert list(kdskills.__all__) == sorted(kdskills.__all__)
+    assert [name for name in PUBLIC if not hasattr(kdskills, name)] == []
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_room_names(room: str) -> None:
+    """Each room exports the names the design promises, and lists them sorted."""
+    module = importlib.import_module(room)
+    assert [name for name in ROOMS[room] if name not in module.__all__] == []
+    assert list(module.__all__) == sorted(module.__all__)
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+def test_import_is_light() -> None:
+    """`import kdskills` loads none of the heavy or upper parts."""
+    code = "import json, sys, kdskills; print(json.dumps(sorted(sys.modules)))"
+    loaded = set(
+        json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    )
+    assert loaded & FORBIDDEN == set()
+
+
+def _import_seconds(statement: str) -> float:
+    code = f"import time; t = time.perf_counter(); {statement}; print(time.perf_counter() - t)"
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(5)]
+    return statistics.median(float(run.stdout) for run in runs)
+
+
+def test_import_cost_is_bounded() -> None:
+    """`import kdskills` takes at most twice the time of importing pydantic, yaml and jinja2 (a ratio, medians of five)."""
+    floor = _import_seconds("import pydantic, yaml, jinja2; pydantic.BaseModel")
+    assert _import_seconds("import kdskills; kdskills.SkillsDescriptor") <= 2 * floor
+
+
+def test_types_are_shipped(repo: Path) -> None:
+    """The package says that it is typed."""
+    assert (repo / "kdskills" / "py.typed").exists()
