@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from kdskills.bundle import SkillsDescriptor
     from kdskills.errors import Diagnostic
-    from kdskills.execution import Executor
+    from kdskills.execution import ExecutorFactory
     from kdskills.hooks import Register
     from kdskills.models import ModelProvider
     from kdskills.session.wiring import AccessRequest, Denial
@@ -41,8 +41,8 @@ hookspec = pluggy.HookspecMarker(NAME)
 
 
 @hookspec
-def kdskills_register_executors(register: Register[Callable[[], Executor]]) -> None:
-    """Add execution engines: ``register(name, factory)``; the factory takes no arguments."""
+def kdskills_register_executors(register: Register[ExecutorFactory]) -> None:
+    """Add execution engines: ``register(name, factory)``; ``factory(options)`` gets the operator's `ExecutionOptions`."""
 
 
 @hookspec

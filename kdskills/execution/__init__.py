@@ -4,6 +4,7 @@ Engines are plugins (`kdskills.builtin.executors`); this room holds what they sh
 staging its files, pumping and bounding output, collecting artifacts, and choosing an engine by its probe.
 """
 
+from kdskills.execution.options import ExecutionOptions, ExecutorFactory
 from kdskills.execution.protocol import Executor, Handle, ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.request import (
     Artifact,
@@ -27,7 +28,9 @@ __all__ = [
     "ExecError",
     "ExecRequest",
     "ExecResult",
+    "ExecutionOptions",
     "Executor",
+    "ExecutorFactory",
     "Handle",
     "InputFile",
     "IsolationLevel",
