@@ -53,6 +53,9 @@ HOOK_NAMES = frozenset(
 )  # fmt: skip
 """Loader, interpreter and client hooks refused by name (spec execution §4)."""
 
+TOLD_NAMES = frozenset({"KDSKILLS_SKILL_DIR", "KDSKILLS_TURN_DIR"})
+"""Variables the runtime tools tell a script; a model's call may not set them (spec runtime §2)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -137,6 +140,8 @@ def env_problem(name: str) -> str | None:
     """Return why an environment variable of this name is refused, or None."""
     if not _ENV_NAME.fullmatch(name):
         return "is no variable name"
+    if name in TOLD_NAMES:
+        return None
     if name in HOOK_NAMES or any(name[: len(prefix)] == prefix for prefix in HOOK_PREFIXES):
         return "steers loaders or interpreters and is refused by name"
     return None
