@@ -1,1 +1,27 @@
-"""Instruction blocks and catalogs as text: jinja2 templates over values already escaped."""
+"""Instruction blocks and catalogs as text: jinja2 templates over values already escaped.
+
+`catalog` fits the listed skills into a budget of tokens, `blocks` frames the texts of active ones, `escape` has one
+escape for each place a foreign text can stand in, `environment` the sandboxed templates a plugin may replace.
+Everything here is a pure function of its arguments (spec skills §5).
+"""
+
+from kdskills.prompts.blocks import ActiveEntry, BlockPart, render_active, render_block
+from kdskills.prompts.catalog import LEVELS, Catalog, CatalogEntry, CatalogFormat, Locations, render_catalog
+from kdskills.prompts.environment import prompt_environment
+from kdskills.prompts.escape import DISCLOSURE_RULE, hidden_alias
+
+__all__ = [
+    "DISCLOSURE_RULE",
+    "LEVELS",
+    "ActiveEntry",
+    "BlockPart",
+    "Catalog",
+    "CatalogEntry",
+    "CatalogFormat",
+    "Locations",
+    "hidden_alias",
+    "prompt_environment",
+    "render_active",
+    "render_block",
+    "render_catalog",
+]

@@ -1,0 +1,246 @@
+"""The catalog: what a model is told is there, within a budget of tokens (spec skills §5.1)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from kdskills.errors import Diagnostic
+from kdskills.prompts.environment import render
+from kdskills.prompts.escape import cut, one_line, xml_value
+from kdskills.skills.model import TokenCounter, estimate_tokens
+
+if TYPE_CHECKING:
+    import jinja2
+
+CatalogFormat = Literal["gallery", "xml", "json"]
+Locations = Literal["host", "logical", "none"]
+
+LEVELS = ("full", "trimmed", "short", "names", "partial")
+"""What is left out, by level: nothing, lists, long descriptions, descriptions, skills."""
+
+_SHORT_LENGTHS = (240, 120, 60)
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEntry:
+    """One listed skill as a catalog shows it.
+
+    Attributes:
+        short_id: `SK<n>`, given by the view; never by the catalog.
+        full_id: `<namespace>.<id>`.
+        display_name: The skill's key in `view.names`.
+        location: `skill://…`, the same on every host.
+        path: The skill file on this host, or None.
+        tools: Pairs of tool id and whether it is required.
+    """
+
+    short_id: str
+    full_id: str
+    name: str
+    display_name: str
+    description: str
+    version: str | None = None
+    category: str | None = None
+    tags: tuple[str, ...] = ()
+    when_to_use: tuple[str, ...] = ()
+    tools: tuple[tuple[str, bool], ...] = ()
+    location: str = ""
+    path: str | None = None
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """A rendered catalog.
+
+    Attributes:
+        text: What the model reads; `""` when not even the frame fits.
+        level: Index into `LEVELS`.
+        shown: Skills in the text.
+        total: Skills there are.
+        tokens: Size of `text` by the counter used.
+        diagnostics: `budget_too_small` when nothing could be shown.
+    """
+
+    text: str
+    level: int
+    shown: int
+    total: int
+    tokens: int
+    diagnostics: tuple[Diagnostic, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """What every rendering of one catalog shares."""
+
+    entries: tuple[CatalogEntry, ...]
+    format: CatalogFormat
+    locations: Locations
+    hint: str
+    environment: jinja2.Environment | None
+
+    def text(self, entries: Sequence[CatalogEntry], level: int, length: int | None, *, partial: bool = False) -> str:
+        rows = [_FORMS[self.format](_at_level(entry, level, length), level, self.locations) for entry in entries]
+        if self.format == "json":
+            if partial:
+                rows.append(
+                    {"shown": len(rows), "total": len(self.entries)} | ({"more": self.hint} if self.hint else {})
+                )
+            return json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
+        hint = xml_value(self.hint) if self.format == "xml" else self.hint
+        values = {"entries": rows, "total": len(self.entries), "partial": partial, "hint": hint}
+        return render(_TEMPLATES[self.format], self.environment, values)
+
+
+_TEMPLATES = {"gallery": "gallery.j2", "xml": "available_skills.xml.j2"}
+
+
+def render_catalog(
+    entries: Sequence[CatalogEntry],
+    format: CatalogFormat = "gallery",  # noqa: A002 - the published name of the argument
+    *,
+    budget: int | None = None,
+    count: TokenCounter = estimate_tokens,
+    locations: Locations = "host",
+    pinned: Collection[str] = (),
+    search_hint: str | None = None,
+    environment: jinja2.Environment | None = None,
+) -> Catalog:
+    """Render the listed skills at the first level that fits the budget (spec skills §5.1).
+
+    Args:
+        entries: The skills, with the numbers their view gave them.
+        format: `gallery` (sorted by full id), `xml` (the published shape, sorted by name, then location) or `json`.
+        budget: Most tokens the text may have; None means no bound. Never exceeded, whatever *count* is.
+        count: Counts the tokens of a text.
+        locations: Which location XML shows: this host's path, the `skill://` URI, or none.
+        pinned: Full ids, names or short ids shown first when not all skills fit.
+        search_hint: How the model finds what is left out.
+        environment: Templates to use instead of the shipped ones.
+
+    Raises:
+        ValueError: *format* or *locations* is none of the above.
+    """
+    if format not in _FORMS:
+        raise ValueError(f"unknown catalog format {format!r}: gallery, xml or json")
+    if locations not in {"host", "logical", "none"}:
+        raise ValueError(f"unknown locations {locations!r}: host, logical or none")
+    draft = _Draft(_sorted(entries, format), format, locations, one_line(search_hint or ""), environment)
+    total = len(draft.entries)
+    for level, length in ((0, None), (1, None), *((2, length) for length in _SHORT_LENGTHS), (3, None)):
+        text = draft.text(draft.entries, level, length)
+        tokens = count(text)
+        if budget is None or tokens <= budget:
+            return Catalog(text, level, total, total, tokens)
+        if not total:
+            break
+    return _partial(draft, frozenset(pinned), budget or 0, count)
+
+
+def _partial(draft: _Draft, pinned: frozenset[str], budget: int, count: TokenCounter) -> Catalog:
+    """Show as many names as fit. Only texts that were counted and fit are returned, so no counter can fool it."""
+    first = {e.full_id for e in draft.entries if pinned & {e.full_id, e.display_name, e.short_id}}
+    order = sorted(draft.entries, key=lambda e: e.full_id not in first)
+    total = len(order)
+    best: tuple[int, str, int] | None = None
+    low, high = 0, total - 1
+    while low <= high and total:
+        middle = (low + high) // 2
+        text = draft.text(order[:middle], 4, None, partial=True)
+        tokens = count(text)
+        if tokens <= budget:
+            best, low = (middle, text, tokens), middle + 1
+        else:
+            high = middle - 1
+    if best is None and draft.hint:
+        return _partial(replace(draft, hint=""), pinned, budget, count)
+    if best is None:
+        message = f"a budget of {budget} tokens has no room for the frame of a catalog"
+        return Catalog(
+            "", 4, 0, total, 0, (Diagnostic("budget_too_small", "warning", message, fix="raise the budget"),)
+        )
+    shown, text, tokens = best
+    return Catalog(text, 4, shown, total, tokens)
+
+
+def _sorted(entries: Sequence[CatalogEntry], format: CatalogFormat) -> tuple[CatalogEntry, ...]:  # noqa: A002
+    if format == "xml":
+        return tuple(sorted(entries, key=lambda e: (e.display_name, e.location)))
+    return tuple(sorted(entries, key=lambda e: e.full_id))
+
+
+def _at_level(entry: CatalogEntry, level: int, length: int | None) -> CatalogEntry:
+    """Leave out what the level leaves out; the number stays."""
+    if level == 0:
+        return entry
+    if level == 1:
+        return replace(entry, when_to_use=entry.when_to_use[:1], category=None, tags=(), tools=())
+    short = cut(entry.description.strip(), length) if level == 2 and length else ""
+    return replace(
+        entry,
+        description=short,
+        when_to_use=(),
+        category=None,
+        tags=(),
+        tools=(),
+        version=entry.version if level == 2 else None,
+        digest=entry.digest if level == 2 else "",
+    )
+
+
+def _lines(items: Sequence[str]) -> list[str]:
+    return [line for line in map(one_line, items) if line]
+
+
+def _version(entry: CatalogEntry) -> str:
+    version = one_line(entry.version or "")
+    return version if version[:1] in {"v", "V"} and version[1:2].isdigit() else f"v{version}" if version else ""
+
+
+def _gallery_row(entry: CatalogEntry, level: int, locations: Locations) -> dict[str, object]:
+    labels = "; ".join(filter(None, (one_line(entry.category or ""), ", ".join(_lines(entry.tags)))))
+    tools = [(one_line(tool), required) for tool, required in entry.tools]
+    version = _version(entry)
+    return {
+        "short_id": one_line(entry.short_id),
+        "full_id": one_line(entry.full_id),
+        "version": f" {version}" if version else "",
+        "labels": f" ({labels})" if labels else "",
+        "description": one_line(entry.description),
+        "when_to_use": "; ".join(_lines(entry.when_to_use)),
+        "tools": ", ".join(f"{tool} (required)" if required else tool for tool, required in tools if tool),
+    }
+
+
+def _xml_row(entry: CatalogEntry, level: int, locations: Locations) -> dict[str, object]:
+    location = {"host": entry.path or entry.location, "logical": entry.location, "none": None}[locations]
+    named_only = level >= 3
+    return {
+        "name": xml_value(entry.display_name),
+        "description": None if named_only else xml_value(entry.description),
+        "location": None if named_only or location is None else xml_value(location),
+    }
+
+
+def _json_row(entry: CatalogEntry, level: int, locations: Locations) -> dict[str, object]:
+    row: dict[str, object] = {
+        "short_id": one_line(entry.short_id),
+        "id": one_line(entry.full_id),
+        "name": one_line(entry.display_name),
+        "version": one_line(entry.version or ""),
+        "category": one_line(entry.category or ""),
+        "tags": _lines(entry.tags),
+        "description": one_line(entry.description),
+        "when_to_use": _lines(entry.when_to_use),
+        "tools": [{"id": one_line(tool), "required": required} for tool, required in entry.tools],
+        "digest": entry.digest,
+    }
+    return {key: value for key, value in row.items() if value}
+
+
+_Form = Callable[[CatalogEntry, int, Locations], dict[str, object]]
+_FORMS: Mapping[str, _Form] = {"gallery": _gallery_row, "xml": _xml_row, "json": _json_row}
