@@ -1,0 +1,128 @@
+"""What a written reference means, and which full ids a rule matches: pure text, no files (spec skills §4.1)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from fnmatch import translate
+from typing import Literal
+
+DEFAULT_NAMESPACE = "public"
+INTERNAL_NAMESPACE = "internal"
+
+RefKind = Literal["invalid", "number", "full", "bare"]
+
+_PREFIXES = ("skills.skills.", "skills.", "skill:", "sk:")  # the longest first: one prefix is taken off, once
+_NUMBER = re.compile(r"SK[0-9]+")
+_DIGITS = re.compile(r"[0-9]+")
+_WILD = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A reference taken apart.
+
+    Attributes:
+        kind: `number` for short ids, `full` with one dot, `bare` without, `invalid` when blank or with more dots.
+        value: The reference without blanks and prefix; a number always as `SK<n>`.
+        text: The reference as it was written.
+    """
+
+    kind: RefKind
+    value: str
+    text: str
+
+    def full_id(self, namespace: str = DEFAULT_NAMESPACE) -> str | None:
+        """Return the full id, a bare id being one of *namespace*; None for numbers and invalid refs."""
+        if self.kind == "full":
+            return self.value
+        return f"{namespace}.{self.value}" if self.kind == "bare" else None
+
+
+def parse_ref(text: str) -> Ref:
+    """Take a reference apart (spec skills §4.1).
+
+    Args:
+        text: `[sk:|skill:|skills.|skills.skills.]` and a full id, a bare id or `SK<n>`; outer blanks are ignored.
+
+    Returns:
+        A `Ref`; nothing is looked up, so any id may come out of it.
+    """
+    value = text.strip()
+    for prefix in _PREFIXES:
+        if value.startswith(prefix):
+            value = value[len(prefix) :]
+            if prefix == "sk:" and _DIGITS.fullmatch(value):
+                value = f"SK{value}"
+            break
+    if not value or value.count(".") > 1:
+        return Ref("invalid", value, text)
+    if _NUMBER.fullmatch(value):
+        return Ref("number", value, text)
+    return Ref("full" if "." in value else "bare", value, text)
+
+
+def is_pattern(entry: str) -> bool:
+    """Whether a rule is a pattern over full ids rather than a reference."""
+    return _WILD.search(entry) is not None
+
+
+def is_number(entry: str) -> bool:
+    """Whether *entry* is a short id: one view's number, which no rule may hold (spec skills §4.1)."""
+    return not is_pattern(entry) and parse_ref(entry).kind == "number"
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """Rules, made ready to be asked for many full ids."""
+
+    entries: tuple[str, ...]
+    exact: dict[str, str] = field(repr=False)
+    anywhere: dict[str, str] = field(repr=False)
+    patterns: tuple[tuple[re.Pattern[str], str], ...] = field(repr=False)
+
+    def match(self, full_id: str) -> str | None:
+        """Return the rule that matches *full_id*, or None. Exact rules are named before patterns."""
+        rule = self.exact.get(full_id)
+        if rule is not None:
+            return rule
+        if self.anywhere:
+            rule = self.anywhere.get(full_id.partition(".")[2])
+            if rule is not None:
+                return rule
+        for pattern, entry in self.patterns:
+            if pattern.match(full_id):
+                return entry
+        return None
+
+    def unmatched(self, full_ids: Collection[str]) -> tuple[str, ...]:
+        """Return the rules that match none of *full_ids*, in the order written."""
+        bare = {full_id.partition(".")[2] for full_id in full_ids} if self.anywhere else set()
+        used = {rule for full_id, rule in self.exact.items() if full_id in full_ids}
+        used |= {rule for bare_id, rule in self.anywhere.items() if bare_id in bare}
+        used |= {rule for pattern, rule in self.patterns if any(pattern.match(full_id) for full_id in full_ids)}
+        return tuple(entry for entry in self.entries if entry not in used)
+
+
+def compile_rules(entries: Iterable[str], *, bare: Literal["public", "anywhere"]) -> Matcher:
+    """Make rules ready for matching (spec skills §4.1).
+
+    Args:
+        entries: Patterns and references as written. What is neither matches nothing; it stays among the entries.
+        bare: What a bare id means: one of namespace `public` (allowing), or that id in every namespace (denying).
+    """
+    exact: dict[str, str] = {}
+    anywhere: dict[str, str] = {}
+    patterns: list[tuple[re.Pattern[str], str]] = []
+    kept = tuple(entries)
+    for entry in kept:
+        if is_pattern(entry):
+            patterns.append((re.compile(translate(entry.strip())), entry))
+            continue
+        ref = parse_ref(entry)
+        if ref.kind == "bare" and bare == "anywhere":
+            anywhere.setdefault(ref.value, entry)
+        elif (full_id := ref.full_id()) is not None:
+            exact.setdefault(full_id, entry)
+    return Matcher(kept, exact, anywhere, tuple(patterns))
