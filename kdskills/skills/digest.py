@@ -24,19 +24,24 @@ def rows_digest(rows: Iterable[Iterable[str | int]]) -> str:
     return bytes_digest(text.encode("utf-8", "surrogateescape"))
 
 
-def tree_digest(folder: str | Path) -> str:
-    """Return the digest over all files below a skill folder (spec skills §2.3).
+def tree_digest(root: str | Path, below: str = "") -> str:
+    """Return the digest over all files of a skill's folder (spec skills §2.3).
 
     It is taken over `[[path, size, hex], ...]` in the order of path bytes; a link counts as
     `[path, 0, "link:" + target]`, anything else that is no regular file as `[path, 0, "other"]`.
 
+    Args:
+        root: The skill's folder, or a folder above it.
+        below: The skill's folder as a posix path below *root*, reached without links.
+
     Raises:
         FileRefused: A file vanished, turned into something else, or cannot be read.
     """
+    prefix = f"{below}/" if below else ""
     rows: list[tuple[str, int, str]] = []
-    for entry in walk_tree(folder):
+    for entry in walk_tree(root, below):
         if entry.kind == "file":
-            rows.append((entry.path, *_hash_file(folder, entry.path)))
+            rows.append((entry.path, *_hash_file(root, prefix + entry.path)))
         else:
             rows.append((entry.path, 0, f"link:{entry.target}" if entry.kind == "link" else "other"))
     return rows_digest(rows)

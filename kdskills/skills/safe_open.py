@@ -56,7 +56,7 @@ def split_relative(relative: str) -> tuple[str, ...]:
         FileRefused: `path_unsafe` when it is empty, absolute, holds a NUL, or has an empty part, `.` or `..`.
     """
     parts = tuple(relative.split("/"))
-    if "\0" in relative or len(parts) > MAX_DEPTH or any(part in {"", ".", ".."} for part in parts):
+    if "\0" in relative or len(parts) > 2 * MAX_DEPTH or any(part in {"", ".", ".."} for part in parts):
         raise FileRefused(f"{relative!r} is not a plain path below its root", code="path_unsafe", path=relative)
     return parts
 
@@ -187,23 +187,33 @@ def open_file(root: str | Path, relative: str) -> Iterator[BinaryIO]:
         yield stream
 
 
-def walk_tree(root: str | Path) -> list[TreeEntry]:
-    """List every file below *root*, dot files too, ordered by the bytes of the path; links are named, not followed.
+def walk_tree(root: str | Path, below: str = "") -> list[TreeEntry]:
+    """List every file of a tree, dot files too, ordered by the bytes of the path; links are named, not followed.
 
     Folders appear only through their files.
 
+    Args:
+        root: Folder; may itself be a link.
+        below: Folder of the tree as a posix path below *root*, reached without links; "" is *root* itself. Paths
+            of entries are relative to it.
+
     Raises:
-        FileRefused: The root or a folder cannot be opened, or the tree is deeper than 64 folders (`too_deep`).
+        FileRefused: A folder cannot be opened, or the tree is deeper than 64 folders (`too_deep`).
     """
+    parts = split_relative(below) if below else ()
     try:
-        top = os.open(root, ROOT_FLAGS)
+        current = os.open(root, ROOT_FLAGS)
     except OSError as error:
-        raise FileRefused("the tree's root cannot be opened", code="file_missing", path=".") from error
+        raise FileRefused("the tree's root cannot be opened", code="file_missing", path=below or ".") from error
     found: list[TreeEntry] = []
     try:
-        _walk(top, "", 0, found)
+        for part in parts:
+            deeper = open_folder_at(current, part, below)
+            os.close(current)
+            current = deeper
+        _walk(current, "", 0, found)
     finally:
-        os.close(top)
+        os.close(current)
     return sorted(found, key=lambda entry: os.fsencode(entry.path))
 
 
