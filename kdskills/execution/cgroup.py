@@ -1,0 +1,190 @@
+"""A cgroup leaf per run: the only bound on a whole tree's memory and number of processes (spec execution §3).
+
+Version 2, version 1 and hosts without a writable hierarchy are told apart by trying, not by guessing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+MOUNT = Path("/sys/fs/cgroup")
+PARENT = "kdskills"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One run's cgroup: its folder per controller (the same one under version 2)."""
+
+    memory: Path
+    pids: Path
+    version: int
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders to join and to remove."""
+        return (self.memory,) if self.memory == self.pids else (self.memory, self.pids)
+
+    def join(self, pid: int) -> None:
+        """Move a process in; children it has later are born inside."""
+        for folder in self.folders:
+            (folder / "cgroup.procs").write_text(str(pid), encoding="ascii")
+
+    def oom_kills(self) -> int:
+        """Return how many processes the kernel killed for want of memory."""
+        name = "memory.events" if self.version == 2 else "memory.oom_control"
+        try:
+            lines = (self.memory / name).read_text(encoding="ascii").splitlines()
+        except OSError:
+            return 0
+        return sum(int(line.split()[1]) for line in lines if line.split()[:1] == ["oom_kill"])
+
+    def members(self) -> list[int]:
+        """Return the processes inside."""
+        found: set[int] = set()
+        for folder in self.folders:
+            try:
+                found.update(int(line) for line in (folder / "cgroup.procs").read_text(encoding="ascii").split())
+            except OSError:
+                continue
+        return sorted(found)
+
+    def bounds(self) -> dict[str, int]:
+        """Return the limits as the kernel holds them."""
+        memory = "memory.max" if self.version == 2 else "memory.limit_in_bytes"
+        return {
+            "memory": int((self.memory / memory).read_text(encoding="ascii")),
+            "pids": int((self.pids / "pids.max").read_text(encoding="ascii")),
+        }
+
+    def remove(self, patience_s: float = 1.0) -> bool:
+        """Kill what is still inside and remove the leaf; False when the kernel will not let go of it in time."""
+        end = time.monotonic() + patience_s
+        left = list(self.folders)
+        while True:
+            for pid in self.members():
+                _kill(pid)
+            left = [folder for folder in left if not _rmdir(folder)]
+            if not left or time.monotonic() >= end:
+                return not left
+            time.sleep(0.002)
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupParent:
+    """A place where leaves can be made."""
+
+    memory: Path
+    pids: Path
+    version: int
+
+    def leaf(self, name: str, memory: int, pids: int) -> Leaf:
+        """Make a leaf with these bounds.
+
+        Raises:
+            OSError: The hierarchy is no longer writable.
+        """
+        leaf = Leaf(self.memory / name, self.pids / name, self.version)
+        for folder in leaf.folders:
+            folder.mkdir()
+        try:
+            if self.version == 2:
+                _write(leaf.memory / "memory.max", memory)
+                _write(leaf.memory / "memory.swap.max", 0, optional=True)
+                _write(leaf.memory / "memory.oom.group", 1, optional=True)
+            else:
+                _write(leaf.memory / "memory.limit_in_bytes", memory)
+                _write(leaf.memory / "memory.memsw.limit_in_bytes", memory, optional=True)
+            _write(leaf.pids / "pids.max", pids)
+        except OSError:
+            leaf.remove(0)
+            raise
+        return leaf
+
+    def leaves(self) -> list[Leaf]:
+        """Return every leaf there is, made by us or by others before."""
+        names = {
+            entry.name
+            for folder in (self.memory, self.pids)
+            if folder.is_dir()
+            for entry in os.scandir(folder)
+            if entry.is_dir(follow_symlinks=False)
+        }
+        return [Leaf(self.memory / name, self.pids / name, self.version) for name in sorted(names)]
+
+
+def find_parent(mount: Path = MOUNT, own: str | None = None) -> CgroupParent | None:
+    """Return where leaves can be made here, found by making one; None when nowhere.
+
+    Args:
+        mount: Where the hierarchies are mounted.
+        own: Text of `/proc/self/cgroup`; read when None.
+    """
+    if (mount / "cgroup.controllers").is_file():
+        text = own if own is not None else Path("/proc/self/cgroup").read_text(encoding="utf-8")
+        candidates = [CgroupParent(path, path, 2) for path in _v2_places(mount, text)]
+    else:
+        candidates = [CgroupParent(mount / "memory" / PARENT, mount / "pids" / PARENT, 1)]
+    return next((parent for parent in candidates if _usable(parent)), None)
+
+
+def _v2_places(mount: Path, own: str) -> list[Path]:
+    """Return where a version 2 parent may be: the top, or the highest folder above us that was delegated to us."""
+    places = [mount / PARENT]
+    path = next((line[3:] for line in own.splitlines() if line.startswith("0::/")), "/").lstrip("/")
+    parts = path.split("/") if path else []
+    above = [mount.joinpath(*parts[:count]) for count in range(1, len(parts))]
+    places += [folder / PARENT for folder in above if os.access(folder, os.W_OK)]
+    return places
+
+
+def _usable(parent: CgroupParent) -> bool:
+    try:
+        for folder in {parent.memory, parent.pids}:
+            if parent.version == 2:
+                _write(folder.parent / "cgroup.subtree_control", "+memory +pids")
+            folder.mkdir(exist_ok=True)
+            if parent.version == 2:
+                _write(folder / "cgroup.subtree_control", "+memory +pids")
+        leaf = parent.leaf(f"probe-{os.getpid()}-{time.monotonic_ns()}", 64 * 1024 * 1024, 8)
+    except OSError:
+        return False
+    leaf.remove()
+    return True
+
+
+def _write(path: Path, value: int | str, *, optional: bool = False) -> None:
+    # Opened without O_CREAT: a hierarchy has its files, and where it has none the limit cannot be set.
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if optional:
+            return
+        raise
+    try:
+        os.write(fd, str(value).encode())
+    except OSError:
+        if not optional:
+            raise
+    finally:
+        os.close(fd)
+
+
+def _rmdir(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,241 @@
+"""The system calls a sandboxed program is refused, as a table; a BPF program and docker's profile made from it.
+
+The table is a deny list over what namespaces, dropped capabilities and read-only mounts already take away: calls that
+reach parts of the kernel no script needs (spec execution §3). Everything is refused with EPERM, but for `clone3`, whose
+flags a filter cannot see: ENOSYS makes the C library fall back to `clone`, whose flags it can.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Arch = Literal["x86_64", "aarch64"]
+
+AUDIT_ARCH: Final[dict[Arch, int]] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+X32_BIT: Final = 0x40000000
+
+ALLOW: Final = 0x7FFF0000
+KILL: Final = 0x80000000
+ERRNO: Final = 0x00050000
+
+_LOAD, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
+_NR, _ARCH, _ARGS = 0, 4, 16
+
+CLONE_NEW: Final = {
+    "NEWNS": 0x00020000,
+    "NEWCGROUP": 0x02000000,
+    "NEWUTS": 0x04000000,
+    "NEWIPC": 0x08000000,
+    "NEWUSER": 0x10000000,
+    "NEWPID": 0x20000000,
+    "NEWNET": 0x40000000,
+}
+FAMILIES: Final = {"AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10}
+TERMINAL_INJECTION: Final = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """Refuse a call only for some values of one argument, seen as 32 bits.
+
+    `test` is `any_bit` (a bit of `values` is set), `in` (is one of them) or `not_in` (is none of them).
+    """
+
+    arg: int
+    test: Literal["any_bit", "in", "not_in"]
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One refused call: its number on each architecture (None where it does not exist), the error, the condition."""
+
+    name: str
+    x86_64: int | None
+    aarch64: int | None
+    error: int = errno.EPERM
+    only: Only | None = None
+
+    def number(self, arch: Arch) -> int | None:
+        """Return the call's number on *arch*."""
+        return self.x86_64 if arch == "x86_64" else self.aarch64
+
+
+_SOCKETS = Only(0, "not_in", tuple(FAMILIES.values()))
+
+RULES: Final[tuple[Rule, ...]] = (
+    # other processes
+    Rule("ptrace", 101, 117),
+    Rule("process_vm_readv", 310, 270),
+    Rule("process_vm_writev", 311, 271),
+    Rule("process_madvise", 440, 440),
+    Rule("pidfd_getfd", 438, 438),
+    Rule("kcmp", 312, 272),
+    # mounts and roots
+    Rule("mount", 165, 40),
+    Rule("umount2", 166, 39),
+    Rule("pivot_root", 155, 41),
+    Rule("chroot", 161, 51),
+    Rule("open_tree", 428, 428),
+    Rule("move_mount", 429, 429),
+    Rule("fsopen", 430, 430),
+    Rule("fsconfig", 431, 431),
+    Rule("fsmount", 432, 432),
+    Rule("fspick", 433, 433),
+    Rule("mount_setattr", 442, 442),
+    Rule("open_tree_attr", 467, 467),
+    Rule("name_to_handle_at", 303, 264),
+    Rule("open_by_handle_at", 304, 265),
+    Rule("fanotify_init", 300, 262),
+    Rule("quotactl", 179, 60),
+    Rule("quotactl_fd", 443, 443),
+    Rule("swapon", 167, 224),
+    Rule("swapoff", 168, 225),
+    Rule("acct", 163, 89),
+    # namespaces
+    Rule("unshare", 272, 97),
+    Rule("setns", 308, 268),
+    Rule("clone", 56, 220, only=Only(0, "any_bit", tuple(CLONE_NEW.values()))),
+    Rule("clone3", 435, 435, error=errno.ENOSYS),
+    Rule("sethostname", 170, 161),
+    Rule("setdomainname", 171, 162),
+    # kernel interfaces with a long history of holes
+    Rule("bpf", 321, 280),
+    Rule("perf_event_open", 298, 241),
+    Rule("io_uring_setup", 425, 425),
+    Rule("io_uring_enter", 426, 426),
+    Rule("io_uring_register", 427, 427),
+    Rule("userfaultfd", 323, 282),
+    Rule("add_key", 248, 217),
+    Rule("request_key", 249, 218),
+    Rule("keyctl", 250, 219),
+    Rule("move_pages", 279, 239),
+    Rule("migrate_pages", 256, 238),
+    Rule("lookup_dcookie", 212, 18),
+    Rule("nfsservctl", 180, 42),
+    Rule("vhangup", 153, 58),
+    Rule("uselib", 134, None),
+    Rule("_sysctl", 156, None),
+    Rule("sysfs", 139, None),
+    Rule("modify_ldt", 154, None),
+    Rule("iopl", 172, None),
+    Rule("ioperm", 173, None),
+    # modules, kexec, clocks, the kernel's log
+    Rule("init_module", 175, 105),
+    Rule("finit_module", 313, 273),
+    Rule("delete_module", 176, 106),
+    Rule("kexec_load", 246, 104),
+    Rule("kexec_file_load", 320, 294),
+    Rule("reboot", 169, 142),
+    Rule("settimeofday", 164, 170),
+    Rule("adjtimex", 159, 171),
+    Rule("clock_settime", 227, 112),
+    Rule("clock_adjtime", 305, 266),
+    Rule("syslog", 103, 116),
+    # arguments
+    Rule("personality", 135, 92, only=Only(0, "not_in", (0,))),
+    Rule("ioctl", 16, 29, only=Only(1, "in", tuple(TERMINAL_INJECTION.values()))),
+    Rule("socket", 41, 198, error=errno.EAFNOSUPPORT, only=_SOCKETS),
+    Rule("socketpair", 53, 199, error=errno.EAFNOSUPPORT, only=_SOCKETS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One BPF instruction, as `struct sock_filter` lays it out."""
+
+    code: int
+    jt: int
+    jf: int
+    k: int
+
+    def pack(self) -> bytes:
+        """Return its eight bytes."""
+        return struct.pack("=HBBI", self.code, self.jt, self.jf, self.k)
+
+
+def assemble(arch: Arch) -> list[Instruction]:
+    """Return the filter for *arch*; another architecture's calls kill the program."""
+    program = [
+        Instruction(_LOAD, 0, 0, _ARCH),
+        Instruction(_JEQ, 1, 0, AUDIT_ARCH[arch]),
+        Instruction(_RET, 0, 0, KILL),
+        Instruction(_LOAD, 0, 0, _NR),
+    ]
+    if arch == "x86_64":
+        program += [Instruction(_JGE, 0, 1, X32_BIT), Instruction(_RET, 0, 0, ERRNO | errno.ENOSYS)]
+    for rule in RULES:
+        number = rule.number(arch)
+        if number is not None:
+            block = _block(rule)
+            program += [Instruction(_JEQ, 0, len(block), number), *block]
+    program.append(Instruction(_RET, 0, 0, ALLOW))
+    return program
+
+
+def program_bytes(arch: Arch) -> bytes:
+    """Return the filter as bwrap and `seccomp(2)` read it."""
+    return b"".join(instruction.pack() for instruction in assemble(arch))
+
+
+def _block(rule: Rule) -> list[Instruction]:
+    """Return what happens once the call's number matched; every path ends in a return."""
+    deny, allow = Instruction(_RET, 0, 0, ERRNO | rule.error), Instruction(_RET, 0, 0, ALLOW)
+    if rule.only is None:
+        return [deny]
+    load = Instruction(_LOAD, 0, 0, _ARGS + 8 * rule.only.arg)  # the low word: both architectures are little endian
+    values = rule.only.values
+    if rule.only.test == "any_bit":
+        mask = 0
+        for value in values:
+            mask |= value
+        return [load, Instruction(_JSET, 0, 1, mask), deny, allow]
+    hits = [Instruction(_JEQ, len(values) - place, 0, value) for place, value in enumerate(values)]
+    return [load, *hits, *([deny, allow] if rule.only.test == "not_in" else [allow, deny])]
+
+
+def docker_profile() -> dict[str, object]:
+    """Return docker's seccomp profile of the same table (`runtime/images/seccomp.json`)."""
+    plain: dict[int, list[str]] = {}
+    for rule in RULES:
+        if rule.only is None:
+            plain.setdefault(rule.error, []).append(rule.name)
+    syscalls: list[dict[str, object]] = [
+        {"names": sorted(names), "action": "SCMP_ACT_ERRNO", "errnoRet": error}
+        for error, names in sorted(plain.items())
+    ]
+    for rule in RULES:
+        if rule.only is not None:
+            syscalls += [
+                {"names": [rule.name], "action": "SCMP_ACT_ERRNO", "errnoRet": rule.error, "args": [test]}
+                for test in _docker_tests(rule.only)
+            ]
+    return {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "archMap": [
+            {"architecture": "SCMP_ARCH_X86_64", "subArchitectures": []},
+            {"architecture": "SCMP_ARCH_AARCH64", "subArchitectures": []},
+        ],
+        "syscalls": syscalls,
+    }
+
+
+def _docker_tests(only: Only) -> list[dict[str, object]]:
+    """Return one test per rule: libseccomp takes no two comparisons of one argument in one rule."""
+    if only.test == "any_bit":
+        return [_docker_test(only.arg, "SCMP_CMP_MASKED_EQ", value, value) for value in only.values]
+    if only.test == "in":
+        return [_docker_test(only.arg, "SCMP_CMP_MASKED_EQ", 0xFFFFFFFF, value) for value in only.values]
+    highest = max(only.values)
+    between = [value for value in range(highest) if value not in only.values]
+    return [
+        *(_docker_test(only.arg, "SCMP_CMP_EQ", value, 0) for value in between),
+        _docker_test(only.arg, "SCMP_CMP_GT", highest, 0),
+    ]
+
+
+def _docker_test(arg: int, op: str, value: int, second: int) -> dict[str, object]:
+    return {"index": arg, "op": op, "value": value, "valueTwo": second}
