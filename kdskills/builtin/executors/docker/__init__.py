@@ -1,0 +1,212 @@
+"""Docker: one locked-down container per run, from an image made offline (spec execution §3).
+
+The engine talks to the daemon through its SDK, never through command lines. Blocking calls run in a few threads of the
+engine's own, which also queue runs: docker does not get faster by more callers. Inputs and outputs pass through
+`kdskills_runtime.container_init`, because nothing can be copied into or out of a container's tmpfs from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+from kdskills.builtin.executors.docker.run import PATH, DockerRun, Image, Job
+from kdskills.errors import ExecFailed, ExecRefused
+from kdskills.execution.check import LIMIT_NAMES, check_request, require_limits
+from kdskills.execution.container import NONCE_SIZE, build_order
+from kdskills.execution.dirs import cache_dir
+from kdskills.execution.owner import RUN_LABEL, is_leftover, owner_labels
+from kdskills.execution.payload import build_payload
+from kdskills.execution.probing import canary_argv, failed, judge
+from kdskills.execution.protocol import ProbeReport, ReapReport
+from kdskills.execution.request import ExecRequest, ExecResult, IsolationLevel
+from kdskills.execution.rootfs import build_rootfs, rootfs_for_image
+from kdskills.execution.stage import read_inputs, stage_skill
+from kdskills.hooks import Register, hookimpl
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from kdskills.execution.options import ExecutionOptions, ExecutorFactory
+
+PARALLEL: Final = 2
+"""Runs at one time; more wait their turn."""
+REPOSITORY: Final = "kdskills/sandbox"
+MIN_MEMORY: Final = 32 * 1024 * 1024
+"""Below this the container's own first program does not fit."""
+
+
+@hookimpl
+def kdskills_register_executors(register: Register[ExecutorFactory]) -> None:
+    """Register the engine as `docker`."""
+    register("docker", DockerExecutor)
+
+
+class DockerExecutor:
+    """Runs programs in containers of a local docker daemon.
+
+    Args:
+        options: The operator's settings.
+    """
+
+    name = "docker"
+    level = IsolationLevel.CONTAINER
+
+    def __init__(self, options: ExecutionOptions) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._client: DockerClient | None = None
+        self._image: Image | None = None
+        self._report: ProbeReport | None = None
+        self._threads = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="kdskills-docker")
+
+    async def probe(self) -> ProbeReport:
+        """Run the canary in a container as any other program; the answer is kept (spec execution §2)."""
+        if self._report is None:
+            self._report = await self._probe()
+        return self._report
+
+    async def run(self, request: ExecRequest) -> ExecResult:
+        """Run to the end (spec execution §1)."""
+        handle = await self.start(request)
+        try:
+            return await handle.wait()
+        except asyncio.CancelledError:
+            await asyncio.shield(handle.cancel())
+            raise
+
+    async def start(self, request: ExecRequest) -> DockerRun:
+        """Check and prepare *request*, queue it, and return at once."""
+        job = await asyncio.to_thread(self._prepare, request)
+        run = DockerRun(self._connect(), job)
+        run.submit(self._threads)
+        return run
+
+    async def reap(self) -> ReapReport:
+        """Remove containers whose owner is dead (spec execution §5)."""
+        return await asyncio.to_thread(self._reap)
+
+    def _connect(self) -> DockerClient:
+        import docker
+
+        with self._lock:
+            if self._client is None:
+                self._client = docker.from_env(timeout=60)
+            return self._client
+
+    def _prepare(self, request: ExecRequest) -> Job:
+        """Decide everything that can be decided without a container. Raises ExecRefused."""
+        from docker.errors import DockerException
+
+        plan = check_request(request)
+        if request.network != "none":
+            raise ExecRefused(
+                "docker runs programs without network only", code="limit_not_enforceable", engine=self.name
+            )
+        if request.limits.memory < MIN_MEMORY:
+            raise ExecRefused(
+                f"docker needs a memory limit of at least {MIN_MEMORY} bytes",
+                code="limit_not_enforceable",
+                engine=self.name,
+            )
+        enforced = LIMIT_NAMES
+        mounts = {mount.id: str(stage_skill(mount, self._options.cache_dir or cache_dir())) for mount in request.skills}
+        inputs = read_inputs(request.inputs, request.limits)
+        try:
+            enforced = self._enforceable(self._connect())
+            require_limits(enforced, self._options.best_effort, self.name)
+            image = self._ensure_image(self._connect())
+        except DockerException as error:
+            raise ExecRefused(f"no docker engine answers: {error}", engine=self.name) from error
+        nonce = secrets.token_bytes(NONCE_SIZE)
+        argv, payload = plan.argv, None
+        if request.code is not None:
+            argv = (image.python, "-I", image.entry, "--payload-fd", "{payload_fd}", "--report-fd", "{report_fd}")
+            payload = build_payload(request)
+        env = {"PATH": PATH, "HOME": "/work", "LANG": "C.UTF-8", "TMPDIR": "/tmp", **request.env}  # noqa: S108 - inside
+        return Job(
+            plan=plan,
+            image=image,
+            order=build_order(plan, argv, env, inputs, nonce=nonce, payload=payload),
+            nonce=nonce,
+            mounts=mounts,
+            labels=owner_labels(request.owner, request.request_id or secrets.token_hex(8)),
+            enforced=enforced,
+        )
+
+    def _enforceable(self, client: DockerClient) -> frozenset[str]:
+        """Return the limits this daemon's kernel can hold."""
+        facts = client.info()
+        missing = {name for name, fact in (("memory", "MemoryLimit"), ("pids", "PidsLimit")) if not facts.get(fact)}
+        return LIMIT_NAMES - missing
+
+    def _ensure_image(self, client: DockerClient) -> Image:
+        """Import the prepared tree unless the daemon has it; nothing is ever pulled."""
+        from docker.errors import ImageNotFound
+
+        with self._lock:
+            if self._image is not None:
+                return self._image
+            tree = build_rootfs(self._options.cache_dir)
+            tar, digest = rootfs_for_image(self._options.cache_dir)
+            name = f"{REPOSITORY}:{digest.removeprefix('sha256:')[:32]}"
+            try:
+                image = client.images.get(name)
+            except ImageNotFound:
+                client.api.import_image_from_file(str(tar), repository=REPOSITORY, tag=name.partition(":")[2])
+                image = client.images.get(name)
+            if image.id is None:
+                raise ExecRefused("docker imported an image without an id", engine=self.name)
+            self._image = Image(image.id, tree.python, tree.entry)
+            return self._image
+
+    async def _probe(self) -> ProbeReport:
+        """Run the canary and judge it."""
+        try:
+            image = await asyncio.to_thread(self._image_for_probe)
+            result = await self.run(ExecRequest(argv=canary_argv(image.python, image.entry)))
+        except (ExecRefused, ExecFailed) as error:
+            return ProbeReport(
+                self.name, self.level, ok=False, cure=f"start a docker daemon this user may talk to: {error}"
+            )
+        checks = judge(result.stdout.data)
+        ok = result.status == "ok" and all(check.ok for check in checks)
+        words = result.error.message if result.error else failed(checks)
+        return ProbeReport(
+            engine=self.name,
+            level=self.level,
+            ok=ok,
+            checks=checks,
+            limits=result.limits_enforced,
+            cure=None if ok else f"look into the daemon's set-up: {words}",
+        )
+
+    def _image_for_probe(self) -> Image:
+        from docker.errors import DockerException
+
+        try:
+            return self._ensure_image(self._connect())
+        except DockerException as error:
+            raise ExecRefused(f"no docker engine answers: {error}", engine=self.name) from error
+
+    def _reap(self) -> ReapReport:
+        from docker.errors import DockerException
+
+        ended: list[str] = []
+        lost: list[str] = []
+        try:
+            found = self._connect().containers.list(all=True, filters={"label": RUN_LABEL}, ignore_removed=True)
+        except DockerException as error:
+            return ReapReport(failed=(f"docker: {error}",))
+        for container in found:
+            if not is_leftover(container.labels):
+                continue
+            try:
+                container.remove(force=True, v=True)
+                ended.append(f"container {container.name}")
+            except DockerException as error:
+                lost.append(f"container {container.name}: {error}")
+        return ReapReport(tuple(ended), tuple(lost))

@@ -1,0 +1,244 @@
+"""One run in a container, from its place in the queue to its removal (spec execution §3)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import select
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kdskills.execution.check import Plan
+from kdskills.execution.code_run import apply_report
+from kdskills.execution.container import Answer, Demux, container_options, status_of
+from kdskills.execution.pump import CHUNK, GRACE_S, TailBuffer
+from kdskills.execution.request import ExecError, ExecResult, IsolationLevel, Status
+from kdskills.execution.rootfs import image_recipe_dir
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from docker.models.containers import Container
+
+PATH: Final = "/usr/local/bin:/usr/bin:/bin"
+START_SLACK_S: Final = 0.9
+COLLECT_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """The imported image, and where its interpreter and entry are."""
+
+    id: str
+    python: str
+    entry: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything decided before a container is made."""
+
+    plan: Plan
+    image: Image
+    order: bytes
+    nonce: bytes
+    mounts: dict[str, str]
+    labels: dict[str, str]
+    enforced: frozenset[str]
+
+
+class DockerRun:
+    """A run in a container: queued, running or over. Made by `DockerExecutor.start`."""
+
+    def __init__(self, client: DockerClient, job: Job) -> None:
+        self._client = client
+        self._job = job
+        limits = job.plan.request.limits
+        self._stdout, self._stderr = TailBuffer(limits.stdout), TailBuffer(limits.stderr)
+        self._container: Container | None = None
+        self._future: Future[ExecResult] | None = None
+        self._cancelled = threading.Event()
+        self._overdue = False
+        self._sent = 0
+
+    def submit(self, threads: ThreadPoolExecutor) -> None:
+        """Take a place in the queue."""
+        self._future = threads.submit(self._run)
+
+    async def wait(self) -> ExecResult:
+        """Wait for the end; waiting may be cancelled without ending the run."""
+        assert self._future is not None
+        return await asyncio.shield(asyncio.wrap_future(self._future))
+
+    async def cancel(self) -> None:
+        """End the container: TERM, grace, KILL."""
+        self._cancelled.set()
+        await asyncio.to_thread(self._end)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the program, by way of the container's init."""
+        container = self._container
+        if container is not None:
+            self._sent = number
+            self._kill(container, number)
+
+    def tail(self, limit: int = 8192) -> tuple[bytes, bytes]:
+        """Return the last *limit* bytes of stdout and stderr so far."""
+        return self._stdout.tail(limit), self._stderr.tail(limit)
+
+    def _end(self) -> None:
+        """TERM, then KILL until the worker thread is through."""
+        assert self._future is not None
+        number: int = signal.SIGTERM
+        while not self._future.done():
+            container = self._container
+            if container is not None:
+                self._kill(container, number)
+            number = signal.SIGKILL
+            with contextlib.suppress(FutureTimeout):
+                self._future.result(timeout=GRACE_S)
+
+    @staticmethod
+    def _kill(container: Container, number: int) -> None:
+        from docker.errors import APIError
+
+        with contextlib.suppress(APIError):  # not yet or no longer running: nobody is there to get it
+            container.kill(signal=number)
+
+    def _run(self) -> ExecResult:
+        """Make the container, talk to its init, remove it. Runs in one of the engine's threads."""
+        from docker.errors import DockerException
+
+        started = time.monotonic()
+        answer = Answer(self._job.plan, self._job.nonce, self._stdout)
+        state: dict[str, Any] = {}
+        fault: str | None = None
+        try:
+            if not self._cancelled.is_set():
+                self._container = self._create()
+                self._talk(self._container, answer)
+                state = self._state(self._container)
+        except (DockerException, OSError) as error:
+            fault = f"{type(error).__name__}: {error}"
+        finally:
+            if self._container is not None:
+                with contextlib.suppress(DockerException):  # `reap` finds what could not be removed
+                    self._container.remove(force=True, v=True)
+        answer.close()
+        return self._result(answer, state, fault, time.monotonic() - started)
+
+    def _create(self) -> Container:
+        job = self._job
+        options = container_options(job.plan, job.image.id, job.mounts, _seccomp(), len(job.order))
+        init = job.image.entry.rpartition("/")[0] + "/container_init.py"
+        return self._client.containers.create(
+            command=[job.image.python, "-I", init],
+            name=f"kdskills-{secrets.token_hex(8)}",
+            labels=job.labels,
+            environment={"PATH": PATH},
+            **options,
+        )
+
+    def _talk(self, container: Container, answer: Answer) -> None:
+        """Start the container, send the order, read to the end of its output or of its time."""
+        params = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+        raw = self._client.api.attach_socket(str(container.id), params=params)
+        try:
+            wire: socket.socket = getattr(raw, "_sock", raw)
+            container.start()
+            self._converse(wire, answer)
+        finally:
+            getattr(raw, "_response", raw).close()  # the SDK hangs the response on the socket; it closes both
+        if self._overdue:
+            self._kill(container, signal.SIGKILL)
+
+    def _converse(self, wire: socket.socket, answer: Answer) -> None:
+        """Send and receive at once: an init that dies early must not hold us in a send."""
+        demux = Demux(answer.feed, self._stderr.feed)
+        wire.setblocking(False)
+        order = memoryview(self._job.order)
+        wall = self._job.plan.request.limits.wall_s
+        deadline = time.monotonic() + wall + GRACE_S + START_SLACK_S
+        while True:
+            if answer.answering and not answer.end:
+                deadline = time.monotonic() + COLLECT_S
+            left = deadline - time.monotonic()
+            if left <= 0 or answer.broken:
+                self._overdue = True
+                return
+            readable, writable, _ = select.select([wire], [wire] if order else [], [], left)
+            if writable:
+                try:
+                    order = order[wire.send(order[:CHUNK]) :]
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    order = order[len(order) :]  # the init is gone; its last words are still to be read
+            if readable:
+                data = wire.recv(CHUNK)
+                if not data:
+                    return
+                demux.feed(data)
+
+    def _state(self, container: Container) -> dict[str, Any]:
+        """Return the container's state once it has stopped; OOM is read here, before removal."""
+        for _ in range(50):
+            container.reload()
+            if not container.attrs["State"]["Running"]:
+                break
+            time.sleep(0.02)
+        return dict(container.attrs["State"])
+
+    def _result(self, answer: Answer, state: dict[str, Any], fault: str | None, duration: float) -> ExecResult:
+        """Put together what the init said, what the daemon saw, and what we did."""
+        end = answer.end if answer.done else None
+        status, error = self._status(answer, state, fault)
+        result = ExecResult(
+            status=status,
+            exit_code=end.code if end else None,
+            signal=end.signal if end else (self._sent or None) if status == "nonzero" else None,
+            stdout=self._stdout.stream(),
+            stderr=self._stderr.stream(),
+            duration_s=end.duration_s if end else duration,
+            engine="docker",
+            level=IsolationLevel.CONTAINER,
+            limits_enforced=self._job.enforced,
+            artifacts=tuple(answer.found.artifacts) if end else (),
+            artifact_errors=tuple(answer.found.errors) if end else (),
+            error=error,
+        )
+        if self._job.plan.request.code is not None:
+            return apply_report(result, answer.report or b"")
+        return result
+
+    def _status(self, answer: Answer, state: dict[str, Any], fault: str | None) -> tuple[Status, ExecError | None]:
+        if self._cancelled.is_set():
+            return "cancelled", None
+        end = answer.end if answer.done else None
+        oom = bool(state.get("OOMKilled"))
+        if end is not None:
+            status = status_of(end)
+            return ("oom" if oom and status in {"nonzero", "limit"} else status), end.trouble
+        if oom:
+            return "oom", None
+        if fault is not None:
+            return "infra_error", ExecError("container", "engine_failed", fault)
+        if self._overdue and answer.broken is None:
+            return "timeout", None
+        if self._sent:
+            return "nonzero", None
+        words = self._stderr.tail(500).decode("utf-8", "replace").strip()
+        message = answer.broken or f"the container ended without an answer (exit code {state.get('ExitCode')}) {words}"
+        return "infra_error", ExecError("container", "init_lost", message.strip())
+
+
+def _seccomp() -> str:
+    """Return the seccomp profile shipped with the image recipe, as the daemon wants it: JSON text."""
+    return json.dumps(json.loads((image_recipe_dir() / "seccomp.json").read_text(encoding="utf-8")))

@@ -1,0 +1,284 @@
+"""The host's half of the talk with `kdskills_runtime.container_init`: write its order, read its answer (spec execution §3).
+
+What comes back went through a container an untrusted program was in charge of. Bytes before the nonce are the
+program's own output; what follows it is authentic, and still checked: paths, globs, sizes, counts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kdskills.execution.check import Plan, path_problem
+from kdskills.execution.code_run import MAX_REPORT
+from kdskills.execution.collect import Collection, finish, new_collection
+from kdskills.execution.pump import GRACE_S, TailBuffer
+from kdskills.execution.request import ExecError, Limits, Status
+
+NONCE_SIZE: Final = 32
+MAX_LINE: Final = 64 * 1024
+
+
+def build_order(
+    plan: Plan,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    inputs: Sequence[tuple[str, bytes]],
+    *,
+    nonce: bytes,
+    payload: bytes | None,
+) -> bytes:
+    """Return the order for `container_init`: its length, itself, and the bytes it announces."""
+    request, limits = plan.request, plan.request.limits
+    order = {
+        "nonce": nonce.hex(),
+        "argv": list(argv),
+        "env": dict(env),
+        "cwd": plan.cwd,
+        "wall": limits.wall_s,
+        "grace": GRACE_S,
+        "limits": rlimits(limits),
+        "inputs": [(path, len(data)) for path, data in inputs],
+        "stdin": len(request.stdin),
+        "payload": None if payload is None else len(payload),
+        "outputs": list(request.outputs),
+        "max_files": limits.output_files,
+        "max_bytes": limits.output_size,
+    }
+    head = json.dumps(order).encode("ascii")
+    return b"".join([len(head).to_bytes(8, "big"), head, *(data for _, data in inputs), request.stdin, payload or b""])
+
+
+def rlimits(limits: Limits) -> dict[str, tuple[int, int]]:
+    """Return the (soft, hard) rlimits a program gets, by the entry's names; CPU time warns one second early."""
+    cpu = math.ceil(limits.wall_s if limits.cpu_s is None else limits.cpu_s)
+    return {
+        "core": (0, 0),
+        "nofile": (limits.nofile, limits.nofile),
+        "fsize": (limits.fsize, limits.fsize),
+        "cpu": (cpu, cpu + 1),
+    }
+
+
+def container_options(plan: Plan, image: str, mounts: Mapping[str, str], seccomp: str, largest: int) -> dict[str, Any]:
+    """Return the SDK's keyword arguments of a locked-down container (spec execution §3, docker).
+
+    Args:
+        plan: The checked request.
+        image: Image id; never a name that could be pulled.
+        mounts: Skill folders of this host by full id, mounted read-only below /skills.
+        seccomp: The profile as JSON text.
+        largest: Bytes of the largest thing `container_init` itself must write, which the file size limit may not stop.
+    """
+    limits = plan.request.limits
+    bounds = rlimits(limits) | {"fsize": (max(limits.fsize, largest),) * 2}
+    tmpfs = "rw,exec,nosuid,nodev,uid=10001,gid=10001,mode=0700,nr_inodes=16384,size="
+    return {
+        "image": image,
+        "network_mode": "none",
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true", f"seccomp={seccomp}"],
+        "pids_limit": limits.pids + 2,  # docker-init and container_init
+        "mem_limit": limits.memory,
+        "memswap_limit": limits.memory,
+        "nano_cpus": 1_000_000_000,
+        "user": "10001:10001",
+        "ipc_mode": "private",
+        "tmpfs": {"/work": f"{tmpfs}{limits.work_size}", "/tmp": f"{tmpfs}{limits.tmp_size}"},  # noqa: S108 - inside
+        "shm_size": limits.tmp_size,
+        "ulimits": [{"Name": name, "Soft": soft, "Hard": hard} for name, (soft, hard) in bounds.items()],
+        "oom_score_adj": 500,
+        "log_config": {"Type": "none"},
+        "init": True,
+        "hostname": "sandbox",
+        "stdin_open": True,
+        "working_dir": "/work",
+        "mounts": [
+            {"Type": "bind", "Source": source, "Target": f"/skills/{skill}", "ReadOnly": True}
+            for skill, source in sorted(mounts.items())
+        ],
+    }
+
+
+class Demux:
+    """Takes docker's attach stream apart: 8-byte heads, then bytes of stdout (1) or stderr (2)."""
+
+    def __init__(self, stdout: Callable[[bytes], None], stderr: Callable[[bytes], None]) -> None:
+        self._sinks = {1: stdout, 2: stderr}
+        self._head = b""
+        self._left = 0
+        self._sink: Callable[[bytes], None] = stdout
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the stream."""
+        view = memoryview(data)
+        while view:
+            if self._left == 0:
+                take = 8 - len(self._head)
+                self._head += bytes(view[:take])
+                view = view[take:]
+                if len(self._head) == 8:
+                    self._left = int.from_bytes(self._head[4:], "big")
+                    self._sink = self._sinks.get(self._head[0], _nowhere)
+                    self._head = b""
+                continue
+            piece = view[: self._left]
+            view = view[len(piece) :]
+            self._left -= len(piece)
+            self._sink(bytes(piece))
+
+
+def _nowhere(data: bytes) -> None:
+    """Take bytes of a stream nobody asked for."""
+
+
+@dataclass(slots=True)
+class Ended:
+    """How the program ended, by the word of `container_init`."""
+
+    reason: str
+    code: int | None
+    signal: int | None
+    duration_s: float
+    trouble: ExecError | None
+
+
+@dataclass(slots=True)
+class Answer:
+    """Reads standard output: the program's own up to the nonce, then the answer.
+
+    `broken` says why reading stopped; `done` that the answer came to its end.
+    """
+
+    plan: Plan
+    nonce: bytes
+    stdout: TailBuffer
+    end: Ended | None = None
+    report: bytes | None = None
+    done: bool = False
+    broken: str | None = None
+    answering: bool = False
+    found: Collection = field(init=False)
+    _buffer: bytearray = field(default_factory=bytearray)
+    _body: tuple[dict[str, Any], int] | None = None
+
+    def __post_init__(self) -> None:
+        self.found = new_collection(self.plan.globs, self.plan.request.limits)
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of standard output."""
+        if self._over():
+            return
+        self._buffer += data
+        if not self.answering and not self._find_nonce():
+            return
+        while self._step() and not self._over():
+            pass
+
+    def _over(self) -> bool:
+        """Whether nothing more is to be read."""
+        return self.done or self.broken is not None
+
+    def close(self) -> None:
+        """Say that no more comes."""
+        if not self.answering:
+            self.stdout.feed(bytes(self._buffer))
+        elif not self.done and self.broken is None:
+            self.broken = "the answer broke off"
+        self._buffer.clear()
+        finish(self.found)
+
+    def _find_nonce(self) -> bool:
+        """Hand on the program's own output, and say whether the nonce came."""
+        at = self._buffer.find(self.nonce)
+        own = at if at >= 0 else max(0, len(self._buffer) - NONCE_SIZE + 1)
+        self.stdout.feed(bytes(self._buffer[:own]))
+        del self._buffer[: own + (NONCE_SIZE if at >= 0 else 0)]
+        self.answering = at >= 0
+        return self.answering
+
+    def _step(self) -> bool:
+        """Understand one line or one announced body; False when more bytes are needed."""
+        if self._body is not None:
+            head, size = self._body
+            if len(self._buffer) < size:
+                return False
+            data = bytes(self._buffer[:size])
+            del self._buffer[:size]
+            self._body = None
+            if head["kind"] == "report":
+                self.report = data
+            else:
+                self._accept(str(head["path"]), data, int(head["mode"]))
+            return True
+        end = self._buffer.find(b"\n")
+        if end < 0:
+            self.broken = "a line of the answer is too long" if len(self._buffer) > MAX_LINE else None
+            return False
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        try:
+            self._event(json.loads(line))
+        except (ValueError, KeyError, TypeError) as error:
+            self.broken = f"a line of the answer cannot be understood: {error!r}"
+        return True
+
+    def _event(self, line: dict[str, Any]) -> None:
+        """Act on one line of the answer; raises when it is not of the protocol."""
+        limits = self.plan.request.limits
+        match line["kind"]:
+            case "end":
+                self.end = _ended(line, self.plan)
+            case "report" if 0 <= line["size"] <= MAX_REPORT:
+                self._body = (line, line["size"])
+            case "file" if 0 <= line["size"] <= limits.output_size:
+                self._body = (line, line["size"])
+            case "problem":
+                path = str(line["path"]).encode("utf-8", "backslashreplace").decode()
+                self.found.refuse(path[:1024], str(line["code"])[:64], str(line["message"])[:512])
+            case "done":
+                self.done = True
+            case _:
+                raise ValueError(line["kind"])
+
+    def _accept(self, path: str, data: bytes, mode: int) -> None:
+        """Take a file whose path is clean and was asked for."""
+        shown = path.encode("utf-8", "backslashreplace").decode()
+        if path_problem(path) or not any(glob.matches(tuple(path.split("/"))) for glob in self.plan.globs):
+            self.found.refuse(shown, "not_declared", "no declared output names it")
+        else:
+            self.found.accept(shown, data, mode)
+
+
+def status_of(end: Ended) -> Status:
+    """Return the status the end of a program stands for, memory aside."""
+    if end.reason == "timeout":
+        return "timeout"
+    if end.trouble is not None:
+        return "infra_error"
+    if end.signal in {signal.SIGXCPU, signal.SIGXFSZ}:
+        return "limit"
+    return "ok" if end.code == 0 else "nonzero"
+
+
+def _ended(line: dict[str, Any], plan: Plan) -> Ended:
+    """Read the `end` line."""
+    trouble = None
+    if "stage" in line:
+        program = plan.argv[0] if plan.argv else "python3"
+        what = {"exec": program, "workdir": plan.cwd}.get(line["stage"], str(line["stage"]))
+        code = {"exec": "program_missing", "workdir": "workdir_missing"}.get(line["stage"], "setup_failed")
+        trouble = ExecError(str(line["stage"]), code, f"{what}: {os.strerror(int(line['errno']))}")
+    return Ended(
+        reason="timeout" if line["reason"] == "timeout" else "exited",
+        code=int(line["code"]) if "code" in line else None,
+        signal=int(line["signal"]) if "signal" in line else None,
+        duration_s=float(line["duration"]),
+        trouble=trouble,
+    )

@@ -1,0 +1,43 @@
+"""Judging what the canary saw (spec execution §2). The canary itself is `kdskills_runtime/canary.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from kdskills.execution.protocol import ProbeCheck
+
+CANARY_FILES: Final = ("/etc/shadow", "/etc/machine-id")
+"""Host files a sandbox must not be able to read, beside the engine's own sources."""
+
+
+def canary_argv(python: str, entry: str) -> tuple[str, ...]:
+    """Return the argument list of the canary, which lies beside the entry file *entry*."""
+    return (python, "-I", entry.rpartition("/")[0] + "/canary.py", *CANARY_FILES, str(Path(__file__).resolve()))
+
+
+def judge(output: bytes) -> tuple[ProbeCheck, ...]:
+    """Return one check per promise of the probe, from the canary's own words; garbage fails as `canary`."""
+    try:
+        seen = json.loads(output)
+        return tuple(_checks(seen))
+    except (ValueError, KeyError, TypeError) as error:
+        return (ProbeCheck("canary", ok=False, found=f"the canary did not answer: {error!r}"),)
+
+
+def failed(checks: Sequence[ProbeCheck]) -> str:
+    """Return the failed checks as one line."""
+    return "; ".join(f"{check.name}: {check.found}" for check in checks if not check.ok)
+
+
+def _checks(seen: dict[str, Any]) -> Iterator[ProbeCheck]:
+    yield ProbeCheck("host_files", not seen["readable"], f"readable: {seen['readable']}")
+    yield ProbeCheck("core_pattern", not seen["core_pattern_writable"], f"writable: {seen['core_pattern_writable']}")
+    yield ProbeCheck("uid", seen["uid"] != 0, f"uid {seen['uid']}")
+    yield ProbeCheck("capabilities", seen["cap_bounding"] == 0, f"bounding set {seen['cap_bounding']:#x}")
+    yield ProbeCheck("seccomp", seen["seccomp"] == 2, f"mode {seen['seccomp']}")
+    yield ProbeCheck("no_new_privs", seen["no_new_privs"] == 1, str(seen["no_new_privs"]))
+    yield ProbeCheck("network", seen["interfaces"] == ["lo"], f"interfaces {seen['interfaces']}")
+    yield ProbeCheck("root_read_only", not seen["root_writable"], f"writable: {seen['root_writable']}")

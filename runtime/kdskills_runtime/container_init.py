@@ -1,0 +1,242 @@
+"""The first program of a container: takes the work order, runs the program, ends everything, sends the outputs.
+
+::
+
+    host  -> stdin    8 bytes: length; the order, JSON; then the bytes it announces: input files, standard input, payload
+    stdout, stderr    the program's own, live
+    init  -> stdout   after every other process is dead: the order's nonce, then JSON lines, some followed by bytes
+
+Order: {"nonce": hex, "argv", "env": {name: value}, "cwd", "wall", "grace", "limits": {rlimit: number}, "inputs":
+[[path, size]], "stdin": size, "payload": size or null, "outputs": [glob], "max_files", "max_bytes"}. Text is UTF-8 with
+surrogateescape. `{payload_fd}` and `{report_fd}` in argv become descriptor numbers.
+
+Answer: {"kind": "end", "reason": "exited" | "timeout", "code"?, "signal"?, "duration", "errno"?, "stage"?},
+{"kind": "report", "size"} + bytes, {"kind": "file", "path", "mode", "size"} + bytes,
+{"kind": "problem", "path", "code", "message"}, {"kind": "done"}.
+
+The program runs under the same uid. It cannot forge an answer: the nonce is known to this process alone, whose memory
+other processes of its uid cannot read (it is not dumpable), and it is spoken when no other process is left. A program
+that kills this process ends its container, and the host finds no answer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+
+from kdskills_runtime.outbox import send_outputs
+from kdskills_runtime.stage0 import LIMITS
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing costs 5 ms
+if TYPE_CHECKING:
+    from typing import Any
+
+PR_SET_DUMPABLE = 4
+PR_SET_CHILD_SUBREAPER = 36
+MAX_REPORT = 2 * 1024 * 1024
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def main() -> int:
+    """Serve one order."""
+    if os.getuid() == 0 or not _alone():
+        sys.stderr.write("container_init: not the first program of a container; nothing was run\n")
+        return 125
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) or libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        sys.stderr.write(f"container_init: prctl: {os.strerror(ctypes.get_errno())}\n")
+        return 125
+    order = json.loads(_exactly(0, int.from_bytes(_exactly(0, 8), "big")))
+    _place_inputs(order["inputs"])
+    stdin_fd = _memory_file("stdin", order["stdin"])
+    payload_fd = None if order["payload"] is None else _memory_file("payload", order["payload"])
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    end, report = _Program(order, stdin_fd, payload_fd).run()
+    with open(1, "wb", closefd=False) as out:
+        out.write(bytes.fromhex(order["nonce"]))
+        out.write(json.dumps({"kind": "end", **end}).encode() + b"\n")
+        if report is not None:
+            out.write(json.dumps({"kind": "report", "size": len(report)}).encode() + b"\n" + report)
+        send_outputs(out, "/work", order["outputs"], order["max_files"], order["max_bytes"])
+        out.write(b'{"kind": "done"}\n')
+    return 0
+
+
+def _alone() -> bool:
+    """Whether this process is what pid 1 was started for: it will KILL every process it may."""
+    with open("/proc/1/cmdline", "rb") as file:  # noqa: PTH123 - pathlib costs 3 ms to import
+        return b"container_init.py" in file.read()
+
+
+def _exactly(fd: int, size: int) -> bytes:
+    """Read *size* bytes from *fd*."""
+    pieces = bytearray()
+    while len(pieces) < size:
+        piece = os.read(fd, min(size - len(pieces), 1 << 20))
+        if not piece:
+            raise EOFError("the order broke off")
+        pieces += piece
+    return bytes(pieces)
+
+
+def _place_inputs(inputs: list[tuple[str, int]]) -> None:
+    """Write the input files below /work; their paths were checked by the host."""
+    for path, size in inputs:
+        place = os.path.join("/work", path)  # noqa: PTH118 - pathlib costs 3 ms to import
+        os.makedirs(os.path.dirname(place), exist_ok=True)  # noqa: PTH103, PTH120 - pathlib costs 3 ms to import
+        fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        with open(fd, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
+            file.write(_exactly(0, size))
+
+
+def _memory_file(name: str, size: int) -> int:
+    """Return a descriptor of a file in memory holding the next *size* bytes of the order, at its beginning."""
+    fd = os.memfd_create(name)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(_exactly(0, size))
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+class _Program:
+    """The program, from its start until nothing of it is left."""
+
+    def __init__(self, order: dict[str, Any], stdin_fd: int, payload_fd: int | None) -> None:
+        self._order = order
+        self._stdin_fd = stdin_fd
+        self._payload_fd = payload_fd
+        self._report = bytearray()
+
+    def run(self) -> tuple[dict[str, Any], bytes | None]:
+        """Return how the program ended, and the report of generated code."""
+        trouble_read, trouble_write = os.pipe()
+        report_read, report_write = os.pipe()
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        started = time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            self._become(trouble_write, report_write)
+        for forwarded in FORWARDED:
+            signal.signal(forwarded, lambda got, _frame: _send(pid, got))
+        os.close(trouble_write)
+        os.close(report_write)
+        trouble = os.read(trouble_read, 4096)
+        status, reason = self._watch(pid, report_read, wake_read, started + self._order["wall"])
+        duration = time.monotonic() - started
+        _end_everything()
+        self._drain(report_read)
+        end: dict[str, Any] = {"reason": reason, "duration": duration}
+        if trouble:
+            stage, _, number = trouble.decode().partition(":")
+            end.update(stage=stage, errno=int(number))
+        elif status is not None and os.WIFSIGNALED(status):
+            end["signal"] = os.WTERMSIG(status)
+        elif status is not None:
+            end["code"] = os.WEXITSTATUS(status)
+        return end, None if self._payload_fd is None else bytes(self._report)
+
+    def _watch(self, pid: int, report: int, wake: int, deadline: float) -> tuple[int | None, str]:
+        """Read the report and reap children until the program ends or its time is over; then TERM and a grace."""
+        reason, status, readers = "exited", None, [report, wake]
+        while status is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                if reason == "timeout":
+                    break
+                reason, deadline = "timeout", time.monotonic() + self._order["grace"]
+                _send(-1, signal.SIGTERM)
+                continue
+            ready, _, _ = select.select(readers, [], [], left)
+            if wake in ready:
+                os.read(wake, 4096)
+            if report in ready and not self._read_report(report):
+                readers.remove(report)
+            status = _reap(pid)
+        return status, reason
+
+    def _read_report(self, fd: int) -> bool:
+        """Take one piece of the report, keeping its beginning; False at its end."""
+        piece = os.read(fd, 65536)
+        self._report += piece[: MAX_REPORT - len(self._report)]
+        return bool(piece)
+
+    def _drain(self, fd: int) -> None:
+        """Read what is left of the report; no writer is left, so its end comes."""
+        while self._read_report(fd):
+            pass
+
+    def _become(self, trouble: int, report: int) -> None:
+        """In the child: put everything in place and become the program. Never returns."""
+        stage = "limits"
+        try:
+            os.setsid()
+            for restored in (*FORWARDED, signal.SIGCHLD, signal.SIGPIPE):
+                signal.signal(restored, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
+            for name, bound in self._order["limits"].items():
+                resource.setrlimit(LIMITS[name], tuple(bound))
+            os.dup2(self._stdin_fd, 0)
+            argv = [_bytes(word) for word in self._order["argv"]]
+            if self._payload_fd is not None:
+                os.set_inheritable(self._payload_fd, True)
+                os.set_inheritable(report, True)
+                numbers = {b"{payload_fd}": self._payload_fd, b"{report_fd}": report}
+                argv = [str(numbers[word]).encode() if word in numbers else word for word in argv]
+            stage = "workdir"
+            os.chdir(_bytes(self._order["cwd"]))
+            stage = "exec"
+            env = {_bytes(name): _bytes(value) for name, value in self._order["env"].items()}
+            os.execvpe(argv[0], argv, env)  # noqa: S606 - argv by execve is the contract
+        except (OSError, ValueError) as error:
+            os.write(trouble, f"{stage}:{getattr(error, 'errno', 0) or 0}".encode())
+        finally:
+            os._exit(127)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _send(pid: int, number: int) -> bool:
+    """Send a signal; False when nobody was there to get it."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _reap(pid: int) -> int | None:
+    """Reap every child that is gone; return the status of *pid* when it is among them."""
+    status = None
+    while True:
+        try:
+            found, got = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return status
+        if found == 0:
+            return status
+        if found == pid:
+            status = got
+
+
+def _end_everything() -> None:
+    """KILL every other process of this container but its pid 1, until none is left to get the signal."""
+    while _send(-1, signal.SIGKILL):
+        _reap(0)
+        time.sleep(0.001)
+    _reap(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
