@@ -1,0 +1,259 @@
+"""Rows of `sources.yaml` made citable (spec skills §6.1)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kdskills.errors import Diagnostic, Severity
+from kdskills.sources.urls import parse_url
+
+MAX_SID = 999_999_999
+"""The largest number a citation can carry (spec skills §6.3: items of one to nine digits)."""
+
+MAX_FIELD = 64 * 1024
+
+_MAX_DEPTH = 20
+
+FIELDS = {
+    "url": ("url", "href", "value"),
+    "physical_path": ("physical_path", "local_path"),
+    "title": ("title", "description"),
+    "text": ("text", "body", "value_preview"),
+}
+"""Field of a row: the keys it may be written under, of which the first present counts."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SourceRow(Mapping[str, Any]):
+    """One source: a read-only mapping that equals the dict with the same fields.
+
+    It always has `title` and `text`; `url` in its stored spelling, `physical_path` and `sid` when known; and every
+    other key its file gave it.
+    """
+
+    _fields: dict[str, Any]
+
+    def __getitem__(self, key: str) -> Any:
+        return self._fields[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __repr__(self) -> str:
+        return f"SourceRow({self._fields!r})"
+
+    @property
+    def sid(self) -> int | None:
+        """The number it is cited by, or None."""
+        return self._fields.get("sid")
+
+    @property
+    def title(self) -> str:
+        """Its title; the URL or path when it was given none."""
+        return str(self._fields["title"])
+
+    @property
+    def text(self) -> str:
+        """What it says, or `""`."""
+        return str(self._fields["text"])
+
+    @property
+    def url(self) -> str | None:
+        """Its URL in the stored spelling, or None."""
+        return self._fields.get("url")
+
+    @property
+    def path(self) -> str | None:
+        """Its physical path, or None."""
+        return self._fields.get("physical_path")
+
+    @property
+    def identity(self) -> str:
+        """What makes two rows the same source: the URL, else the path."""
+        return self.url or self.path or ""
+
+    @property
+    def title_is_fallback(self) -> bool:
+        """Whether the title is only the URL or path."""
+        return self.title in {self.url, self.path}
+
+    def numbered(self, sid: int | None) -> SourceRow:
+        """Return the same row under *sid*, first in order, or without a number."""
+        rest = {key: value for key, value in self._fields.items() if key != "sid"}
+        return SourceRow(rest if sid is None else {"sid": sid, **rest})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as a new dict."""
+        return dict(self._fields)
+
+
+def normalize_sources(value: object) -> tuple[tuple[SourceRow, ...], tuple[Diagnostic, ...]]:
+    """Return the rows a `sources.yaml` holds, and what was wrong with it (spec skills §6.1).
+
+    Args:
+        value: A list of rows, a `{sid: row}` mapping, or either under `sources` or `items`; also as JSON text.
+
+    Returns:
+        The rows in file order, and findings: `source_without_identity`, `source_bad_sid`, `duplicate_sid`,
+        `source_bad_url`, `url_scheme_added`, `source_field_too_large`, `source_field_type`, `source_bad_row`,
+        `sources_not_rows`. Nothing raises.
+    """
+    findings: list[Diagnostic] = []
+    rows: list[SourceRow] = []
+    taken: set[int] = set()
+    for place, (key, raw) in enumerate(_items(value, findings), start=1):
+        row = raw if isinstance(raw, SourceRow) and key is None else _row(key, raw, f"row {place}", findings)
+        if row is None:
+            continue
+        if row.sid is not None and row.sid in taken:
+            _add(findings, "duplicate_sid", f"sid {row.sid} stands twice; the first row has it", str(row.sid))
+            row = row.numbered(None)
+        if row.sid is not None:
+            taken.add(row.sid)
+        rows.append(row)
+    return tuple(rows), tuple(findings)
+
+
+def first_text(row: Mapping[str, Any], field: str) -> str | None:
+    """Return a field under the first key that is present, as text, or None."""
+    for key in FIELDS[field]:
+        text = _text(row.get(key), numbers=field in {"title", "text"})
+        if text is not None:
+            return text
+    return None
+
+
+def _add(findings: list[Diagnostic], code: str, message: str, ref: str, severity: Severity = "warning") -> None:
+    findings.append(Diagnostic(code, severity, message, ref=ref))
+
+
+def _items(value: object, findings: list[Diagnostic]) -> list[tuple[object, object]]:
+    """Return (key of a `{sid: row}` mapping or None, row) pairs."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            value = object()
+    if isinstance(value, Mapping) and not isinstance(value, SourceRow):
+        for key in ("sources", "items"):
+            if isinstance(value.get(key), (list, tuple, Mapping)):
+                value = value[key]
+                break
+    if value is None:
+        return []
+    if isinstance(value, Mapping) and not isinstance(value, SourceRow):
+        return list(value.items())
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, SourceRow)):
+        return [(None, row) for row in value]
+    _add(findings, "sources_not_rows", "sources are a list of rows or a mapping of sid to row", "sources")
+    return []
+
+
+def _row(key: object, raw: object, place: str, findings: list[Diagnostic]) -> SourceRow | None:
+    if not isinstance(raw, Mapping):
+        _add(findings, "source_bad_row", f"{place} is not a mapping; it is dropped", place)
+        return None
+    fields = _fields(raw, place, findings)
+    sid = _sid(fields.pop("sid", None), key, place, findings)
+    ref = place if sid is None else str(sid)
+    found = {name: _take(fields, name, ref, findings) for name in FIELDS}
+    url = found["url"]
+    if url is not None:
+        parsed = parse_url(url)
+        url = parsed.text or None
+        if parsed.bad:
+            _add(findings, "source_bad_url", f"{place}: the URL does not parse and is kept as text", ref)
+        if parsed.scheme_added:
+            _add(findings, "url_scheme_added", f"{place}: https was added to the URL", ref, "info")
+    identity = url or found["physical_path"]
+    if identity is None:
+        _add(findings, "source_without_identity", f"{place} has neither URL nor path; it is dropped", ref)
+        return None
+    row: dict[str, Any] = {} if sid is None else {"sid": sid}
+    row["title"] = found["title"] or identity
+    if url is not None:
+        row["url"] = url
+    if found["physical_path"] is not None:
+        row["physical_path"] = found["physical_path"]
+    row["text"] = found["text"] or ""
+    return SourceRow(row | fields)
+
+
+def _fields(raw: Mapping[Any, Any], place: str, findings: list[Diagnostic]) -> dict[str, Any]:
+    """Return the fields of a row as JSON values, without those that are too large."""
+    fields: dict[str, Any] = {}
+    for raw_key, raw_value in raw.items():
+        name = str(raw_key)
+        if name in fields:
+            continue
+        value = _plain(raw_value, 0)
+        written = value if isinstance(value, str) else json.dumps(value)
+        if len(written) > MAX_FIELD or len(written.encode("utf-8", "surrogatepass")) > MAX_FIELD:
+            _add(findings, "source_field_too_large", f"{place}: {name[:80]!r} is over 64 KiB and is dropped", place)
+            continue
+        fields[name] = value
+    return fields
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """Return *value* as JSON can hold it; what it cannot becomes text."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if depth < _MAX_DEPTH:
+        if isinstance(value, Mapping):
+            return {str(key): _plain(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [_plain(item, depth + 1) for item in value]
+    return type(value).__name__ if isinstance(value, (Mapping, list, tuple)) else str(value)
+
+
+def _take(fields: dict[str, Any], name: str, ref: str, findings: list[Diagnostic]) -> str | None:
+    """Take a field out of *fields* under the first key that is present; other keys stay as they are."""
+    found = None
+    for key in FIELDS[name]:
+        value = fields.get(key)
+        text = _text(value, numbers=name in {"title", "text"})
+        if text is not None and found is None:
+            found = text if name == "text" else text.strip()
+            del fields[key]
+        elif key in fields and (value is None or (isinstance(value, str) and not value.strip())):
+            del fields[key]
+    if name in fields:
+        _add(findings, "source_field_type", f"{name!r} is not text; it is dropped", ref)
+        del fields[name]
+    return found
+
+
+def _text(value: object, *, numbers: bool) -> str | None:
+    if isinstance(value, str):
+        return value if value.strip() else None
+    return json.dumps(value) if numbers and isinstance(value, (int, float)) else None
+
+
+def _sid(written: object, key: object, place: str, findings: list[Diagnostic]) -> int | None:
+    """Return the number of a row: the key of its mapping, else its field."""
+    named = _number(key)
+    own = _number(written)
+    if (key is not None and named is None) or (written is not None and own is None):
+        _add(findings, "source_bad_sid", f"{place}: a sid is a whole number from 1 to {MAX_SID}", place)
+    elif named is not None and own is not None and named != own:
+        _add(findings, "source_bad_sid", f"{place}: sid {own} stands under the key {named}, which counts", place)
+    return named if named is not None else own
+
+
+def _number(value: object) -> int | None:
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdecimal():
+        digits = value.strip().lstrip("0")
+        value = int(digits) if digits and len(digits) <= 9 else None
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 1 <= value <= MAX_SID else None

@@ -1,0 +1,296 @@
+"""The grammar of citation tokens, and where a text is code (spec skills §6.3).
+
+One scanner serves whole texts and texts that arrive in pieces: it says which tokens it found and how far the text is
+decided. What is undecided, at most the rest of a line, is given to it again with more text. Every pattern here is
+linear: neighbouring repeats are possessive or match different characters, and runs within a token are bounded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+BLANKS = " \t\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000"
+ZERO_WIDTH = "\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"
+
+MAX_ITEMS = 200
+MAX_INLINE_CODE = 2000
+MAX_FREE_RANGE = 1000
+
+_OPEN, _CLOSE = "[\\[\uff3b]", "[\\]\uff3d]"
+_DASHES = "\u2010-\u2015\u2212"
+
+
+class Grammar(NamedTuple):
+    """The compiled patterns."""
+
+    event: re.Pattern[str]  # where something may begin: code, a token, its HTML spelling
+    token: re.Pattern[str]
+    token_prefix: re.Pattern[str]  # a token that has not ended yet
+    sup: re.Pattern[str]
+    sup_prefix: re.Pattern[str]
+    item: re.Pattern[str]
+    ignorable: re.Pattern[str]
+    blank: re.Pattern[str]
+    ticks: re.Pattern[str]
+    fence_margin: re.Pattern[str]
+    fence_close: re.Pattern[str]
+
+
+@cache
+def grammar() -> Grammar:
+    """Return the patterns, compiled on first use to keep `import kdskills` light."""
+    gap = f"[{BLANKS}{ZERO_WIDTH}]{{0,200}}+"
+    joint = f"[{ZERO_WIDTH}]{{0,200}}+"
+    colon, items = "[:\uff1a]", "[^\\[\\]\uff3b\uff3d\n\r\v\f\x85\u2028\u2029]"
+    return Grammar(
+        event=re.compile(f"`+|{_OPEN}|<"),
+        token=re.compile(
+            f"{_OPEN}{joint}{_OPEN}{gap}[Ss]{gap}{colon}({items}{{1,{MAX_ITEMS}}}){_CLOSE}{joint}{_CLOSE}"
+        ),
+        token_prefix=re.compile(
+            f"{_OPEN}{joint}(?:{_OPEN}{gap}(?:[Ss]{gap}(?:{colon}(?:{items}{{0,{MAX_ITEMS}}}"
+            f"|{items}{{1,{MAX_ITEMS}}}{_CLOSE}{joint}))?)?)?"
+        ),
+        sup=re.compile(r'<sup[ \t]+class="cite"[ \t]+data-sids="([^"<>\n\r]*)"[^<>\n\r]*>'),
+        sup_prefix=re.compile(r"<(?:s(?:u(?:p(?:[ \t][^<>\n\r]*)?)?)?)?"),
+        item=re.compile(f"([0-9]{{1,9}})(?:[{BLANKS}]*-[{BLANKS}]*([0-9]{{1,9}}))?"),
+        ignorable=re.compile(f"[{ZERO_WIDTH}]"),
+        blank=re.compile(f"[{BLANKS}]"),
+        ticks=re.compile("`+"),
+        fence_margin=re.compile("[ \t>]*+"),
+        fence_close=re.compile("[ \t>]*+(`*+|~*+)[ \t]*+"),
+    )
+
+
+@cache
+def _plain() -> dict[int, str]:
+    table = {0xFF10 + digit: str(digit) for digit in range(10)}
+    table[0xFF0C] = ","
+    return table | dict.fromkeys((*range(8208, 8214), 8722, 65293), "-")
+
+
+def parse_items(text: str) -> list[tuple[int, int]]:
+    """Return the items of a token as ranges (first, last), a single number as (n, n), in order (spec skills §6.3)."""
+    patterns = grammar()
+    plain = patterns.ignorable.sub("", text).translate(_plain())
+    found = []
+    for item in plain.split(","):
+        match = patterns.item.fullmatch(item.strip())
+        if match:
+            first = int(match[1])
+            last = int(match[2]) if match[2] else first
+            found.append((min(first, last), max(first, last)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token in a text: where it stands, and its items as ranges."""
+
+    start: int
+    end: int
+    items: tuple[tuple[int, int], ...]
+
+
+class Scanner:
+    """Finds tokens outside code, in a text given at once or in pieces.
+
+    Args:
+        lookahead: Leave a token undecided until the character after it is known.
+    """
+
+    def __init__(self, *, lookahead: bool = False) -> None:
+        self._lookahead = lookahead
+        self._fence: tuple[str, int] | None = None
+        self._mid_line = False  # the beginning of this line was decided before
+
+    def scan(self, text: str, *, final: bool) -> tuple[list[Token], int]:
+        """Return the tokens of *text*, and how far it is decided.
+
+        Args:
+            text: What was undecided before, followed by new text.
+            final: Nothing follows *text*.
+        """
+        tokens: list[Token] = []
+        position = 0
+        while position < len(text):
+            end = _line_end(text, position)
+            whole = final or end < len(text)
+            code = self._is_code(text, position, end, whole=whole)
+            if code is None:
+                return tokens, position
+            decided = end if code else self._inline(text, position, end, tokens, whole=whole)
+            if decided > position:
+                self._mid_line = True
+            if decided < end:
+                return tokens, decided
+            position = end
+            if end < len(text):
+                self._mid_line = False
+                position += 1
+        return tokens, position
+
+    def _is_code(self, text: str, start: int, end: int, *, whole: bool) -> bool | None:
+        """Say whether the line is fenced code or a fence, and keep track of fences; None when not yet known."""
+        if self._mid_line:
+            return self._fence is not None
+        patterns = grammar()
+        if self._fence is not None:
+            mark, length = self._fence
+            closing = patterns.fence_close.fullmatch(text, start, end)
+            if closing and not whole:
+                return None
+            if closing and len(closing[1]) >= length and closing[1][0] == mark:
+                self._fence = None
+            return True
+        margin = patterns.fence_margin.match(text, start, end)
+        first = margin.end() if margin else start
+        if first == end:
+            return False if whole else None
+        mark = text[first]
+        if mark not in "`~":
+            return False
+        after = first
+        while after < end and text[after] == mark:
+            after += 1
+        if after == end and not whole:
+            return None
+        if after - first < 3 or (mark == "`" and text.find("`", after, end) >= 0):
+            return False
+        if mark == "`" and not whole:
+            return None
+        self._fence = (mark, after - first)
+        return True
+
+    def _inline(self, text: str, start: int, end: int, tokens: list[Token], *, whole: bool) -> int:
+        """Find the tokens of one line or the rest of one; return how far it is decided."""
+        patterns = grammar()
+        code = _InlineCode(text, end, whole=whole)
+        closer = -1
+        position = start
+        while found := patterns.event.search(text, position, end):
+            at = found.start()
+            mark = text[at]
+            if mark == "`":
+                after = code.after(at, found.end())
+                if after is None:
+                    return at
+                position = after
+                continue
+            match = (patterns.sup if mark == "<" else patterns.token).match(text, at, end)
+            stop = match.end() if match else -1
+            if match and mark == "<":
+                if closer < stop:
+                    closer = text.find("</sup>", stop, end)
+                    closer = end if closer < 0 else closer
+                stop = closer + len("</sup>") if closer < end else -1
+                if stop < 0 and not whole:
+                    return at
+            if match and stop > 0:
+                if stop == end and self._lookahead and not whole:
+                    return at
+                tokens.append(Token(at, stop, tuple(parse_items(match[1]))))
+                position = stop
+                continue
+            if not whole and (patterns.sup_prefix if mark == "<" else patterns.token_prefix).fullmatch(text, at, end):
+                return at
+            position = at + 1
+        return end
+
+
+class _InlineCode:
+    """Pairs the backtick runs of a line: each closes with the next run of equal length near enough."""
+
+    def __init__(self, text: str, end: int, *, whole: bool) -> None:
+        self._text = text
+        self._end = end
+        self._whole = whole
+        self._runs: dict[int, list[int]] | None = None  # length to starts, the last one first
+        self._growing: tuple[int, int] | None = None  # start and length of a run that touches the end
+
+    def after(self, start: int, stop: int) -> int | None:
+        """Return where the code that the run opens ends, or the run's own end if it opens none; None: not yet known."""
+        if stop == self._end and not self._whole:
+            return None
+        if self._runs is None:
+            self._runs = self._find(start)
+        length = stop - start
+        starts = self._runs.get(length, [])
+        while starts and starts[-1] < stop:
+            starts.pop()
+        if starts and starts[-1] - stop <= MAX_INLINE_CODE:
+            return starts[-1] + length
+        if not self._whole and self._may_still_close(stop, length):
+            return None
+        return stop
+
+    def _may_still_close(self, stop: int, length: int) -> bool:
+        if self._growing and self._growing[1] <= length and self._growing[0] - stop <= MAX_INLINE_CODE:
+            return True
+        return self._end - stop <= MAX_INLINE_CODE
+
+    def _find(self, start: int) -> dict[int, list[int]]:
+        runs: dict[int, list[int]] = {}
+        for run in grammar().ticks.finditer(self._text, start, self._end):
+            if run.end() == self._end and not self._whole:
+                self._growing = (run.start(), run.end() - run.start())
+            else:
+                runs.setdefault(run.end() - run.start(), []).append(run.start())
+        for starts in runs.values():
+            starts.reverse()
+        return runs
+
+
+def _line_end(text: str, start: int) -> int:
+    """Return where the line ends: at a LF or CR, or at the end of the text."""
+    end = text.find("\n", start)
+    end = len(text) if end < 0 else end
+    carriage = text.find("\r", start, end)
+    return end if carriage < 0 else carriage
+
+
+def find_tokens(text: str) -> list[Token]:
+    """Return every token of a whole text, outside code."""
+    return Scanner().scan(text, final=True)[0]
+
+
+def held_back(text: str) -> int:
+    """Return how many characters at the end of *text* may belong to a token that has not ended yet.
+
+    These are one or two `[` with any beginning of the rest of a token, and the blanks and zero-width characters
+    before it if a zero-width one is among them (spec skills §6.4).
+    """
+    patterns = grammar()
+    last = max(text.rfind("["), text.rfind("\uff3b"))
+    if last < 0:
+        return 0
+    before = last
+    while before > 0 and patterns.ignorable.match(text[before - 1]):
+        before -= 1
+    start = before - 1 if before > 0 and text[before - 1] in "[\uff3b" else last
+    if not patterns.token_prefix.fullmatch(text, start):
+        start = last
+    if not patterns.token_prefix.fullmatch(text, start):
+        return 0
+    margin, invisible = start, False
+    while margin > 0 and (patterns.blank.match(text[margin - 1]) or patterns.ignorable.match(text[margin - 1])):
+        margin -= 1
+        invisible = invisible or bool(patterns.ignorable.match(text[margin]))
+    return len(text) - (margin if invisible else start)
+
+
+class Known:
+    """The sids a range is intersected with, so that a range costs what is known."""
+
+    def __init__(self, sids: Iterable[int]) -> None:
+        self._sids = sorted(set(sids))
+
+    def within(self, first: int, last: int) -> list[int]:
+        """Return the known sids from *first* to *last*, ascending."""
+        from bisect import bisect_left, bisect_right
+
+        return self._sids[bisect_left(self._sids, first) : bisect_right(self._sids, last)]
