@@ -5,6 +5,7 @@ descriptor file of a folder and fixes it to that folder (spec skills §3.1, §3.
 """
 
 from kdskills.bundle.descriptor import SkillsDescriptor
+from kdskills.bundle.load import Bundle, load_bundle
 from kdskills.bundle.rules import AgentRules
 
-__all__ = ["AgentRules", "SkillsDescriptor"]
+__all__ = ["AgentRules", "Bundle", "SkillsDescriptor", "load_bundle"]

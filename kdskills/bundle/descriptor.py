@@ -27,8 +27,8 @@ class SkillsDescriptor(BaseModel):
 
     Attributes:
         version: 1.
-        custom_skills_root: Folder of the bundle's skills. None when left out: `skills/` below the bundle if it is
-            there. False: none, written as blank, null or false.
+        custom_skills_root: Folder of the bundle's skills. None: there is none, written as blank, null or false; or,
+            with `root_omitted`, it is `skills/` below the bundle if that is there.
         agents_config: Rules per consumer; `"*"` is a layer of denials over everybody.
         bundle_root: Folder relative roots are joined to.
         allow_outside_bundle: Whether a relative root may leave the bundle.
@@ -41,7 +41,7 @@ class SkillsDescriptor(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     version: Literal[1] = 1
-    custom_skills_root: str | Literal[False] | None = None
+    custom_skills_root: str | None = None
     agents_config: Mapping[str, AgentRules] = Field(default_factory=lambda: MappingProxyType({}))
     bundle_root: str | None = None
     allow_outside_bundle: bool = False
@@ -75,8 +75,8 @@ class SkillsDescriptor(BaseModel):
     def to_json(self) -> dict[str, Any]:
         """Return the descriptor as JSON, defaults left out."""
         found: dict[str, Any] = {}
-        if self.custom_skills_root is not None:
-            found["custom_skills_root"] = None if self.custom_skills_root is False else self.custom_skills_root
+        if not self.root_omitted:
+            found["custom_skills_root"] = self.custom_skills_root
         if self.agents_config:
             found["agents_config"] = {name: rules.to_json() for name, rules in self.agents_config.items()}
         if self.bundle_root is not None:
@@ -86,6 +86,11 @@ class SkillsDescriptor(BaseModel):
         if self.extra:
             found["extra"] = json.loads(json.dumps(dict(self.extra)))
         return found
+
+    @property
+    def root_omitted(self) -> bool:
+        """Whether nothing was said about the root, unlike a root said to be none."""
+        return "custom_skills_root" not in self.model_fields_set
 
     @property
     def content_hash(self) -> str:
@@ -147,12 +152,12 @@ class SkillsDescriptor(BaseModel):
                 the bundle by `..` or a link.
         """
         base = None if bundle_root is None and self.bundle_root is None else Path(bundle_root or self.bundle_root or "")
-        if self.custom_skills_root is False:
-            return None
-        if self.custom_skills_root is None:
+        if self.root_omitted:
             folder = None if base is None else base / "skills"
             if folder is None or not folder.is_dir():
                 return None
+        elif self.custom_skills_root is None:
+            return None
         else:
             folder = Path(self.custom_skills_root)
             if folder.is_absolute():
@@ -214,11 +219,11 @@ def _path_text(value: object, key: str) -> str:
     return text
 
 
-def _root(value: object) -> str | Literal[False]:
+def _root(value: object) -> str | None:
     if value is None or value is False:
-        return False
+        return None
     text = _path_text(value, "custom_skills_root")
-    return text if text.strip() else False
+    return text if text.strip() else None
 
 
 def _bundle_root(value: object) -> str | None:

@@ -1,0 +1,237 @@
+"""Loading a bundle from its folder (spec skills §3.2)."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any, Literal, NoReturn
+
+from kdskills.bundle.descriptor import UPPER, SkillsDescriptor, lies_inside
+from kdskills.bundle.rules import refuse, resembling
+from kdskills.errors import BundleError, DescriptorError, Diagnostic, FileRefused
+from kdskills.skills.safe_open import read_file
+from kdskills.skills.yaml_core import Limits, YamlRefused, load_yaml, to_python
+
+NAMES = ("skills_descriptor.py", "skills_descriptor.yaml", "skills_descriptor.json")
+MAX_DESCRIPTOR = 1024 * 1024
+WHOLE = "SKILLS_DESCRIPTOR"
+YAML_LIMITS = Limits(nodes=100_000, size=MAX_DESCRIPTOR)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle as found in its folder (spec skills §3.2).
+
+    Attributes:
+        root: The folder, with links followed.
+        name: The folder's name.
+        descriptor: Where its skills are and who may use which; `bundle_root` is the folder.
+        tools_path: `tools.py`, or None.
+        demo_path: `demo.yaml`, or None.
+        diagnostics: Warnings about the descriptor and the folder.
+    """
+
+    root: Path
+    name: str
+    descriptor: SkillsDescriptor
+    tools_path: Path | None = None
+    demo_path: Path | None = None
+    diagnostics: tuple[Diagnostic, ...] = ()
+
+
+def load_bundle(
+    path: str | Path,
+    *,
+    python: Literal["execute", "refuse"] = "execute",
+    allow_outside_bundle: bool = False,
+) -> Bundle:
+    """Load a bundle (spec skills §3.2).
+
+    A `skills_descriptor.py` is trusted code: it runs in this process. Its own `allow_outside_bundle` and `bundle_root`
+    do not count; only the caller can let a bundle's file point out of the bundle.
+
+    Args:
+        path: The bundle's folder.
+        python: `refuse` refuses a bundle whose descriptor is Python instead of running it.
+        allow_outside_bundle: Whether the descriptor's root may lie outside the folder.
+
+    Raises:
+        BundleError: The folder cannot be loaded: `bundle_missing`, `bundle_empty`, `bundle_ambiguous`,
+            `bundle_file_refused`, `bundle_python_refused`, `bundle_python_failed`, `bundle_unreadable`.
+        DescriptorError: The descriptor says something not understood.
+    """
+    if python not in {"execute", "refuse"}:
+        raise TypeError(f"python is 'execute' or 'refuse', not {python!r}")
+    root = Path(os.path.realpath(path))
+    if not root.is_dir():
+        raise BundleError(f"there is no bundle folder at {path}", code="bundle_missing", path=str(path))
+    found = [name for name in NAMES if os.path.lexists(root / name)]
+    if len(found) > 1:
+        raise BundleError(
+            f"a bundle has one descriptor, this has {', '.join(found)}", code="bundle_ambiguous", files=found
+        )
+    if not found and not (root / "skills").is_dir():
+        raise BundleError("a bundle has a skills_descriptor or a folder skills/", code="bundle_empty", path=str(path))
+    findings: list[Diagnostic] = []
+    content = _read(root, found[0], python) if found else {}
+    descriptor = _placed(content, root, found[0] if found else None, allow_outside_bundle, findings)
+    return Bundle(
+        root=root,
+        name=root.name,
+        descriptor=descriptor,
+        tools_path=_beside(root, "tools.py", findings),
+        demo_path=_beside(root, "demo.yaml", findings),
+        diagnostics=(*descriptor.diagnostics, *findings),
+    )
+
+
+def _read(root: Path, name: str, python: str) -> Mapping[str, Any]:
+    """Return what the descriptor file says, not yet understood."""
+    if name.endswith(".py") and python == "refuse":
+        raise BundleError(f"{name} is Python, and running it was not allowed", code="bundle_python_refused", file=name)
+    try:
+        data = read_file(root, name, limit=MAX_DESCRIPTOR).data
+    except FileRefused as error:
+        raise BundleError(f"{name} cannot be used: {error}", code="bundle_file_refused", file=name) from error
+    value = _READERS[name.rpartition(".")[2]](data, root / name)
+    if not isinstance(value, Mapping):
+        raise _in_file(refuse("descriptor_type", "descriptor", f"a mapping, not {type(value).__name__}"), name)
+    return value
+
+
+def _python(data: bytes, path: Path) -> Mapping[str, Any]:
+    """Run the file in a namespace of its own, outside `sys.modules`, and pick the names that mean something."""
+    namespace: dict[str, Any] = {"__name__": "skills_descriptor", "__file__": str(path)}
+    try:
+        code = compile(data, str(path), "exec", dont_inherit=True)
+        exec(code, namespace)  # noqa: S102 - a bundle's Python descriptor is trusted code, by contract
+    except (Exception, SystemExit) as error:
+        line = _line(error, str(path))
+        message = f"{path.name}, line {line}: {type(error).__name__}: {error}"
+        raise BundleError(message, code="bundle_python_failed", file=path.name, line=line) from error
+    known = (*UPPER.values(), WHOLE)
+    for name, value in namespace.items():
+        if name in known or name.startswith("_") or isinstance(value, (type, ModuleType)):
+            continue
+        meant = resembling(name, known)
+        if meant is not None:
+            raise _in_file(refuse("descriptor_unknown_key", name, f"not read; did you mean {meant}?"), path.name)
+    picked = {name: namespace[name] for name in UPPER.values() if name in namespace}
+    if WHOLE not in namespace:
+        return picked
+    if picked:
+        message = f"beside {WHOLE} there is {', '.join(picked)}; say it in one place"
+        raise _in_file(refuse("descriptor_conflict", WHOLE, message), path.name)
+    if not isinstance(namespace[WHOLE], dict):
+        raise _in_file(refuse("descriptor_type", WHOLE, f"a dict, not {type(namespace[WHOLE]).__name__}"), path.name)
+    whole: dict[str, Any] = namespace[WHOLE]
+    return whole
+
+
+def _line(error: BaseException, path: str) -> int:
+    """Return the line of the descriptor at which *error* came up; 1 when it names none."""
+    if isinstance(error, SyntaxError) and error.filename == path and error.lineno:
+        return error.lineno
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return next((line for line in reversed(lines) if line), 1)
+
+
+def _yaml(data: bytes, path: Path) -> Any:
+    try:
+        document = load_yaml(_text(data), YAML_LIMITS)
+    except UnicodeDecodeError as error:
+        _unreadable(path, "it is no UTF-8", None, error)
+    except YamlRefused as error:
+        _unreadable(path, error.message, None if error.place is None else error.place[0] + 1, error)
+    if document.duplicates:
+        key, mark = document.duplicates[0]
+        _unreadable(path, f"the key {key!r} stands twice", mark.line + 1)
+    return to_python(document.root)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _json(data: bytes, path: Path) -> Any:
+    try:
+        return json.loads(_text(data), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        _unreadable(path, error.msg, error.lineno, error)
+    except RecursionError as error:
+        _unreadable(path, "it is nested too deep", None, error)
+    except UnicodeDecodeError as error:
+        _unreadable(path, "it is no UTF-8", None, error)
+    except ValueError as error:
+        _unreadable(path, str(error), None, error)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(key for index, (key, _) in enumerate(pairs) if key in {name for name, _ in pairs[:index]})
+        raise ValueError(f"the key {twice!r} stands twice")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def _unreadable(path: Path, why: str, line: int | None, cause: Exception | None = None) -> NoReturn:
+    place = f"{path.name}, line {line}" if line else path.name
+    raise BundleError(f"{place}: {why}", code="bundle_unreadable", file=path.name, line=line) from cause
+
+
+_READERS: Mapping[str, Callable[[bytes, Path], Any]] = MappingProxyType({"py": _python, "yaml": _yaml, "json": _json})
+
+
+def _placed(
+    content: Mapping[str, Any], root: Path, name: str | None, allow: bool, findings: list[Diagnostic]
+) -> SkillsDescriptor:
+    """Understand the descriptor, and fix it to the bundle's folder."""
+    try:
+        written = SkillsDescriptor.model_validate(content)
+        for key in ("bundle_root", "allow_outside_bundle"):
+            if key in content and getattr(written, key):
+                message = f"{key} in a bundle's own file is ignored: only the caller decides it"
+                findings.append(Diagnostic("descriptor_key_ignored", "warning", message, path=name, ref=key))
+        placed: dict[str, Any] = {"bundle_root": str(root), "allow_outside_bundle": allow}
+        chosen = written.custom_skills_root
+        if isinstance(chosen, str) and Path(chosen).is_absolute():
+            if lies_inside(Path(chosen), root):
+                placed["custom_skills_root"] = Path(os.path.realpath(chosen)).relative_to(root)
+            elif not allow:
+                message = f"{chosen!r} lies outside the bundle; only the caller of load_bundle can allow that"
+                raise refuse("descriptor_root_outside_bundle", "custom_skills_root", message)
+        descriptor = SkillsDescriptor.model_validate(written.to_json() | placed)
+        descriptor.resolve_root()
+    except DescriptorError as error:
+        raise _in_file(error, name) from error
+    return descriptor
+
+
+def _in_file(error: DescriptorError, name: str | None) -> DescriptorError:
+    """Return the same error naming the bundle's file, whose author must mend it."""
+    if name is None:
+        return error
+    return DescriptorError(f"{name}: {error.message}", code=error.code, who="author", **error.details, file=name)
+
+
+def _beside(root: Path, name: str, findings: list[Diagnostic]) -> Path | None:
+    """Return a file of the bundle, or None; what is there but is no regular file is left out with a warning."""
+    path = root / name
+    if not os.path.lexists(path):
+        return None
+    if stat.S_ISREG(path.lstat().st_mode):
+        return path
+    findings.append(
+        Diagnostic("bundle_file_ignored", "warning", f"{name} is not a regular file; it is not used", path=name)
+    )
+    return None
