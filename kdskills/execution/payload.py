@@ -5,10 +5,11 @@ The other side is `runtime/kdskills_runtime/py_code_exec_entry.py`, whose docstr
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import keyword
 from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
 from kdskills.errors import ExecRefused
@@ -29,7 +30,7 @@ def build_payload(
     *,
     program_path: str = PROGRAM_PATH,
     with_source: bool = True,
-    skills_dir: str = SKILLS_DIR,
+    places: Mapping[str, str] | None = None,
     work_dir: str = WORK_DIR,
     rlimits: Mapping[str, int] | None = None,
     verify: Verify = "tree",
@@ -40,7 +41,7 @@ def build_payload(
         request: A request whose `code` is given.
         program_path: Where the program's own file is, or is written to, on the far side.
         with_source: False when the engine has put the program there itself.
-        skills_dir: Where `request.skills` are mounted on the far side, each below its full id.
+        places: Where each mounted skill is on the far side, by full id; `/skills/<full id>` when None.
         work_dir: The far side's `/work`.
         rlimits: Limits the entry sets for itself, by its names (`cpu`, `as`, `nproc`, `nofile`, `fsize`, `core`).
         verify: How thoroughly skills are checked against the descriptor before the program starts.
@@ -55,7 +56,9 @@ def build_payload(
     if descriptor is not None:
         if not isinstance(descriptor, Mapping):
             raise ExecRefused("SKILLS_DESCRIPTOR is not a mapping", code="bad_request")
-        names[DESCRIPTOR_NAME] = remap_descriptor(descriptor, request.skills, skills_dir)
+        names[DESCRIPTOR_NAME] = remap_descriptor(
+            descriptor, skill_places(request.skills) if places is None else places
+        )
     program: dict[str, str] = {"path": program_path}
     if with_source:
         program["source"] = request.code
@@ -87,17 +90,26 @@ def usable_name(name: str) -> bool:
     return True
 
 
-def remap_descriptor(
-    descriptor: Mapping[str, Any], skills: Sequence[SkillMount], skills_dir: str = SKILLS_DIR
-) -> dict[str, Any]:
-    """Return the export *descriptor* with every mounted skill's URI pointing below *skills_dir*.
+def skill_places(skills: Sequence[SkillMount]) -> dict[str, str]:
+    """Return where an engine with a mount namespace shows *skills*."""
+    return {mount.id: f"{SKILLS_DIR}/{mount.id}" for mount in skills}
+
+
+def remap_descriptor(descriptor: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
+    """Return the export *descriptor* with the URI of every skill in *places* mounted there.
 
     Host paths stand only in the export's `mounts`; they are dropped, so that nothing of the host's layout travels.
-    A skill of the export without a mount keeps no place, and the far side reports it as missing.
+    A skill of the export without a place is reported as missing by the far side.
     """
-    places = {mount.id: f"{skills_dir}/{mount.id}" for mount in skills}
     mounts = {row["uri"]: places[row["id"]] for row in descriptor.get("skills", ()) if row["id"] in places}
     return {**descriptor, "mounts": mounts}
+
+
+def host_entry() -> Path:
+    """Return the entry file of this installation: the host starts it, but never imports it."""
+    spec = importlib.util.find_spec("kdskills_runtime")
+    found = Path(spec.origin).parent if spec and spec.origin else Path(__file__).parents[2] / "runtime/kdskills_runtime"
+    return found / "py_code_exec_entry.py"
 
 
 def entry_argv(python: str, entry: str, *, payload_fd: int, report_fd: int) -> tuple[str, ...]:

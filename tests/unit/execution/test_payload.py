@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kdskills.errors import ExecRefused
 from kdskills.execution import ExecRequest, SkillMount
-from kdskills.execution.payload import MAX_PAYLOAD, build_payload, entry_argv, remap_descriptor, usable_name
+from kdskills.execution.payload import MAX_PAYLOAD, build_payload, entry_argv, host_entry, remap_descriptor, usable_name
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -75,10 +75,15 @@ def test_no_host_path_travels_with_the_descriptor():
     assert EXPORT["mounts"] == {"bundle://": "/srv/press"}
 
 
-def test_remapping_uses_the_engines_own_skills_folder():
-    """An engine without a namespace of its own says where its staged skills are."""
-    mounts = (SkillMount("public.x", Path("/a"), "t2"),)
-    assert remap_descriptor(EXPORT, mounts, "/cache/run")["mounts"] == {"bundle://skills/x": "/cache/run/public.x"}
+def test_remapping_uses_the_engines_own_places():
+    """An engine without a namespace of its own says where its staged skills are; the others have none."""
+    assert remap_descriptor(EXPORT, {"public.x": "/cache/t2"})["mounts"] == {"bundle://skills/x": "/cache/t2"}
+
+
+def test_the_entry_of_this_installation_is_found_without_importing_it():
+    """The host knows the entry as a file."""
+    assert host_entry().name == "py_code_exec_entry.py"
+    assert host_entry().is_file()
 
 
 @pytest.mark.parametrize("name", ["", "1a", "a-b", "class", "__name__", "__builtins__", "a b", "x.y", "None"])

@@ -1,0 +1,147 @@
+"""Folders and process trees of programs that run without a wall: found again by a mark (spec execution §5).
+
+A program without a pid namespace can leave its process group. Its environment carries a mark, which is how what left
+is found: in /proc, where a process cannot hide the environment it was started with. One that clears its environment on
+purpose gets away; that is part of what "without isolation" means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kdskills.execution.owner import is_leftover, owner_labels
+from kdskills.execution.protocol import ReapReport
+from kdskills.execution.request import ExecRequest
+
+RUN_MARK: Final = "KDSKILLS_RUN"
+END_S: Final = 1.0
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """One run's folders: `work` and `tmp` for the program, `control` and the owner's note for us."""
+
+    path: Path
+    mark: str
+
+    @classmethod
+    def make(cls, top: Path, request: ExecRequest) -> RunFolder:
+        """Make the folders of a new run below *top*, and note who watches it."""
+        mark = secrets.token_hex(16)
+        folder = cls(top / mark, mark)
+        folder.path.mkdir(mode=0o700)
+        labels = owner_labels(request.owner, request.request_id or mark)
+        (folder.path / "owner.json").write_text(json.dumps(labels), encoding="utf-8")
+        for place in (folder.work, folder.tmp, folder.control):
+            place.mkdir(mode=0o700)
+        return folder
+
+    @property
+    def work(self) -> Path:
+        """What the program knows as its workdir."""
+        return self.path / "work"
+
+    @property
+    def tmp(self) -> Path:
+        """The program's TMPDIR."""
+        return self.path / "tmp"
+
+    @property
+    def control(self) -> Path:
+        """Where generated code is put; outside the workdir."""
+        return self.path / "control"
+
+    def place(self, inputs: Sequence[tuple[str, bytes]]) -> None:
+        """Write the inputs; their paths were checked, and nobody else has been here yet."""
+        for path, data in inputs:
+            target = self.work / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[int]:
+        """Open the workdir for collecting."""
+        fd = os.open(self.work, _FOLDER)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def remove(self) -> None:
+        """Remove everything, folders the program closed to itself included."""
+        shutil.rmtree(self.path, onerror=_open_up)
+
+
+def end_marked(mark: str, *known: int) -> list[int]:
+    """KILL every process bearing *mark*, and return whom; gives up after a second.
+
+    Args:
+        mark: The run's mark.
+        *known: Process ids somebody else reaps; they are not waited for.
+    """
+    ended: list[int] = []
+    until = time.monotonic() + END_S
+    while time.monotonic() < until:
+        found = [pid for pid in marked(mark) if pid not in known]
+        if not found:
+            break
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+                ended.append(pid)
+        time.sleep(0.005)
+    return ended
+
+
+def marked(mark: str) -> list[int]:
+    """Return the living processes whose environment carries *mark*."""
+    needle = f"{RUN_MARK}={mark}".encode()
+    found = []
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is needed
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if needle in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                    found.append(int(name))
+    return found
+
+
+def leftovers(top: Path) -> ReapReport:
+    """End what dead owners left below *top*."""
+    ended: list[str] = []
+    failed: list[str] = []
+    for path in sorted(top.iterdir()):
+        try:
+            labels = json.loads((path / "owner.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue  # being made, or being removed
+        except (OSError, ValueError) as error:
+            failed.append(f"run {path.name}: {error}")
+            continue
+        if is_leftover(labels):
+            ended += [f"process {pid}" for pid in end_marked(path.name)]
+            RunFolder(path, path.name).remove()
+            ended.append(f"run {path.name}")
+    return ReapReport(tuple(dict.fromkeys(ended)), tuple(failed))
+
+
+def _open_up(function: object, path: str, error: object) -> None:
+    """Let *path* and its folder be changed and try once more; what still stays is reaped later."""
+    with contextlib.suppress(OSError):
+        parent = Path(path).parent
+        parent.chmod(0o700)
+        if Path(path).is_dir() and not Path(path).is_symlink():
+            Path(path).chmod(0o700)
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            Path(path).unlink()
