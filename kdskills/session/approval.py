@@ -1,0 +1,117 @@
+"""Asking a person before something runs, and remembering the answer (spec runtime §2 "Approval")."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from kdskills.session.codes import refuse
+from kdskills.session.events import SessionEvent, send
+
+if TYPE_CHECKING:
+    from kdskills.session.events import Sink
+
+Remember = Literal["call", "session", "always"]
+MAX_REMEMBERED: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRequest:
+    """What is about to run. `skill`, `origin`, `tree_digest` and `path` are None for generated code.
+
+    Attributes:
+        session: Session id.
+        skill: Full id of the skill.
+        origin: Where third-party text comes from, or None for a local skill.
+        tree_digest: Digest over the skill's files, taken just now.
+        path: The script.
+        argv: Program and arguments, as run.
+        env_names: Names of the variables given, without values.
+        executor: Name of the engine.
+    """
+
+    session: str
+    skill: str | None
+    origin: str | None
+    tree_digest: str | None
+    path: str | None
+    argv: tuple[str, ...]
+    env_names: tuple[str, ...]
+    executor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """The answer: build it with `allow` or `deny`."""
+
+    allowed: bool
+    remember: Remember = "call"
+    reason: str = ""
+
+
+def allow(remember: Remember = "call") -> Approval:
+    """Say yes, for this call, this session, or always."""
+    return Approval(True, remember)
+
+
+def deny(reason: str = "") -> Approval:
+    """Say no."""
+    return Approval(False, reason=reason)
+
+
+Approver = Callable[[ApprovalRequest], Awaitable[Approval]]
+Key = tuple[str | None, str | None, str | None, str | None]
+
+
+def origin_of(namespace: str) -> str | None:
+    """Return `mcp:<label>` for the namespace of a remote root, else None: the skill is local."""
+    return f"mcp:{namespace[4:]}" if namespace.startswith("mcp-") else None
+
+
+class Approvals:
+    """Asks, and remembers answers bound to (origin, id, tree digest, path), in this process."""
+
+    def __init__(self, approve: Approver | None) -> None:
+        self._approve = approve
+        self._lock = threading.Lock()
+        self._remembered: OrderedDict[tuple[str | None, Key], None] = OrderedDict()
+
+    async def require(self, request: ApprovalRequest, sink: Sink | None) -> None:
+        """Return once *request* is approved.
+
+        Raises:
+            ToolCallRefused: `approval_unavailable` when nobody can be asked, `approval_denied` on a no.
+        """
+        key: Key = (request.origin, request.skill, request.tree_digest, request.path)
+        with self._lock:
+            if (None, key) in self._remembered or (request.session, key) in self._remembered:
+                return
+        if self._approve is None:
+            raise refuse("approval_unavailable", "this run needs approval, and nobody can be asked here")
+        facts = {"skill": request.skill, "path": request.path, "executor": request.executor}
+        send(sink, SessionEvent("approval.requested", request.session, {**facts, "env_names": list(request.env_names)}))
+        answer = await self._approve(request)
+        send(
+            sink,
+            SessionEvent(
+                "approval.decided", request.session, {**facts, "allowed": answer.allowed, "remember": answer.remember}
+            ),
+        )
+        if not answer.allowed:
+            said = f": {answer.reason}" if answer.reason else ""
+            raise refuse("approval_denied", f"the run was not approved{said}", reason=answer.reason)
+        # Without a skill there is no digest to bind an answer to, so it holds for the call alone.
+        if answer.remember != "call" and request.tree_digest is not None:
+            with self._lock:
+                self._remembered[(request.session if answer.remember == "session" else None, key)] = None
+                while len(self._remembered) > MAX_REMEMBERED:
+                    self._remembered.popitem(last=False)
+
+    def forget(self, session_id: str) -> None:
+        """Forget what was approved for one session."""
+        with self._lock:
+            for entry in [entry for entry in self._remembered if entry[0] == session_id]:
+                del self._remembered[entry]

@@ -1,0 +1,106 @@
+"""The codes of the runtime tools, who must act on each, and the one way to raise them (spec runtime §2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any, Final
+
+from kdskills.errors import ToolCallRefused, Who
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """One code: who must act, and when it is given."""
+
+    who: Who
+    when: str
+
+
+CODES: Final[Mapping[str, Code]] = MappingProxyType(
+    {
+        "invalid_argument": Code(
+            "model", "the arguments are out of shape, hold a NUL or a blank path, or pass a limit"
+        ),
+        "skill_not_found": Code("model", "the skill is unknown or refused; both read the same"),
+        "too_many_active": Code("model", "the next set would hold more skills than the session allows"),
+        "active_budget_exceeded": Code(
+            "model", "the next set would need more tokens than the budget for active skills"
+        ),
+        "no_active_skills": Code("model", "nothing is loaded in this session"),
+        "skill_not_active": Code("model", "this visible skill is not loaded"),
+        "path_denied": Code("model", "the path has a form that is never followed, or leads over a link"),
+        "resource_not_found": Code("model", "there is no such file in the skill"),
+        "not_a_file": Code("model", "the path names a directory or something that is no regular file"),
+        "not_text": Code("model", "the file is not UTF-8 text; read it as binary"),
+        "too_large": Code("author", "the file is larger than max_read_bytes"),
+        "skill_unreadable": Code("author", "the skill's SKILL.md cannot be read or parsed now"),
+        "extension_not_allowed": Code("author", "no interpreter is registered for the script's suffix"),
+        "run_disabled": Code("operator", "scripts are switched off in this runtime"),
+        "interpreter_missing": Code("operator", "the interpreter is not installed in the executor"),
+        "store_unavailable": Code("operator", "the session store does not answer"),
+        "executor_unavailable": Code("operator", "no executor accepts the run; no defect of the script"),
+        "executor_failed": Code("operator", "the executor broke; no defect of the script"),
+        "approval_denied": Code("user", "a person or the configuration said no"),
+        "approval_unavailable": Code("operator", "the run needs approval and nobody can be asked"),
+        "skill_denied": Code("operator", "a policy plugin refused this action on a visible skill"),
+        "tool_not_found": Code("model", "there is no such tool"),
+        "conflict": Code("caller", "five tries to commit were overtaken by other calls"),
+        "cancelled": Code("caller", "the call was cancelled"),
+    }
+)
+"""Every code a runtime tool answers with, in the order of the reference page."""
+
+PATH_REASONS: Final = ("absolute", "dotdot", "backslash", "nul", "drive", "root", "symlink", "outside_scripts")
+"""Values of `details.reason` under `path_denied`."""
+
+
+def refuse(code: str, message: str, *, refusal: object | None = None, **details: Any) -> ToolCallRefused:
+    """Build the error of *code*; `who` comes from the table.
+
+    Args:
+        code: A key of `CODES`.
+        message: One sentence for whoever must act.
+        refusal: The gate's `Refused` value, kept on the error and never serialised.
+        **details: JSON-able facts.
+    """
+    error = ToolCallRefused(message, code=code, who=CODES[code].who, **details)
+    error.refusal = refusal
+    return error
+
+
+def invalid(message: str, *errors: tuple[str, str]) -> ToolCallRefused:
+    """Build `invalid_argument` with `(JSON pointer, problem)` pairs."""
+    return refuse("invalid_argument", message, errors=[{"path": path, "problem": problem} for path, problem in errors])
+
+
+def not_found(asked: Iterable[str], visible: Iterable[str], refusals: tuple[object, ...] = ()) -> ToolCallRefused:
+    """Build `skill_not_found` naming what was asked for and up to 5 near visible names.
+
+    The text and details are the same for an unknown and a refused skill (spec runtime §0).
+    """
+    names = list(asked)
+    pool = sorted(visible)
+    near: list[str] = []
+    for name in names:
+        near += [match for match in get_close_matches(name, pool, n=5, cutoff=0.5) if match not in near]
+    listed = ", ".join(repr(name) for name in names)
+    hint = f"; near names: {', '.join(near[:5])}" if near else ""
+    return refuse("skill_not_found", f"no such skill: {listed}{hint}", refusal=refusals, names=names, near=near[:5])
+
+
+def path_denied(path: str, reason: str) -> ToolCallRefused:
+    """Build `path_denied` with one of `PATH_REASONS`."""
+    said = {
+        "absolute": "begins with a slash; paths are relative to the skill's folder",
+        "dotdot": "holds '..'; name the file from the skill's folder down",
+        "backslash": "holds a backslash; use forward slashes",
+        "nul": "holds a NUL character",
+        "drive": "names a drive; paths are relative to the skill's folder",
+        "root": "names the skill's folder itself; name a file in it",
+        "symlink": "leads over a link, and links are never followed",
+        "outside_scripts": "is not below scripts/",
+    }[reason]
+    return refuse("path_denied", f"the path {path!r} {said}", path=path, reason=reason)

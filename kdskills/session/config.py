@@ -1,0 +1,139 @@
+"""The settings of a runtime, checked once (spec runtime §1)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal
+
+from pydantic import SecretStr
+
+from kdskills.errors import BadRequest, NameTaken
+from kdskills.execution import Executor
+from kdskills.session.approval import Approver
+from kdskills.session.events import Sink
+from kdskills.session.limits import RuntimeLimits
+from kdskills.session.source import Locations
+from kdskills.session.wiring import Deny
+from kdskills.skills.model import Skill, TokenCounter, estimate_tokens
+
+if TYPE_CHECKING:
+    pass
+
+BodyIn = Literal["instructions", "result"]
+ScriptApproval = Literal["allow", "ask", "deny"]
+ScriptEnv = Callable[[Skill], Mapping[str, SecretStr]]
+Clock = Callable[[], datetime]
+
+UNKNOWN_WINDOW: Final = 128_000
+
+INTERPRETERS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        ".py": ("python3", "{path}"),
+        ".sh": ("bash", "{path}"),
+        ".bash": ("bash", "{path}"),
+        ".js": ("node", "{path}"),
+        ".mjs": ("node", "{path}"),
+        ".cjs": ("node", "{path}"),
+    }
+)
+"""How each script suffix is started; nothing else runs unless registered."""
+
+
+def utc_now() -> datetime:
+    """Return the time now, in UTC."""
+    return datetime.now(UTC)
+
+
+def merged_interpreters(extra: Mapping[str, Sequence[str]]) -> Mapping[str, tuple[str, ...]]:
+    """Return the shipped table with *extra* suffixes.
+
+    Raises:
+        NameTaken: A suffix is there already with another command.
+        BadRequest: `config_invalid` for a suffix without dot or a command without `{path}`.
+    """
+    table = dict(INTERPRETERS)
+    for suffix, command in extra.items():
+        words = tuple(command) if not isinstance(command, str) else ()
+        if not suffix.startswith(".") or suffix != suffix.lower() or len(suffix) < 2 or "/" in suffix:
+            raise config_invalid(f"an interpreter's suffix is a dot and lower-case letters, not {suffix!r}")
+        if not any("{path}" in word for word in words):
+            raise config_invalid(f"the interpreter of {suffix} must be a list of words with {{path}}")
+        if table.get(suffix, words) != words:
+            raise NameTaken(f"the suffix {suffix} already has an interpreter", name=suffix, kind="interpreter")
+        table[suffix] = words
+    return MappingProxyType(table)
+
+
+def config_invalid(message: str) -> BadRequest:
+    """Build the error of a runtime that cannot be built as asked."""
+    return BadRequest(message, code="config_invalid")
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Tokens a prompt may use, from the model's window (spec runtime §3 "Budget")."""
+
+    catalog: int
+    active: int
+    result: int
+
+    @classmethod
+    def of(cls, window: int | None = None) -> Budget:
+        """Return the shares of *window* tokens; None is an unknown window of 128,000."""
+        size = UNKNOWN_WINDOW if window is None else window
+        return cls(catalog=max(500, size * 2 // 100), active=size * 25 // 100, result=size * 10 // 100)
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeConfig:
+    """Everything a runtime was given beside its source and store; see `SkillRuntime`."""
+
+    consumer: str
+    max_active: int | None
+    max_sessions: int
+    idle_ttl: timedelta
+    run_scripts: bool
+    executor: Executor | None
+    profile: str | None
+    interpreters: Mapping[str, tuple[str, ...]]
+    limits: RuntimeLimits
+    locations: Locations
+    body_in: BodyIn
+    approve: Approver | None
+    script_approval: ScriptApproval
+    script_env: ScriptEnv | None
+    deny: Deny | None
+    events: Sink | None
+    clock: Clock
+    budget: Budget = field(default_factory=Budget.of)
+    count: TokenCounter = estimate_tokens
+
+    def check(self) -> RuntimeConfig:
+        """Return self when it can work.
+
+        Raises:
+            BadRequest: `config_invalid` with the reason.
+        """
+        if self.max_active is not None and self.max_active < 1:
+            raise config_invalid("max_active must be at least 1, or None for no cap")
+        if self.max_sessions < 1:
+            raise config_invalid("max_sessions must be at least 1")
+        if self.idle_ttl <= timedelta(0):
+            raise config_invalid("idle_ttl must be longer than nothing")
+        if self.run_scripts and self.executor is None:
+            raise config_invalid("run_scripts=True needs an executor")
+        for name, value, allowed in (
+            ("locations", self.locations, ("host", "logical", "none")),
+            ("body_in", self.body_in, ("instructions", "result")),
+            ("script_approval", self.script_approval, ("allow", "ask", "deny")),
+        ):
+            if value not in allowed:
+                raise config_invalid(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+        self.limits.check()
+        return self
+
+
+Awaiting = Awaitable[None]

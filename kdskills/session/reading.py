@@ -1,0 +1,208 @@
+"""`skills.read` and `describe`: files of loaded skills, windows of text, refusals by reason (spec runtime §2)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from kdskills.errors import FileRefused
+from kdskills.session.codes import invalid, not_found, path_denied, refuse
+from kdskills.session.core import Call, Core, Standing
+from kdskills.session.loading import loaded_ref, public_name, skill_receipt
+from kdskills.session.paths import clean_path
+from kdskills.session.receipts import Encoding, ReadResult, SkillReceipt, bytes_digest
+from kdskills.session.source import names_by_id
+from kdskills.session.state import LoadedSkill, most_recent
+from kdskills.session.workspace import media_type
+from kdskills.skills.model import Skill
+from kdskills.skills.safe_open import ROOT_FLAGS, open_folder_at, read_file
+from kdskills.skills.selection import Refused
+
+MAX_SIBLINGS = 20
+MAX_ENTRIES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The skill a call is about, and the loaded entry it belongs to."""
+
+    standing: Standing
+    skill: Skill
+    entry: LoadedSkill
+
+    @property
+    def name(self) -> str:
+        """The name a model knows it by."""
+        return public_name(self.skill, names_by_id(self.standing.gate))
+
+
+async def target(core: Core, call: Call, ref: str | None) -> Target:
+    """Return the loaded skill *ref* means, the one loaded last when it is None or blank.
+
+    The files of a skill that came along with a loaded one can be read as well (spec runtime §1 "Imports").
+
+    Raises:
+        ToolCallRefused: `no_active_skills`, `skill_not_found` or `skill_not_active`, in this order.
+    """
+    standing = await core.standing(call)
+    record = standing.record
+    recent = most_recent(record)
+    if recent is None:
+        raise refuse("no_active_skills", "no skill is loaded; load one first")
+    wanted = (ref or "").strip()
+    if not wanted:
+        return Target(standing, standing.skills[recent], record.active[-1])
+    found = loaded_ref(core, call, standing, wanted)
+    imported = _imported(standing, wanted, found)
+    if imported is not None:
+        return imported
+    if isinstance(found, Refused):
+        core.granted(call, standing, [wanted], "code")  # raises `skill_not_found`, as every refusal does
+        raise refuse("skill_not_found", f"no such skill: {wanted!r}", names=[wanted], near=[])
+    entry = next((entry for entry in record.active if entry.id == found), None)
+    if entry is None:
+        raise refuse("skill_not_active", f"the skill {wanted!r} is not loaded; load it first", name=wanted)
+    return Target(standing, standing.skills[found], entry)
+
+
+def _imported(standing: Standing, ref: str, found: str | Refused) -> Target | None:
+    full_id = found.full_id if isinstance(found, Refused) else found
+    names = names_by_id(standing.gate)
+    for entry in standing.record.active:
+        for item in entry.imports:
+            known = full_id == item.id or ref == item.id or ref == public_name(standing.skills[item.id], names)
+            if known and item.id not in standing.record.ids:
+                return Target(standing, standing.skills[item.id], entry)
+    return None
+
+
+async def read(core: Core, call: Call, path: str, skill: str | None, encoding: str, offset: int) -> ReadResult:
+    """Read a file of a loaded skill; checks in the order session, shape, active, skill, path, existence, kind, size."""
+    await core.record(call.session_id)
+    if encoding not in {"text", "binary"}:
+        raise invalid("encoding must be text or binary", ("/encoding", "must be text or binary"))
+    if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+        raise invalid("offset must be 0 or more", ("/offset", "must be a whole number from 0"))
+    if not path.strip():
+        raise invalid("the path is blank", ("/path", "must not be blank"))
+    aim = await target(core, call, skill)
+    clean = clean_path(path)
+    data = await asyncio.to_thread(skill_file, aim.skill, clean, core.config.limits.max_read_bytes)
+    core.ask(call, aim.standing.record, "read", aim.skill, clean, path=clean, encoding=encoding, offset=offset)
+    facts = ReadResult(aim.name, clean, "binary", media_type(clean), len(data), "", offset)
+    if encoding == "binary":
+        return await asyncio.to_thread(_binary, facts, data, offset)
+    return await asyncio.to_thread(_text, core, call, aim, facts, data)
+
+
+def skill_file(skill: Skill, clean: str, limit: int) -> bytes:
+    """Return the bytes of a file below the skill's folder, opened part by part.
+
+    Raises:
+        ToolCallRefused: `path_denied`, `resource_not_found`, `not_a_file`, `too_large` or `skill_unreadable`.
+    """
+    if skill.folder is None:
+        raise refuse("resource_not_found", "this skill has no files", path=clean, siblings=[])
+    try:
+        return read_file(skill.folder, clean, limit=limit).data
+    except FileRefused as error:
+        explain(error, skill.folder, clean, limit)
+
+
+def explain(error: FileRefused, root: Path, clean: str, limit: int = 0) -> NoReturn:
+    """Raise the runtime's own error for a file that was not opened."""
+    if error.code == "symlink":
+        raise path_denied(clean, "symlink") from error
+    if error.code in {"file_missing", "not_a_directory", "path_unsafe"}:
+        siblings = entries_of(root, clean.rpartition("/")[0])[:MAX_SIBLINGS]
+        hint = f"; beside it: {', '.join(siblings)}" if siblings else ""
+        raise refuse(
+            "resource_not_found", f"there is no file {clean!r}{hint}", path=clean, siblings=siblings
+        ) from error
+    if error.code == "not_regular":
+        entries = entries_of(root, clean)
+        said = f"; it holds: {', '.join(entries[:MAX_SIBLINGS])}" if entries else ""
+        raise refuse("not_a_file", f"{clean!r} is no file{said}", path=clean, entries=entries) from error
+    if error.code == "too_large":
+        raise refuse("too_large", f"{clean!r} has more than {limit} bytes", path=clean, limit=limit) from error
+    raise refuse("skill_unreadable", f"{clean!r} cannot be read now", path=clean, reason=error.code) from error
+
+
+def entries_of(root: Path, folder: str) -> list[str]:
+    """Return up to 100 names in a folder, folders with a final slash; none when it cannot be listed."""
+    try:
+        current = os.open(root, ROOT_FLAGS)
+    except OSError:  # the skill's folder is gone: there is nothing to list
+        return []
+    try:
+        for part in folder.split("/") if folder else ():
+            deeper = open_folder_at(current, part, folder)
+            os.close(current)
+            current = deeper
+        with os.scandir(current) as found:
+            names = sorted(entry.name + ("/" if entry.is_dir(follow_symlinks=False) else "") for entry in found)
+    except (FileRefused, OSError):
+        return []
+    finally:
+        os.close(current)
+    return names[:MAX_ENTRIES]
+
+
+def _binary(facts: ReadResult, data: bytes, offset: int) -> ReadResult:
+    b64 = base64.b64encode(data[offset:]).decode("ascii")
+    return ReadResult(
+        facts.skill, facts.path, "binary", facts.media_type, len(data), bytes_digest(data), offset, b64=b64
+    )
+
+
+def _text(core: Core, call: Call, aim: Target, facts: ReadResult, data: bytes) -> ReadResult:
+    encoding: Encoding = "text"
+    digest = bytes_digest(data)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        message = f"{facts.path!r} is not UTF-8 text; read it with encoding binary"
+        raise refuse("not_text", message, path=facts.path, size=len(data))
+    text = text.removeprefix("\ufeff")
+    if call.scope.sources is not None and facts.path.lower().endswith(".md"):
+        text = call.scope.sources.adopt(aim.skill, text, digest=aim.entry.digest)
+    stop = facts.offset + core.config.limits.read_window_chars
+    more = stop < len(text)
+    return ReadResult(
+        facts.skill, facts.path, encoding, facts.media_type, len(data), digest, facts.offset,
+        truncated=more, next_offset=stop if more else None, text=text[facts.offset : stop],
+    )  # fmt: skip
+
+
+async def describe(core: Core, call: Call | None, ref: str) -> SkillReceipt:
+    """Return the receipt of any visible skill, hashed afresh; without a session, for the runtime's consumer."""
+    gate, resolved = core.source.gate(core.config.consumer), None
+    if call is not None:
+        standing = await core.standing(call)
+        gate, resolved = standing.gate, core.granted(call, standing, [ref], "code")[0]
+    found = resolved or gate.resolve(ref, by="code")
+    if isinstance(found, Refused):
+        raise not_found([ref], gate.names, (found,))
+    body = await core.bodies.fresh(found.skill)
+    tree = await asyncio.to_thread(fresh_tree, found.skill)
+    names = names_by_id(gate)
+    imports = tuple(public_name(skill, names) for skill in found.closure if skill.full_id != found.full_id)
+    return skill_receipt(found.skill, body, names, core.config.locations, imports=imports, tree=tree)
+
+
+def fresh_tree(skill: Skill) -> str:
+    """Return the digest over the skill's files as they are now.
+
+    Raises:
+        ToolCallRefused: `skill_unreadable` when a file cannot be read.
+    """
+    try:
+        return skill.tree_digest()
+    except FileRefused as error:
+        raise refuse("skill_unreadable", f"the files of this skill cannot be read: {error.message}") from error

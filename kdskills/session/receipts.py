@@ -1,0 +1,286 @@
+"""What the runtime answers: frozen values with a JSON form (spec runtime §2, §3)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+Wire: TypeAlias = Mapping[str, Any]
+"""A JSON object on its way to a model or a door."""
+
+Encoding = Literal["text", "binary"]
+
+
+@dataclass(frozen=True, slots=True)
+class SkillReceipt:
+    """A loaded skill as told to a model.
+
+    Attributes:
+        name: The name it is shown under; the alias of a hidden skill.
+        id: Full id; the alias of a hidden skill.
+        location: Its SKILL.md, by the runtime's `locations`; None for `none` and hidden skills.
+        root_dir: Its folder, likewise.
+        digest: Digest of the SKILL.md the session holds.
+        tree_digest: Digest over all files of the skill when it was loaded.
+        stale: Whether the file has changed since.
+        current_digest: The file's digest now; only when stale and readable.
+        origin: Where third-party text comes from, or None for local skills.
+        imports: Names of the skills that came along.
+        properties: The frontmatter as JSON; empty for hidden skills.
+    """
+
+    name: str
+    id: str
+    location: str | None
+    root_dir: str | None
+    digest: str
+    tree_digest: str
+    stale: bool = False
+    current_digest: str | None = None
+    origin: str | None = None
+    imports: tuple[str, ...] = ()
+    properties: Wire = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object of spec runtime §2; `current_digest` only when stale."""
+        found: dict[str, Any] = {
+            "name": self.name,
+            "id": self.id,
+            "location": self.location,
+            "root_dir": self.root_dir,
+            "digest": self.digest,
+            "tree_digest": self.tree_digest,
+            "stale": self.stale,
+            "current_digest": self.current_digest,
+            "origin": self.origin,
+            "imports": list(self.imports),
+            "properties": dict(self.properties),
+        }
+        if self.current_digest is None:
+            del found["current_digest"]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveSkill:
+    """A loaded skill with its text.
+
+    `full_id` and `hidden` are for the host; `receipt` is what a model may see.
+    """
+
+    receipt: SkillReceipt
+    full_id: str
+    body: str
+    tokens: int
+    hidden: bool = False
+    loaded_by: str = "model"
+
+    @property
+    def name(self) -> str:
+        """The name it is shown under."""
+        return self.receipt.name
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the receipt with `body` and `tokens`."""
+        return {**self.receipt.to_json(), "body": self.body, "tokens": self.tokens}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReceipt:
+    """What is loaded after a load or refresh, in order; `changed` says whether anything is different now."""
+
+    active_skills: tuple[SkillReceipt, ...]
+    changed: bool
+    tokens: int
+    bodies: tuple[ActiveSkill, ...] = field(default=(), repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer of `skills.load`."""
+        skills = [receipt.to_json() for receipt in self.active_skills]
+        return {"active_skills": skills, "changed": self.changed, "tokens": self.tokens}
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadReceipt:
+    """What is left after an unload, and the names that mean nothing here."""
+
+    active_skills: tuple[SkillReceipt, ...]
+    ignored: tuple[str, ...]
+    changed: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer of `skills.unload`."""
+        return {"active_skills": [receipt.to_json() for receipt in self.active_skills], "ignored": list(self.ignored)}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """A file of a skill, or a window of it.
+
+    Attributes:
+        skill: Name of the skill.
+        path: Clean path below its root.
+        encoding: `text` or `binary`.
+        text: The window, of `text`.
+        b64: The bytes in base64, of `binary`.
+        media_type: Guessed from the name.
+        size: Bytes of the whole file.
+        digest: Digest of the whole file as it is on disk.
+        offset: Where the window begins: characters of text, bytes of binary.
+        truncated: Whether more follows.
+        next_offset: Where to go on, or None at the end.
+    """
+
+    skill: str
+    path: str
+    encoding: Encoding
+    media_type: str
+    size: int
+    digest: str
+    offset: int = 0
+    truncated: bool = False
+    next_offset: int | None = None
+    text: str | None = None
+    b64: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer of `skills.read`, with `text` or `b64` by the encoding."""
+        payload = {"text": self.text} if self.encoding == "text" else {"b64": self.b64}
+        return {
+            "skill": self.skill,
+            "path": self.path,
+            "encoding": self.encoding,
+            **payload,
+            "media_type": self.media_type,
+            "size": self.size,
+            "digest": self.digest,
+            "offset": self.offset,
+            "truncated": self.truncated,
+            "next_offset": self.next_offset,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ProducedFile:
+    """A file a run left in the turn's files."""
+
+    path: str
+    size: int
+    digest: str
+    media_type: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the four facts as JSON."""
+        return {"path": self.path, "size": self.size, "digest": self.digest, "media_type": self.media_type}
+
+
+ScriptStatus = Literal["ok", "nonzero", "timeout", "oom", "limit", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptResult:
+    """What came of a script. A non-zero exit is a result, not an error.
+
+    `dropped` lists produced files that were not kept, as `(path, why)`; they are part of the JSON only when there are any.
+    """
+
+    skill: str
+    path: str
+    status: ScriptStatus
+    exit_code: int | None
+    signal: int | None
+    stdout: str
+    stderr: str
+    stdout_truncated: bool
+    stderr_truncated: bool
+    timed_out: bool
+    duration_ms: int
+    engine: str
+    level: str
+    artifacts: tuple[ProducedFile, ...] = ()
+    dropped: tuple[tuple[str, str], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer of `skills.run_script`."""
+        found: dict[str, Any] = {
+            "skill": self.skill,
+            "path": self.path,
+            "exit_code": self.exit_code,
+            "stdout": self.stdout,
+            "stderr": self.stderr,
+            "stdout_truncated": self.stdout_truncated,
+            "stderr_truncated": self.stderr_truncated,
+            "timed_out": self.timed_out,
+            "duration_ms": self.duration_ms,
+            "status": self.status,
+            "signal": self.signal,
+            "engine": self.engine,
+            "level": self.level,
+            "artifacts": [item.to_json() for item in self.artifacts],
+        }
+        if self.dropped:
+            found["dropped"] = [{"path": path, "problem": problem} for path, problem in self.dropped]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReply:
+    """The answer to one tool call.
+
+    Attributes:
+        ok: Whether the tool did what was asked.
+        tool: Dotted id of the tool, or the spelling asked for when there is none.
+        result: The answer, when ok.
+        error: `{"code", "who", "message", "details"}` (spec runtime §0), when not.
+        text: The JSON text of either, for the model's message.
+        pin: `skill:<id>@<digest>`, blank-separated, when the text carries bodies a compactor must keep.
+    """
+
+    ok: bool
+    tool: str
+    result: Wire | None = None
+    error: Wire | None = None
+    text: str = ""
+    pin: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptParts:
+    """The top-level text of a model call, part by part (spec runtime §3).
+
+    `base` is the bundle's own text, which stands between rules and catalog.
+    """
+
+    rules: str
+    available: str
+    active: str
+    base: str = ""
+    tokens: int = 0
+    level: int = 0
+
+    @property
+    def text(self) -> str:
+        """Rules, the bundle's own text, available and active skills; empty parts are left out."""
+        return "\n\n".join(part for part in (self.rules, self.base, self.available, self.active) if part)
+
+    @property
+    def digest(self) -> str:
+        """`sha256:` + hex of `text`."""
+        return text_digest(self.text)
+
+    def with_base(self, base: str, count: Callable[[str], int]) -> PromptParts:
+        """Return the parts with the bundle's own text in its place, counted anew."""
+        moved = replace(self, base=base.strip())
+        return replace(moved, tokens=count(moved.text))
+
+
+def text_digest(text: str) -> str:
+    """Return `sha256:` + hex over the UTF-8 bytes of *text*."""
+    return bytes_digest(text.encode("utf-8", "surrogatepass"))
+
+
+def bytes_digest(data: bytes) -> str:
+    """Return `sha256:` + hex over *data*."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()

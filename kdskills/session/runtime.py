@@ -1,0 +1,340 @@
+"""SkillRuntime: the loaded skills of many conversations, and the tools a model works with (spec runtime §1, §2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from kdskills.session import loading, reading, scripts, snapshots, tools
+from kdskills.session.bodies import Bodies
+from kdskills.session.catalog import CatalogSource, SkillCatalog
+from kdskills.session.codes import invalid, not_found
+from kdskills.session.config import (
+    BodyIn,
+    Budget,
+    Clock,
+    RuntimeConfig,
+    ScriptApproval,
+    ScriptEnv,
+    config_invalid,
+    merged_interpreters,
+    utc_now,
+)
+from kdskills.session.core import Call, Core, checked_id, gone, store_errors
+from kdskills.session.limits import RuntimeLimits
+from kdskills.session.prompt import Catalogs, instructions
+from kdskills.session.receipts import (
+    ActiveSkill,
+    LoadReceipt,
+    PromptParts,
+    ReadResult,
+    ScriptResult,
+    SkillReceipt,
+    ToolReply,
+    UnloadReceipt,
+)
+from kdskills.session.scope import NO_TURN, TurnScope
+from kdskills.session.session import Session
+from kdskills.session.snapshots import SessionSnapshot
+from kdskills.session.source import FrozenSource, Gate, LiveSource, Locations, Source, Subsystem
+from kdskills.session.state import SessionHead, SessionRecord
+from kdskills.session.store import MemoryStore, SessionStore
+from kdskills.session.sync import SyncFacade
+from kdskills.skills.model import Skill, TokenCounter, estimate_tokens
+
+if TYPE_CHECKING:
+    from kdskills.execution import Executor
+    from kdskills.models import ToolSpec
+    from kdskills.session.approval import Approver
+    from kdskills.session.events import Sink
+    from kdskills.session.wiring import Deny
+    from kdskills.skills.selection import By
+
+PAGE = 100
+
+
+class SkillRuntime:
+    """Keeps what each conversation has loaded and answers the four tools.
+
+    Args:
+        subsystem: Live policy and files; exactly one of this, *view* and *catalog* is given.
+        view: One frozen view.
+        catalog: A list of skills that can change.
+        consumer: Consumer of sessions that name none.
+        max_active: Skills a session may have loaded; None: no cap.
+        max_sessions: Sessions kept in memory.
+        idle_ttl: How long an unused session lives, as a timedelta or seconds.
+        run_scripts: Whether `skills.run_script` is offered; needs *executor*.
+        executor: Runs scripts.
+        profile: Set-up asked of the executor.
+        interpreters: Further suffixes, `{".rb": ["ruby", "{path}"]}`.
+        limits: Bounds of the tools.
+        locations: How receipts and catalogs name places: `host`, `logical` or `none`.
+        body_in: Where bodies reach the model: in the `instructions`, or in the `result` of a load.
+        store: Where sessions are kept; memory by default.
+        approve: Asks a person.
+        script_approval: When scripts are asked about: `allow`, `ask` or `deny`.
+        script_env: Secrets for the scripts of a skill.
+        deny: Policy plugins.
+        events: Told what happens.
+        clock: The time now.
+        window: Tokens of the model's window, for budgets; None: unknown.
+        count: Counts tokens.
+
+    Raises:
+        BadRequest: `config_invalid`.
+    """
+
+    def __init__(
+        self,
+        *,
+        subsystem: Subsystem | None = None,
+        view: Gate | None = None,
+        catalog: SkillCatalog | None = None,
+        consumer: str = "solver.react.decision",
+        max_active: int | None = 8,
+        max_sessions: int = 4096,
+        idle_ttl: timedelta | float = timedelta(hours=24),
+        run_scripts: bool = False,
+        executor: Executor | None = None,
+        profile: str | None = None,
+        interpreters: Mapping[str, Sequence[str]] | None = None,
+        limits: RuntimeLimits | None = None,
+        locations: Locations = "host",
+        body_in: BodyIn = "instructions",
+        store: SessionStore | None = None,
+        approve: Approver | None = None,
+        script_approval: ScriptApproval = "allow",
+        script_env: ScriptEnv | None = None,
+        deny: Deny | None = None,
+        events: Sink | None = None,
+        clock: Clock | None = None,
+        window: int | None = None,
+        count: TokenCounter = estimate_tokens,
+    ) -> None:
+        config = RuntimeConfig(
+            consumer=consumer,
+            max_active=max_active,
+            max_sessions=max_sessions,
+            idle_ttl=idle_ttl if isinstance(idle_ttl, timedelta) else timedelta(seconds=idle_ttl),
+            run_scripts=run_scripts,
+            executor=executor,
+            profile=profile,
+            interpreters=merged_interpreters(interpreters or {}),
+            limits=limits or RuntimeLimits(),
+            locations=locations,
+            body_in=body_in,
+            approve=approve,
+            script_approval=script_approval,
+            script_env=script_env,
+            deny=deny,
+            events=events,
+            clock=clock or utc_now,
+            budget=Budget.of(window),
+            count=count,
+        ).check()
+        self.config = config
+        self.store: SessionStore = store if store is not None else MemoryStore()
+        self._catalog = catalog
+        bodies = Bodies(config.limits.max_body_bytes)
+        self._core = Core(config, _source(subsystem, view, catalog, consumer), self.store, bodies)
+        self._catalogs = Catalogs()
+        self.sync = SyncFacade(self)
+        """The same methods, blocking; refuses inside a running loop."""
+
+    # ---- sessions ----
+
+    async def create_session(
+        self,
+        session_id: str | None = None,
+        *,
+        consumer: str | None = None,
+        max_active: int | None = None,
+        initial: Sequence[str] = (),
+    ) -> Session:
+        """Open a session; with *initial* skills loaded, or not at all.
+
+        Raises:
+            SessionError: `session_exists`.
+            ToolCallRefused: As `load`, for *initial*.
+        """
+        if max_active is not None and max_active < 1:
+            raise config_invalid("max_active must be at least 1")
+        wanted = checked_id(session_id)
+        now = self.config.clock()
+        cap = max_active if max_active is not None else self.config.max_active
+        record = SessionRecord(wanted, consumer or self.config.consumer, 1, now, now, cap)
+        self._core.source.gate(record.consumer)  # a frozen view refuses other consumers before anything exists
+        await self._core.create(record)
+        if initial:
+            try:
+                await self.load(wanted, initial, "replace", by="code")
+            except BaseException:
+                await self.close_session(wanted)
+                raise
+        return Session(self, wanted, record.consumer)
+
+    async def get_session(self, session_id: str) -> Session:
+        """Return a session that exists, renewing its idle clock. Raises `session_not_found`."""
+        record = await self._core.record(session_id)
+        return Session(self, session_id, record.consumer)
+
+    async def close_session(self, session_id: str) -> bool:
+        """Close a session: True, then False. Loads on their way end with `session_not_found`."""
+        self._core.tickets.session_closed(session_id, gone(session_id))
+        self._core.drop(session_id)
+        with store_errors():
+            return await self.store.delete(session_id)
+
+    async def list_sessions(
+        self, *, consumer: str | None = None, limit: int = PAGE, after: str | None = None
+    ) -> list[SessionHead]:
+        """Return heads sorted by id, without expired ones; *after* is the last id of the page before."""
+        if limit < 1:
+            raise invalid("limit must be at least 1", ("/limit", "must be at least 1"))
+        oldest = self.config.clock() - self.config.idle_ttl
+        with store_errors():
+            page = await self.store.page(consumer=consumer, after=after, limit=limit)
+        return [head for head in page if head.touched_at >= oldest]
+
+    async def aclose(self) -> None:
+        """Stop reading; sessions stay in the store."""
+        self._core.bodies.close()
+
+    async def snapshot(self, session_id: str, *, bodies: bool = True) -> SessionSnapshot:
+        """Return the session as it is, without renewing its idle clock."""
+        return await snapshots.snapshot(self._core, session_id, bodies)
+
+    async def restore(
+        self, snapshot: SessionSnapshot | Mapping[str, Any], *, session_id: str | None = None, overwrite: bool = False
+    ) -> Session:
+        """Bring a session back; what the gate refuses now is dropped (`restore_dropped`, `body_lost`)."""
+        found = snapshot if isinstance(snapshot, SessionSnapshot) else SessionSnapshot.from_json(snapshot)
+        record = await snapshots.restore(self._core, found, session_id, overwrite)
+        return Session(self, record.session_id, record.consumer)
+
+    # ---- skills ----
+
+    async def load(
+        self,
+        session_id: str,
+        names: Sequence[str],
+        mode: str | None = "replace",
+        *,
+        by: By = "model",
+        scope: TurnScope = NO_TURN,
+    ) -> LoadReceipt:
+        """Load skills, all or nothing (spec runtime §1 "Load")."""
+        return await loading.load(self._core, Call(session_id, scope), names, mode, by)
+
+    async def unload(
+        self,
+        session_id: str,
+        names: Sequence[str] = (),
+        *,
+        all: bool = False,  # noqa: A002 - the name of the tool's argument
+        scope: TurnScope = NO_TURN,
+    ) -> UnloadReceipt:
+        """Unload skills; what is not loaded has no effect."""
+        return await loading.unload(self._core, Call(session_id, scope), names, all)
+
+    async def active(self, session_id: str, *, scope: TurnScope = NO_TURN) -> list[ActiveSkill]:
+        """Return the loaded skills with their texts, in load order."""
+        return await loading.active(self._core, Call(session_id, scope))
+
+    async def refresh(self, session_id: str, *, scope: TurnScope = NO_TURN) -> LoadReceipt:
+        """Read every loaded skill again, in the same order."""
+        return await loading.refresh(self._core, Call(session_id, scope))
+
+    async def describe(self, name: str, *, session_id: str | None = None, scope: TurnScope = NO_TURN) -> SkillReceipt:
+        """Return the receipt of a visible skill, hashed afresh; without a session, for the runtime's consumer."""
+        return await reading.describe(self._core, None if session_id is None else Call(session_id, scope), name)
+
+    async def read(
+        self,
+        session_id: str,
+        path: str,
+        *,
+        skill: str | None = None,
+        encoding: str = "text",
+        offset: int = 0,
+        scope: TurnScope = NO_TURN,
+    ) -> ReadResult:
+        """Read a file of a loaded skill."""
+        return await reading.read(self._core, Call(session_id, scope), path, skill, encoding, offset)
+
+    async def run_script(
+        self,
+        session_id: str,
+        path: str,
+        *,
+        skill: str | None = None,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        workdir: str = ".",
+        timeout_s: float | None = None,
+        scope: TurnScope = NO_TURN,
+    ) -> ScriptResult:
+        """Run a script of a loaded skill in isolation."""
+        seconds = self.config.limits.script_timeout_s if timeout_s is None else timeout_s
+        run = scripts.Run(path, skill, tuple(args), dict(env or {}), workdir, seconds)
+        return await scripts.run_script(self._core, Call(session_id, scope), run)
+
+    async def instructions(
+        self, session_id: str, *, budget: Budget | None = None, scope: TurnScope = NO_TURN
+    ) -> PromptParts:
+        """Return the top-level text of the next model call, part by part."""
+        call = Call(session_id, replace(scope, budget=budget) if budget is not None else scope)
+        return await instructions(self._core, call, self._catalogs, tools.offered(self._core, scope.tools))
+
+    async def call(
+        self, session_id: str, tool: str, arguments: Mapping[str, Any] | str, *, scope: TurnScope = NO_TURN
+    ) -> ToolReply:
+        """Answer a tool call of a model; its mistakes are replies with `ok=False`, never raised."""
+        return await tools.reply(self._core, Call(session_id, scope), tool, arguments)
+
+    async def add_skill(self, skill: Skill) -> None:
+        """Add a skill to the catalog. Raises `skill_already_exists`; only with `catalog=`."""
+        self._mutable().add(skill)
+
+    async def remove_skill(self, name: str) -> None:
+        """Remove a skill from the catalog and from every session; adding it again revives nothing.
+
+        Raises:
+            ToolCallRefused: `skill_not_found`.
+            BadRequest: `config_invalid` without `catalog=`.
+        """
+        full_id = self._mutable().remove(name)
+        self._core.tickets.skill_removed(full_id, not_found([name], ()))
+        await loading.prune_everywhere(self._core, full_id)
+
+    def tool_specs(
+        self, session_id: str | None = None, *, style: str = "safe", scope: TurnScope = NO_TURN
+    ) -> tuple[ToolSpec, ...]:
+        """Return the tools to offer: none when nothing is visible or active. Does no I/O on the store."""
+        known = self._core.resident(session_id) if session_id is not None else None
+        gate = scope.view or self._core.source.gate(known.consumer if known else self.config.consumer)
+        names = sorted(gate.names)
+        if not names and not (known and known.active):
+            return ()
+        return self._catalogs.specs(tools.offered(self._core, scope.tools), tuple(names), style)
+
+    def _mutable(self) -> SkillCatalog:
+        if self._catalog is None:
+            raise config_invalid("skills can be added and removed only in a runtime built with catalog=")
+        return self._catalog
+
+
+def _source(subsystem: Subsystem | None, view: Gate | None, catalog: SkillCatalog | None, consumer: str) -> Source:
+    given = [item for item in (subsystem, view, catalog) if item is not None]
+    if len(given) != 1:
+        raise config_invalid(f"exactly one of subsystem, view and catalog must be given, not {len(given)}")
+    if subsystem is not None:
+        return LiveSource(subsystem)
+    if view is not None:
+        return FrozenSource(view, consumer)
+    if catalog is not None:
+        return CatalogSource(catalog)
+    raise config_invalid("no source of skills was given")

@@ -1,0 +1,95 @@
+"""What a turn adds to a session: its frozen view, files, sources, text and listeners (spec runtime §3, §4)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kdskills.skills.model import Skill
+from kdskills.sources import MergeResult, SourcesPool, normalize_sources
+
+if TYPE_CHECKING:
+    from kdskills.session.config import Budget
+    from kdskills.session.events import Sink
+    from kdskills.session.source import Gate
+    from kdskills.session.workspace import Workspace
+    from kdskills.skills.model import TokenCounter
+
+
+class TurnSources:
+    """The turn's pool of sources, grown by each skill that is loaded or read (spec runtime §3 "Citations").
+
+    Args:
+        pool: Sources the turn begins with.
+        merged: Told `(full id, MergeResult)` after a skill brought sources.
+    """
+
+    def __init__(self, pool: SourcesPool, merged: Callable[[str, MergeResult], None] | None = None) -> None:
+        self._lock = threading.Lock()
+        self._pool = pool
+        self._maps: dict[tuple[str, str], dict[int, int]] = {}
+        self._merged = merged
+
+    @property
+    def pool(self) -> SourcesPool:
+        """The pool as it is now."""
+        return self._pool
+
+    def replace(self, pool: SourcesPool) -> None:
+        """Put a pool in place that grew out of this one elsewhere, such as in an instruction block."""
+        with self._lock:
+            self._pool = pool
+
+    def adopt(self, skill: Skill, text: str, *, digest: str = "") -> str:
+        """Merge the skill's sources into the pool, once per *digest*, and return *text* with the pool's sids."""
+        key = (skill.full_id, digest)
+        sid_map = self._maps.get(key)
+        if sid_map is None:
+            rows, _ = normalize_sources(skill.sources)
+            with self._lock:
+                result = self._pool.merge(rows)
+                self._pool = result.pool
+                sid_map = self._maps[key] = dict(result.sid_map)
+            if rows and self._merged is not None:
+                self._merged(skill.full_id, result)
+        return rewrite(text, sid_map)
+
+
+def rewrite(text: str, sid_map: dict[int, int]) -> str:
+    """Return *text* with its citations under *sid_map*; an empty map drops every token (spec skills §6.3)."""
+    from kdskills.sources import rewrite_citations
+
+    return rewrite_citations(text, sid_map).text
+
+
+@dataclass(frozen=True, slots=True)
+class TurnScope:
+    """What calls made within one turn use; a session outside a turn has the empty scope.
+
+    Attributes:
+        view: The view frozen for the turn, or None for the live gate. Removal still acts at once.
+        workspace: The turn's files, or None.
+        sources: The turn's pool, or None: bodies are shown as written.
+        base: The bundle's own text, between rules and catalog.
+        tools: Dotted ids of the skill tools the model is offered, or None for all that are enabled.
+        style: Spelling of tool names in the rules, `safe` or `dotted`.
+        budget: Token shares of the model at hand, or None for the runtime's.
+        count: The provider's token counter, or None for the runtime's.
+        events: Listener of this turn, or None for the runtime's.
+        consumer: The consumer whose prompt it is, or None for the session's.
+    """
+
+    view: Gate | None = None
+    workspace: Workspace | None = None
+    sources: TurnSources | None = None
+    base: str = ""
+    tools: Sequence[str] | None = None
+    style: str = "safe"
+    budget: Budget | None = None
+    count: TokenCounter | None = None
+    events: Sink | None = field(default=None, compare=False)
+
+
+NO_TURN = TurnScope()

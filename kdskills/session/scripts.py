@@ -1,0 +1,277 @@
+"""`skills.run_script`: checks in their order, one `ExecRequest`, its result as the model reads it (spec runtime §2)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, cast
+
+from kdskills.errors import ExecFailed, ExecRefused
+from kdskills.execution import ExecRequest, ExecResult, Executor, InputFile, Limits, Owner, ScriptCall, SkillMount
+from kdskills.session.approval import ApprovalRequest, origin_of
+from kdskills.session.codes import invalid, path_denied, refuse
+from kdskills.session.core import Call, Core
+from kdskills.session.environment import check_call_env, script_environment
+from kdskills.session.limits import MAX_ARG
+from kdskills.session.paths import clean_path, script_path, suffix_of
+from kdskills.session.reading import Target, entries_of, fresh_tree, skill_file, target
+from kdskills.session.receipts import ScriptResult, ScriptStatus
+from kdskills.session.workspace import Collected
+from kdskills.skills.model import Skill
+from kdskills.skills.safe_open import walk_tree
+
+MISSING_PROGRAM: Final = frozenset({"program_not_found", "program_missing", "interpreter_missing", "not_found"})
+"""Codes engines use when the interpreter is not inside the sandbox."""
+
+PROGRAM_STATUSES: Final = frozenset({"ok", "nonzero", "timeout", "oom", "limit", "cancelled"})
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One call of `skills.run_script`, its shape checked."""
+
+    path: str
+    skill: str | None
+    args: tuple[str, ...]
+    env: Mapping[str, str]
+    workdir: str
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A run about to be handed to the executor."""
+
+    run: Run
+    aim: Target
+    clean: str
+    command: tuple[str, ...]
+    workdir: str
+    executor: Executor
+
+
+def shaped(core: Core, run: Run) -> None:
+    """Check the shape of a call.
+
+    Raises:
+        ToolCallRefused: `invalid_argument`.
+    """
+    limits = core.config.limits
+    problems: list[tuple[str, str]] = []
+    if not run.path.strip():
+        problems.append(("/path", "must not be blank"))
+    if "\0" in run.workdir:
+        problems.append(("/workdir", "holds NUL"))
+    if len(run.args) > limits.max_args:
+        problems.append(("/args", f"holds more than {limits.max_args} arguments"))
+    for number, word in enumerate(run.args):
+        if "\0" in word:
+            problems.append((f"/args/{number}", "holds NUL"))
+        elif len(word.encode("utf-8", "surrogatepass")) > MAX_ARG:
+            problems.append((f"/args/{number}", f"has more than {MAX_ARG} bytes"))
+    if not 0 < run.timeout_s <= limits.script_timeout_s:
+        problems.append(("/timeout_s", f"must be above 0 and at most {limits.script_timeout_s:g}"))
+    if problems:
+        raise invalid("invalid arguments: " + "; ".join(f"{p} {t}" for p, t in problems[:5]), *problems)
+    check_call_env(run.env, limits.max_env)
+
+
+async def run_script(core: Core, call: Call, run: Run) -> ScriptResult:
+    """Run a script of a loaded skill.
+
+    Raises:
+        ToolCallRefused: In the order session, enabled, shape, active, skill, path, existence, suffix, deny hook,
+            approval, executor.
+    """
+    await core.record(call.session_id)
+    executor = core.config.executor
+    if not core.config.run_scripts or executor is None:
+        raise refuse("run_disabled", "scripts are switched off here")
+    shaped(core, run)
+    aim = await target(core, call, run.skill)
+    clean = script_path(run.path)
+    await asyncio.to_thread(skill_file, aim.skill, clean, core.config.limits.max_read_bytes)
+    workdir = await asyncio.to_thread(_workdir, call, aim.skill, run.workdir)
+    command = core.config.interpreters.get(suffix_of(clean))
+    if command is None:
+        known = ", ".join(core.config.interpreters)
+        raise refuse("extension_not_allowed", f"no interpreter for {clean!r}; known suffixes: {known}", path=clean)
+    core.ask(
+        call, aim.standing.record, "run", aim.skill, clean,
+        path=clean, args=list(run.args), env=sorted(run.env), workdir=run.workdir,
+    )  # fmt: skip
+    ready = Ready(run, aim, clean, command, workdir, executor)
+    tree = await asyncio.to_thread(fresh_tree, aim.skill)
+    await _approve(core, call, ready, tree)
+    return await _execute(core, call, ready, tree)
+
+
+def _workdir(call: Call, skill: Skill, workdir: str) -> str:
+    """Return the folder to start in, inside the sandbox."""
+    if workdir.startswith("turn:"):
+        inner = workdir.removeprefix("turn:")
+        clean = "." if inner in {"", "."} else clean_path(inner)
+        if call.scope.workspace is None or not call.scope.workspace.has_folder(clean):
+            raise refuse("resource_not_found", f"there is no folder {workdir!r}", path=workdir, siblings=[])
+        return clean
+    if workdir in {"", ".", "./"}:
+        return f"/skills/{skill.full_id}"
+    clean = clean_path(workdir)
+    if skill.folder is None:
+        raise refuse("resource_not_found", f"there is no folder {workdir!r}", path=workdir, siblings=[])
+    below = [entry for entry in walk_tree(skill.folder)]
+    parts = clean.split("/")
+    prefixes = {"/".join(parts[: number + 1]) for number in range(len(parts))}
+    if any(entry.kind == "link" and entry.path in prefixes for entry in below):
+        raise path_denied(workdir, "symlink")
+    if not any(entry.path.startswith(clean + "/") for entry in below):
+        siblings = entries_of(skill.folder, clean.rpartition("/")[0])[:20]
+        raise refuse("resource_not_found", f"there is no folder {workdir!r}", path=workdir, siblings=siblings)
+    return f"/skills/{skill.full_id}/{clean}"
+
+
+async def _approve(core: Core, call: Call, ready: Ready, tree: str) -> None:
+    mode = core.config.script_approval
+    origin = origin_of(ready.aim.skill.namespace)
+    if mode == "deny":
+        raise refuse("approval_denied", "scripts are not approved here", reason="script_approval is deny")
+    foreign = any(origin_of(skill.namespace) is not None for skill in ready.aim.standing.skills.values())
+    if mode == "allow" and not foreign:
+        return
+    await core.approvals.require(
+        ApprovalRequest(
+            session=call.session_id,
+            skill=ready.aim.skill.full_id,
+            origin=origin,
+            tree_digest=tree,
+            path=ready.clean,
+            argv=(*ready.command, *ready.run.args),
+            env_names=tuple(sorted(ready.run.env)),
+            executor=ready.executor.name,
+        ),
+        call.scope.events or core.config.events,
+    )
+    again = await asyncio.to_thread(fresh_tree, ready.aim.skill)
+    if again != tree:
+        raise refuse("approval_denied", "the skill's files changed while the run was being approved", reason="changed")
+
+
+async def _execute(core: Core, call: Call, ready: Ready, tree: str) -> ScriptResult:
+    skill = ready.aim.skill
+    if skill.folder is None:
+        raise refuse("resource_not_found", "this skill has no files", path=ready.clean, siblings=[])
+    workspace = call.scope.workspace
+    inputs: tuple[InputFile, ...] = () if workspace is None else await asyncio.to_thread(workspace.inputs)
+    operator = {} if core.config.script_env is None else {
+        name: secret.get_secret_value() for name, secret in core.config.script_env(skill).items()
+    }  # fmt: skip
+    request = ExecRequest(
+        script=ScriptCall(skill.full_id, ready.clean, ready.run.args),
+        interpreter=ready.command,
+        env=script_environment(skill.full_id, call.scope, operator, ready.run.env),
+        skills=(SkillMount(skill.full_id, skill.folder, tree),),
+        inputs=inputs,
+        outputs=() if workspace is None else ("**",),
+        workdir=ready.workdir,
+        limits=script_limits(core, ready.run.timeout_s),
+        profile=core.config.profile,
+        owner=Owner(agent=ready.aim.standing.record.consumer[:256], conversation=call.session_id),
+    )
+    core.emit(call, "script.started", skill=skill.full_id, path=ready.clean, engine=ready.executor.name)
+    result = await run_request(ready.executor, request)
+    collected = Collected()
+    if workspace is not None:
+        collected = await asyncio.to_thread(workspace.collect, result.artifacts)
+    answer = _answer(ready, result, collected)
+    core.emit(
+        call, "script.finished", skill=skill.full_id, path=ready.clean, status=answer.status,
+        exit_code=answer.exit_code, duration_ms=answer.duration_ms, engine=answer.engine,
+        files=[item.path for item in answer.artifacts],
+    )  # fmt: skip
+    return answer
+
+
+def script_limits(core: Core, timeout_s: float) -> Limits:
+    """Return the bounds of a run under this runtime."""
+    kept = core.config.limits.max_output_bytes
+    return Limits(wall_s=timeout_s, stdout=kept, stderr=kept)
+
+
+async def run_request(executor: Executor, request: ExecRequest) -> ExecResult:
+    """Run *request* and return what the program did.
+
+    Raises:
+        ToolCallRefused: `executor_unavailable`, `executor_failed` or `interpreter_missing`; each says that the script
+            is not to blame.
+    """
+    try:
+        result = await executor.run(request)
+    except ExecRefused as error:
+        if error.code == "bad_request":
+            raise refuse(
+                "executor_failed", _blameless(f"the run could not be set up: {error.message}"), engine=executor.name
+            ) from error
+        raise refuse(
+            "executor_unavailable", _blameless(error.message), engine=executor.name, code=error.code
+        ) from error
+    except ExecFailed as error:
+        raise refuse("executor_failed", _blameless(error.message), engine=executor.name) from error
+    error_code = result.error.code if result.error else ""
+    if error_code in MISSING_PROGRAM and result.error is not None and result.error.stage != "program":
+        raise refuse(
+            "interpreter_missing", _blameless("the interpreter is not installed in the executor"), engine=executor.name
+        )
+    if result.status == "refused":
+        raise refuse("executor_unavailable", _blameless(_said(result)), engine=executor.name)
+    if result.status not in PROGRAM_STATUSES:
+        raise refuse("executor_failed", _blameless(_said(result)), engine=executor.name)
+    return result
+
+
+def _said(result: ExecResult) -> str:
+    return result.error.message if result.error else "the executor gave no reason"
+
+
+def _blameless(message: str) -> str:
+    return f"{message.rstrip('.')}. This is no defect of the script"
+
+
+def tail_text(data: bytes, truncated: bool) -> str:
+    """Return the kept tail as text: minus a character cut in front, bad UTF-8 as U+FFFD."""
+    if truncated:
+        cut = 0
+        while cut < min(3, len(data)) and data[cut] & 0xC0 == 0x80:
+            cut += 1
+        data = data[cut:]
+    return data.decode("utf-8", "replace")
+
+
+def exit_code_of(result: ExecResult) -> int | None:
+    """Return 124 on timeout, 128+n on signal n, else the program's own code; never 0 for a killed program."""
+    if result.status == "timeout":
+        return 124
+    if result.signal:
+        return 128 + result.signal
+    return result.exit_code
+
+
+def _answer(ready: Ready, result: ExecResult, collected: Collected) -> ScriptResult:
+    lost = tuple((item.path, item.message) for item in result.artifact_errors)
+    return ScriptResult(
+        skill=ready.aim.name,
+        path=ready.clean,
+        status=cast(ScriptStatus, result.status),
+        exit_code=exit_code_of(result),
+        signal=result.signal,
+        stdout=tail_text(result.stdout.data, result.stdout.truncated),
+        stderr=tail_text(result.stderr.data, result.stderr.truncated),
+        stdout_truncated=result.stdout.truncated,
+        stderr_truncated=result.stderr.truncated,
+        timed_out=result.status == "timeout",
+        duration_ms=round(result.duration_s * 1000),
+        engine=result.engine,
+        level=result.level.name.lower(),
+        artifacts=collected.files,
+        dropped=(*collected.dropped, *lost),
+    )

@@ -1,0 +1,78 @@
+"""The blocking facade: the same methods, run on a loop of its own thread (spec runtime §1)."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from kdskills.errors import BadRequest
+
+
+class SyncFacade:
+    """Calls the async methods of a runtime or session and waits.
+
+    The loop's thread starts with the first call and ends with `aclose`. Inside a running loop every call is refused
+    (`sync_in_loop`): it would block that loop.
+    """
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        found = getattr(self._target, name)
+        return self._blocking(found) if inspect.iscoroutinefunction(found) else found
+
+    def _blocking(self, method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._wait(method, args, kwargs)
+
+        call.__name__ = method.__name__
+        call.__doc__ = method.__doc__
+        return call
+
+    def _wait(self, method: Callable[..., Coroutine[Any, Any, Any]], args: Any, kwargs: Any) -> Any:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise BadRequest("this thread runs an event loop: await the method instead", code="sync_in_loop")
+        future = asyncio.run_coroutine_threadsafe(method(*args, **kwargs), self._running())
+        try:
+            result = future.result()
+        except BaseException:
+            future.cancel()
+            raise
+        finally:
+            if method.__name__ == "aclose":
+                self._stop()
+        return result
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._serve, args=(self._loop,), name="kdskills-sync", daemon=True).start()
+            return self._loop
+
+    @staticmethod
+    def _serve(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+
+    def _stop(self) -> None:
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)

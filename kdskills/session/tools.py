@@ -1,0 +1,93 @@
+"""Answering tool calls by name: both spellings, typed arguments, replies instead of errors (spec runtime §2)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kdskills.errors import KdskillsError, ModelMustAct, SessionError
+from kdskills.session import loading, reading, scripts
+from kdskills.session.codes import CODES, refuse
+from kdskills.session.core import Call, Core
+from kdskills.session.inputs import INPUTS, LoadInput, ReadInput, RunInput, UnloadInput, parse, safe_name
+from kdskills.session.receipts import LoadReceipt, ReadResult, ScriptResult, ToolReply, UnloadReceipt
+
+Answer = LoadReceipt | UnloadReceipt | ReadResult | ScriptResult
+
+
+def offered(core: Core, wanted: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Return the dotted ids of the tools in force, in their order."""
+    enabled = tuple(tool for tool in INPUTS if tool != "skills.run_script" or core.config.run_scripts)
+    return enabled if wanted is None else tuple(tool for tool in enabled if tool in wanted)
+
+
+def dotted(tool: str) -> str | None:
+    """Return the dotted id of either spelling, or None."""
+    return next((known for known in INPUTS if tool in {known, safe_name(known)}), None)
+
+
+def run_of(core: Core, given: RunInput) -> scripts.Run:
+    """Return the shaped call of `skills.run_script`."""
+    timeout = core.config.limits.script_timeout_s if given.timeout_s is None else given.timeout_s
+    return scripts.Run(given.path, given.skill, tuple(given.args), dict(given.env), given.workdir, timeout)
+
+
+async def answer(core: Core, call: Call, tool: str, arguments: Mapping[str, Any] | str) -> Answer:
+    """Do what one tool call asks.
+
+    Raises:
+        KdskillsError: Any code of the tools' table, and those of sessions.
+    """
+    await core.record(call.session_id)
+    model = INPUTS[tool]
+    if tool == "skills.run_script" and not core.config.run_scripts:
+        raise refuse("run_disabled", "scripts are switched off here")
+    given = parse(model, arguments)
+    if isinstance(given, LoadInput):
+        return await loading.load(core, call, given.names, given.mode, "model")
+    if isinstance(given, UnloadInput):
+        return await loading.unload(core, call, given.names, given.all)
+    if isinstance(given, ReadInput):
+        return await reading.read(core, call, given.path, given.skill, given.encoding, given.offset)
+    if isinstance(given, RunInput):
+        return await scripts.run_script(core, call, run_of(core, given))
+    raise refuse("tool_not_found", f"there is no tool {tool!r}", tool=tool)
+
+
+async def reply(core: Core, call: Call, tool: str, arguments: Mapping[str, Any] | str) -> ToolReply:
+    """Answer a tool call as the model reads it; refusals become replies.
+
+    Errors of the calling program (`session_not_found`, `conflict`) become replies as well, so that each call has
+    exactly one answer; cancellation is raised.
+    """
+    known = dotted(tool)
+    if known is None:
+        names = ", ".join(offered(core, call.scope.tools))
+        return failed(tool, refuse("tool_not_found", f"there is no tool {tool!r}; there are {names}", tool=tool))
+    try:
+        found = await answer(core, call, known, arguments)
+    except (ModelMustAct, SessionError) as error:
+        return failed(known, error)
+    return succeeded(core, known, found)
+
+
+def failed(tool: str, error: KdskillsError) -> ToolReply:
+    """Return the reply of a refusal; the gate's own reason is never in it."""
+    wire = error.to_json()
+    return ToolReply(False, tool, error=wire["error"], text=json.dumps(wire, ensure_ascii=False))
+
+
+def succeeded(core: Core, tool: str, found: Answer) -> ToolReply:
+    """Return the reply of an answer, with the bodies and their pins when bodies travel in results."""
+    wire = found.to_json()
+    pin = None
+    if isinstance(found, LoadReceipt) and core.config.body_in == "result":
+        wire["bodies"] = [
+            {"name": skill.name, "origin": skill.receipt.origin, "text": skill.body} for skill in found.bodies
+        ]
+        pin = " ".join(f"skill:{skill.receipt.id}@{skill.receipt.digest}" for skill in found.bodies) or None
+    return ToolReply(True, tool, result=wire, text=json.dumps(wire, ensure_ascii=False), pin=pin)
+
+
+__all__ = ["CODES", "answer", "dotted", "failed", "offered", "reply", "run_of", "succeeded"]

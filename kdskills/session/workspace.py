@@ -1,0 +1,255 @@
+"""The turn's files: a host folder whose files a run sees and where produced files land (spec runtime §4, execution §4).
+
+Files are copied in and out, never bound. Every path is walked part by part without following links, so a link planted
+between two calls is refused, not followed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from mimetypes import MimeTypes
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+from kdskills.errors import FileRefused, ToolCallRefused
+from kdskills.execution import Artifact, InputFile
+from kdskills.session.codes import path_denied, refuse
+from kdskills.session.limits import MIB
+from kdskills.session.paths import clean_path
+from kdskills.session.receipts import ProducedFile, bytes_digest
+from kdskills.skills.safe_open import ROOT_FLAGS, TreeEntry, open_file, open_folder_at, read_file, walk_tree
+
+MAX_FILE: Final = 8 * MIB
+MAX_FILES: Final = 256
+MAX_TOTAL: Final = 64 * MIB
+
+WriteMode = Literal["create", "replace", "append"]
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What came back from a run: files that are new or different, and those not kept with the reason."""
+
+    files: tuple[ProducedFile, ...] = ()
+    dropped: tuple[tuple[str, str], ...] = ()
+
+
+class Workspace(Protocol):
+    """The files of a turn, as runs need them."""
+
+    def inputs(self) -> tuple[InputFile, ...]:
+        """Return every file a run gets a copy of."""
+        ...
+
+    def collect(self, artifacts: Sequence[Artifact]) -> Collected:
+        """Keep what a run produced."""
+        ...
+
+    def has_folder(self, path: str) -> bool:
+        """Whether the clean relative *path* is a folder here."""
+        ...
+
+
+def media_type(path: str) -> str:
+    """Return the media type meant by the suffix of *path*, the same on every host."""
+    guessed, encoding = MimeTypes(filenames=()).guess_type(path)
+    known = {
+        ".md": "text/markdown",
+        ".yaml": "application/yaml",
+        ".yml": "application/yaml",
+        ".toml": "application/toml",
+    }
+    if encoding is not None:
+        return {"gzip": "application/gzip", "bzip2": "application/x-bzip2"}.get(encoding, "application/octet-stream")
+    return known.get(Path(path).suffix.lower()) or guessed or "application/octet-stream"
+
+
+class FolderWorkspace:
+    """A turn folder on this host.
+
+    Args:
+        root: The folder; it is made when absent.
+        mounts: Read-only folders seen below a top name, such as `{"data": <bundle>/data}`.
+        protected: Paths of input files, which runs and writes never change.
+    """
+
+    def __init__(
+        self, root: Path, *, mounts: Mapping[str, Path] | None = None, protected: Collection[str] = ()
+    ) -> None:
+        self.root = root
+        self.mounts = dict(mounts or {})
+        self.protected = frozenset(protected)
+        root.mkdir(parents=True, exist_ok=True)
+
+    def inputs(self) -> tuple[InputFile, ...]:
+        """Return copies to make, mounts first: at most 256 files and 64 MiB.
+
+        Raises:
+            ToolCallRefused: `too_large` when there is more.
+        """
+        found: list[InputFile] = []
+        total = 0
+        for prefix, folder in [*sorted(self.mounts.items()), ("", self.root)]:
+            for entry in walk_tree(folder):
+                if entry.kind != "file" or (not prefix and self._mounted(entry.path)):
+                    continue  # links and pipes are never handed on
+                total += entry.size
+                path = f"{prefix}/{entry.path}" if prefix else entry.path
+                found.append(InputFile(path, (folder / entry.path).absolute()))
+        if len(found) > MAX_FILES or total > MAX_TOTAL:
+            raise refuse(
+                "too_large", f"the turn's files are more than {MAX_FILES} files or {MAX_TOTAL} bytes", size=total
+            )
+        return tuple(found)
+
+    def has_folder(self, path: str) -> bool:
+        """Whether *path* is a folder of the turn, never through a link; a mount's folders count."""
+        if path in {"", "."}:
+            return True
+        first, _, rest = path.partition("/")
+        base, parts = (self.mounts[first], rest) if first in self.mounts else (self.root, path)
+        try:
+            with _folder(base, parts.split("/") if parts else [], make=False):
+                return True
+        except FileRefused:
+            return False
+
+    def read(self, path: str, *, limit: int = 16 * MIB) -> bytes:
+        """Return the bytes of a file of the turn.
+
+        Raises:
+            ToolCallRefused: `path_denied` for a form that is never followed.
+            FileRefused: It is missing, a link, no regular file or too large.
+        """
+        clean = clean_path(path)
+        first, _, rest = clean.partition("/")
+        base, inner = (self.mounts[first], rest) if first in self.mounts and rest else (self.root, clean)
+        return read_file(base, inner, limit=limit).data
+
+    def files(self) -> list[TreeEntry]:
+        """Return the regular files of the turn folder itself, without mounts, by path."""
+        return [entry for entry in walk_tree(self.root) if entry.kind == "file" and not self._mounted(entry.path)]
+
+    def write(self, path: str, data: bytes, mode: WriteMode = "create") -> ProducedFile:
+        """Write a file of the turn, whole or not at all.
+
+        Raises:
+            ToolCallRefused: `path_denied` for inputs, mounts, links and forms never followed; `too_large` beyond 8 MiB
+                a file, 256 files or 64 MiB a turn; `invalid_argument` when `create` finds a file.
+        """
+        clean = clean_path(path)
+        if clean in self.protected or self._mounted(clean):
+            raise refuse("path_denied", f"{clean!r} is read-only", path=path, reason="root")
+        try:
+            existing = self._existing(clean)
+        except FileRefused as error:
+            raise _denied(error, path) from error
+        if mode == "create" and existing is not None:
+            raise refuse(
+                "invalid_argument",
+                f"{clean!r} exists; use mode replace or append",
+                errors=[{"path": "/mode", "problem": "the file exists"}],
+            )
+        content = (existing or b"") + data if mode == "append" else data
+        self._check_room(clean, len(content))
+        try:
+            self._replace(clean, content)
+        except FileRefused as error:
+            raise _denied(error, path) from error
+        return ProducedFile(clean, len(content), bytes_digest(content), media_type(clean))
+
+    def collect(self, artifacts: Sequence[Artifact]) -> Collected:
+        """Keep artifacts that are new or differ from what is here; inputs and mounts stay as they are."""
+        kept: list[ProducedFile] = []
+        dropped: list[tuple[str, str]] = []
+        for item in artifacts:
+            if self._mounted(item.path) or item.path in self.protected:
+                if not self._same(item):
+                    dropped.append((item.path, "is read-only; the change was not kept"))
+                continue
+            if self._same(item):
+                continue
+            try:
+                kept.append(self.write(item.path, item.content, "replace"))
+            except ToolCallRefused as error:
+                dropped.append((item.path, error.message))
+        return Collected(tuple(kept), tuple(dropped))
+
+    def _mounted(self, path: str) -> bool:
+        return path.partition("/")[0] in self.mounts
+
+    def _same(self, item: Artifact) -> bool:
+        first, _, rest = item.path.partition("/")
+        base, inner = (self.mounts[first], rest) if first in self.mounts else (self.root, item.path)
+        try:
+            with open_file(base, inner) as stream:
+                return hashlib.file_digest(stream, "sha256").hexdigest() == item.sha256.removeprefix("sha256:")
+        except FileRefused:
+            return False
+
+    def _existing(self, clean: str) -> bytes | None:
+        try:
+            return read_file(self.root, clean, limit=MAX_FILE).data
+        except FileRefused as error:
+            if error.code == "file_missing":
+                return None
+            raise
+
+    def _check_room(self, clean: str, size: int) -> None:
+        others = [entry for entry in self.files() if entry.path != clean]
+        total = size + sum(entry.size for entry in others)
+        for value, bound, what in (
+            (size, MAX_FILE, "bytes in one file"),
+            (len(others) + 1, MAX_FILES, "files in a turn"),
+            (total, MAX_TOTAL, "bytes in a turn"),
+        ):
+            if value > bound:
+                raise refuse("too_large", f"{clean!r} would make {value} {what}; {bound} are allowed", limit=bound)
+
+    def _replace(self, clean: str, data: bytes) -> None:
+        *folders, name = clean.split("/")
+        with _folder(self.root, folders, make=True) as parent:
+            spare = f".{name[:100]}.{os.getpid():x}{os.urandom(6).hex()}"
+            try:
+                target = os.open(
+                    spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=parent
+                )
+                with os.fdopen(target, "wb") as stream:
+                    stream.write(data)
+                os.replace(spare, name, src_dir_fd=parent, dst_dir_fd=parent)
+            except OSError as error:
+                with suppress(OSError):
+                    os.unlink(spare, dir_fd=parent)
+                raise FileRefused(f"{clean!r} cannot be written: {error.strerror}", path=clean) from error
+
+
+@contextmanager
+def _folder(root: Path, parts: Sequence[str], *, make: bool) -> Iterator[int]:
+    """Open a folder below *root* part by part, making missing ones when asked."""
+    try:
+        current = os.open(root, ROOT_FLAGS)
+    except OSError as error:
+        raise FileRefused("the folder cannot be opened", code="file_missing", path=".") from error
+    try:
+        for part in parts:
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(part, 0o755, dir_fd=current)
+            deeper = open_folder_at(current, part, "/".join(parts))
+            os.close(current)
+            current = deeper
+        yield current
+    finally:
+        os.close(current)
+
+
+def _denied(error: FileRefused, path: str) -> Exception:
+    if error.code == "symlink":
+        return path_denied(path, "symlink")
+    if error.code == "too_large":
+        return refuse("too_large", error.message, limit=MAX_FILE)
+    return refuse("not_a_file", f"{path!r} cannot be written: {error.message}", path=path)
