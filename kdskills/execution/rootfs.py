@@ -70,37 +70,39 @@ def image_recipe_dir() -> Path:
     return installed if installed.is_dir() else package.parent / "runtime" / "images"
 
 
-def build_rootfs(cache: Path | None = None) -> Rootfs:
+def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -> Rootfs:
     """Return the prepared tree for this interpreter and these sources, building it when it is not there yet.
 
     Args:
         cache: Folder to build in; `cache_dir()` when None.
+        packages: Further installed distributions to copy, beside those of `packages.txt`.
 
     Raises:
         ExecFailed: A tool or package the recipe demands is not installed on this host.
         ExecRefused: The cache folder is not ours alone.
     """
     top = private_dir(private_dir(cache or cache_dir()) / "rootfs")
-    base_key, ours = _base_key(), _our_files()
+    wanted = [*rootfs_copy.recipe(image_recipe_dir() / "packages.txt"), *((name, True) for name in sorted(packages))]
+    base_key, ours = _base_key(wanted), _our_files()
     key = _digest([base_key, [(str(inside), _file_digest(source)) for inside, source in ours]])
     final = top / key[:40]
     entry = f"/{rootfs_copy.site_packages()}/kdskills_runtime/py_code_exec_entry.py"
     if not final.is_dir():
         with locked(top / ".lock"):
             if not final.is_dir():
-                base = _built(top, f"base-{base_key[:40]}", _build_base)
+                base = _built(top, f"base-{base_key[:40]}", lambda work: _build_base(work, wanted))
                 _built(top, final.name, lambda work: _build_ours(base, work, ours))
                 _prune(top, final.name, base.name)
     os.utime(final)
     return Rootfs(final, key, entry)
 
 
-def rootfs_for_image(cache: Path | None = None) -> tuple[Path, str]:
+def rootfs_for_image(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -> tuple[Path, str]:
     """Return (tar file, digest) of the prepared tree, for `docker import` (spec execution §3).
 
     The tar is reproducible: entries sorted, owned by root, without times. The digest is `sha256:` over its bytes.
     """
-    tree = build_rootfs(cache)
+    tree = build_rootfs(cache, packages=packages)
     final = tree.path.parent / f"{tree.path.name}.tar"
     note = final.with_suffix(".sha256")
     if not note.is_file():
@@ -139,11 +141,11 @@ def _files(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _base_key() -> str:
+def _base_key(wanted: list[tuple[str, bool]]) -> str:
     python = Path(rootfs_copy.base_python())
     info = python.stat()
     packages = {}
-    for name, needed in rootfs_copy.recipe(image_recipe_dir() / "packages.txt"):
+    for name, needed in wanted:
         try:
             packages[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -169,15 +171,14 @@ def _built(top: Path, name: str, build: rootfs_copy.Build) -> Path:
     return final
 
 
-def _build_base(work: Path) -> None:
+def _build_base(work: Path, wanted: list[tuple[str, bool]]) -> None:
     for name in _FOLDERS:
         (work / name).mkdir(parents=True)
-    recipe = image_recipe_dir()
     copier = rootfs_copy.Copier(work)
     copier.merge_usr()
-    copier.tools(rootfs_copy.recipe(recipe / "tools.txt"))
+    copier.tools(rootfs_copy.recipe(image_recipe_dir() / "tools.txt"))
     copier.python()
-    for name, needed in rootfs_copy.recipe(recipe / "packages.txt"):
+    for name, needed in wanted:
         copier.distribution(name, needed=needed)
     copier.libraries()
     for name, text in _FILES.items():

@@ -1,0 +1,264 @@
+"""The default engine on Linux hosts: a bubblewrap sandbox per run (spec execution §3)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
+from kdskills.execution.bwrap.args import Launcher
+from kdskills.execution.bwrap.run import ENGINE, LEVEL, BubblewrapRun, Ground, Job
+from kdskills.execution.cgroup import find_parent
+from kdskills.execution.check import LIMIT_NAMES, check_request, require_limits
+from kdskills.execution.dirs import cache_dir, state_dir
+from kdskills.execution.lifecycle import RunRecords, reap
+from kdskills.execution.payload import build_payload, entry_argv
+from kdskills.execution.probing import canary_argv, failed, judge
+from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
+from kdskills.execution.request import ExecError, ExecRequest, ExecResult, Stream
+from kdskills.execution.rootfs import Rootfs, build_rootfs
+from kdskills.execution.seccomp import Arch, program_bytes
+from kdskills.execution.stage import read_inputs, stage_skill
+from kdskills.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from kdskills.execution.options import ExecutionOptions, ExecutorFactory
+    from kdskills.hooks import Register
+
+_ARCHES: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+_SPARE_FDS = 32
+_COUNTED_PER_NAMESPACE = (5, 14)
+"""Since this kernel RLIMIT_NPROC counts the processes of one user namespace, so it bounds exactly one sandbox."""
+
+
+@hookimpl
+def kdskills_register_executors(register: Register[ExecutorFactory]) -> None:
+    """Register `bubblewrap`."""
+    register(ENGINE, BubblewrapExecutor)
+
+
+class BubblewrapExecutor:
+    """Runs every program in namespaces of its own, as a uid that is nobody (spec execution §3).
+
+    Args:
+        options: The operator's settings. For an ordinary user `memory` counts as best effort: where no cgroup is
+            writable the bound falls back to RLIMIT_AS per process, and `memory` is absent from `limits_enforced`.
+    """
+
+    name = ENGINE
+    level = LEVEL
+
+    def __init__(self, options: ExecutionOptions) -> None:
+        self._options = options
+        self._best_effort = options.best_effort | (frozenset() if os.geteuid() == 0 else {"memory"})
+        self._lock = threading.Lock()
+        self._ground: Ground | None = None
+        self._rootfs: Rootfs | None = None
+        self._probed: tuple[tuple[object, ...], ProbeReport] | None = None
+
+    async def probe(self) -> ProbeReport:
+        """Run the canary; cached by the binary's time, the kernel and our uid."""
+        key = self._probe_key()
+        if self._probed is None or self._probed[0] != key:
+            self._probed = (key, await self._probe())
+        return self._probed[1]
+
+    async def run(self, request: ExecRequest) -> ExecResult:
+        """Run to the end. Raises as the protocol says."""
+        started = await self._start(request)
+        if isinstance(started, ExecResult):
+            return started
+        try:
+            return await started.wait()
+        except asyncio.CancelledError:
+            await started.cancel()
+            raise
+
+    async def start(self, request: ExecRequest) -> BubblewrapRun | FinishedRun:
+        """Start and return at once. Raises as `run`."""
+        started = await self._start(request)
+        return FinishedRun(started) if isinstance(started, ExecResult) else started
+
+    async def reap(self) -> ReapReport:
+        """End what dead owners left: cgroups and launchers."""
+        records = RunRecords(self._options.state_dir or state_dir())
+        return await asyncio.to_thread(lambda: reap(records, find_parent()))
+
+    async def _start(self, request: ExecRequest) -> BubblewrapRun | ExecResult:
+        try:
+            ground, job = await asyncio.to_thread(self._prepare, request)
+        except (RootChanged, RootMissing) as error:
+            return _mismatch(error)
+        run = BubblewrapRun(ground, job)
+        await run.begin()
+        return run
+
+    def _prepare(self, request: ExecRequest) -> tuple[Ground, Job]:
+        """Decide and stage everything that needs no sandbox. Raises ExecRefused, RootChanged, RootMissing."""
+        plan = check_request(request)
+        if request.network != "none":
+            raise ExecRefused(
+                "bubblewrap runs programs without network only", code="limit_not_enforceable", engine=self.name
+            )
+        if len(request.inputs) + _SPARE_FDS > request.limits.nofile:
+            raise ExecRefused(
+                f"{len(request.inputs)} inputs do not fit a limit of {request.limits.nofile} open files",
+                code="bad_request",
+                who="caller",
+            )
+        ground, rootfs = self._prepared()
+        enforced = self._enforceable(ground)
+        require_limits(enforced, self._best_effort, self.name)
+        cache = self._options.cache_dir or cache_dir()
+        skills = tuple((mount.id, stage_skill(mount, cache)) for mount in request.skills)
+        payload = None if request.code is None else build_payload(request)
+
+        def argv(payload_fd: int, report_fd: int) -> tuple[str, ...]:
+            if payload is None:
+                return plan.argv
+            return entry_argv(rootfs.python, rootfs.entry, payload_fd=payload_fd, report_fd=report_fd)
+
+        inputs = tuple(read_inputs(request.inputs, request.limits))
+        return ground, Job(plan, argv, payload, skills, inputs, enforced)
+
+    def _prepared(self) -> tuple[Ground, Rootfs]:
+        with self._lock:
+            if self._ground is None or self._rootfs is None or not self._rootfs.path.is_dir():
+                arch = _ARCHES.get(platform.machine())
+                if arch is None:
+                    raise ExecRefused(f"no system call filter for {platform.machine()}", engine=self.name)
+                launcher = self._launcher()
+                self._rootfs = build_rootfs(self._options.cache_dir, packages=self._options.image_packages)
+                cgroups = find_parent()
+                self._ground = Ground(
+                    launcher=launcher,
+                    rootfs=self._rootfs.path,
+                    seccomp=program_bytes(arch),
+                    spawner=ThreadPoolExecutor(1, thread_name_prefix="kdskills-spawner"),
+                    cgroups=cgroups,
+                    nproc=cgroups is None and os.geteuid() != 0 and _kernel() >= _COUNTED_PER_NAMESPACE,
+                    records=RunRecords(self._options.state_dir or state_dir()),
+                )
+            return self._ground, self._rootfs
+
+    def _launcher(self) -> Launcher:
+        found = {name: shutil.which(name) for name in ("bwrap", "prlimit", "setpriv")}
+        missing = sorted(name for name, path in found.items() if path is None)
+        if missing:
+            raise ExecRefused(
+                f"{' and '.join(missing)} not found; install the packages bubblewrap and util-linux",
+                engine=self.name,
+                missing=missing,
+            )
+        drop_to = None
+        if os.geteuid() == 0:
+            drop_to = self._options.sandbox_uid
+            if drop_to <= 0:
+                raise ExecRefused(
+                    "a sandbox is never launched as root: set sandbox_uid to a dedicated uid",
+                    code="running_as_root",
+                    engine=self.name,
+                )
+        return Launcher(str(found["bwrap"]), str(found["prlimit"]), str(found["setpriv"]), drop_to)
+
+    def _enforceable(self, ground: Ground) -> frozenset[str]:
+        missing = set() if ground.cgroups is not None else {"memory"}
+        if ground.cgroups is None and not ground.nproc:
+            missing.add("pids")
+        return LIMIT_NAMES - missing
+
+    def _probe_key(self) -> tuple[object, ...]:
+        bwrap = shutil.which("bwrap")
+        return (Path(bwrap).stat().st_mtime_ns if bwrap else None, platform.release(), os.geteuid())
+
+    async def _probe(self) -> ProbeReport:
+        try:
+            ground, rootfs = await asyncio.to_thread(self._prepared)
+            run = await self._start(ExecRequest(argv=canary_argv(rootfs.python, rootfs.entry)))
+        except (ExecRefused, ExecFailed) as error:
+            return ProbeReport(self.name, self.level, ok=False, cure=error.message)
+        assert isinstance(run, BubblewrapRun)
+        result = await run.wait()
+        checks = (*judge(result.stdout.data), *_seen_from_outside(run, ground))
+        ok = result.status == "ok" and all(check.ok for check in checks)
+        words = result.error.message if result.error else failed(checks)
+        return ProbeReport(
+            engine=self.name,
+            level=self.level,
+            ok=ok,
+            checks=checks,
+            limits=result.limits_enforced,
+            cure=None if ok else _cure(words),
+        )
+
+
+class FinishedRun:
+    """A handle of a run that was over before anything started."""
+
+    def __init__(self, result: ExecResult) -> None:
+        self._result = result
+
+    async def wait(self) -> ExecResult:
+        """Return the result."""
+        return self._result
+
+    async def cancel(self) -> None:
+        """There is nothing to end."""
+
+    def signal(self, number: int) -> None:
+        """There is nobody to hear it."""
+
+    def tail(self, limit: int = 8192) -> tuple[bytes, bytes]:
+        """Return nothing, for nothing was written."""
+        return b"", b""
+
+
+def _mismatch(error: RootChanged | RootMissing) -> ExecResult:
+    """Return the result of a run whose skills are not the ones that were checked (spec execution §6)."""
+    return ExecResult(
+        status="refused",
+        exit_code=None,
+        signal=None,
+        stdout=Stream(),
+        stderr=Stream(),
+        duration_s=0.0,
+        engine=ENGINE,
+        level=LEVEL,
+        limits_enforced=frozenset(),
+        error=ExecError("skills", "skills_mismatch", error.message),
+    )
+
+
+def _seen_from_outside(run: BubblewrapRun, ground: Ground) -> tuple[ProbeCheck, ...]:
+    """Return what only the host can say about the canary."""
+    checks = [ProbeCheck("host_uid", run.host_uid > 0, f"uid {run.host_uid} on the host")]
+    if ground.cgroups is not None:
+        ok = {"memory", "pids"} <= set(run.bounds)
+        checks.append(ProbeCheck("limits", ok, f"cgroup holds {run.bounds}"))
+    else:
+        found = "RLIMIT_AS per process" + (" and RLIMIT_NPROC" if ground.nproc else "")
+        checks.append(ProbeCheck("limits", ok=True, found=found))
+    return tuple(checks)
+
+
+def _cure(words: str) -> str:
+    """Return one sentence for the operator about a sandbox that did not work."""
+    if "uid map" in words or "new namespace" in words or "user namespace" in words:
+        return (
+            f"allow unprivileged user namespaces for bwrap (kernel.unprivileged_userns_clone=1, or an AppArmor profile"
+            f" with userns where kernel.apparmor_restrict_unprivileged_userns=1), or use docker: {words}"
+        )
+    if "Unknown option" in words:
+        return f"install bubblewrap 0.8 or newer: {words}"
+    return f"look into the sandbox's set-up: {words}"
+
+
+def _kernel() -> tuple[int, ...]:
+    parts = platform.release().split("-")[0].split(".")[:2]
+    return tuple(int(part) if part.isdigit() else 0 for part in parts)

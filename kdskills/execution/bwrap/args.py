@@ -1,0 +1,140 @@
+"""The argument list of one sandbox, as a pure function (spec execution §3).
+
+Everything the wall is made of stands on the launcher's own command line. What differs from run to run (skills, inputs,
+variables) follows by descriptor, because bwrap reads it before it makes its first namespace: until we have put it into
+its cgroup and written these arguments, nothing happens. The last of them makes a marker; `--chmod` of that marker
+fails when they were cut short, so a sandbox never starts with less than was meant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kdskills.execution.check import Plan
+from kdskills.execution.request import Limits
+
+PATH = "/usr/local/bin:/usr/bin:/bin"
+DEFAULT_ENV = ((b"PATH", PATH.encode()), (b"HOME", b"/work"), (b"LANG", b"C.UTF-8"), (b"TMPDIR", b"/tmp"))
+UID = 10001
+_MARKER = "/run/complete"
+_RUN_SIZE = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Fds:
+    """Descriptors the launcher inherits."""
+
+    args: int
+    status: int
+    block: int
+    seccomp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """Programs and identity a sandbox is started with.
+
+    Attributes:
+        bwrap: Absolute path of bwrap.
+        prlimit: Absolute path of prlimit.
+        setpriv: Absolute path of setpriv, used when `drop_to` is given.
+        drop_to: Host uid and gid the launcher takes on before anything else; None keeps ours.
+    """
+
+    bwrap: str
+    prlimit: str
+    setpriv: str
+    drop_to: int | None
+
+
+def command_line(
+    launcher: Launcher, rootfs: Path, plan: Plan, argv: Sequence[str], fds: Fds, *, memory_by_rlimit: bool
+) -> list[str]:
+    """Return the launcher's command line up to the program's own arguments."""
+    limits = plan.request.limits
+    return [
+        *_limits(launcher.prlimit, limits, memory_by_rlimit=memory_by_rlimit),
+        *_identity(launcher),
+        launcher.bwrap,
+        *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
+        *("--disable-userns", "--cap-drop", "ALL", "--new-session", "--die-with-parent", "--clearenv"),
+        *("--uid", str(UID), "--gid", str(UID), "--hostname", "sandbox"),
+        *("--seccomp", str(fds.seccomp), "--json-status-fd", str(fds.status), "--block-fd", str(fds.block)),
+        *("--ro-bind", str(rootfs), "/", "--proc", "/proc", "--dev", "/dev"),
+        *_tmpfs("/tmp", limits.tmp_size, "1777"),  # noqa: S108 - inside the sandbox
+        *_tmpfs("/dev/shm", limits.tmp_size, "1777"),  # noqa: S108 - inside the sandbox
+        *_tmpfs("/work", limits.work_size, "0755"),
+        *_tmpfs("/run", _RUN_SIZE, "0755"),
+        *_tmpfs("/skills", _RUN_SIZE, "0755"),
+        *("--args", str(fds.args)),
+        *("--chmod", "0755", _MARKER, "--remount-ro", "/run", "--remount-ro", "/skills"),
+        *("--ro-bind", "/proc/sys", "/proc/sys", "--remount-ro", "/dev", "--remount-ro", "/"),
+        *("--chdir", plan.cwd, "--", *argv),
+    ]
+
+
+def run_arguments(
+    plan: Plan,
+    skills: Sequence[tuple[str, Path]],
+    inputs: Sequence[tuple[str, int]],
+    env: Sequence[tuple[bytes, bytes]],
+) -> bytes:
+    """Return the arguments that travel by descriptor, each ended by NUL.
+
+    Args:
+        plan: The checked request.
+        skills: (full id, staged copy) pairs.
+        inputs: (path below /work, descriptor to copy from) pairs.
+        env: Variables set inside, byte-exact.
+    """
+    words: list[str | bytes] = []
+    for name, folder in skills:
+        words += ["--ro-bind", str(folder), f"/skills/{name}"]
+    for folder_path in _folders(plan, [path for path, _ in inputs]):
+        words += ["--perms", "0755", "--dir", folder_path]
+    for path, fd in inputs:
+        words += ["--perms", "0644", "--file", str(fd), f"/work/{path}"]
+    for key, value in {**dict(DEFAULT_ENV), **dict(env)}.items():
+        words += ["--setenv", key, value]
+    words += ["--dir", _MARKER]
+    return b"".join(
+        (word if isinstance(word, bytes) else word.encode("utf-8", "surrogateescape")) + b"\0" for word in words
+    )
+
+
+def _folders(plan: Plan, paths: Sequence[str]) -> list[str]:
+    """Return every folder below /work that inputs and the workdir need, parents first."""
+    wanted: set[str] = set()
+    for path in paths:
+        wanted.update(str(parent) for parent in Path("/work", path).parents)
+    wanted.add(plan.cwd)
+    wanted.update(str(parent) for parent in Path(plan.cwd).parents)
+    return sorted(folder for folder in wanted if folder.startswith("/work/"))
+
+
+def _tmpfs(place: str, size: int, mode: str) -> tuple[str, ...]:
+    return ("--perms", mode, "--size", str(size), "--tmpfs", place)
+
+
+def _limits(prlimit: str, limits: Limits, *, memory_by_rlimit: bool) -> list[str]:
+    cpu = math.ceil(limits.wall_s if limits.cpu_s is None else limits.cpu_s)
+    words = [
+        prlimit,
+        "--core=0:0",
+        f"--nofile={limits.nofile}:{limits.nofile}",
+        f"--fsize={limits.fsize}:{limits.fsize}",
+    ]
+    words.append(f"--cpu={cpu}:{cpu + 1}")  # the soft limit is SIGXCPU, which says what happened; the hard one kills
+    if memory_by_rlimit:
+        words.append(f"--as={limits.memory}:{limits.memory}")
+    return words
+
+
+def _identity(launcher: Launcher) -> list[str]:
+    if launcher.drop_to is None:
+        return []
+    uid = str(launcher.drop_to)
+    return [launcher.setpriv, "--reuid", uid, "--regid", uid, "--clear-groups", "--inh-caps", "-all"]

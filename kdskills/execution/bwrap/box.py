@@ -1,0 +1,258 @@
+"""One sandbox from its launch to its last process (spec execution §3, §5).
+
+The payload waits behind a gate until we hold its first process by descriptor and an open descriptor of its `/work`.
+That descriptor keeps the tmpfs alive after every process and mount of the sandbox is gone, so outputs are read from
+memory nobody can change any more; no helper runs inside, and nothing the program could forge is believed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import subprocess
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kdskills.errors import ExecFailed
+from kdskills.execution.bwrap import tree
+from kdskills.execution.cgroup import Leaf
+
+SETUP_S = 10.0
+_POLL_S = 0.0002
+_SIZE = 64 * 1024
+
+
+class BoxFailed(ExecFailed):
+    """The sandbox did not come up; the message ends with what the launcher said."""
+
+
+@dataclass(slots=True)
+class Pipes:
+    """Our ends of the pipes of one sandbox, and the launcher's, closed once it has them."""
+
+    ours: dict[str, int]
+    theirs: dict[str, int]
+
+    @classmethod
+    def make(cls, *, code: bool) -> Pipes:
+        """Make the pipes of a run; `code` adds payload and report."""
+        pipes = cls({}, {})
+        for name, we_read in (("stdout", True), ("stderr", True), ("status", True), ("report", True)):
+            if code or name != "report":
+                pipes._add(name, we_read=we_read)
+        for name in ("stdin", "args", "block", "payload"):
+            if code or name != "payload":
+                pipes._add(name, we_read=False)
+        return pipes
+
+    def _add(self, name: str, *, we_read: bool) -> None:
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        self.ours[name], self.theirs[name] = (reading, writing) if we_read else (writing, reading)
+
+    def take(self, name: str) -> int:
+        """Hand over one of our ends to someone who closes it."""
+        return self.ours.pop(name)
+
+    def close_theirs(self) -> None:
+        """Close the launcher's ends in this process."""
+        while self.theirs:
+            os.close(self.theirs.popitem()[1])
+
+    def close(self) -> None:
+        """Close everything still held."""
+        self.close_theirs()
+        while self.ours:
+            os.close(self.ours.popitem()[1])
+
+
+class Box:
+    """A sandbox whose program waits for `release`.
+
+    Attributes:
+        init: Host pid of the sandbox's first process.
+        namespace: Inode of its pid namespace.
+        host_uid: Uid of its processes as the host sees them.
+        work: Open descriptor of its `/work`.
+    """
+
+    def __init__(self, launcher: subprocess.Popen[bytes], pipes: Pipes) -> None:
+        self._launcher = launcher
+        self._pipes = pipes
+        self._stack = ExitStack()
+        self.launcher_fd = self._hold(os.pidfd_open(launcher.pid))
+        self.init = -1
+        self.init_fd = -1
+        self.namespace = -1
+        self.host_uid = -1
+        self.work = -1
+        self._status = b""
+
+    @property
+    def pid(self) -> int:
+        """Host pid of the launcher."""
+        return self._launcher.pid
+
+    def bring_up(self, arguments: bytes, rootfs: Path, leaf: Leaf | None, nproc: int | None) -> None:
+        """Let the launcher build the sandbox and wait until it stands, with its program not yet started.
+
+        Raises:
+            BoxFailed: The launcher gave up, or took longer than `SETUP_S`.
+        """
+        end = time.monotonic() + SETUP_S
+        try:
+            if leaf is not None:
+                leaf.join(self._launcher.pid)
+            fd = self._pipes.take("args")
+            try:
+                _write_all(fd, arguments)
+            finally:
+                os.close(fd)
+            facts = self._first_status(end)
+            self.init = int(facts["child-pid"])
+            self.init_fd = self._hold(os.pidfd_open(self.init))
+            self._await_root(rootfs, end)
+            self.namespace = Path(f"/proc/{self.init}/ns/pid").stat().st_ino
+            self.host_uid = Path(f"/proc/{self.init}").stat().st_uid
+            self.work = self._hold(os.open(f"/proc/{self.init}/root/work", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            if nproc is not None:
+                resource.prlimit(self.init, resource.RLIMIT_NPROC, (nproc, nproc))
+        except (OSError, ValueError, KeyError) as error:
+            raise BoxFailed(f"the sandbox did not start: {self._last_words() or error}") from error
+
+    def release(self) -> None:
+        """Let the program start."""
+        fd = self._pipes.take("block")
+        try:
+            os.write(fd, b"1")
+        except BrokenPipeError:
+            return  # it died meanwhile, which the pump is about to see
+        finally:
+            os.close(fd)
+
+    def program(self) -> int | None:
+        """Return the host pid of the program itself, or None before it starts and after it ended."""
+        return next(iter(children), None) if (children := tree.children(self.init)) else None
+
+    def signal(self, number: int) -> bool:
+        """Send a signal to the program itself."""
+        pid = self.program()
+        return pid is not None and tree.send(pid, number, self.namespace)
+
+    def terminate(self) -> None:
+        """Ask the whole tree to end."""
+        if self.init > 0:
+            tree.terminate(self.init, self.namespace)
+
+    def kill(self) -> None:
+        """End the whole tree; the launcher goes with it."""
+        if self.init_fd >= 0:
+            tree.kill(self.init_fd)
+        tree.kill(self.launcher_fd)
+
+    def finish(self) -> int | None:
+        """Wait until nothing is left and return the program's exit code, None when it was never started or none came.
+
+        Raises:
+            BoxFailed: A process survived KILL.
+        """
+        self.kill()
+        self._launcher.wait()
+        if self.init_fd >= 0 and not tree.gone(self.init_fd, 2.0):
+            raise BoxFailed("a process of the sandbox survived SIGKILL", pid=self.init)
+        end = time.monotonic() + 0.2
+        while self._read_status(end):
+            pass
+        for line in self._status.splitlines():
+            facts = json.loads(line)
+            if "exit-code" in facts:
+                return int(facts["exit-code"])
+        return None
+
+    def close(self) -> None:
+        """Let go of everything; the sandbox is ended when it still lives."""
+        self.kill()
+        self._launcher.wait()
+        self._stack.close()
+        self._pipes.close()
+
+    def _hold(self, fd: int) -> int:
+        self._stack.callback(os.close, fd)
+        return fd
+
+    def _first_status(self, end: float) -> dict[str, Any]:
+        while b"\n" not in self._status:
+            if not self._read_status(end):
+                raise ValueError("it said nothing")
+        facts: dict[str, Any] = json.loads(self._status.splitlines()[0])
+        return facts
+
+    def _read_status(self, end: float) -> bool:
+        """Read more of what bwrap says about the sandbox; False at its end or when nothing comes in time."""
+        fd = self._pipes.ours["status"]
+        if len(self._status) > _SIZE or not select.select([fd], [], [], max(0.0, end - time.monotonic()))[0]:
+            return False
+        data = os.read(fd, 4096)
+        self._status += data
+        return bool(data)
+
+    def _await_root(self, rootfs: Path, end: float) -> None:
+        """Wait until the sandbox's root is the prepared tree, which is the last thing bwrap does before it blocks."""
+        wanted = rootfs.stat()
+        while True:
+            found = Path(f"/proc/{self.init}/root").stat()
+            if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                return
+            if time.monotonic() >= end or select.select([self.launcher_fd], [], [], 0)[0]:
+                raise ValueError("it did not reach its root")
+            time.sleep(_POLL_S)
+
+    def _last_words(self) -> str:
+        """Return what the launcher wrote to stderr; no program has run yet, so these are its own words."""
+        self.kill()
+        self._launcher.wait()
+        fd = self._pipes.ours.get("stderr")
+        if fd is None or not select.select([fd], [], [], 0.2)[0]:
+            return ""
+        return os.read(fd, 4096).decode("utf-8", "replace").strip()
+
+
+def launch(spawner: ThreadPoolExecutor, command: Sequence[str], pipes: Pipes, extra: Sequence[int]) -> Box:
+    """Start the launcher from the spawner's one long-lived thread, which `--die-with-parent` is tied to.
+
+    Raises:
+        BoxFailed: The launcher cannot be executed.
+    """
+    passed = [pipes.theirs[name] for name in ("args", "status", "block", "payload", "report") if name in pipes.theirs]
+
+    def spawn() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            list(command),
+            stdin=pipes.theirs["stdin"],
+            stdout=pipes.theirs["stdout"],
+            stderr=pipes.theirs["stderr"],
+            env={"PATH": "/usr/local/bin:/usr/bin:/bin"},
+            cwd="/",
+            pass_fds=[*passed, *extra],
+            start_new_session=True,
+            umask=0o022,
+        )
+
+    try:
+        process = spawner.submit(spawn).result()
+    except OSError as error:
+        raise BoxFailed(f"the launcher {command[0]} cannot be started: {error.strerror}") from error
+    pipes.close_theirs()
+    return Box(process, pipes)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,99 @@
+"""Telling what dead owners left from what living ones use, and ending it (spec execution §5).
+
+A cgroup leaf is named after the process that made it, so it can be judged without any record; it holds every process
+of its run. Where there are no cgroups, a small record beside the state names the launcher instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from kdskills.execution.cgroup import CgroupParent
+from kdskills.execution.dirs import private_dir
+from kdskills.execution.owner import RUN_LABEL, is_leftover, owner_labels, process_start
+from kdskills.execution.protocol import ReapReport
+from kdskills.execution.request import ExecRequest
+
+_LEAF = re.compile(r"(?P<ns>\d+)-(?P<pid>\d+)-(?P<start>\d+)-[0-9a-f]{16}")
+
+
+def leaf_name() -> str:
+    """Return a new name for a leaf of this process."""
+    return f"{_own_namespace()}-{os.getpid()}-{process_start(os.getpid()) or 0}-{secrets.token_hex(8)}"
+
+
+def leaf_is_leftover(name: str) -> bool:
+    """Whether the process a leaf is named after is gone; leaves of other pid namespaces are not ours to judge."""
+    found = _LEAF.fullmatch(name)
+    if found is None or int(found["ns"]) != _own_namespace():
+        return False
+    return process_start(int(found["pid"])) != found["start"]
+
+
+class RunRecords:
+    """Records of runs that have no cgroup, one file each."""
+
+    def __init__(self, state: Path) -> None:
+        self._top = state / "runs"
+
+    def write(self, request: ExecRequest, launcher: int) -> Path:
+        """Record a run whose launcher is *launcher*; the caller removes the file at its end."""
+        labels = owner_labels(request.owner, request.request_id or secrets.token_hex(8))
+        facts = {"labels": labels, "launcher": launcher, "started": process_start(launcher)}
+        path = private_dir(private_dir(self._top.parent) / self._top.name) / f"{secrets.token_hex(8)}.json"
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as stream:
+            json.dump(facts, stream)
+        return path
+
+    def leftovers(self) -> Iterator[tuple[Path, str, int, str]]:
+        """Return (file, run, launcher, its start) of every record nobody watches; an unreadable one has launcher 0."""
+        for path in sorted(self._top.glob("*.json")) if self._top.is_dir() else ():
+            try:
+                facts = json.loads(path.read_bytes())
+                labels = dict(facts["labels"])
+                launcher, started = int(facts["launcher"]), str(facts["started"])
+            except (OSError, ValueError, KeyError, TypeError):
+                yield path, path.stem, 0, ""
+                continue
+            if is_leftover(labels):
+                yield path, labels[RUN_LABEL], launcher, started
+
+
+def reap(records: RunRecords, parent: CgroupParent | None) -> ReapReport:
+    """End what dead owners left behind and say so, one line each (spec execution §5)."""
+    ended: list[str] = []
+    failed: list[str] = []
+    for leaf in parent.leaves() if parent is not None else ():
+        if leaf_is_leftover(leaf.memory.name):
+            count = len(leaf.members())
+            done = leaf.remove()
+            (ended if done else failed).append(f"cgroup {leaf.memory.name} with {count} processes")
+    for path, run, launcher, started in records.leftovers():
+        alive = launcher > 0 and process_start(launcher) == started
+        if alive and not _kill(launcher):
+            failed.append(f"run {run}: launcher {launcher} cannot be ended")
+            continue
+        path.unlink(missing_ok=True)
+        ended.append(f"run {run}" + (f": launcher {launcher}" if alive else ": its record"))
+    return ReapReport(tuple(ended), tuple(failed))
+
+
+def _own_namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
+def _kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)  # bwrap's sandbox dies with it
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return True
