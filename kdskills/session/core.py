@@ -202,8 +202,8 @@ class Core:
         record: SessionRecord,
         kind: AccessKind,
         skill: Skill,
+        arguments: Mapping[str, Any],
         path: str | None = None,
-        **arguments: Any,
     ) -> None:
         """Ask the policy plugins.
 
@@ -281,7 +281,7 @@ def checked_id(session_id: str | None) -> str:
     """
     if session_id is None:
         return uuid7()
-    if not isinstance(session_id, str) or not _SESSION_ID.fullmatch(session_id):
+    if not _SESSION_ID.fullmatch(session_id):
         raise refuse(
             "invalid_argument",
             "a session id has 1 to 128 of A-Z a-z 0-9 . _ : -",

@@ -169,7 +169,8 @@ class Ticket:
             self.check()
         task = asyncio.ensure_future(work)
         try:
-            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            waited: set[asyncio.Future[Any]] = {task, stop}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             self.check()
             return task.result()
         finally:

@@ -85,7 +85,7 @@ async def load(core: Core, call: Call, names: Sequence[str], mode: str | None, b
             grants = core.granted(call, standing, refs, by)
             ticket.watch(skill.full_id for grant in grants for skill in grant.closure)
             for grant in grants:
-                core.ask(call, standing.record, "load", grant.skill, names=refs, mode=wanted)
+                core.ask(call, standing.record, "load", grant.skill, {"names": refs, "mode": wanted})
             receipt = await _attempt(core, call, ticket, standing, grants, wanted, by)
             if receipt is not None:
                 return receipt

@@ -85,14 +85,15 @@ async def read(core: Core, call: Call, path: str, skill: str | None, encoding: s
     await core.record(call.session_id)
     if encoding not in {"text", "binary"}:
         raise invalid("encoding must be text or binary", ("/encoding", "must be text or binary"))
-    if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+    if offset < 0:
         raise invalid("offset must be 0 or more", ("/offset", "must be a whole number from 0"))
     if not path.strip():
         raise invalid("the path is blank", ("/path", "must not be blank"))
     aim = await target(core, call, skill)
     clean = clean_path(path)
     data = await asyncio.to_thread(skill_file, aim.skill, clean, core.config.limits.max_read_bytes)
-    core.ask(call, aim.standing.record, "read", aim.skill, clean, path=clean, encoding=encoding, offset=offset)
+    shown = {"path": clean, "encoding": encoding, "offset": offset}
+    core.ask(call, aim.standing.record, "read", aim.skill, shown, clean)
     facts = ReadResult(aim.name, clean, "binary", media_type(clean), len(data), "", offset)
     if encoding == "binary":
         return await asyncio.to_thread(_binary, facts, data, offset)

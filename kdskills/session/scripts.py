@@ -97,10 +97,8 @@ async def run_script(core: Core, call: Call, run: Run) -> ScriptResult:
     if command is None:
         known = ", ".join(core.config.interpreters)
         raise refuse("extension_not_allowed", f"no interpreter for {clean!r}; known suffixes: {known}", path=clean)
-    core.ask(
-        call, aim.standing.record, "run", aim.skill, clean,
-        path=clean, args=list(run.args), env=sorted(run.env), workdir=run.workdir,
-    )  # fmt: skip
+    shown = {"path": clean, "args": list(run.args), "env": sorted(run.env), "workdir": run.workdir}
+    core.ask(call, aim.standing.record, "run", aim.skill, shown, clean)
     ready = Ready(run, aim, clean, command, workdir, executor)
     tree = await asyncio.to_thread(fresh_tree, aim.skill)
     await _approve(core, call, ready, tree)
@@ -120,7 +118,7 @@ def _workdir(call: Call, skill: Skill, workdir: str) -> str:
     clean = clean_path(workdir)
     if skill.folder is None:
         raise refuse("resource_not_found", f"there is no folder {workdir!r}", path=workdir, siblings=[])
-    below = [entry for entry in walk_tree(skill.folder)]
+    below = walk_tree(skill.folder)
     parts = clean.split("/")
     prefixes = {"/".join(parts[: number + 1]) for number in range(len(parts))}
     if any(entry.kind == "link" and entry.path in prefixes for entry in below):
@@ -213,7 +211,7 @@ async def run_request(executor: Executor, request: ExecRequest) -> ExecResult:
                 "executor_failed", _blameless(f"the run could not be set up: {error.message}"), engine=executor.name
             ) from error
         raise refuse(
-            "executor_unavailable", _blameless(error.message), engine=executor.name, code=error.code
+            "executor_unavailable", _blameless(error.message), engine=executor.name, reason=error.code
         ) from error
     except ExecFailed as error:
         raise refuse("executor_failed", _blameless(error.message), engine=executor.name) from error

@@ -87,8 +87,8 @@ class SessionSnapshot:
         Raises:
             BadRequest: `snapshot_unsupported` for another schema or shape.
         """
-        if not isinstance(value, Mapping) or value.get("schema") != SCHEMA:
-            found = value.get("schema") if isinstance(value, Mapping) else type(value).__name__
+        if value.get("schema") != SCHEMA:
+            found = value.get("schema")
             raise BadRequest(f"not a snapshot of schema {SCHEMA}: {found!r}", code="snapshot_unsupported")
         try:
             wire = _Wire.model_validate({key: item for key, item in value.items() if key != "schema"})

@@ -187,7 +187,10 @@ class FolderWorkspace:
         base, inner = (self.mounts[first], rest) if first in self.mounts else (self.root, item.path)
         try:
             with open_file(base, inner) as stream:
-                return hashlib.file_digest(stream, "sha256").hexdigest() == item.sha256.removeprefix("sha256:")
+                hasher = hashlib.sha256()
+                while chunk := stream.read(MIB):
+                    hasher.update(chunk)
+                return hasher.hexdigest() == item.sha256.removeprefix("sha256:")
         except FileRefused:
             return False
 
