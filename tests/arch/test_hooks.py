@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pluggy
 import pytest
-from kdskills.app.plugins import PluginManager, plugin_manager
 
 from kdskills import hookspecs
+from kdskills.app.plugins import PluginManager, plugin_manager
 from kdskills.errors import PluginInvalid
 from kdskills.hooks import hookimpl
 

@@ -1,0 +1,132 @@
+"""The Host: settings, plugins, engines, and the operations every door offers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from kdskills.app.plugins import Answers, PluginManager, Registers, collect, plugin_manager
+from kdskills.app.settings import Settings
+from kdskills.app.wiring import HostWiring
+from kdskills.bundle import Bundle, load_bundle
+from kdskills.errors import BadRequest
+from kdskills.prompts import prompt_environment
+from kdskills.session.config import merged_interpreters
+from kdskills.turn import SkillsSubsystem
+
+if TYPE_CHECKING:
+    import jinja2
+
+    from kdskills.execution import Executor, ReapReport
+
+Emit = Callable[[Any], None]
+
+
+class Host:
+    """One composition of settings and plugins. Several Hosts in one process share nothing.
+
+    Args:
+        settings: What the operator decides; read from files and variables when omitted.
+        plugins: Further plugins, beside the shipped and installed ones.
+        entry_points: Whether plugins of installed packages are loaded; the setting's word when omitted.
+
+    Raises:
+        SettingsInvalid: A settings file or variable is not understood.
+        PluginInvalid: A plugin cannot be used.
+        NameTaken: Two plugins claim one name.
+    """
+
+    def __init__(
+        self, settings: Settings | None = None, *, plugins: Sequence[object] = (), entry_points: bool | None = None
+    ) -> None:
+        self.settings = settings if settings is not None else Settings.load()
+        wanted = self.settings.entry_points if entry_points is None else entry_points
+        self.plugins: PluginManager = plugin_manager(
+            *plugins, entry_points=wanted, blocked=self.settings.plugins_blocked
+        )
+        self.registers: Registers = collect(self.plugins)
+        self.answers = Answers(self.plugins)
+
+    @cached_property
+    def templates(self) -> jinja2.Environment:
+        """The environment that catalogs and instruction blocks are rendered in, prepared by plugins."""
+        env = prompt_environment()
+        self.answers.prepare_templates(env)
+        return env
+
+    @cached_property
+    def wiring(self) -> HostWiring:
+        """What a solver needs of this Host."""
+        return HostWiring(self)
+
+    @cached_property
+    def _engines(self) -> tuple[Executor, ...]:
+        options = self.settings.execution_options()
+        return tuple(factory(options) for _, factory in self.registers.executors.items())
+
+    def engines(self) -> tuple[Executor, ...]:
+        """Return every registered engine, built once for this Host."""
+        return self._engines
+
+    def bundle(self, path: str | Path) -> Bundle:
+        """Load the bundle at *path*. Raises BundleError."""
+        return load_bundle(path)
+
+    def subsystem(self, bundle: Bundle) -> SkillsSubsystem:
+        """Return the skills of *bundle* with the plugins' roots and filters in force."""
+        options: dict[str, Any] = {} if self.settings.index_dir is None else {"index_dir": self.settings.index_dir}
+        return SkillsSubsystem(
+            bundle.descriptor,
+            bundle_root=bundle.root,
+            roots=self.answers.skill_roots(bundle.descriptor),
+            filters=(self.answers.hide_skills,),
+            check=self.answers.check_skill,
+            environment=self.templates,
+            source_key=self.answers.source_key,
+            **options,
+        )
+
+    def interpreters(self) -> dict[str, tuple[str, ...]]:
+        """Return how each script suffix is started: the shipped table and what plugins added."""
+        return dict(merged_interpreters(dict(self.registers.interpreters.items())))
+
+    async def reap(self) -> dict[str, ReapReport]:
+        """End what dead owners left, by engine (spec execution §5)."""
+        return {engine.name: await engine.reap() for engine in self.engines()}
+
+    async def call(self, operation: str, *, emit: Emit | None = None, **arguments: Any) -> BaseModel:
+        """Run an operation by name.
+
+        Args:
+            operation: Name in the table of operations, such as `skills.list`.
+            emit: Told about progress, by operations that have any.
+            **arguments: Fields of the operation's input model.
+
+        Raises:
+            BadRequest: The operation is unknown, or arguments are out of shape.
+            KdskillsError: As the operation documents.
+        """
+        from kdskills.app.operations import OPERATIONS
+
+        found = OPERATIONS.get(operation)
+        if found is None:
+            raise BadRequest(f"there is no operation {operation!r}", code="unknown_operation", operation=operation)
+        try:
+            given = found.input.model_validate(arguments)
+        except ValidationError as error:
+            problems = [
+                {"path": "/" + "/".join(map(str, item["loc"])), "problem": item["msg"]}
+                for item in error.errors(include_url=False, include_input=False)
+            ]
+            words = "; ".join(f"{p['path']}: {p['problem']}" for p in problems)
+            raise BadRequest(f"{operation}: {words}", errors=problems) from None
+        return await found.run(self, given, emit)
+
+    def run(self, operation: str, **arguments: Any) -> BaseModel:
+        """Run an operation from code without an event loop; as `call`."""
+        return asyncio.run(self.call(operation, **arguments))

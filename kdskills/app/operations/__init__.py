@@ -1,0 +1,13 @@
+"""The one table of operations: CLI, and every later door, derive what they offer from it."""
+
+from kdskills.app.operations.checking import CHECK
+from kdskills.app.operations.health import DOCTOR
+from kdskills.app.operations.showing import LIST, RENDER, SHOW, WHY
+from kdskills.app.operations.table import Finding, Input, Operation, Output
+from kdskills.app.operations.turns import RUN
+
+OPERATIONS: dict[str, Operation] = {
+    operation.name: operation for operation in (CHECK, LIST, SHOW, RENDER, WHY, RUN, DOCTOR)
+}
+
+__all__ = ["OPERATIONS", "Finding", "Input", "Operation", "Output"]

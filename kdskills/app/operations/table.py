@@ -1,0 +1,65 @@
+"""What an operation is: a row of the one table that every door derives its commands, routes and tools from."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from kdskills.errors import Diagnostic
+
+if TYPE_CHECKING:
+    from kdskills.app.host import Emit, Host
+
+
+class Input(BaseModel):
+    """Arguments of an operation; unknown fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Output(BaseModel):
+    """The answer of an operation."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Finding(Output):
+    """A diagnostic in an answer; fields as `kdskills.Diagnostic`."""
+
+    code: str
+    severity: str
+    message: str
+    path: str | None = None
+    line: int | None = None
+    column: int | None = None
+    ref: str | None = None
+    fix: str | None = None
+
+    @classmethod
+    def of(cls, diagnostic: Diagnostic) -> Finding:
+        """Return *diagnostic* as part of an answer."""
+        return cls.model_validate(diagnostic.to_json())
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation.
+
+    Attributes:
+        name: Dotted name, the same at every door.
+        summary: One sentence for help texts and tool descriptions.
+        input: Model of the arguments.
+        output: Model of the answer.
+        errors: Stable codes it raises beside `bad_request`.
+        run: Does it; the last argument is told about progress.
+    """
+
+    name: str
+    summary: str
+    input: type[BaseModel]
+    output: type[BaseModel]
+    errors: tuple[str, ...]
+    run: Callable[[Host, Any, Emit | None], Awaitable[BaseModel]]

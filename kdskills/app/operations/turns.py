@@ -1,0 +1,122 @@
+"""`solver.run`: one turn on a bundle, from the request to a cited answer with its files on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from kdskills.app.operations.table import Input, Operation, Output
+from kdskills.errors import BadRequest
+from kdskills.models.cassette import Cassette, read_cassette
+from kdskills.solver import ReactSolver, SolverSettings, SolverSystem, TurnResult
+
+if TYPE_CHECKING:
+    from kdskills.app.host import Emit, Host
+    from kdskills.bundle import Bundle
+
+
+class RunInput(Input):
+    """One request to a solver over a bundle."""
+
+    bundle: Path = Field(description="The bundle's folder.")
+    request: str | None = Field(None, description="What the user asks; none means the one in the bundle's demo.yaml.")
+    model: str | None = Field(None, description="Such as `openai:NAME`; none means the setting, which is `replay`.")
+    executor: str | None = Field(None, description="Engine of scripts; none means the setting, which is `auto`.")
+    consumer: str = Field("solver.react.decision", description="Consumer the solver acts as.")
+    answer_role: str | None = Field(None, description="Generator that writes the answer, as a consumer of its own.")
+    files: tuple[Path, ...] = Field((), description="Files handed in with the request.")
+    skills: tuple[str, ...] = Field((), description="Skills loaded before the first decision.")
+    out: Path | None = Field(None, description="Folder that gets the produced files and the transcript.")
+
+
+class RunOutput(Output):
+    """The turn's result, and what the bundle's demo expected of it but did not get."""
+
+    result: TurnResult
+    engine: str | None
+    out: str | None
+    files: tuple[str, ...]
+    transcript: str | None
+    unmet: tuple[str, ...] = ()
+
+
+def _demo(bundle: Bundle) -> Cassette | None:
+    return None if bundle.demo_path is None else read_cassette(bundle.demo_path)
+
+
+def _unmet(demo: Cassette | None, result: TurnResult) -> tuple[str, ...]:
+    """Compare a demo's outcome with what its author expects: skills, files, cited sources, status."""
+    if demo is None or not result.replayed:
+        return ()
+    used = {use.id for use in result.skills_used}
+    missing = [f"skill {name} was not used" for name in demo.expect.get("skills", ()) if name not in used]
+    made = {file.path for file in result.files}
+    missing += [f"file {name} was not made" for name in demo.expect.get("files", ()) if name not in made]
+    if result.status != demo.expect.get("status", "final"):
+        missing.append(f"the turn ended {result.status} ({result.stop_reason})")
+    missing += [f"citation {issue.sid} does not resolve" for issue in result.citation_issues]
+    if demo.expect.get("cited") and not result.cited:
+        missing.append("the answer cites nothing")
+    return tuple(missing)
+
+
+def _deliver(result: TurnResult, out: Path) -> tuple[str, ...]:
+    """Copy the turn's files to *out* and return their paths."""
+    made = []
+    for file in result.files:
+        target = out / file.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file.location, target)
+        made.append(str(target))
+    return tuple(made)
+
+
+async def run(host: Host, given: RunInput, emit: Emit | None = None) -> RunOutput:
+    """Run one turn."""
+    bundle = host.bundle(given.bundle)
+    demo = _demo(bundle)
+    model = given.model or host.settings.model
+    request = given.request or (demo.request if demo else "")
+    if not request:
+        raise BadRequest(f"{bundle.name} has no demo.yaml with a request: say what to do", code="request_missing")
+    files: tuple[Path, ...] = given.files
+    if given.request is None and demo is not None:
+        files += tuple(bundle.root / name for name in demo.files)
+    options: dict[str, Any] = {"answer_role": given.answer_role or (demo.expect.get("answer_role") if demo else None)}
+    if given.out is not None:
+        given.out.mkdir(parents=True, exist_ok=True)
+        options["transcripts"] = given.out
+    system = SolverSystem(
+        bundle=bundle,
+        model=model,
+        executor=given.executor or host.settings.executor,
+        settings=SolverSettings(**options),
+        wiring=host.wiring,
+        sinks=() if emit is None else (emit,),
+    )
+    async with system:
+        result = await ReactSolver(system, consumer=given.consumer).run(request, files=files, skills=given.skills)
+        engine = None if system.executor is None else system.executor.name
+    delivered = () if given.out is None else await asyncio.to_thread(_deliver, result, given.out)
+    return RunOutput(
+        result=result,
+        engine=engine,
+        out=None if given.out is None else str(given.out),
+        files=delivered,
+        transcript=None if given.out is None else str(given.out / f"{result.turn_id}.jsonl"),
+        unmet=_unmet(demo, result) if given.request is None else (),
+    )
+
+
+RUN = Operation(
+    "solver.run",
+    "Run one turn on a bundle.",
+    RunInput,
+    RunOutput,
+    ("request_missing", "replay_diverged", "replay_exhausted", "model_failed", "engine_unavailable"),
+    run,
+)

@@ -1,0 +1,21 @@
+"""Where shipped bundles lie: beside the package in a checkout, inside it in a wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import kdskills
+from kdskills.errors import BadRequest
+
+
+def shipped_bundle(name: str) -> Path:
+    """Return the folder of the shipped bundle *name*.
+
+    Raises:
+        BadRequest: `bundle_missing`; the message names those there are.
+    """
+    package = Path(kdskills.__file__).parent
+    for folder in (package / "_bundles", package.parent / "bundles"):
+        if (folder / name / "skills").is_dir():
+            return folder / name
+    raise BadRequest(f"no bundle named {name!r} is shipped", code="bundle_missing", name=name)

@@ -1,0 +1,151 @@
+"""Settings of a Host: one documented model, read from `config.toml` and `KDSKILLS_*` variables (spec service, head)."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from kdskills.errors import OperatorMustAct
+from kdskills.execution import ExecutionOptions, IsolationLevel
+
+SYSTEM_CONFIG = Path("/etc/kdskills/config.toml")
+
+#: Fields that widen what programs may do: a variable or a bundle must never set them (spec execution §2).
+FILE_ONLY = frozenset({"allow_unisolated", "best_effort_limits", "sandbox_uid"})
+
+
+class SettingsInvalid(OperatorMustAct):
+    """A settings file or variable is not understood; `details["errors"]` lists the fields."""
+
+    code = "settings_invalid"
+
+
+def user_config() -> Path:
+    """Return `~/.config/kdskills/config.toml` of the account itself: `HOME` and XDG variables are not asked.
+
+    A variable that moves this file could switch the wall off (spec execution §2).
+    """
+    return Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".config" / "kdskills" / "config.toml"
+
+
+class Settings(BaseSettings):
+    """What the operator decides. Order of strength: arguments, `KDSKILLS_*` variables, the user's file, the system's file.
+
+    Raises:
+        SettingsInvalid: From `load`, for unknown keys and wrong values.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="KDSKILLS_", extra="forbid", frozen=True)
+
+    executor: str = Field("auto", description="Engine of scripts and generated code: `auto` or an engine's name.")
+    min_isolation: Literal["none", "rlimit", "landlock", "namespace", "container", "kernel", "vm"] = Field(
+        "namespace", description="Weakest wall that is accepted."
+    )
+    allow_unisolated: bool = Field(
+        default=False, description="Half of the double opt-in of the bare `subprocess` engine; settings files only."
+    )
+    best_effort_limits: tuple[str, ...] = Field(
+        (), description="Limits that may go unenforced where an engine cannot hold them; settings files only."
+    )
+    sandbox_uid: int = Field(
+        10001, ge=1, description="Dedicated uid of programs when kdskills runs as root; settings files only."
+    )
+    image_packages: tuple[str, ...] = Field(
+        (), description="Further installed packages to copy into the sandbox image."
+    )
+    model: str = Field("replay", description="Model of `kdskills run` and `demo`, such as `openai:gpt-5` or `replay`.")
+    index_dir: Path | None = Field(None, description="Folder of the persisted skill index; empty means the user cache.")
+    plugins_blocked: tuple[str, ...] = Field((), description="Dotted names of plugins that must not be loaded.")
+    entry_points: bool = Field(default=True, description="Whether plugins of installed packages are loaded.")
+
+    @property
+    def isolation(self) -> IsolationLevel:
+        """`min_isolation` as a level."""
+        return IsolationLevel[self.min_isolation.upper()]
+
+    def execution_options(self) -> ExecutionOptions:
+        """Return what engines are built with."""
+        return ExecutionOptions(
+            sandbox_uid=self.sandbox_uid,
+            best_effort=frozenset(self.best_effort_limits),
+            allow_unisolated=self.allow_unisolated,
+            image_packages=self.image_packages,
+        )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read arguments, then variables without the file-only fields; files are added by `load`."""
+        return init_settings, _WithoutFileOnly(settings_cls, env_settings)
+
+    @classmethod
+    def load(cls, *files: Path, **changes: object) -> Self:
+        """Read the settings.
+
+        Args:
+            *files: Settings files, the strongest first; none given means the user's and the system's.
+            **changes: Values that beat every file and variable.
+
+        Raises:
+            SettingsInvalid: A file cannot be read, or a value is not understood.
+        """
+        chosen = files or (user_config(), SYSTEM_CONFIG)
+        try:
+            merged: dict[str, Any] = {}
+            for path in reversed(chosen):
+                if path.is_file():
+                    merged |= TomlConfigSettingsSource(cls, path)()
+            merged |= _WithoutFileOnly(cls, _env_source(cls))()
+            return cls(**(merged | changes))
+        except ValidationError as error:
+            problems = {".".join(map(str, item["loc"])): item["msg"] for item in error.errors()}
+            words = "; ".join(f"{field}: {problem}" for field, problem in problems.items())
+            raise SettingsInvalid(f"settings are not understood: {words}", errors=problems) from None
+        except (OSError, ValueError) as error:
+            raise SettingsInvalid(f"a settings file cannot be read: {error}") from None
+
+
+def _env_source(cls: type[BaseSettings]) -> PydanticBaseSettingsSource:
+    from pydantic_settings import EnvSettingsSource
+
+    return EnvSettingsSource(cls)
+
+
+class _WithoutFileOnly(PydanticBaseSettingsSource):
+    """Wraps the variables and refuses the fields that only a file may set."""
+
+    def __init__(self, settings_cls: type[BaseSettings], inner: PydanticBaseSettingsSource) -> None:
+        super().__init__(settings_cls)
+        self._inner = inner
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        """Return the inner source's value."""
+        return self._inner.get_field_value(field, field_name)
+
+    def __call__(self) -> dict[str, Any]:
+        values: Mapping[str, Any] = self._inner()
+        forbidden = sorted(FILE_ONLY & set(values))
+        if forbidden:
+            names = ", ".join(f"KDSKILLS_{name.upper()}" for name in forbidden)
+            raise SettingsInvalid(
+                f"{names} cannot be set by a variable: write it into {user_config()} or {SYSTEM_CONFIG}",
+                errors=dict.fromkeys(forbidden, "settings file only"),
+            )
+        return dict(values)

@@ -1,0 +1,71 @@
+"""How a solver reaches what its Host holds: `solver.wiring.Wiring` over registers and hook answers (spec runtime §4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kdskills.execution.choose import choose
+from kdskills.models.names import open_model
+
+if TYPE_CHECKING:
+    from kdskills.app.host import Host
+    from kdskills.bundle import SkillsDescriptor
+    from kdskills.execution import Executor
+    from kdskills.models import ModelProvider
+    from kdskills.session.wiring import AccessRequest, Denial
+    from kdskills.skills import Skill, SkillRoot
+    from kdskills.solver import SolverTool
+
+
+class HostWiring:
+    """What a solver needs of *host*, and nothing more."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.interpreters: Mapping[str, Sequence[str]] = dict(host.registers.interpreters.items())
+        self.tools: Sequence[SolverTool] = tuple(tool for _, tool in host.registers.tools.items())
+
+    def model(self, name: str) -> ModelProvider:
+        """Return the provider a model string names. Raises UnknownName."""
+        return open_model(self._host.registers.models, name)
+
+    async def executor(self, name: str) -> Executor:
+        """Return the engine of that name, or for `auto` the first that works here. Raises ExecRefused."""
+        return await choose(
+            self._host.engines(),
+            name,
+            min_isolation=self._host.settings.isolation,
+            allow_unisolated=self._host.settings.allow_unisolated,
+        )
+
+    def roots(self, descriptor: SkillsDescriptor) -> Sequence[SkillRoot]:
+        """Return the plugins' roots for a bundle."""
+        return self._host.answers.skill_roots(descriptor)
+
+    def hide(self, consumer: str | None, skills: Sequence[Skill]) -> Mapping[str, str]:
+        """Return what plugins hide from a consumer."""
+        return self._host.answers.hide_skills(consumer, skills)
+
+    def deny(self, request: AccessRequest) -> Denial | None:
+        """Return the first Denial of a plugin, or None."""
+        return self._host.answers.deny(request)
+
+    def source_key(self, row: Mapping[str, Any]) -> str | None:
+        """Return the key under which a source row is merged."""
+        return self._host.answers.source_key(row)
+
+    def turn_started(self, turn: Any) -> None:
+        """Tell plugins that a turn is active."""
+        self._host.answers.turn_started(turn)
+
+    def turn_finished(self, turn: Any, outcome: Any) -> None:
+        """Tell plugins that a turn has ended."""
+        self._host.answers.turn_finished(turn, outcome)
+
+
+def default() -> HostWiring:
+    """Return the wiring of a Host with the settings of this machine; entry point `default` of `kdskills.wiring`."""
+    from kdskills.app.host import Host
+
+    return Host().wiring

@@ -1,0 +1,139 @@
+"""`run` and `demo`: the steps of a turn as they happen, then the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.panel import Panel
+
+from kdskills.app import Host
+from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, console, failing, plain, print_json
+
+LINE = 110
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= LINE else line[: LINE - 1] + "…"
+
+
+class Narrator:
+    """Prints the events of a turn as lines a person can follow."""
+
+    def __init__(self, out: Console) -> None:
+        self.out = out
+
+    def __call__(self, event: Any) -> None:
+        """Print *event*, if it is one that people want to see."""
+        handler = getattr(self, "on_" + event.type.replace(".", "_"), None)
+        if handler is not None:
+            handler(event)
+
+    def line(self, word: str, text: str, style: str = "cyan") -> None:
+        """Print one line: what happened, and to what."""
+        self.out.print(f"[{style}]{word:>9}[/]  {text}")
+
+    def on_turn_started(self, event: Any) -> None:
+        """Print request, model and engine."""
+        self.line("request", plain(event.request), "bold")
+        how = " (recorded replies; skills, policy, scripts and isolation are real)" if event.replayed else ""
+        self.line("model", f"{plain(event.model)}{how}")
+        self.line("engine", plain(event.engine) if event.engine else "none: scripts are off")
+
+    def on_prompt_built(self, event: Any) -> None:
+        """Print which skills are considered and which are active."""
+        active = f"; active: {', '.join(event.active)}" if event.active else ""
+        self.line(
+            "prompt",
+            plain(
+                f"{event.role}: {len(event.available)} skills considered ({', '.join(event.available)}){active}, {event.tokens} tokens"
+            ),
+            "dim",
+        )
+
+    def on_tool_called(self, event: Any) -> None:
+        """Print the call."""
+        self.line("call", f"[bold]{plain(event.tool)}[/] {plain(_cut(event.arguments))}")
+
+    def on_skill_loaded(self, event: Any) -> None:
+        """Print the skill."""
+        self.line("loaded", plain(f"{event.skill} {event.digest[:19]}…"), "green")
+
+    def on_skill_refused(self, event: Any) -> None:
+        """Print the refusal with the reason that the model does not get."""
+        self.line("refused", plain(f"{event.ref}: {event.code}"), "red")
+
+    def on_sources_merged(self, event: Any) -> None:
+        """Print what came into the pool."""
+        self.line(
+            "sources",
+            plain(
+                f"{event.origin}: {len(event.added)} added, {len(event.merged_rows)} merged, pool holds {event.total}"
+            ),
+            "green",
+        )
+
+    def on_script_finished(self, event: Any) -> None:
+        """Print how the script ran and behind which wall."""
+        self.line(
+            "script",
+            plain(
+                f"{event.path} in {event.engine} ({event.level}): {event.status}, exit {event.exit_code}, {event.duration_ms} ms"
+            ),
+            "magenta",
+        )
+        if getattr(event, "limits_enforced", ()):
+            self.line("limits", plain(", ".join(event.limits_enforced)), "dim")
+
+    def on_tool_finished(self, event: Any) -> None:
+        """Print the outcome."""
+        if event.ok:
+            self.line("answer", plain(_cut(event.text)), "dim")
+        else:
+            self.line("failed", plain(f"{event.error}: {_cut(event.text)}"), "red")
+
+    def on_file_written(self, event: Any) -> None:
+        """Print the file."""
+        self.line("file", plain(f"{event.path} ({event.size} bytes)"), "green")
+
+    def on_diagnostic(self, event: Any) -> None:
+        """Print the diagnostic."""
+        found = event.diagnostic
+        self.line(found.severity, plain(f"{found.code}: {found.message}"), "yellow")
+
+
+def conclusion(out: Console, answer: Any) -> None:
+    """Print the answer, its sources and where the files are."""
+    result = answer.result
+    out.print(Panel(Markdown(result.rendered or result.text or "(no answer)"), title="answer", title_align="left"))
+    cited = set(result.cited)
+    for row in result.sources:
+        if row["sid"] in cited:
+            out.print(f"  [bold]\\[{row['sid']}][/] {plain(str(row['title']))} {plain(str(row.get('url', '')))}")
+    for path in answer.files:
+        out.print(f"  [green]file[/] {plain(path)}")
+    if answer.transcript:
+        out.print(f"  [dim]transcript {plain(answer.transcript)}[/]")
+    used = ", ".join(f"{use.id} ({use.how})" for use in result.skills_used)
+    tokens = result.usage.input + result.usage.output
+    out.print(
+        f"  [dim]{plain(f'{result.status}: {len(result.steps)} steps, {tokens} tokens, {result.duration_ms} ms; skills: {used}')}[/]"
+    )
+    for missing in answer.unmet:
+        out.print(f"  [red]not as expected:[/] {plain(missing)}")
+
+
+def run_turn(host: Host, *, as_json: bool, arguments: dict[str, Any]) -> None:
+    """Run a turn and print it; exit 1 when it did not end well."""
+    out = console()
+    with failing(as_json=as_json):
+        emit = None if as_json else Narrator(out)
+        answer: Any = asyncio.run(host.call("solver.run", emit=emit, **arguments))
+        if as_json:
+            print_json(answer)
+        else:
+            conclusion(out, answer)
+    raise SystemExit(EXIT_OK if answer.result.ok and not answer.unmet else EXIT_NEGATIVE)

@@ -1,0 +1,258 @@
+"""The `kdskills` command: every command is an operation of the Host, printed for people or as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from pydantic import BaseModel
+
+from kdskills.app import Host
+from kdskills.app.resources import shipped_bundle
+from kdskills.doors.cli import demo, show
+from kdskills.doors.cli.output import failing, print_json
+
+app = typer.Typer(
+    name="kdskills",
+    help="Agent Skills that can be trusted in production.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Bundle = Annotated[Path, typer.Argument(help="The bundle's folder.", show_default=False)]
+Consumer = Annotated[str | None, typer.Option("--consumer", "-c", help="Consumer that asks; none is anonymous.")]
+Tools = Annotated[str | None, typer.Option("--tools", help="Tools the consumer has, comma-separated; '' means none.")]
+Internal = Annotated[bool, typer.Option("--include-internal", help="Grant skills of namespace `internal`, too.")]
+Model = Annotated[
+    str | None, typer.Option("--model", "-m", help="`replay`, `openai:NAME`, `anthropic:NAME`, `ollama:NAME`, …")
+]
+Executor = Annotated[str | None, typer.Option("--executor", "-e", help="`auto`, or an engine's name.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for produced files and the transcript.")]
+
+
+def host() -> Host:
+    """Return the Host the command line was started with."""
+    found = click.get_current_context().find_object(Host)
+    if found is None:
+        raise RuntimeError("commands run below `build_cli`, which sets the Host")
+    return found
+
+
+def answer(operation: str, printer: Callable[[Any], int | None], *, as_json: bool, **arguments: Any) -> None:
+    """Run an operation, print its answer, and exit with the printer's code."""
+    with failing(as_json=as_json):
+        found: BaseModel = asyncio.run(host().call(operation, **arguments))
+        code = printer(found) if not as_json else show.exit_code(found)
+        if as_json:
+            print_json(found)
+    raise typer.Exit(code or 0)
+
+
+def split(text: str | None) -> tuple[str, ...] | None:
+    """Split a comma-separated option; None stays None, '' is nothing."""
+    return None if text is None else tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+@app.command()
+def check(
+    path: Annotated[Path, typer.Argument(help="A skill folder or file, a folder of skills, or a bundle.")],
+    verdict: Annotated[str, typer.Option(help="`lenient`, `spec` or `skills-ref`.")] = "lenient",
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Mend what can be mended without touching a body.")] = False,
+    rename: Annotated[bool, typer.Option("--rename", help="With --fix: fit folder names to skill names.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --fix: show the diff, change nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check a skill, a folder of skills or a bundle; exit 0 without errors, 1 with."""
+    if (rename or dry_run) and not fix:
+        raise typer.BadParameter("--rename and --dry-run go with --fix")
+    if fix:
+        with failing(as_json=as_json):
+            fixed = asyncio.run(host().call("skills.fix", path=path, rename=rename, dry_run=dry_run))
+            print_json(fixed) if as_json else show.fixes(fixed)
+        if as_json or dry_run:
+            raise typer.Exit(show.exit_code(fixed))
+    answer("skills.check", lambda found: show.check(found, strict=strict), as_json=as_json, path=path, verdict=verdict)
+
+
+@app.command("list")
+def list_skills(
+    bundle: Bundle, consumer: Consumer = None, tools: Tools = None, internal: Internal = False, as_json: Json = False
+) -> None:
+    """List a bundle's skills as a consumer sees them."""
+    answer(
+        "skills.list",
+        show.skills,
+        as_json=as_json,
+        bundle=bundle,
+        consumer=consumer,
+        tools=split(tools),
+        include_internal=internal,
+    )
+
+
+@app.command("show")
+def show_skill(
+    bundle: Bundle,
+    ref: Annotated[str, typer.Argument(help="Full id, bare id or short id.")],
+    consumer: Consumer = None,
+    internal: Internal = False,
+    as_json: Json = False,
+) -> None:
+    """Show one skill in full."""
+    answer(
+        "skills.show", show.skill, as_json=as_json, bundle=bundle, ref=ref, consumer=consumer, include_internal=internal
+    )
+
+
+@app.command()
+def render(
+    bundle: Bundle,
+    refs: Annotated[list[str] | None, typer.Argument(help="Skills of the block; none prints the catalog.")] = None,
+    consumer: Consumer = None,
+    tools: Tools = None,
+    form: Annotated[str, typer.Option(help="Catalog form: `gallery`, `xml` or `json`.")] = "gallery",
+    variant: Annotated[str, typer.Option(help="Text of a skill: `full` or `compact`.")] = "full",
+    budget: Annotated[int | None, typer.Option(help="Tokens the catalog may take.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print a consumer's catalog, or the instruction block of some skills, as a prompt holds it."""
+    answer(
+        "skills.render",
+        show.rendered,
+        as_json=as_json,
+        bundle=bundle,
+        refs=tuple(refs or ()),
+        consumer=consumer,
+        tools=split(tools),
+        form=form,
+        variant=variant,
+        budget=budget,
+    )
+
+
+@app.command()
+def why(
+    ref: Annotated[str, typer.Argument(help="Full id, bare id or short id.")],
+    bundle: Annotated[Path, typer.Option("--bundle", "-b", help="The bundle's folder.")] = Path(),
+    consumer: Consumer = None,
+    tools: Tools = None,
+    internal: Internal = False,
+    by: Annotated[str, typer.Option(help="Who starts the skill: `model`, `user` or `code`.")] = "model",
+    as_json: Json = False,
+) -> None:
+    """Explain, rule by rule, why a skill is granted or refused; exit 0 if granted, 1 if not."""
+    answer(
+        "skills.why",
+        show.why,
+        as_json=as_json,
+        bundle=bundle,
+        ref=ref,
+        consumer=consumer,
+        tools=split(tools),
+        include_internal=internal,
+        by=by,
+    )
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Run the self-checks of every part and say what would cure what fails."""
+    answer("doctor", show.doctor, as_json=as_json)
+
+
+@app.command()
+def run(
+    bundle: Bundle,
+    request: Annotated[str | None, typer.Argument(help="What to do; none means the request of demo.yaml.")] = None,
+    model: Model = None,
+    executor: Executor = None,
+    consumer: Annotated[
+        str, typer.Option("--consumer", "-c", help="Consumer the solver acts as.")
+    ] = "solver.react.decision",
+    answer_role: Annotated[str | None, typer.Option(help="Generator that writes the answer.")] = None,
+    file: Annotated[list[Path] | None, typer.Option("--file", "-f", help="File handed in with the request.")] = None,
+    skill: Annotated[
+        list[str] | None, typer.Option("--skill", "-s", help="Skill loaded before the first decision.")
+    ] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Run one turn on a bundle."""
+    demo.run_turn(
+        host(),
+        as_json=as_json,
+        arguments={
+            "bundle": bundle,
+            "request": request,
+            "model": model,
+            "executor": executor,
+            "consumer": consumer,
+            "answer_role": answer_role,
+            "files": tuple(file or ()),
+            "skills": tuple(skill or ()),
+            "out": out,
+        },
+    )
+
+
+@app.command("demo")
+def demo_command(
+    bundle: Annotated[Path | None, typer.Argument(help="A bundle; the report press when omitted.")] = None,
+    model: Model = None,
+    executor: Executor = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for produced files and the transcript.")] = Path(
+        "demo-output"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Run the main job: a question, a skill, a script behind a wall, a cited answer and a report on disk."""
+    with failing(as_json=as_json):
+        chosen = bundle or shipped_bundle("press")
+    demo.run_turn(
+        host(), as_json=as_json, arguments={"bundle": chosen, "model": model, "executor": executor, "out": out}
+    )
+
+
+image = typer.Typer(help="The tree that sandboxes run in.", no_args_is_help=True)
+app.add_typer(image, name="image")
+
+
+@image.command()
+def build(
+    offline: Annotated[
+        bool, typer.Option("--offline", help="From this host's own files; the only way there is so far.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Build the sandbox tree from this host's Python, libraries and tools."""
+    answer("image.build", show.image, as_json=as_json, offline=offline)
+
+
+def build_cli(given: Host) -> typer.Typer:
+    """Return the application with the commands of *given*'s plugins; the shipped one stays as it is."""
+    cli = typer.Typer(
+        name="kdskills",
+        help="Agent Skills that can be trusted in production.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"obj": given},
+    )
+    cli.registered_commands = list(app.registered_commands)
+    cli.registered_groups = list(app.registered_groups)
+    given.plugins.hook.kdskills_register_commands(cli=cli)
+    return cli
+
+
+def main() -> None:
+    """Run the command line; plugins may add commands."""
+    with failing(as_json="--json" in sys.argv):
+        cli = build_cli(Host())
+    cli()

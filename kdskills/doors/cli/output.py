@@ -1,0 +1,73 @@
+"""Printing: one console for people, one JSON form for machines, one place that turns errors into exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pydantic import BaseModel
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from kdskills.errors import KdskillsError
+
+#: Exit codes, documented in docs/reference/cli.md: who must act decides.
+EXIT_OK, EXIT_NEGATIVE, EXIT_USAGE, EXIT_AUTHOR, EXIT_OPERATOR = 0, 1, 2, 3, 4
+EXITS = {
+    "caller": EXIT_USAGE,
+    "model": EXIT_USAGE,
+    "author": EXIT_AUTHOR,
+    "operator": EXIT_OPERATOR,
+    "user": EXIT_NEGATIVE,
+}
+
+STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console for stdout, or stderr; it honours NO_COLOR and plain pipes."""
+    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+
+
+def print_json(value: BaseModel) -> None:
+    """Print an answer as JSON."""
+    sys.stdout.write(value.model_dump_json(indent=2) + "\n")
+
+
+@contextmanager
+def failing(*, as_json: bool) -> Iterator[None]:
+    """Turn an error into one clear line, or its JSON form, and the exit code of who must act."""
+    try:
+        yield
+    except KdskillsError as error:
+        if as_json:
+            sys.stdout.write(json.dumps(error.to_json(), default=str, ensure_ascii=False) + "\n")
+        else:
+            line = Text.assemble((f"{error.code}: ", "bold red"), error.message)
+            console(stderr=True).print(line)
+        raise SystemExit(EXITS.get(error.who, EXIT_USAGE)) from None
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise SystemExit(EXIT_OK) from None
+
+
+def table(*columns: str) -> Table:
+    """Return an empty table in the house's style."""
+    made = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made
+
+
+def plain(text: str | None) -> str:
+    """Return *text* with console markup disarmed: skill texts are hostile."""
+    return escape(text or "")
+
+
+def mark(*, ok: bool) -> str:
+    """Return a green or red mark."""
+    return "[green]ok[/]" if ok else "[red]no[/]"

@@ -1,0 +1,156 @@
+"""How each answer is printed for people, and the exit code it gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+from rich.markdown import Markdown
+from rich.panel import Panel
+from rich.syntax import Syntax
+
+from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, EXIT_OPERATOR, STYLES, console, mark, plain, table
+
+SHORT = 68
+
+
+def exit_code(answer: BaseModel) -> int:
+    """Return the exit code of an answer printed as JSON: negative answers are 1, a machine without engine is 4."""
+    if getattr(answer, "granted", None) is False or int(getattr(answer, "errors", False)) > 0:
+        return EXIT_NEGATIVE
+    if hasattr(answer, "engines") and not getattr(answer, "ok", True):
+        return EXIT_OPERATOR
+    return EXIT_OK
+
+
+def findings(diagnostics: tuple[Any, ...]) -> None:
+    """Print diagnostics as `file:line:column severity[code] message`, the cure below."""
+    out = console()
+    for found in diagnostics:
+        place = ":".join(str(part) for part in (found.path, found.line, found.column) if part is not None)
+        style = STYLES[found.severity]
+        ref = f" [dim]({plain(found.ref)})[/]" if found.ref else ""
+        out.print(
+            f"{plain(place)}{' ' if place else ''}[{style}]{found.severity}\\[{found.code}][/] {plain(found.message)}{ref}"
+        )
+        if found.fix:
+            out.print(f"    [green]cure:[/] {plain(found.fix)}")
+
+
+def check(answer: Any, *, strict: bool = False) -> int:
+    """Print findings and a summary line; 1 with errors, or with warnings under --strict."""
+    findings(answer.diagnostics)
+    failed = answer.errors > 0 or (strict and answer.warnings > 0)
+    colour = "red" if failed else "green"
+    console().print(
+        f"[{colour}]{answer.skills} skills checked as {answer.verdict}: {answer.errors} errors, "
+        f"{answer.warnings} warnings, {answer.infos} infos[/]"
+    )
+    return EXIT_NEGATIVE if failed else EXIT_OK
+
+
+def fixes(answer: Any) -> None:
+    """Print what was mended, as diffs, and what was left alone."""
+    out = console()
+    for change in answer.changes:
+        word = "would change" if answer.dry_run else "changed"
+        out.print(f"[bold]{word}[/] {plain(change.path)}: {plain(', '.join(change.what))}")
+        if change.diff:
+            out.print(Syntax(change.diff, "diff", background_color="default"))
+    if not answer.changes:
+        out.print("nothing to mend")
+
+
+def skills(answer: Any) -> int:
+    """Print one line a skill, with what the consumer may do with it."""
+    colours = {"listed": "green", "hidden": "cyan", "unlisted": "cyan", "refused": "red", "invalid": "bold red"}
+    rows = table("", "skill", "state", "tokens", "what it does, or why not")
+    for row in answer.skills:
+        words = f"{row.code}: {row.reason}" if row.code else row.description
+        cut = words if len(words) <= SHORT or row.code else words[: SHORT - 1] + "…"
+        colour = colours[row.state]
+        rows.add_row(
+            row.short_id or "", plain(row.full_id), f"[{colour}]{row.state}[/]", str(row.tokens or ""), plain(cut)
+        )
+    out = console()
+    out.print(f"[bold]{plain(answer.bundle)}[/] for {plain(answer.consumer) or 'an anonymous consumer'}")
+    out.print(rows)
+    findings(answer.diagnostics)
+    return EXIT_OK
+
+
+def skill(answer: Any) -> int:
+    """Print a skill's facts, its text and its companions."""
+    out = console()
+    facts = table("", "")
+    facts.show_header = False
+    for name in ("full_id", "name", "layer", "location", "path", "disclosure", "digest", "tree_digest"):
+        facts.add_row(name, plain(str(getattr(answer, name) or "")))
+    facts.add_row("size", f"{answer.size} bytes, about {answer.tokens} tokens")
+    for name in ("imports", "closure", "tools"):
+        if getattr(answer, name):
+            facts.add_row(name, plain(", ".join(getattr(answer, name))))
+    out.print(facts)
+    out.print(Panel(Markdown(answer.body), title="instructions", title_align="left"))
+    for row in answer.sources:
+        out.print(f"source {row.get('sid', '-')}: {plain(str(row.get('title', '')))} {plain(str(row.get('url', '')))}")
+    findings(answer.diagnostics)
+    return EXIT_OK
+
+
+def rendered(answer: Any) -> int:
+    """Print the text byte by byte to stdout, and what it costs to stderr."""
+    print(answer.text)
+    notes = [f"{answer.tokens} tokens"]
+    if answer.total is not None:
+        notes.append(f"level {answer.level}, shown {answer.shown}/{answer.total}")
+    notes += [f"{ref}: {code}" for ref, code in answer.refused.items()]
+    console(stderr=True).print(f"[dim]{plain('; '.join(notes))}[/]")
+    return EXIT_NEGATIVE if answer.refused else EXIT_OK
+
+
+def why(answer: Any) -> int:
+    """Print every step of the gate; 1 when the skill is refused."""
+    out = console()
+    verdict = "[green]granted[/]" if answer.granted else f"[red]refused: {answer.code}[/]"
+    out.print(
+        f"[bold]{plain(answer.full_id or answer.ref)}[/] for {plain(answer.consumer) or 'an anonymous consumer'}: {verdict}"
+    )
+    words = {"pass": "[green]pass[/]", "refuse": "[red]refuse[/]", "unknown": "[dim]not asked[/]"}
+    rows = table("", "step", "", "because", "rule", "stands in")
+    for step in answer.steps:
+        rows.add_row(
+            str(step.step), step.title, words[step.result], plain(step.reason), plain(step.rule), plain(step.source)
+        )
+    out.print(rows)
+    for note in answer.notes:
+        out.print(f"note: {plain(note)}")
+    return EXIT_OK if answer.granted else EXIT_NEGATIVE
+
+
+def doctor(answer: Any) -> int:
+    """Print self-checks and engine probes with their cures; 4 when nothing can isolate."""
+    out = console()
+    rows = table("", "part", "found", "cure")
+    for found in answer.checks:
+        rows.add_row(mark(ok=found.ok), found.name, plain(found.found), "" if found.ok else plain(found.cure))
+    out.print(rows)
+    for engine in answer.engines:
+        out.print(f"\n[bold]{engine.name}[/] {engine.level} {mark(ok=engine.ok)}")
+        for found in engine.checks:
+            out.print(f"  {mark(ok=found.ok)} {plain(found.name)}: {plain(found.found)}")
+        if engine.limits:
+            out.print(f"  [dim]limits enforced: {', '.join(engine.limits)}[/]")
+        if not engine.ok and engine.cure:
+            out.print(f"  [yellow]cure:[/] {plain(engine.cure)}")
+    suffixes = ", ".join(f"{suffix} → {command[0]}" for suffix, command in answer.interpreters.items())
+    out.print(f"\nscripts: {suffixes}")
+    verdict = f"[green]{answer.chosen}[/]" if answer.chosen else f"[red]none: {plain(answer.refusal)}[/]"
+    out.print(f"engine in force: {verdict}")
+    return EXIT_OK if answer.ok else EXIT_OPERATOR
+
+
+def image(answer: Any) -> int:
+    """Print where the tree lies and what it holds."""
+    console().print(f"{plain(answer.path)}  {answer.digest}  {answer.size // (1024 * 1024)} MiB, {answer.files} files")
+    return EXIT_OK
