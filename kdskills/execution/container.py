@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,8 +16,9 @@ from typing import Any, Final
 from kdskills.execution.check import Plan, path_problem
 from kdskills.execution.code_run import MAX_REPORT
 from kdskills.execution.collect import Collection, finish, new_collection
+from kdskills.execution.ended import Ended
 from kdskills.execution.pump import GRACE_S, TailBuffer
-from kdskills.execution.request import ExecError, Limits, Status
+from kdskills.execution.request import ExecError, Limits
 
 NONCE_SIZE: Final = 32
 MAX_LINE: Final = 64 * 1024
@@ -139,17 +139,6 @@ def _nowhere(data: bytes) -> None:
 
 
 @dataclass(slots=True)
-class Ended:
-    """How the program ended, by the word of `container_init`."""
-
-    reason: str
-    code: int | None
-    signal: int | None
-    duration_s: float
-    trouble: ExecError | None
-
-
-@dataclass(slots=True)
 class Answer:
     """Reads standard output: the program's own up to the nonce, then the answer.
 
@@ -254,17 +243,6 @@ class Answer:
             self.found.refuse(shown, "not_declared", "no declared output names it")
         else:
             self.found.accept(shown, data, mode)
-
-
-def status_of(end: Ended) -> Status:
-    """Return the status the end of a program stands for, memory aside."""
-    if end.reason == "timeout":
-        return "timeout"
-    if end.trouble is not None:
-        return "infra_error"
-    if end.signal in {signal.SIGXCPU, signal.SIGXFSZ}:
-        return "limit"
-    return "ok" if end.code == 0 else "nonzero"
 
 
 def _ended(line: dict[str, Any], plan: Plan) -> Ended:

@@ -62,8 +62,10 @@ class RunFolder:
         """Where generated code is put; outside the workdir."""
         return self.path / "control"
 
-    def place(self, inputs: Sequence[tuple[str, bytes]]) -> None:
-        """Write the inputs; their paths were checked, and nobody else has been here yet."""
+    def place(self, inputs: Sequence[tuple[str, bytes]], cwd: str) -> None:
+        """Write the inputs and make the folder *cwd* below /work; paths were checked, and nobody else was here yet."""
+        if cwd.startswith("/work/"):
+            (self.work / cwd.removeprefix("/work/")).mkdir(parents=True, exist_ok=True)
         for path, data in inputs:
             target = self.work / path
             target.parent.mkdir(parents=True, exist_ok=True)

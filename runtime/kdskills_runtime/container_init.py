@@ -192,8 +192,10 @@ class _Program:
                 os.set_inheritable(report, True)
                 numbers = {b"{payload_fd}": self._payload_fd, b"{report_fd}": report}
                 argv = [str(numbers[word]).encode() if word in numbers else word for word in argv]
-            stage = "workdir"
-            os.chdir(_bytes(self._order["cwd"]))
+            stage, cwd = "workdir", _bytes(self._order["cwd"])
+            if cwd.startswith(b"/work/"):
+                os.makedirs(cwd, exist_ok=True)  # noqa: PTH103 - pathlib costs 3 ms to import
+            os.chdir(cwd)
             stage = "exec"
             env = {_bytes(name): _bytes(value) for name, value in self._order["env"].items()}
             os.execvpe(argv[0], argv, env)  # noqa: S606 - argv by execve is the contract

@@ -26,8 +26,9 @@ from kdskills.execution.check import Plan, check_request, require_limits
 from kdskills.execution.choose import require_consent
 from kdskills.execution.code_run import MAX_REPORT, apply_report
 from kdskills.execution.collect import Collection, collect, new_collection
-from kdskills.execution.container import Ended, rlimits, status_of
+from kdskills.execution.container import rlimits
 from kdskills.execution.dirs import cache_dir, private_dir, state_dir
+from kdskills.execution.ended import Ended, status_of
 from kdskills.execution.local_tree import RUN_MARK, RunFolder, end_marked, leftovers
 from kdskills.execution.payload import build_payload, entry_argv, host_entry
 from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
@@ -111,7 +112,7 @@ class SubprocessExecutor:
         inputs = read_inputs(request.inputs, request.limits)
         folder = RunFolder.make(self._runs(), request)
         try:
-            folder.place(inputs)
+            folder.place(inputs, plan.cwd)
             run = LocalRun(plan, folder, places)
             run.spawn()
         except BaseException:
@@ -265,10 +266,11 @@ class LocalRun:
         return apply_report(result, self._report.value()) if self.plan.request.code is not None else result
 
     def _built(self, ended: Ended, found: Collection) -> ExecResult:
+        status, exit_code, number, error = status_of(ended)
         return ExecResult(
-            status="cancelled" if ended.reason == "cancelled" else status_of(ended),
-            exit_code=ended.code,
-            signal=ended.signal,
+            status=status,
+            exit_code=exit_code,
+            signal=number,
             stdout=self._stdout.stream(),
             stderr=self._stderr.stream(),
             duration_s=ended.duration_s,
@@ -277,7 +279,7 @@ class LocalRun:
             limits_enforced=ENFORCED,
             artifacts=tuple(found.artifacts),
             artifact_errors=tuple(found.errors),
-            error=ended.trouble,
+            error=error,
         )
 
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.execution.check import Plan
 from kdskills.execution.code_run import apply_report
-from kdskills.execution.container import Answer, Demux, container_options, status_of
+from kdskills.execution.container import Answer, Demux, container_options
+from kdskills.execution.ended import Ended, status_of
 from kdskills.execution.pump import CHUNK, GRACE_S, TailBuffer
 from kdskills.execution.request import ExecError, ExecResult, IsolationLevel, Status
 from kdskills.execution.rootfs import image_recipe_dir
@@ -199,11 +200,11 @@ class DockerRun:
     def _result(self, answer: Answer, state: dict[str, Any], fault: str | None, duration: float) -> ExecResult:
         """Put together what the init said, what the daemon saw, and what we did."""
         end = answer.end if answer.done else None
-        status, error = self._status(answer, state, fault)
+        status, exit_code, number, error = self._outcome(end, answer.broken, state, fault)
         result = ExecResult(
             status=status,
-            exit_code=end.code if end else None,
-            signal=end.signal if end else (self._sent or None) if status == "nonzero" else None,
+            exit_code=exit_code,
+            signal=number,
             stdout=self._stdout.stream(),
             stderr=self._stderr.stream(),
             duration_s=end.duration_s if end else duration,
@@ -214,29 +215,32 @@ class DockerRun:
             artifact_errors=tuple(answer.found.errors) if end else (),
             error=error,
         )
-        if self._job.plan.request.code is not None:
+        # A report comes with the answer; without one the engine's own word stands alone.
+        if self._job.plan.request.code is not None and end is not None and end.trouble is None:
             return apply_report(result, answer.report or b"")
         return result
 
-    def _status(self, answer: Answer, state: dict[str, Any], fault: str | None) -> tuple[Status, ExecError | None]:
+    def _outcome(
+        self, end: Ended | None, broken: str | None, state: dict[str, Any], fault: str | None
+    ) -> tuple[Status, int | None, int | None, ExecError | None]:
+        """Return (status, exit code, signal, error)."""
         if self._cancelled.is_set():
-            return "cancelled", None
-        end = answer.end if answer.done else None
+            return "cancelled", None, None, None
         oom = bool(state.get("OOMKilled"))
         if end is not None:
-            status = status_of(end)
-            return ("oom" if oom and status in {"nonzero", "limit"} else status), end.trouble
+            status, exit_code, number, error = status_of(end)
+            return ("oom" if oom and status == "nonzero" else status), exit_code, number, error
         if oom:
-            return "oom", None
+            return "oom", None, None, None
         if fault is not None:
-            return "infra_error", ExecError("container", "engine_failed", fault)
-        if self._overdue and answer.broken is None:
-            return "timeout", None
-        if self._sent:
-            return "nonzero", None
+            return "infra_error", None, None, ExecError("container", "engine_failed", fault)
+        if self._overdue and broken is None:
+            return "timeout", None, None, None
+        if self._sent == signal.SIGKILL:
+            return "nonzero", 128 + self._sent, self._sent, None
         words = self._stderr.tail(500).decode("utf-8", "replace").strip()
-        message = answer.broken or f"the container ended without an answer (exit code {state.get('ExitCode')}) {words}"
-        return "infra_error", ExecError("container", "init_lost", message.strip())
+        message = broken or f"the container ended without an answer (exit code {state.get('ExitCode')}) {words}"
+        return "infra_error", None, None, ExecError("container", "init_lost", message.strip())
 
 
 def _seccomp() -> str:
