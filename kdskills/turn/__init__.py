@@ -1,1 +1,39 @@
-"""The skills in force for a turn: SkillsSubsystem, SkillView, the context variable and its facade."""
+"""The skills in force for a turn: SkillsSubsystem, SkillView, the context variable and its facade.
+
+`view` is the one gate: everything that reaches a skill asks `SkillView.resolve`. `context` holds what is active here,
+set and reset by handles only. `export` and `restore` carry a view into another process, where it answers the same.
+"""
+
+from kdskills.skills.closure import Closure
+from kdskills.skills.explain import ExplainedStep, Explanation
+from kdskills.skills.selection import Granted, Refused
+from kdskills.turn.context import (
+    Activation,
+    bound,
+    get_active_skills_subsystem,
+    get_active_view,
+    set_active_skills_subsystem,
+)
+from kdskills.turn.mounts import remap_mounts
+from kdskills.turn.results import InstructionBlock, PickerEntry, SkillSet
+from kdskills.turn.subsystem import SkillsSubsystem
+from kdskills.turn.view import SkillView
+
+__all__ = [
+    "Activation",
+    "Closure",
+    "ExplainedStep",
+    "Explanation",
+    "Granted",
+    "InstructionBlock",
+    "PickerEntry",
+    "Refused",
+    "SkillSet",
+    "SkillView",
+    "SkillsSubsystem",
+    "bound",
+    "get_active_skills_subsystem",
+    "get_active_view",
+    "remap_mounts",
+    "set_active_skills_subsystem",
+]

@@ -1,0 +1,95 @@
+"""Handing the skills in force to another process: logical URIs, digests, decisions (spec skills §3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from kdskills.bundle.descriptor import EVERYONE
+from kdskills.skills.model import Skill
+from kdskills.turn.home import Home
+from kdskills.turn.mounts import EXPORT_KEY, below
+
+VERSION = 1
+
+
+def export_view(
+    home: Home,
+    skills: Mapping[str, Skill],
+    *,
+    consumer: str | None,
+    tools: frozenset[str] | None,
+    include_internal: bool,
+    refused: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the export of one consumer's view.
+
+    Args:
+        home: The moment the view was taken at.
+        skills: What the view grants, with private dependencies.
+        consumer: Whose view it is.
+        tools: The consumer's tools.
+        include_internal: Whether the internal namespace is open.
+        refused: `{full id: code}` of everything else.
+    """
+    config = home.descriptor.agents_config
+    kept = {name: rules.to_json() for name, rules in config.items() if name in {EVERYONE, consumer}}
+    activation = {
+        "consumer": consumer,
+        "tools": None if tools is None else sorted(tools),
+        "include_internal": include_internal,
+        "refused": dict(sorted(refused.items())),
+    }
+    return _export(home, skills, kept, "view", activation)
+
+
+def export_whole(home: Home) -> dict[str, Any]:
+    """Return the export of all skills, for any consumer."""
+    config = {name: rules.to_json() for name, rules in home.descriptor.agents_config.items()}
+    refused = dict.fromkeys(home.snapshot.invalid, "skill_invalid")
+    if home.exported is not None:
+        refused |= home.exported.refused
+    activation = {"consumer": None, "tools": None, "include_internal": False, "refused": dict(sorted(refused.items()))}
+    return _export(home, home.snapshot.skills, config, "subsystem", activation)
+
+
+def _export(
+    home: Home, skills: Mapping[str, Skill], config: dict[str, Any], scope: str, activation: dict[str, Any]
+) -> dict[str, Any]:
+    present = [state for state in home.snapshot.roots if state.present]
+    rows = [
+        {"id": full_id, "uri": skill_uri(home, skill), "digest": skill.digest, "tree": skill.tree_digest()}
+        for full_id, skill in sorted(skills.items())
+    ]
+    custom = next((state.root.uri for state in reversed(present) if state.root.kind == "bundle"), None)
+    return {
+        EXPORT_KEY: {
+            "version": VERSION,
+            "scope": scope,
+            "custom_skills_root": custom,
+            "agents_config": config,
+            "roots": [
+                {"label": state.root.label, "kind": state.root.kind, "uri": state.root.uri, "digest": state.digest}
+                for state in present
+            ],
+            "mounts": dict(home.mounts),
+            "skills": rows,
+            "activation": activation,
+            "content_hash": home.content_hash,
+            "fingerprint": home.fingerprint,
+        }
+    }
+
+
+def skill_uri(home: Home, skill: Skill) -> str:
+    """Return the logical URI of a skill's folder: its root's, and the path below it."""
+    if home.exported is not None:
+        return home.exported.uris[skill.full_id]
+    root = home.snapshot.origins[skill.full_id]
+    assert skill.folder is not None  # a skill of a root has a folder
+    relative = skill.folder.relative_to(root.path.resolve())
+    return below(root.uri, *PurePosixPath(relative.as_posix()).parts)
+
+
+__all__ = ["EXPORT_KEY", "export_view", "export_whole", "skill_uri"]

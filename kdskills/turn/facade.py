@@ -1,0 +1,178 @@
+"""Functions over what is active here, for code that does not pass a view around (spec skills §4.4).
+
+Without `consumer` and `tools` they use the active view; with one of them, the view of that consumer (by default the active
+one) with those tools (by default the active ones, so that leaving them out never opens a tool gate). Every one of them
+raises `NoActiveSkills` when nothing is active.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kdskills.skills.model import Skill
+from kdskills.skills.selection import By, Granted, refuse_by
+from kdskills.sources import SourcesPool
+from kdskills.turn.blocks import Variant, instruction_block
+from kdskills.turn.context import current
+from kdskills.turn.results import InstructionBlock, SkillSet
+from kdskills.turn.view import SkillView
+
+Tools = Iterable[Any] | str | None
+
+
+def _view(consumer: str | None, tools: Tools, include_internal: bool | None = None) -> SkillView:
+    """Return the view a facade function asks."""
+    active = current()
+    here = active.view
+    internal = here.include_internal if include_internal is None else include_internal
+    who = here.consumer if consumer is None else consumer
+    if consumer is None and tools is None and internal == here.include_internal:
+        return here
+    if include_internal is None and who != here.consumer:
+        internal = False
+    return active.subsystem.view(who, here.tools if tools is None else tools, include_internal=internal)
+
+
+def get_skill(ref: str, *, consumer: str | None = None, tools: Tools = None, by: By = "model") -> Skill | None:
+    """Return the skill *ref* names, hidden ones too, or None when there is none to be had.
+
+    Args:
+        ref: A full id, bare id or short id of the view.
+        consumer: Who asks instead of the active one.
+        tools: Its tools instead of the active ones.
+        by: Who starts the skill.
+
+    Raises:
+        NoActiveSkills: Nothing is active here.
+    """
+    found = _view(consumer, tools).gate(ref, by=by, names=False)
+    return found.skill if isinstance(found, Granted) else None
+
+
+def resolve_skill_ref(
+    ref: str,
+    *,
+    short_id_map: Mapping[str, str] | None = None,
+    consumer: str | None = None,
+    tools: Tools = None,
+    by: By = "model",
+) -> str | None:
+    """Return the full id *ref* names, or None; *short_id_map* replaces the view's numbers, the gate still decides.
+
+    Raises:
+        NoActiveSkills: Nothing is active here.
+    """
+    found = _view(consumer, tools).gate(ref, by=by, numbers=short_id_map, names=False)
+    return found.full_id if isinstance(found, Granted) else None
+
+
+def skills_for_consumer(
+    consumer: str | None = None,
+    *,
+    include_internal: bool = False,
+    include_hidden: bool = True,
+    tools: Tools = None,
+    by: By = "model",
+) -> list[Skill]:
+    """Return the skills a consumer may load, sorted by full id.
+
+    Args:
+        consumer: Whose skills; None for the active one.
+        include_internal: Whether the internal namespace is open.
+        include_hidden: Whether hidden skills are among them.
+        tools: The consumer's tools instead of the active ones.
+        by: Who would start them; `code` leaves nothing out.
+
+    Raises:
+        NoActiveSkills: Nothing is active here.
+    """
+    view = _view(consumer, tools, include_internal)
+    return [
+        skill for skill in view.skills.values() if (include_hidden or not skill.hidden) and refuse_by(skill, by) is None
+    ]
+
+
+def import_skillset(
+    refs: Iterable[str] | str,
+    *,
+    short_id_map: Mapping[str, str] | None = None,
+    consumer: str | None = None,
+    tools: Tools = None,
+    by: By = "model",
+) -> SkillSet:
+    """Return the full ids of everything *refs* bring along, dependencies first.
+
+    Raises:
+        NoActiveSkills: Nothing is active here.
+    """
+    view = _view(consumer, tools)
+    asked = (refs,) if isinstance(refs, str) else refs
+    closure = view.join(view.gate(ref, by=by, numbers=short_id_map, names=False) for ref in asked)
+    return SkillSet(closure.ids, closure.refused, closure.diagnostics)
+
+
+def build_skill_short_id_map(*, consumer: str | None = None, tools: Tools = None, by: By = "model") -> dict[str, str]:
+    """Return `{"SK1": full id}` of what is listed for a consumer.
+
+    Args:
+        consumer: Whose numbers; None for the active view's.
+        tools: The consumer's tools instead of the active ones.
+        by: Changes nothing: numbers are those of the catalog a model reads, whoever asks.
+
+    Raises:
+        NoActiveSkills: Nothing is active here.
+    """
+    return dict(_view(consumer, tools).short_ids)
+
+
+def skills_gallery_text(
+    *, consumer: str | None = None, budget: int | None = None, tools: Tools = None, by: By = "model"
+) -> str:
+    """Return the gallery of what is listed for a consumer (spec skills §5.1).
+
+    Args:
+        consumer: Whose gallery; None for the active view's.
+        budget: Most tokens of the text; None for no bound.
+        tools: The consumer's tools instead of the active ones.
+        by: Changes nothing: a catalog is what a model reads; people have the picker.
+
+    Raises:
+        NoActiveSkills: Nothing is active here.
+    """
+    return _view(consumer, tools).catalog("gallery", budget=budget).text
+
+
+def build_skills_instruction_block(
+    refs: Iterable[str] | str,
+    *,
+    variant: Variant = "full",
+    header: str = "ACTIVE SKILLS",
+    pool: SourcesPool | None = None,
+    consumer: str | None = None,
+    tools: Tools = None,
+    by: By = "model",
+) -> InstructionBlock:
+    """Return the texts of *refs* and what they import as one block (spec skills §5.3).
+
+    Short ids are those of the active view, also for another consumer: one view numbers the whole turn. The gate of
+    *consumer* decides.
+
+    Args:
+        refs: References; a string is one.
+        variant: `full` or `compact`.
+        header: The block's first line, without brackets.
+        pool: The turn's pool; pass it and keep the block's `.pool`. None means a fresh one.
+        consumer: Whose block, instead of the active one's.
+        tools: Its tools instead of the active ones.
+        by: Who starts the skills.
+
+    Raises:
+        NoActiveSkills: Nothing is active here.
+    """
+    view = _view(consumer, tools)
+    here = current().view
+    numbers = here.short_ids if here.consumer is not None else view.short_ids
+    asked = (refs,) if isinstance(refs, str) else refs
+    answers = [view.gate(ref, by=by, numbers=numbers, names=False) for ref in asked]
+    return instruction_block(view, answers, variant=variant, header=header, pool=pool)

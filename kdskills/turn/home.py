@@ -1,0 +1,117 @@
+"""What a view keeps of the subsystem it was taken from: frozen, so that older views stay as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from kdskills.bundle import SkillsDescriptor
+from kdskills.errors import PolicyUnavailable
+from kdskills.skills.digest import rows_digest
+from kdskills.skills.refs import INTERNAL_NAMESPACE
+from kdskills.skills.selection import STEP_OF, Known
+from kdskills.skills.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import jinja2
+
+    from kdskills.sources import SourceKey
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export said about itself, kept on the restored side (spec skills §3.3).
+
+    Attributes:
+        whole: Whether every skill came along, so that any consumer may be asked for.
+        consumer: Whose view it is.
+        tools: The tools of that consumer; None for no tool gate.
+        include_internal: Whether internal skills were asked for.
+        refused: `{full id: code}` of what that view refused.
+        content_hash: The descriptor's on the exporting side.
+        fingerprint: The subsystem's on the exporting side.
+        uris: `{full id: URI of the skill's folder}`.
+    """
+
+    whole: bool
+    consumer: str | None
+    tools: frozenset[str] | None
+    include_internal: bool
+    refused: Mapping[str, str]
+    content_hash: str
+    fingerprint: str
+    uris: Mapping[str, str]
+
+    def admit(self, consumer: str | None, tools: frozenset[str] | None, include_internal: bool) -> None:
+        """Check that the view asked for can be answered exactly from what came along.
+
+        Raises:
+            PolicyUnavailable: Another consumer, further tools or internal skills: their answers stayed behind.
+        """
+        if self.whole:
+            return
+        wanted = "an anonymous consumer" if consumer is None else repr(consumer)
+        if consumer != self.consumer:
+            message = f"this is the exported view of {self.consumer!r}; it knows no policy of {wanted}"
+            raise PolicyUnavailable(message, consumer=consumer, exported=self.consumer)
+        more_tools = self.tools is not None and (tools is None or not tools <= self.tools)
+        if more_tools or (include_internal and not self.include_internal):
+            message = (
+                f"this exported view of {self.consumer!r} can be narrowed, not widened by tools or internal skills"
+            )
+            raise PolicyUnavailable(message, consumer=consumer, exported=self.consumer)
+
+    def codes(self, include_internal: bool) -> Mapping[str, str]:
+        """Return the recorded codes as they are for a view with or without internal skills."""
+        if self.include_internal == include_internal:
+            return self.refused
+        prefix = f"{INTERNAL_NAMESPACE}."
+        return {
+            full_id: "internal" if full_id.startswith(prefix) and STEP_OF.get(code, 8) > 3 else code
+            for full_id, code in self.refused.items()
+        }
+
+
+@dataclass(frozen=True)
+class Home:
+    """One moment of a subsystem.
+
+    Attributes:
+        descriptor: Its descriptor.
+        snapshot: Its skills.
+        mounts: `{URI prefix: folder on this host}`.
+        environment: Templates, or None for the shipped ones.
+        source_key: Overrides what makes two rows one source.
+        exported: What the export said, on the restored side.
+    """
+
+    descriptor: SkillsDescriptor
+    snapshot: Snapshot
+    mounts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    environment: jinja2.Environment | None = None
+    source_key: SourceKey | None = None
+    exported: Exported | None = None
+
+    def known(self, include_internal: bool) -> Known:
+        """Return the skills there are, and the ids known to be refused."""
+        refused = dict.fromkeys(self.snapshot.invalid, "skill_invalid")
+        if self.exported is not None:
+            here = self.snapshot.skills
+            codes = self.exported.codes(include_internal)
+            refused |= {full_id: code for full_id, code in codes.items() if full_id not in here}
+        return Known(self.snapshot.skills, MappingProxyType(refused))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest over descriptor, root digests and winners; a restored subsystem has its exporter's."""
+        if self.exported is not None:
+            return self.exported.fingerprint
+        return rows_digest([["descriptor", self.descriptor.content_hash], ["skills", self.snapshot.digest]])
+
+    @property
+    def content_hash(self) -> str:
+        """The descriptor's content hash, on the restored side that of the exporter."""
+        return self.descriptor.content_hash if self.exported is None else self.exported.content_hash

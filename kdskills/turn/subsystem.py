@@ -1,0 +1,276 @@
+"""The skills of one bundle and its roots, with policy: the place every view is taken from (spec skills §4)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from kdskills.bundle import SkillsDescriptor
+from kdskills.bundle.descriptor import EVERYONE
+from kdskills.errors import Diagnostic
+from kdskills.skills.model import Skill
+from kdskills.skills.refs import compile_rules
+from kdskills.skills.registry import SkillRegistry
+from kdskills.skills.roots import SkillRoot, order_roots
+from kdskills.skills.selection import EMPTY, Policy, tool_ids
+from kdskills.skills.snapshot import RefreshReport, Snapshot
+from kdskills.turn.context import activated
+from kdskills.turn.export import export_view, export_whole
+from kdskills.turn.home import Exported, Home
+from kdskills.turn.places import built_in_roots, place_roots
+from kdskills.turn.results import PickerEntry
+from kdskills.turn.view import SkillView, build_view, picker_of
+
+if TYPE_CHECKING:
+    import jinja2
+
+    from kdskills.sources import SourceKey
+
+Filter = Callable[[str | None, Sequence[Skill]], Mapping[str, str]]
+Check = Callable[[Skill], Iterable[Diagnostic]]
+
+_VIEWS = 64
+
+
+class Registry(Protocol):
+    """Where snapshots come from."""
+
+    def snapshot(self) -> Snapshot:
+        """Return what is known now."""
+        ...
+
+    def refresh(self) -> RefreshReport:
+        """Look again."""
+        ...
+
+    def clear_cache(self) -> None:
+        """Forget everything."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a subsystem's skills come from: a registry, its roots, and where they are on this host."""
+
+    registry: Registry
+    roots: tuple[SkillRoot, ...]
+    mounts: Mapping[str, str]
+    exported: Exported | None = None
+
+
+class SkillsSubsystem:
+    """Skills, rules and views (spec skills §4). Safe to use from any thread.
+
+    Args:
+        descriptor: Where the custom root is and who may use what; a mapping is read as one. None says nothing.
+        bundle_root: Folder relative roots are joined to, instead of the descriptor's own.
+        roots: Further roots. None means the built-in ones, `()` none; the custom root always comes last.
+        index_dir: Where what was found is kept for the next start: `"default"`, a folder, or None.
+        auto_refresh: Seconds after which `view` looks for changes; None means never.
+        filters: Called with consumer and skills, each returns `{full id: reason}` to deny; the union denies.
+        check: Further findings about a skill; an error refuses it.
+        environment: jinja2 templates in place of the shipped ones.
+        source_key: Overrides what makes two rows of sources one, in instruction blocks.
+        source: Skills found otherwise than by looking through roots: the far side of an export has one.
+
+    Raises:
+        DescriptorError: The descriptor, or its root, cannot be used.
+    """
+
+    def __init__(
+        self,
+        descriptor: SkillsDescriptor | Mapping[str, Any] | None = None,
+        *,
+        bundle_root: str | Path | None = None,
+        roots: Sequence[SkillRoot] | None = None,
+        index_dir: Path | Literal["default"] | None = "default",
+        auto_refresh: float | None = 1.0,
+        filters: Sequence[Filter] = (),
+        check: Check | None = None,
+        environment: jinja2.Environment | None = None,
+        source_key: SourceKey | None = None,
+        source: Source | None = None,
+    ) -> None:
+        given = SkillsDescriptor() if descriptor is None else SkillsDescriptor.model_validate(descriptor)
+        if source is None:
+            placed, mounts = place_roots(given, bundle_root, built_in_roots() if roots is None else tuple(roots))
+            source = Source(SkillRegistry(placed, index_dir=index_dir, check=check), order_roots(placed), mounts)
+        self.descriptor = given
+        self.roots = source.roots
+        self.filters = tuple(filters)
+        self._source = source
+        self._auto_refresh = auto_refresh
+        self._environment = environment
+        self._source_key = source_key
+        self._lock = threading.Lock()
+        self._refreshed: float | None = None
+        self._home: Home | None = None
+        self._views: OrderedDict[tuple[str | None, frozenset[str] | None, bool], SkillView] = OrderedDict()
+
+    # ---- what is there -------------------------------------------------------------------------------------------
+
+    @property
+    def registry(self) -> Mapping[str, Skill]:
+        """Usable skills by full id, sorted; the same object until something changes (spec skills §2.3)."""
+        return self._now().snapshot.skills
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """Everything known now: skills, refused ones, roots, findings."""
+        return self._now().snapshot
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest over descriptor, root digests and the winner of each id."""
+        return self._now().fingerprint
+
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """Findings about the descriptor, roots, skills, and rules that match nothing."""
+        home = self._now()
+        known = home.known(include_internal=False).ids()
+        rules = [
+            self._policy(name, None, False).rule_findings(known) for name in (None, *self.descriptor.agents_config)
+        ]
+        unmatched = dict.fromkeys(finding for found in rules for finding in found)
+        return (*self.descriptor.diagnostics, *home.snapshot.diagnostics, *unmatched)
+
+    def refresh(self) -> RefreshReport:
+        """Look through the roots again; if that fails, what was known stays.
+
+        Raises:
+            OSError: The system failed in a way that is no fault of a skill.
+        """
+        report = self._source.registry.refresh()
+        self._refreshed = time.monotonic()
+        return report
+
+    def clear_cache(self) -> None:
+        """Forget everything read; the next `registry` is a new object."""
+        self._source.registry.clear_cache()
+        with self._lock:
+            self._home = None
+            self._views.clear()
+
+    def _now(self) -> Home:
+        """Return this moment; the same object as long as the snapshot is the same."""
+        snapshot = self._source.registry.snapshot()
+        with self._lock:
+            if self._refreshed is None:
+                self._refreshed = time.monotonic()
+            if self._home is None or self._home.snapshot is not snapshot:
+                self._home = Home(
+                    self.descriptor,
+                    snapshot,
+                    self._source.mounts,
+                    environment=self._environment,
+                    source_key=self._source_key,
+                    exported=self._source.exported,
+                )
+                self._views.clear()
+            return self._home
+
+    # ---- views ---------------------------------------------------------------------------------------------------
+
+    def view(
+        self, consumer: str | None = None, tools: Iterable[Any] | str | None = None, *, include_internal: bool = False
+    ) -> SkillView:
+        """Return what *consumer* may use now; it stays as it is (spec skills §4).
+
+        Args:
+            consumer: Who asks; None is an anonymous consumer, bound by `"*"` like any other.
+            tools: The consumer's tools: ids, mappings or objects. None means no tool gate, `[]` no tools.
+            include_internal: Whether the internal namespace is open.
+
+        Raises:
+            PolicyUnavailable: This is a restored view of another consumer.
+            OSError: Looking for changes failed.
+        """
+        held = tool_ids(tools)
+        if self._source.exported is not None:
+            self._source.exported.admit(consumer, held, include_internal)
+        self._refresh_when_due()
+        home = self._now()
+        if self.filters:
+            return build_view(home, self._policy(consumer, held, include_internal, self._denied(consumer, home)))
+        key = (consumer, held, include_internal)
+        with self._lock:
+            view = self._views.get(key)
+            if view is not None and view.home is home:
+                self._views.move_to_end(key)
+                return view
+        view = build_view(home, self._policy(consumer, held, include_internal))
+        with self._lock:
+            if self._home is home:
+                self._views[key] = view
+                while len(self._views) > _VIEWS:
+                    self._views.popitem(last=False)
+        return view
+
+    def activate(
+        self, consumer: str | None = None, tools: Iterable[Any] | str | None = None, *, include_internal: bool = False
+    ) -> AbstractContextManager[SkillView]:
+        """Return a context manager that puts a view in force and resets it on every exit (spec skills §4.4)."""
+        return activated(self, self.view(consumer, tools, include_internal=include_internal))
+
+    def picker(self, patterns: Iterable[str] | str | None = None) -> list[PickerEntry]:
+        """Return what a person configures agents with: no hidden, internal, agent-only skills, none denied to all."""
+        denied = compile_rules(self.descriptor.rules(EVERYONE).disabled_for_all, bare="anywhere")
+        return picker_of((skill for skill in self.registry.values() if denied.match(skill.full_id) is None), patterns)
+
+    def export_runtime_globals(self) -> dict[str, Any]:
+        """Return `{"SKILLS_DESCRIPTOR": …}` of all skills, for any consumer (spec skills §3.3).
+
+        With filters it is the export of the anonymous consumer, since what plugins would say to others is not known.
+        """
+        home = self._now()
+        if self._source.exported is not None and not self._source.exported.whole:
+            exported = self._source.exported
+            return self.view(
+                exported.consumer, exported.tools, include_internal=exported.include_internal
+            ).export_runtime_globals()
+        if self.filters:
+            view = self.view()
+            return export_view(
+                home, view.known.skills, consumer=None, tools=None, include_internal=False, refused=view.codes
+            )
+        return export_whole(home)
+
+    def _refresh_when_due(self) -> None:
+        due = self._auto_refresh is not None and self._refreshed is not None
+        if due and time.monotonic() - (self._refreshed or 0.0) >= (self._auto_refresh or 0.0):
+            self.refresh()
+
+    def _denied(self, consumer: str | None, home: Home) -> Mapping[str, str]:
+        """Return the union of what filters deny, each with its first reason."""
+        skills = tuple(home.snapshot.skills.values())
+        denied: dict[str, str] = {}
+        for chosen in self.filters:
+            denied = dict(chosen(consumer, skills)) | denied
+        return denied
+
+    def _policy(
+        self,
+        consumer: str | None,
+        tools: frozenset[str] | None,
+        include_internal: bool,
+        denied: Mapping[str, str] = EMPTY,
+    ) -> Policy:
+        recorded = self._source.exported.refused if self._source.exported is not None else EMPTY
+        told = {full_id: "as exported" for full_id, code in recorded.items() if code == "plugin_denied"}
+        return Policy.of(
+            self.descriptor.rules(consumer),
+            consumer=consumer,
+            tools=tools,
+            include_internal=include_internal,
+            plugin_denied={**told, **denied} if told else denied,
+        )
+
+
+__all__ = ["Check", "Filter", "Registry", "SkillsSubsystem", "Source"]

@@ -1,0 +1,285 @@
+"""What one consumer may use, frozen: the one gate every way to a skill passes (spec skills §4)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, get_args
+
+from kdskills.errors import Diagnostic
+from kdskills.prompts import Catalog, CatalogEntry, CatalogFormat, Locations, render_catalog
+from kdskills.skills.closure import Closure, broken_imports, close, import_refusal
+from kdskills.skills.digest import rows_digest
+from kdskills.skills.explain import Explanation, explain_steps
+from kdskills.skills.model import Skill, TokenCounter, estimate_tokens
+from kdskills.skills.refs import INTERNAL_NAMESPACE, compile_rules, is_number, parse_ref
+from kdskills.skills.selection import By, Granted, Known, Policy, Refused, Via, decide, refuse, refuse_by
+from kdskills.turn.export import export_view
+from kdskills.turn.home import Home
+from kdskills.turn.results import PickerEntry
+
+_BY = frozenset(get_args(By))
+
+
+@dataclass(frozen=True, eq=False)
+class SkillView:
+    """The skills one consumer may use, at one moment (spec skills §4); `SkillsSubsystem.view` makes it.
+
+    Attributes:
+        consumer: Whose view it is; None for an anonymous consumer.
+        tools: Ids of the consumer's tools; None when no tool gate was asked for.
+        include_internal: Whether the internal namespace is open.
+        skills: Loadable skills by full id, sorted.
+        listed: Those a model is shown: without hidden ones and without what only people start.
+        short_ids: `{"SK1": full id}` over `listed`.
+        names: `{name: full id}` over `listed`: the bare id where it is unique, else the full id.
+    """
+
+    consumer: str | None
+    tools: frozenset[str] | None
+    include_internal: bool
+    skills: Mapping[str, Skill]
+    listed: Mapping[str, Skill]
+    short_ids: Mapping[str, str]
+    names: Mapping[str, str]
+    home: Home = field(repr=False)
+    known: Known = field(repr=False)
+    policy: Policy = field(repr=False)
+    codes: Mapping[str, str] = field(repr=False)
+
+    def resolve(self, ref: str, *, by: By = "model") -> Granted | Refused:
+        """Grant or refuse *ref*: the one gate (spec skills §4.2).
+
+        Args:
+            ref: A short id or name of this view, a full id or a bare one, with or without prefix.
+            by: Who starts the skill: a model, a person, or code.
+        """
+        return self.gate(ref, by=by)
+
+    def gate(
+        self, ref: str, *, by: By = "model", numbers: Mapping[str, str] | None = None, names: bool = True
+    ) -> Granted | Refused:
+        """Do what `resolve` does with other short ids, or without this view's names.
+
+        Args:
+            ref: The reference.
+            by: Who starts the skill.
+            numbers: `{"SK1": full id}` to use instead of `short_ids`.
+            names: Whether `names` are tried.
+
+        Raises:
+            ValueError: *by* is none of `model`, `user`, `code`.
+        """
+        if by not in _BY:
+            raise ValueError(f"by is one of model, user, code, not {by!r}")
+        full_id, via = self._target(ref, self.short_ids if numbers is None else numbers, names)
+        if full_id is None:
+            return _nothing(ref)
+        found = decide(self.known, self.policy, full_id, ref=ref, by=by)
+        if isinstance(found, Refused):
+            return found
+        if full_id not in self.skills:
+            refused = import_refusal(self.known, self.policy, found, ref)
+            assert refused is not None  # only a refused import keeps a decided skill out of the view
+            return refused
+        closure = close(self.known, self.policy, (found,))
+        return Granted(found, full_id, via, closure.order, closure.skipped, closure.diagnostics)
+
+    def _target(self, ref: str, numbers: Mapping[str, str], names: bool) -> tuple[str | None, Via]:
+        """Return the full id a reference means here, and how it says it."""
+        parsed = parse_ref(ref)
+        if parsed.kind == "number":
+            return numbers.get(parsed.value), "short_id"
+        if parsed.kind == "bare" and names and parsed.value in self.names:
+            return self.names[parsed.value], "name"
+        return parsed.full_id(), "full_id" if parsed.kind == "full" else "bare_id"
+
+    def closure(self, refs: Iterable[str] | str, *, by: By = "model") -> Closure:
+        """Return everything *refs* bring along, dependencies first, each once (spec skills §4.3).
+
+        Args:
+            refs: References; a string is one.
+            by: Who starts the skills.
+        """
+        answers = [self.gate(ref, by=by) for ref in ((refs,) if isinstance(refs, str) else refs)]
+        return self.join(answers)
+
+    def join(self, answers: Iterable[Granted | Refused]) -> Closure:
+        """Return the closure of references already answered."""
+        kept = tuple(answers)
+        found = close(self.known, self.policy, [answer.skill for answer in kept if isinstance(answer, Granted)])
+        refused = tuple(answer for answer in kept if isinstance(answer, Refused))
+        return Closure(found.order, refused, found.diagnostics, found.skipped)
+
+    def explain(self, ref: str, *, by: By = "model") -> Explanation:
+        """Return every step of the gate about *ref*, with rule, source and result (spec skills §4.2)."""
+        outcome = self.gate(ref, by=by)
+        full_id, via = self._target(ref, self.short_ids, True)
+        steps = explain_steps(self.known, self.policy, full_id, outcome, by)
+        notes = (
+            [f"import left out: {skipped.reason}" for skipped in outcome.skipped]
+            if isinstance(outcome, Granted)
+            else []
+        )
+        if isinstance(outcome, Refused) and outcome.code == "import_refused":
+            notes.append(outcome.reason)
+        skill = self.known.skills.get(full_id or "")
+        if skill is not None and skill.hidden:
+            notes.append(f"{full_id} is hidden: in no number, name, catalog or picker, usable by its exact id")
+        return Explanation(ref, self.consumer, full_id, via if full_id else None, outcome, steps, tuple(notes))
+
+    def catalog(
+        self,
+        format: CatalogFormat = "gallery",  # noqa: A002 - the published name of the argument
+        *,
+        budget: int | None = None,
+        count: TokenCounter = estimate_tokens,
+        locations: Locations = "host",
+        pinned: Collection[str] = (),
+        search_hint: str | None = None,
+    ) -> Catalog:
+        """Render the listed skills within a budget of tokens (spec skills §5.1)."""
+        return render_catalog(
+            self._entries,
+            format,
+            budget=budget,
+            count=count,
+            locations=locations,
+            pinned=pinned,
+            search_hint=search_hint,
+            environment=self.home.environment,
+        )
+
+    @cached_property
+    def _entries(self) -> tuple[CatalogEntry, ...]:
+        names = {full_id: name for name, full_id in self.names.items()}
+        return tuple(_entry(self.listed[full_id], short, names[full_id]) for short, full_id in self.short_ids.items())
+
+    def picker(self, patterns: Iterable[str] | str | None = None) -> list[PickerEntry]:
+        """Return what a person chooses from: without hidden, internal and agent-only skills.
+
+        Args:
+            patterns: Rules to narrow it by; None for all of it.
+        """
+        return picker_of(self.skills.values(), patterns)
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest over the fingerprint, consumer, tools and every answer: it changes whenever an answer may."""
+        tools = ["none"] if self.tools is None else ["some", *sorted(self.tools)]
+        who = ["anonymous"] if self.consumer is None else ["named", self.consumer]
+        head = [["fingerprint", self.home.fingerprint], ["consumer", *who], ["tools", *tools]]
+        answers = [*((full_id, "granted") for full_id in self.skills), *self.codes.items()]
+        return rows_digest([*head, ["internal", str(self.include_internal)], *sorted(answers)])
+
+    @cached_property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """Rules of this consumer that match nothing (spec skills §4.1)."""
+        return self.policy.rule_findings(self.known.ids())
+
+    def export_runtime_globals(self) -> dict[str, Any]:
+        """Return `{"SKILLS_DESCRIPTOR": …}` of what this view grants, with private dependencies (spec skills §3.3)."""
+        needed = close(self.known, self.policy, self.skills.values())
+        return export_view(
+            self.home,
+            {skill.full_id: skill for skill in needed.order},
+            consumer=self.consumer,
+            tools=self.tools,
+            include_internal=self.include_internal,
+            refused=self.codes,
+        )
+
+
+def build_view(home: Home, policy: Policy) -> SkillView:
+    """Ask the gate about every skill once and number what is listed."""
+    known = home.known(policy.include_internal)
+    codes: dict[str, str] = dict(known.refused)
+    passed: list[Skill] = []
+    for skill in known.skills.values():
+        finding = refuse(policy, skill)
+        if finding is None:
+            passed.append(skill)
+        else:
+            codes[skill.full_id] = finding.code
+    if policy.imports == "strict":
+        broken = broken_imports(known, policy, passed)
+        codes |= {skill.full_id: "import_refused" for skill in passed if skill.full_id in broken}
+        passed = [skill for skill in passed if skill.full_id not in broken]
+    passed.sort(key=lambda skill: skill.full_id)
+    listed = [skill for skill in passed if not skill.hidden and refuse_by(skill, "model") is None]
+    return SkillView(
+        consumer=policy.consumer,
+        tools=policy.tools,
+        include_internal=policy.include_internal,
+        skills=MappingProxyType({skill.full_id: skill for skill in passed}),
+        listed=MappingProxyType({skill.full_id: skill for skill in listed}),
+        short_ids=MappingProxyType({f"SK{number}": skill.full_id for number, skill in enumerate(listed, 1)}),
+        names=MappingProxyType(_names(listed)),
+        home=home,
+        known=known,
+        policy=policy,
+        codes=MappingProxyType(codes),
+    )
+
+
+def _names(listed: list[Skill]) -> dict[str, str]:
+    """Name each skill by its bare id where that is unique and no short id, else by its full id."""
+    count: dict[str, int] = {}
+    for skill in listed:
+        count[skill.id] = count.get(skill.id, 0) + 1
+    return {
+        skill.id if count[skill.id] == 1 and not is_number(skill.id) else skill.full_id: skill.full_id
+        for skill in listed
+    }
+
+
+def _nothing(ref: str) -> Refused:
+    parsed = parse_ref(ref)
+    if parsed.kind == "invalid":
+        return Refused("invalid_ref", f"{ref!r} is no reference: a full id, a bare id or SK<n>", ref)
+    return Refused("unknown_skill", f"there is no skill {ref!r}", ref)
+
+
+def _entry(skill: Skill, short_id: str, name: str) -> CatalogEntry:
+    return CatalogEntry(
+        short_id=short_id,
+        full_id=skill.full_id,
+        name=skill.name,
+        display_name=name,
+        description=skill.description,
+        version=skill.version,
+        category=skill.category,
+        tags=skill.tags,
+        when_to_use=skill.when_to_use,
+        tools=tuple((tool.id, tool.required) for tool in skill.tools),
+        location=skill.location,
+        path=None if skill.path is None else str(skill.path),
+        digest=skill.digest,
+    )
+
+
+def picker_of(skills: Iterable[Skill], patterns: Iterable[str] | str | None) -> list[PickerEntry]:
+    """Return the picker's entries of *skills*, sorted by full id; a pattern or reference narrows them."""
+    chosen = None
+    if patterns is not None:
+        chosen = compile_rules((patterns,) if isinstance(patterns, str) else patterns, bare="public")
+    shown = [
+        skill
+        for skill in skills
+        if not skill.hidden
+        and skill.namespace != INTERNAL_NAMESPACE
+        and refuse_by(skill, "user") is None
+        and (chosen is None or chosen.match(skill.full_id) is not None)
+    ]
+    return [
+        PickerEntry(
+            id=skill.full_id,
+            name=skill.name,
+            description=skill.description,
+            when_to_use=list(skill.when_to_use),
+            namespace=skill.namespace,
+        )
+        for skill in sorted(shown, key=lambda skill: skill.full_id)
+    ]
