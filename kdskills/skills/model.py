@@ -142,10 +142,14 @@ class Skill:
 
 @dataclass(frozen=True, slots=True)
 class ParsedSkill:
-    """Outcome of parsing: `skill` is None exactly when a finding is an error under the asked verdict."""
+    """Outcome of parsing: `skill` is None exactly when a finding is an error under the asked verdict.
+
+    `full_id` is the id the skill has or, when it is refused, would take; None when there is no skill file.
+    """
 
     skill: Skill | None
     diagnostics: tuple[Diagnostic, ...]
+    full_id: str | None = None
 
     @property
     def ok(self) -> bool:

@@ -1,0 +1,267 @@
+"""Fields of the frontmatter as typed values, read so that doubt restricts (spec skills §1.3)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from kdskills.errors import Severity
+from kdskills.skills.field_names import FIELD_OF, PUBLISHED, RESTRICTING, misspelt
+from kdskills.skills.findings import Findings
+from kdskills.skills.frontmatter import Frontmatter
+from kdskills.skills.model import Disclosure, Insert
+from kdskills.skills.yaml_core import Fields, Items, Node, Scalar, core_value, to_python
+
+MAX_DESCRIPTION = 1_024
+MAX_COMPATIBILITY = 500
+NOBODY = "\0nobody"
+"""A pattern of `include_for` that no consumer matches: the reading of a list that is not understood."""
+
+_AS_WRITTEN = frozenset({"name", "description", "compatibility", "version", "author", "created"})
+_TRUE = frozenset({"true", "yes", "on"})
+_FALSE = frozenset({"false", "no", "off"})
+_PRIVATE = frozenset({"hidden", "private", "non-disclosable", "nondisclosable"})
+_COMMAS_BLANKS = re.compile(r"[,\s]+")
+
+
+class FieldReader:
+    """Reads the fields of one frontmatter and reports what is odd about them.
+
+    Args:
+        front: The parsed frontmatter.
+        findings: Where findings go; its verdict decides what counts.
+        extra_fields: Further keys that are expected.
+    """
+
+    def __init__(self, front: Frontmatter, findings: Findings, extra_fields: Collection[str]) -> None:
+        self._document = front.document
+        self._top = front.fields
+        self._findings = findings
+        self._text_only = findings.verdict == "skills-ref"
+        self._nodes: dict[str, Node] = {}
+        self._keys: dict[str, str] = {}
+        self._choose(extra_fields)
+
+    # ---- which key fills which field -----------------------------------------------------------------------------
+
+    def _choose(self, extra_fields: Collection[str]) -> None:
+        lenient = self._findings.verdict == "lenient"
+        unexpected: list[str] = []
+        guesses: list[tuple[str, str]] = []
+        for key, node in self._top.items.items():
+            field = FIELD_OF.get(key)
+            if (field is None if lenient else key not in PUBLISHED) and key not in extra_fields:
+                unexpected.append(key)
+            if field is None:
+                guess = misspelt(key)
+                if guess is not None:
+                    guesses.append((guess, key))
+            elif not self._absent(node):
+                self._fill(field, key, node)
+        for field, key in guesses:
+            node = self._top.items[key]
+            if field not in self._nodes and not self._absent(node):
+                self._nodes[field], self._keys[field] = node, key
+                self._odd(field, f"`{key}` is read as `{field}`, which it resembles.")
+        if unexpected:
+            self._report_unexpected(unexpected)
+
+    def _absent(self, node: Node) -> bool:
+        return node.__class__ is Scalar and not self._text_only and node.null
+
+    def _fill(self, field: str, key: str, node: Node) -> None:
+        if field not in self._nodes:
+            self._nodes[field], self._keys[field] = node, key
+            return
+        first = self._keys[field]
+        if field in RESTRICTING and to_python(node) != to_python(self._nodes[field]):
+            self._nodes[field] = Scalar(
+                NOBODY, plain=False, mark=self._top.keys[key]
+            )  # not understood, so it restricts
+            self._odd(field, f"`{first}` and `{key}` disagree; the most restrictive reading counts.")
+        else:
+            self._odd(field, f"`{key}` says again what `{first}` says; `{first}` counts.")
+
+    def _report_unexpected(self, keys: list[str]) -> None:
+        names = ", ".join(f"`{key}`" for key in keys)
+        who = "kdskills" if self._findings.verdict == "lenient" else "the published format"
+        message = f"{'A key is' if len(keys) == 1 else 'Keys are'} unknown to {who}: {names}."
+        self._findings.add("unexpected_fields", message, place=self._place_of_key(keys[0]), ref=", ".join(keys))
+
+    def _place_of_key(self, key: str) -> tuple[int, int]:
+        mark = self._top.keys[key]
+        return mark.line + 2, mark.column + 1
+
+    def place(self, field: str) -> tuple[int, int] | None:
+        """Return line and column of the key that fills *field*, or None when it is absent."""
+        key = self._keys.get(field)
+        return self._place_of_key(key) if key is not None else None
+
+    def _odd(self, field: str, message: str, code: str = "field_type") -> None:
+        self._findings.add(code, message, place=self.place(field), ref=field)
+
+    # ---- texts ---------------------------------------------------------------------------------------------------
+
+    def text(self, field: str) -> str | None:
+        """Return a field as stripped text, or None when it is absent, blank or no text."""
+        node = self._nodes.get(field)
+        if node is None:
+            return None
+        if node.__class__ is Scalar:
+            if field not in _AS_WRITTEN and node.plain and not isinstance(core_value(node.text), str):
+                self._coerced(field)
+            return node.text.strip() or None
+        if field == "argument_hint" and not isinstance(node, Scalar) and node.flow:
+            self._odd(field, "`argument_hint` is a list; what is written counts as its text.")
+            return self._document.source(node).strip()
+        if field not in {"name", "description", "compatibility"}:
+            self._coerced(field, "is no text and is left out")
+        return None
+
+    def _coerced(self, field: str, what: str = "is no text; what is written counts") -> None:
+        severity: Severity | None = "error" if field == "license" and self._findings.verdict == "spec" else None
+        self._findings.add("field_type", f"`{field}` {what}.", place=self.place(field), ref=field, severity=severity)
+
+    def node(self, field: str) -> Node | None:
+        """Return what is written for *field*, or None when it is absent."""
+        return self._nodes.get(field)
+
+    def description(self) -> str:
+        """Return the description, "" when it is missing."""
+        text = self.text("description") or ""
+        if not text:
+            why = "is no text" if isinstance(self._nodes.get("description"), Items | Fields) else "is missing or blank"
+            self._odd("description", f"The description {why}.", "description_missing")
+        elif len(text) > MAX_DESCRIPTION:
+            message = f"The description has {len(text):,} characters, more than {MAX_DESCRIPTION:,}."
+            self._odd("description", message, "description_too_long")
+        return text
+
+    def compatibility(self) -> str | None:
+        """Return the compatibility, or None."""
+        node = self._nodes.get("compatibility")
+        if node is None:
+            return None
+        text = self.text("compatibility")
+        strict = self._findings.verdict == "spec"
+        if not isinstance(node, Scalar) or (not self._text_only and not isinstance(node.value, str)):
+            self._odd("compatibility", "The compatibility is no text.", "compatibility_type")
+        elif text is None and strict:
+            self._odd("compatibility", "The compatibility is blank.", "compatibility_type")
+        if text is not None and len(text) > MAX_COMPATIBILITY:
+            message = f"The compatibility has {len(text)} characters, more than {MAX_COMPATIBILITY}."
+            self._odd("compatibility", message, "compatibility_too_long")
+        return text
+
+    # ---- lists ---------------------------------------------------------------------------------------------------
+
+    def _entries(self, field: str) -> tuple[list[str], bool] | None:
+        """Return the items of a list as texts and whether it was one, or None when the field is absent or odd."""
+        node = self._nodes.get(field)
+        if node is None:
+            return None
+        if isinstance(node, Scalar):
+            if node.plain and not self._text_only and not isinstance(node.value, str):
+                self._coerced(field)
+            return [node.text], False
+        if isinstance(node, Fields):
+            self._coerced(field, "is neither a list nor a text and is left out")
+            return None
+        texts: list[str] = []
+        odd = False
+        for item in node.items:
+            written = self._item_text(item)
+            odd = odd or not isinstance(item, Scalar) or not isinstance(item.value, str)
+            if written:
+                texts.append(written)
+        if odd:
+            self._coerced(field, "has items that are no texts; what is written counts")
+        return texts, True
+
+    def _item_text(self, node: Node) -> str:
+        if isinstance(node, Scalar):
+            return "" if self._absent(node) else node.text.strip()
+        if isinstance(node, Fields) and len(node.items) == 1:
+            ((key, value),) = node.items.items()  # `- Note: text` reads as a mapping
+            return f"{key}: {value.text}".strip() if isinstance(value, Scalar) else ""
+        return ""
+
+    def tags(self) -> tuple[str, ...]:
+        """Return the tags; a text is split at commas."""
+        found = self._entries("tags")
+        if found is None:
+            return ()
+        texts, listed = found
+        return tuple(texts if listed else [tag for tag in (part.strip() for part in texts[0].split(",")) if tag])
+
+    def when_to_use(self) -> tuple[str, ...]:
+        """Return the reasons to use the skill; a text is split by line, without leading `- `."""
+        found = self._entries("when_to_use")
+        if found is None:
+            return ()
+        texts, listed = found
+        if listed:
+            return tuple(texts)
+        lines = (line.strip() for line in texts[0].split("\n"))
+        return tuple(text for text in (line.removeprefix("- ").strip() for line in lines) if text and text != "-")
+
+    def imports(self) -> tuple[str, ...]:
+        """Return the refs of other skills; a text is split at commas and blanks."""
+        found = self._entries("imports")
+        if found is None:
+            return ()
+        texts, listed = found
+        return tuple(texts) if listed else tuple(part for part in _COMMAS_BLANKS.split(texts[0]) if part)
+
+    def include_for(self) -> tuple[str, ...]:
+        """Return the consumers the skill is for, lower-cased; a value not understood is for nobody."""
+        node = self._nodes.get("include_for")
+        if node is None or (isinstance(node, Items) and not node.items):
+            return ()
+        found = self._entries("include_for")
+        if isinstance(node, Scalar) and not node.text.strip():
+            return ()
+        texts, listed = found if found is not None else ([], True)
+        parts = texts if listed else [part for part in _COMMAS_BLANKS.split(texts[0]) if part]
+        return tuple(part.lower() for part in parts) or (NOBODY,)
+
+    # ---- words ---------------------------------------------------------------------------------------------------
+
+    def disclosure(self) -> Disclosure:
+        """Return whether the skill is hidden; words not known mean that it is."""
+        node = self._nodes.get("disclosure")
+        if node is None:
+            return "normal"
+        word = node.text.strip().lower().replace("_", "-") if isinstance(node, Scalar) else ""
+        if word == "normal":
+            return "normal"
+        if word not in _PRIVATE:
+            self._odd("disclosure", "`disclosure` is neither `normal` nor `hidden`; it counts as `hidden`.")
+        return "hidden"
+
+    def flag(self, field: str, *, default: bool, restrictive: bool) -> bool:
+        """Return a boolean field; what is no boolean word has the restrictive value."""
+        node = self._nodes.get(field)
+        if node is None:
+            return default
+        if isinstance(node, Scalar):
+            if isinstance(node.value, bool) and not self._text_only:
+                return bool(node.value)
+            word = node.text.strip().lower()
+            if word in _TRUE or word in _FALSE:
+                self._odd(field, f"`{field}` is a word and counts as {str(word in _TRUE).lower()}.")
+                return word in _TRUE
+        self._odd(field, f"`{field}` is neither true nor false; it counts as {str(restrictive).lower()}.")
+        return restrictive
+
+    def insert(self) -> Insert:
+        """Return how the body enters a conversation; an unknown word is the restrictive one."""
+        node = self._nodes.get("insert")
+        if node is None:
+            return "instructions"
+        word = node.text.strip().lower().replace("_", "-") if isinstance(node, Scalar) else ""
+        if word == "instructions":
+            return "instructions"
+        if word != "user-message":
+            self._odd("insert", "`insert` is neither `instructions` nor `user-message`; it counts as `user-message`.")
+        return "user-message"

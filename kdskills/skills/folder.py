@@ -1,0 +1,191 @@
+"""Open one skill folder on disk: the skill file, its companions, and its long texts on first use (spec skills §1, §1.4)."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kdskills.errors import Diagnostic, FileRefused
+from kdskills.skills.companions import (
+    COMPACT_FILE,
+    SOURCES_FILES,
+    TOOLS_FILES,
+    limit_of,
+    read_compact,
+    read_sources,
+    read_tools,
+    unusable,
+)
+from kdskills.skills.digest import rows_digest, tree_digest
+from kdskills.skills.findings import Findings
+from kdskills.skills.frontmatter import MAX_SKILL_BYTES, read_body
+from kdskills.skills.model import SkillTool, Verdict
+from kdskills.skills.safe_open import read_file
+
+SKILL_FILES = ("SKILL.md", "skill.md")
+YAML_FILES = ("skill.yaml", "skill.yml")
+
+
+@dataclass(frozen=True, slots=True)
+class FolderParts:
+    """What of a skill folder is read to parse it."""
+
+    folder: Path
+    file_name: str
+    data: bytes
+    tools: tuple[SkillTool, ...]
+    findings: tuple[Diagnostic, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextContent:
+    """The long texts of a skill parsed from bytes: a body and nothing else."""
+
+    text: str
+    size: int
+    digest: str
+
+    def body(self) -> str:
+        """Return the body."""
+        return self.text
+
+    def compact(self) -> str | None:
+        """Return None: bytes have no companions."""
+        return None
+
+    def sources(self) -> tuple[Mapping[str, Any], ...]:
+        """Return (): bytes have no companions."""
+        return ()
+
+    def tree_digest(self) -> str:
+        """Return the digest of a folder with this one file."""
+        return rows_digest([["SKILL.md", self.size, self.digest.partition(":")[2]]])
+
+
+class DiskContent:
+    """The long texts of a skill in a folder, read on first use and kept.
+
+    Args:
+        folder: The skill's folder.
+        file_name: Name of its skill file.
+    """
+
+    __slots__ = ("_body", "_compact", "_file_name", "_folder", "_sources")
+
+    def __init__(self, folder: Path, file_name: str) -> None:
+        self._folder = folder
+        self._file_name = file_name
+        self._body: str | None = None
+        self._compact: tuple[str | None] | None = None
+        self._sources: tuple[Mapping[str, Any], ...] | None = None
+
+    def body(self) -> str:
+        """Return the body. Raises `FileRefused` when the file is gone since."""
+        if self._body is None:
+            self._body = read_body(read_file(self._folder, self._file_name, limit=MAX_SKILL_BYTES).data)
+        return self._body
+
+    def compact(self) -> str | None:
+        """Return the text of `compact.md`, or None."""
+        if self._compact is None:
+            data, _ = read_companion(self._folder, (COMPACT_FILE,), "lenient")
+            self._compact = (read_compact(data).text if data is not None else None,)
+        return self._compact[0]
+
+    def sources(self) -> tuple[Mapping[str, Any], ...]:
+        """Return the rows of `sources.yaml`, or ()."""
+        if self._sources is None:
+            data, _ = read_companion(self._folder, SOURCES_FILES, "lenient")
+            self._sources = read_sources(data).rows if data is not None else ()
+        return self._sources
+
+    def tree_digest(self) -> str:
+        """Return the digest over all files of the folder (spec skills §2.3)."""
+        return tree_digest(self._folder)
+
+
+def open_skill(path: str | os.PathLike[str], verdict: Verdict) -> FolderParts | tuple[Diagnostic, ...]:
+    """Return the parts of the skill at *path*, or the findings that refuse it. No file-system state raises."""
+    place = Path(path)
+    findings = Findings(verdict, place.name or ".")
+    try:
+        found = place.stat() if not _is_skill_file(place) else place.lstat()
+    except (OSError, ValueError) as error:
+        denied = isinstance(error, PermissionError)
+        findings.add("unreadable" if denied else "path_missing", f"{_shown(place)} cannot be looked at.")
+        return tuple(findings.items)
+    folder: Path
+    names: tuple[str, ...]
+    if stat.S_ISDIR(found.st_mode):
+        folder, names = place.absolute(), SKILL_FILES
+    elif _is_skill_file(place):
+        folder, names = place.absolute().parent, (place.name,)
+    else:
+        findings.add("not_a_directory", f"{_shown(place)} is neither a folder nor a skill file.")
+        return tuple(findings.items)
+    if folder.name in {"", ".."}:
+        folder = Path(os.path.realpath(folder))
+    return _open_folder(folder, names, verdict)
+
+
+def _is_skill_file(place: Path) -> bool:
+    return place.name in SKILL_FILES
+
+
+def _shown(place: Path) -> str:
+    return ascii(place.name or str(place))
+
+
+def _open_folder(folder: Path, names: tuple[str, ...], verdict: Verdict) -> FolderParts | tuple[Diagnostic, ...]:
+    refusal: FileRefused | None = None
+    for name in names:
+        try:
+            data = read_file(folder, name, limit=MAX_SKILL_BYTES).data
+        except FileRefused as error:
+            if error.code == "file_missing":
+                refusal = refusal or error
+                continue
+            refusal = error
+            break
+        tools, findings = _tools(folder, verdict)
+        return FolderParts(folder, name, data, tools, findings)
+    assert refusal is not None  # each name was tried, and none was read
+    return _refused(folder, names, refusal, verdict)
+
+
+def _refused(folder: Path, names: tuple[str, ...], refusal: FileRefused, verdict: Verdict) -> tuple[Diagnostic, ...]:
+    findings = Findings(verdict, str(refusal.details.get("path", names[0])))
+    known = {"file_missing", "symlink", "too_large"}
+    findings.add(refusal.code if refusal.code in known else "unreadable", f"{refusal.message}.")
+    if refusal.code == "file_missing":
+        for name in YAML_FILES:
+            if (folder / name).is_file():
+                beside = Findings(verdict, name)
+                beside.add("skill_yaml", f"{name} is not a skill file; a skill is a SKILL.md with frontmatter.")
+                findings.items.extend(beside.items)
+    return tuple(findings.items)
+
+
+def read_companion(
+    folder: Path, names: tuple[str, ...], verdict: Verdict
+) -> tuple[bytes | None, tuple[Diagnostic, ...]]:
+    """Return the bytes of the first of *names* that is there, or None and why it cannot be read."""
+    for name in names:
+        try:
+            return read_file(folder, name, limit=limit_of(name)).data, ()
+        except FileRefused as refusal:
+            if refusal.code != "file_missing":
+                return None, unusable(name, refusal.message, verdict=verdict)
+    return None, ()
+
+
+def _tools(folder: Path, verdict: Verdict) -> tuple[tuple[SkillTool, ...], tuple[Diagnostic, ...]]:
+    data, findings = read_companion(folder, TOOLS_FILES, verdict)
+    if data is None:
+        return (), findings
+    read = read_tools(data, verdict=verdict)
+    return read.tools, read.findings

@@ -1,0 +1,265 @@
+"""Make a `Skill` of a skill file (spec skills §1).
+
+`parse_parts` is the heart: it takes bytes already read and companions already understood, and touches no file.
+`parse_skill` and `parse_skill_bytes` are its two doors for callers; discovery calls it for each folder it finds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import get_args
+
+from kdskills.errors import Diagnostic
+from kdskills.skills.digest import bytes_digest
+from kdskills.skills.field_groups import read_allowed_tools, read_arguments, read_metadata, tool_names
+from kdskills.skills.fields import FieldReader
+from kdskills.skills.findings import Findings
+from kdskills.skills.folder import DiskContent, FolderParts, TextContent, open_skill
+from kdskills.skills.frontmatter import read_frontmatter
+from kdskills.skills.model import ParsedSkill, RootKind, Skill, SkillContent, SkillTool, Verdict, estimate_tokens
+from kdskills.skills.names import (
+    DEFAULT_NAMESPACE,
+    RESERVED_NAMESPACES,
+    check_name,
+    clean_folder,
+    clean_name,
+    fallback_id,
+    normal_id,
+    unsafe_name,
+)
+from kdskills.skills.yaml_core import to_python
+
+
+def parse_parts(
+    data: bytes,
+    *,
+    folder: str,
+    file_name: str = "SKILL.md",
+    at: str | None = None,
+    verdict: Verdict = "lenient",
+    extra_fields: Collection[str] = (),
+    layout_namespace: str | None = None,
+    fixed_namespace: str | None = None,
+    layer: RootKind = "bundle",
+    path: Path | None = None,
+    content: SkillContent | None = None,
+    tools: tuple[SkillTool, ...] = (),
+    findings: Sequence[Diagnostic] = (),
+    digest: str | None = None,
+) -> ParsedSkill:
+    """Return the skill in *data*; pure, and nothing in *data* raises.
+
+    Args:
+        data: The raw skill file.
+        folder: Name of its folder; "" when there is none.
+        file_name: `SKILL.md` or `skill.md`.
+        at: Path for findings, relative to the root; *file_name* when omitted.
+        verdict: How strict to be (spec skills §1.5).
+        extra_fields: Further keys that are expected.
+        layout_namespace: The namespace its place in the root gives, if any.
+        fixed_namespace: The namespace the root forces on all its skills; a field is then ignored.
+        layer: Kind of root.
+        path: Absolute path of the file on this host.
+        content: Where its long texts come from; the body in *data* and nothing else when omitted.
+        tools: From `tools.yaml`.
+        findings: Findings about its companions; an error among them refuses the skill.
+        digest: Digest of *data* when already known.
+
+    Returns:
+        The skill, or None with the findings that refuse it; `full_id` is known either way.
+    """
+    notes = Findings(verdict, file_name if at is None else at)
+    if file_name == "skill.md":
+        notes.add("file_name_case", "The file is called skill.md.", fix="Rename it to SKILL.md.")
+    notes.items.extend(findings)
+    front = read_frontmatter(data, notes)
+    if front is None:
+        namespace, own_id = fallback_id(folder, fixed_namespace or layout_namespace)
+        return ParsedSkill(None, tuple(notes.items), f"{namespace}.{own_id}")
+    reader = FieldReader(front, notes, extra_fields)
+    name = _name(reader, folder, notes)
+    namespace = _namespace(reader, layout_namespace, fixed_namespace, notes)
+    own_id = _own_id(reader, name, folder, notes)
+    document = front.document
+    hint = reader.text("argument_hint")
+    description = reader.description()
+    allowed = read_allowed_tools(reader.node("allowed_tools"), document, notes, reader.place("allowed_tools"))
+    if not front.body:
+        notes.add("empty_body", "There are no instructions behind the frontmatter.")
+    digest = bytes_digest(data) if digest is None else digest
+    skill = Skill(
+        name=name,
+        namespace=namespace,
+        id=own_id,
+        description=description,
+        content=TextContent(front.body, len(data), digest) if content is None else content,
+        version=reader.text("version"),
+        category=reader.text("category"),
+        author=reader.text("author"),
+        created=reader.text("created"),
+        license=reader.text("license"),
+        compatibility=reader.compatibility(),
+        argument_hint=hint,
+        tags=reader.tags(),
+        when_to_use=reader.when_to_use(),
+        imports=reader.imports(),
+        include_for=reader.include_for(),
+        disclosure=reader.disclosure(),
+        metadata=read_metadata(reader.node("metadata"), notes, reader.place("metadata")),
+        allowed_tools=allowed,
+        allowed_tool_names=tool_names(allowed),
+        disable_model_invocation=reader.flag("disable_model_invocation", default=False, restrictive=True),
+        user_invocable=reader.flag("user_invocable", default=True, restrictive=False),
+        arguments=read_arguments(reader.node("arguments"), hint, notes, reader.place("arguments")),
+        insert=reader.insert(),
+        tools=tools,
+        frontmatter=to_python(front.fields, text_only=verdict == "skills-ref"),
+        diagnostics=tuple(notes.items),
+        digest=digest,
+        size=len(data),
+        tokens=estimate_tokens(front.body),
+        layer=layer,
+        path=path,
+    )
+    return _outcome(skill, notes)
+
+
+def _outcome(skill: Skill, notes: Findings) -> ParsedSkill:
+    """Refuse *skill* when a finding is an error. Its findings are complete only now, after every field was read."""
+    if len(notes.items) != len(skill.diagnostics):  # pragma: no cover - held by the order of evaluation above
+        raise AssertionError("a field was read after the findings were taken")
+    return ParsedSkill(None if notes.refused else skill, skill.diagnostics, skill.full_id)
+
+
+def _name(reader: FieldReader, folder: str, notes: Findings) -> str:
+    given = reader.text("name")
+    if given is not None:
+        name = clean_name(given)
+        check_name(name, folder, notes, reader.place("name"))
+        return name
+    name = clean_folder(folder)
+    message = f"There is no name; that of the folder, {name!r}, is used."
+    notes.add("name_missing", message, place=reader.place("name"), ref="name")
+    if unsafe_name(name):
+        notes.add("name_unsafe", f"The folder's name {name!r} has control characters.", ref="name")
+    return name
+
+
+def _own_id(reader: FieldReader, name: str, folder: str, notes: Findings) -> str:
+    given = reader.text("id")
+    written = clean_name(given) if given is not None else name
+    own_id = normal_id(written)
+    if not own_id:
+        notes.add("name_unsafe", f"Nothing of {written!r} can be an id.", place=reader.place("id"), ref="id")
+        return normal_id(name) or fallback_id(folder, None)[1]
+    if own_id != written:
+        message = f"The id {written!r} became {own_id!r}."
+        notes.add("id_normalised", message, place=reader.place("id") or reader.place("name"), ref="id")
+    if given is not None and written != name:
+        message = f"The id {written!r} is not the name {name!r}."
+        notes.add("id_name_differ", message, place=reader.place("id"), ref="id")
+    return own_id
+
+
+def _namespace(reader: FieldReader, layout: str | None, fixed: str | None, notes: Findings) -> str:
+    given = reader.text("namespace")
+    place = reader.place("namespace")
+    written = clean_name(given) if given is not None else clean_folder(layout or DEFAULT_NAMESPACE)
+    if fixed is not None:
+        if given is not None and written != fixed:
+            message = f"The namespace {written!r} is ignored: this root's skills are in {fixed!r}."
+            notes.add("namespace_ignored", message, place=place, ref="namespace")
+        return fixed
+    namespace = normal_id(written)
+    if not namespace:
+        notes.add("name_unsafe", f"Nothing of {written!r} can be a namespace.", place=place, ref="namespace")
+        return normal_id(layout or "") or DEFAULT_NAMESPACE
+    if namespace != written:
+        notes.add("id_normalised", f"The namespace {written!r} became {namespace!r}.", place=place, ref="namespace")
+    if namespace in RESERVED_NAMESPACES:
+        message = f"{namespace!r} is no namespace: refs use it as a prefix."
+        notes.add("namespace_reserved", message, place=place, ref="namespace")
+    return namespace
+
+
+def parse_skill_bytes(
+    data: bytes,
+    *,
+    folder: str,
+    file_name: str = "SKILL.md",
+    verdict: Verdict = "lenient",
+    extra_fields: Collection[str] = (),
+) -> ParsedSkill:
+    """Return the skill in the bytes of a skill file; pure (spec skills §1).
+
+    Args:
+        data: The raw file.
+        folder: Name of the folder it would lie in.
+        file_name: `SKILL.md` or `skill.md`.
+        verdict: `lenient`, `spec` or `skills-ref`.
+        extra_fields: Further keys that are expected.
+
+    Raises:
+        TypeError: An argument is of the wrong type. Nothing in *data* raises.
+    """
+    check_arguments(verdict, extra_fields)
+    _check_bytes(data, folder, file_name)
+    return parse_parts(
+        bytes(data), folder=folder, file_name=file_name, verdict=verdict, extra_fields=frozenset(extra_fields)
+    )
+
+
+def parse_skill(path: str | Path, *, verdict: Verdict = "lenient", extra_fields: Collection[str] = ()) -> ParsedSkill:
+    """Return the skill at *path*, a skill folder or its file (spec skills §1).
+
+    Of the companions only `tools.yaml` is read, because a broken one refuses the skill; the others are read on first
+    use. Findings name paths relative to the skill's folder.
+
+    Args:
+        path: A folder or a `SKILL.md`.
+        verdict: `lenient`, `spec` or `skills-ref`.
+        extra_fields: Further keys that are expected.
+
+    Raises:
+        TypeError: An argument is of the wrong type. No content and no file-system state raises.
+    """
+    check_arguments(verdict, extra_fields)
+    _check_path(path)
+    opened = open_skill(path, verdict)
+    if not isinstance(opened, FolderParts):
+        return ParsedSkill(None, opened)
+    return parse_parts(
+        opened.data,
+        folder=opened.folder.name,
+        file_name=opened.file_name,
+        verdict=verdict,
+        extra_fields=frozenset(extra_fields),
+        path=opened.folder / opened.file_name,
+        content=DiskContent(opened.folder, opened.file_name),
+        tools=opened.tools,
+        findings=opened.findings,
+    )
+
+
+def check_arguments(verdict: object, extra_fields: object) -> None:
+    """Raise TypeError unless *verdict* is one of the three and *extra_fields* a collection of texts."""
+    if verdict not in get_args(Verdict):
+        raise TypeError(f"verdict must be one of {', '.join(get_args(Verdict))}, not {verdict!r}")
+    if isinstance(extra_fields, str | bytes) or not isinstance(extra_fields, Collection):
+        raise TypeError("extra_fields must be a collection of field names")
+    if not all(isinstance(field, str) for field in extra_fields):
+        raise TypeError("extra_fields must hold field names")
+
+
+def _check_bytes(data: object, folder: object, file_name: object) -> None:
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(f"data must be bytes, not {type(data).__name__}")
+    if not isinstance(folder, str) or not isinstance(file_name, str):
+        raise TypeError("folder and file_name must be str")
+
+
+def _check_path(path: object) -> None:
+    if not isinstance(path, str) and not (isinstance(path, os.PathLike) and isinstance(os.fspath(path), str)):
+        raise TypeError(f"path must be str or Path, not {type(path).__name__}")

@@ -1,0 +1,55 @@
+"""Everything that can be said about one skill folder (spec skills §1)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from kdskills.errors import Diagnostic
+from kdskills.skills.companions import COMPACT_FILE, SOURCES_FILES, read_compact, read_sources
+from kdskills.skills.folder import read_companion
+from kdskills.skills.model import Verdict
+from kdskills.skills.parse import parse_skill
+
+
+def validate_skill(
+    path: str | Path, *, verdict: Verdict = "lenient", extra_fields: Collection[str] = ()
+) -> list[Diagnostic]:
+    """Return all findings about the skill at *path* and its companions, sorted by path, line and code.
+
+    Args:
+        path: A skill folder or its `SKILL.md`.
+        verdict: `lenient`, `spec` or `skills-ref`.
+        extra_fields: Further keys that are expected.
+
+    Raises:
+        TypeError: An argument is of the wrong type. No content and no file-system state raises.
+    """
+    findings = list(parse_skill(path, verdict=verdict, extra_fields=extra_fields).diagnostics)
+    place = Path(path)
+    folder = place.parent if place.name in {"SKILL.md", "skill.md"} and not _is_folder(place) else place
+    if _is_folder(folder):
+        findings.extend(_companions(folder, verdict))
+    return sorted(findings, key=lambda found: (found.path or "", found.line or 0, found.code, found.column or 0))
+
+
+def _is_folder(place: Path) -> bool:
+    try:
+        return place.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _companions(folder: Path, verdict: Verdict) -> list[Diagnostic]:
+    data, found = read_companion(folder, (COMPACT_FILE,), verdict)
+    findings = list(found)
+    if data is not None:
+        findings.extend(read_compact(data, verdict=verdict).findings)
+    for name in SOURCES_FILES:
+        data, found = read_companion(folder, (name,), verdict)
+        findings.extend(found)
+        if data is not None:
+            findings.extend(read_sources(data, name=name, verdict=verdict).findings)
+        if data is not None or found:
+            break
+    return findings

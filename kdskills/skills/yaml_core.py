@@ -1,0 +1,329 @@
+"""YAML 1.2 core values from libyaml's events, with positions and the characters written (spec skills §1.1 steps 4, 6).
+
+One pass over the events of the C parser makes light nodes. Anchors, aliases, tags, directives and depth are refused
+while they come in, so nothing can be expanded. Without libyaml PyYAML's own parser gives the same events.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+MAX_DEPTH = 20
+MAX_NODES = 2_000
+MAX_BYTES = 64 * 1024
+
+_BREAKS = re.compile("[\x85\u2028\u2029]")
+_DIRECTIVE = re.compile(r"^%", re.MULTILINE)
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_WORDS: dict[str, bool | None] = {
+    "": None, "~": None, "null": None, "Null": None, "NULL": None,
+    "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
+}  # fmt: skip
+_TYPED_START = frozenset("~nNtTfF-+.0123456789")
+_MOST_DIGITS = 4_000
+_PRIVATE = ("\ue000", "\ue001", "\ue002")
+
+
+def has_libyaml() -> bool:
+    """Return whether the C parser is used; without it reading is slower, not different."""
+    return hasattr(yaml, "CSafeLoader")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one YAML text (spec skills §1.1 step 4)."""
+
+    depth: int = MAX_DEPTH
+    nodes: int = MAX_NODES
+    size: int = MAX_BYTES
+
+
+FRONTMATTER_LIMITS = Limits()
+
+
+class YamlRefused(Exception):  # internal to this room: every caller turns it into a finding
+    """A YAML text cannot be used.
+
+    Args:
+        message: What is wrong, without a full stop.
+        place: 0-based line and column, or None.
+        repairable: Whether it is a slip of syntax which quoting may mend.
+    """
+
+    def __init__(self, message: str, place: tuple[int, int] | None = None, *, repairable: bool = False) -> None:
+        super().__init__(message)
+        self.message = message
+        self.place = place
+        self.repairable = repairable
+
+
+class Scalar:
+    """A scalar: `text` is what is written after unquoting and folding; `plain` means without quotes."""
+
+    __slots__ = ("mark", "plain", "text")
+
+    def __init__(self, text: str, plain: bool, mark: Any) -> None:
+        self.text = text
+        self.plain = plain
+        self.mark = mark
+
+    @property
+    def value(self) -> Any:
+        """The value by the core schema: text, bool, int, float or None."""
+        return core_value(self.text) if self.plain else self.text
+
+    @property
+    def null(self) -> bool:
+        """Whether it is a plain null."""
+        return self.plain and self.text in _WORDS and _WORDS[self.text] is None
+
+
+class Items:
+    """A sequence of nodes; `start` and `end` bound its text when it is written in flow style."""
+
+    __slots__ = ("end", "flow", "items", "mark")
+
+    def __init__(self, mark: Any, flow: bool) -> None:
+        self.items: list[Node] = []
+        self.mark = mark
+        self.flow = flow
+        self.end = mark.index
+
+
+class Fields:
+    """A mapping of texts to nodes, in the order written; `keys` has the mark of each key."""
+
+    __slots__ = ("end", "flow", "items", "keys", "mark")
+
+    def __init__(self, mark: Any, flow: bool) -> None:
+        self.items: dict[str, Node] = {}
+        self.keys: dict[str, Any] = {}
+        self.mark = mark
+        self.flow = flow
+        self.end = mark.index
+
+
+Node = Scalar | Items | Fields
+
+
+@dataclass(slots=True)
+class Document:
+    """A YAML text as nodes.
+
+    Attributes:
+        root: The top node, None for an empty text.
+        text: The text.
+        duplicates: Keys that stand twice in one mapping, with their marks; the first one is kept.
+    """
+
+    root: Node | None
+    text: str
+    duplicates: list[tuple[str, Any]]
+
+    def source(self, node: Items | Fields) -> str:
+        """Return how a flow collection is written."""
+        return self.text[node.mark.index : node.end]
+
+
+def core_value(text: str) -> Any:
+    """Return the value of a plain scalar by the YAML 1.2 core schema.
+
+    Numbers that JSON or Python cannot hold (infinite, or of thousands of digits) stay text.
+    """
+    if text and text[0] not in _TYPED_START:
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INT.fullmatch(text):
+        if len(text) > _MOST_DIGITS:
+            return text
+        base = {"0o": 8, "0x": 16}.get(text[:2], 10)
+        return int(text[2:] if base != 10 else text, base)
+    if _FLOAT.fullmatch(text):
+        number = float(text)
+        return text if number in (float("inf"), float("-inf")) else number
+    return text
+
+
+def to_python(node: Node | None, *, text_only: bool = False) -> Any:
+    """Return plain JSON-able values of *node*; with *text_only* every scalar is text."""
+    if node is None:
+        return None
+    if node.__class__ is Scalar:
+        return node.text if text_only or not node.plain else core_value(node.text)
+    if node.__class__ is Items:
+        return [to_python(item, text_only=text_only) for item in node.items]
+    assert isinstance(node, Fields)
+    return {key: to_python(item, text_only=text_only) for key, item in node.items.items()}
+
+
+def load_yaml(text: str, limits: Limits = FRONTMATTER_LIMITS, *, text_only: bool = False) -> Document:
+    """Return *text* as nodes.
+
+    Args:
+        text: One YAML document, with LF as line ends.
+        limits: Bounds.
+        text_only: Refuse flow collections, as text-only YAML does.
+
+    Raises:
+        YamlRefused: A slip of syntax, a bound exceeded, or an anchor, alias, tag, directive or non-scalar key.
+    """
+    if len(text) > limits.size or (not text.isascii() and len(text.encode("utf-8")) > limits.size):
+        raise YamlRefused(f"there are more than {limits.size} bytes of YAML")
+    shielded = _shield(text)
+    try:
+        builder = _Builder(LOADER(text if shielded is None else shielded[0]), limits, text_only)
+        document = Document(builder.run(text), text, builder.duplicates)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = (mark.line, mark.column) if mark is not None else None
+        raise YamlRefused(str(error.problem or error.context or "it cannot be read"), place, repairable=True) from error
+    except yaml.reader.ReaderError as error:
+        place = _place_of(text, error.position)
+        raise YamlRefused("a character there may not stand in YAML", place) from error
+    except yaml.YAMLError as error:  # pragma: no cover - PyYAML raises nothing else today
+        raise YamlRefused(str(error)) from error
+    if shielded is not None and document.root is not None:
+        _unshield(document.root, shielded[1])
+    return document
+
+
+def _place_of(text: str, position: int) -> tuple[int, int] | None:
+    if not 0 <= position <= len(text):
+        return None
+    start = text.rfind("\n", 0, position) + 1
+    return text.count("\n", 0, position), position - start
+
+
+class _Builder:
+    """Makes nodes of events."""
+
+    def __init__(self, loader: Any, limits: Limits, text_only: bool) -> None:
+        self._next = loader.get_event
+        self._limits = limits
+        self._text_only = text_only
+        self.duplicates: list[tuple[str, Any]] = []
+
+    def run(self, text: str) -> Node | None:
+        """Return the top node of the only document, or None."""
+        self._next()  # the start of the stream
+        event = self._next()
+        if event.__class__ is yaml.StreamEndEvent:
+            return None
+        if event.explicit and (event.version or event.tags or _DIRECTIVE.search(text)):
+            raise YamlRefused("directives are not allowed", (event.start_mark.line, event.start_mark.column))
+        root = self._nodes()
+        self._next()  # the end of the document
+        event = self._next()
+        if event.__class__ is not yaml.StreamEndEvent:
+            raise YamlRefused("there is more than one document", (event.start_mark.line, event.start_mark.column))
+        return root
+
+    def _nodes(self) -> Node:
+        """Return the node that begins at the next event, with everything in it."""
+        stack: list[tuple[Items | Fields, Scalar | None]] = []
+        holder: Items | Fields | None = None
+        key: Scalar | None = None
+        count = 0
+        follow, most = self._next, self._limits.nodes
+        while True:
+            event = follow()
+            kind = event.__class__
+            node: Node
+            if kind is yaml.ScalarEvent:
+                if event.anchor is not None or event.tag is not None:
+                    self._refuse_properties(event)
+                count += 1
+                if count > most:
+                    raise YamlRefused(f"there are more than {most} values")
+                node = Scalar(event.value, event.implicit[0], event.start_mark)
+                if holder is None:
+                    return node
+            elif kind is yaml.MappingEndEvent or kind is yaml.SequenceEndEvent:
+                assert holder is not None
+                holder.end = event.end_mark.index
+                node = holder
+                holder, key = stack.pop() if stack else (None, None)
+                if holder is None:
+                    return node
+            else:
+                count += 1
+                if count > most:
+                    raise YamlRefused(f"there are more than {most} values")
+                opened = self._open(event, kind, len(stack), holder, key)
+                if holder is not None:
+                    stack.append((holder, key))
+                holder, key = opened, None
+                continue
+            if holder.__class__ is Items:
+                holder.items.append(node)
+            elif key is None:
+                assert isinstance(node, Scalar)  # a collection as a key is refused when it opens
+                key = node
+            else:
+                self._put(holder, key, node)
+                key = None
+
+    def _put(self, holder: Any, key: Scalar, node: Node) -> None:
+        if key.text in holder.items:
+            self.duplicates.append((key.text, key.mark))
+            return
+        holder.items[key.text] = node
+        holder.keys[key.text] = key.mark
+
+    def _open(
+        self, event: Any, kind: Any, depth: int, holder: Items | Fields | None, key: Scalar | None
+    ) -> Items | Fields:
+        place = (event.start_mark.line, event.start_mark.column)
+        if kind is yaml.AliasEvent:
+            raise YamlRefused(f"aliases (`*{event.anchor}`) are not allowed", place)
+        if event.anchor is not None or event.tag is not None:
+            self._refuse_properties(event)
+        if holder.__class__ is Fields and key is None:
+            raise YamlRefused("a key is no text", place)
+        if depth + (holder is not None) >= self._limits.depth:
+            raise YamlRefused(f"values are nested deeper than {self._limits.depth}", place)
+        if self._text_only and event.flow_style:
+            raise YamlRefused("flow collections are not allowed in text-only YAML", place)
+        return (
+            Fields(event.start_mark, event.flow_style)
+            if kind is yaml.MappingStartEvent
+            else Items(event.start_mark, event.flow_style)
+        )
+
+    @staticmethod
+    def _refuse_properties(event: Any) -> None:
+        what = f"anchors (`&{event.anchor}`)" if event.anchor is not None else f"tags (`{event.tag}`)"
+        raise YamlRefused(f"{what} are not allowed", (event.start_mark.line, event.start_mark.column))
+
+
+# libyaml still breaks lines at U+0085, U+2028 and U+2029, which YAML 1.2 calls plain characters. Where they occur they
+# travel as private-use characters the text does not hold.
+
+
+def _shield(text: str) -> tuple[str, dict[int, str]] | None:
+    if text.isascii() or not _BREAKS.search(text):
+        return None
+    free = (chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in text)
+    marks = {ord(character): next(free, character) for character in "\x85\u2028\u2029"}
+    return text.translate(marks), {ord(stand_in): chr(code) for code, stand_in in marks.items()}
+
+
+def _unshield(node: Node, back: dict[int, str]) -> None:
+    if isinstance(node, Scalar):
+        node.text = node.text.translate(back)
+    elif isinstance(node, Items):
+        for item in node.items:
+            _unshield(item, back)
+    else:
+        node.items = {key.translate(back): item for key, item in node.items.items()}
+        node.keys = {key.translate(back): mark for key, mark in node.keys.items()}
+        for item in node.items.values():
+            _unshield(item, back)
