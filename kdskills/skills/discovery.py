@@ -1,0 +1,289 @@
+"""Look through one root for skills, reusing what is certainly unchanged (spec skills §2.2, §2.3)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from kdskills.errors import Diagnostic, FileRefused
+from kdskills.skills.digest import rows_digest
+from kdskills.skills.listing import Listing, Subtree, join, list_folder, shown, unreadable_note, walk_subtree
+from kdskills.skills.marks import NO_STAMP, RACY_NS, PlainFolder, RootScan, SkillRecord, Stamp
+from kdskills.skills.roots import DEFAULT_NAMESPACE, SkillRoot
+from kdskills.skills.safe_open import ROOT_FLAGS, open_folder_at
+
+DEEPEST = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ScanLimits:
+    """Bounds of one root (spec skills §2.2)."""
+
+    folders: int = 50_000
+    skills: int = 20_000
+
+
+SCAN_LIMITS = ScanLimits()
+
+
+class Loader(Protocol):
+    """Makes a record of a skill's folder: reads the skill file and its companions, and parses them."""
+
+    def __call__(
+        self,
+        descriptor: int,
+        path: str,
+        layout_namespace: str,
+        listing: Listing,
+        subtree: Subtree,
+        old: SkillRecord | None,
+    ) -> SkillRecord:
+        """Return the record. Nothing in a file raises."""
+        ...
+
+
+class _Folder:
+    """A folder opened only when something in it must be read, by way of the folder it lies in."""
+
+    __slots__ = ("_descriptor", "name", "parent", "path")
+
+    def __init__(self, parent: _Folder | None, name: str, descriptor: int | None = None) -> None:
+        self.parent = parent
+        self.name = name
+        self.path: str = join(parent.path, name) if parent is not None else ""
+        self._descriptor = descriptor
+
+    def descriptor(self) -> int:
+        """Return the open folder. Raises `FileRefused`."""
+        if self._descriptor is None:
+            assert self.parent is not None  # the top is given open
+            self._descriptor = open_folder_at(self.parent.descriptor(), self.name, self.path)
+        return self._descriptor
+
+    def close(self) -> None:
+        """Close the folder if it was opened."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class Scanner:
+    """One walk through one root.
+
+    Args:
+        root: The root.
+        old: What an earlier walk of the same root found, or None.
+        load: What to do with a skill's folder that is new or may have changed.
+        clock: Nanoseconds since the epoch.
+        limits: Bounds.
+
+    `reread` counts the folders that had to be listed again.
+    """
+
+    def __init__(
+        self,
+        root: SkillRoot,
+        old: RootScan | None,
+        load: Loader,
+        clock: Callable[[], int],
+        limits: ScanLimits = SCAN_LIMITS,
+    ) -> None:
+        self._root = root
+        self._base = os.path.realpath(root.path)
+        self._prefix = self._base.rstrip("/") + "/"
+        self._old_folders = old.folders if old is not None else {}
+        self._old_skills = old.skills if old is not None else {}
+        self._old = old
+        self._load = load
+        self._limits = limits
+        self._checked_at = clock()
+        # Stamps of the last two seconds before the earlier walk prove nothing: the clock may not have ticked since.
+        self._proof = (old.checked_at if old is not None else 0) - RACY_NS
+        self._folders: dict[str, PlainFolder] = {}
+        self._skills: dict[str, SkillRecord] = {}
+        self._seen = 0
+        self._cut = False
+        self.reread = 0
+
+    def run(self) -> RootScan:
+        """Walk the root. The earlier result itself comes back when nothing had to be read.
+
+        A root that is not there gives an absent scan; nothing else about the file system raises.
+        """
+        try:
+            descriptor = os.open(self._base, ROOT_FLAGS)
+        except OSError as error:
+            if self._old is not None and not self._old.present:
+                return self._old
+            return self._absent(error.strerror or "the system refused")
+        top = _Folder(None, "", descriptor)
+        try:
+            self._visit(top, 0, DEFAULT_NAMESPACE)
+        finally:
+            top.close()
+        if self._old is not None and self._old.present and not self.reread:
+            return self._old
+        return RootScan(self._checked_at, self._folders, self._skills, self._notes(), root_digest(self._skills), True)
+
+    def _absent(self, reason: str) -> RootScan:
+        note = Diagnostic(
+            "root_missing",
+            "warning",
+            f"The skill root {self._root.label} ({self._root.uri}) is not there: {reason}.",
+            ref=self._root.label,
+        )
+        return RootScan(self._checked_at, {}, {}, (note,), "", False)
+
+    def _notes(self) -> tuple[Diagnostic, ...]:
+        if not self._cut:
+            return ()
+        message = (
+            f"The root {self._root.label} has more than {self._limits.folders} folders or {self._limits.skills} "
+            "skills; what comes later in sorted order is left out."
+        )
+        return (Diagnostic("scan_limit", "warning", message, ref=self._root.label),)
+
+    # ---- walking ------------------------------------------------------------------------------------------------
+
+    def _visit(self, folder: _Folder, depth: int, namespace: str) -> None:
+        """Look at one folder that may be a skill, or may hold some."""
+        if not self._room():
+            self._cut = True
+            return
+        self._seen += 1
+        path = folder.path
+        record = self._old_skills.get(path)
+        if record is not None and depth and self._unchanged(record, namespace):
+            self._adopt(folder, record, depth)
+            return
+        plain = self._old_folders.get(path)
+        if plain is not None and self._same(path, plain.stamp):
+            self._folders[path] = plain
+        else:
+            listing = self._list(folder)
+            if listing is None:
+                return
+            if listing.skill_file is not None and depth:
+                self._read(folder, listing, record, depth, namespace)
+                return
+            plain = self._plain(path, listing, depth)
+            self._folders[path] = plain
+        self._below(folder, plain.children, depth, namespace)
+
+    def _below(self, folder: _Folder, names: tuple[str, ...], depth: int, namespace: str) -> None:
+        if not names:
+            return
+        namespace = self._namespace(folder, depth, namespace)
+        known = self._old_skills.get
+        for name in names:
+            # Nearly every folder of a warm start is an unchanged skill: it is taken over here, without ceremony.
+            record = known(join(folder.path, name))
+            if record is not None and not record.nested and self._room() and self._unchanged(record, namespace):
+                self._seen += 1
+                self._skills[record.path] = record
+                continue
+            child = _Folder(folder, name)
+            try:
+                self._visit(child, depth + 1, namespace)
+            finally:
+                child.close()
+            if self._cut:
+                return
+
+    def _room(self) -> bool:
+        return self._seen < self._limits.folders and len(self._skills) < self._limits.skills
+
+    def _namespace(self, folder: _Folder, depth: int, namespace: str) -> str:
+        fixed = self._root.fixed_namespace
+        if fixed is not None:
+            return fixed
+        return namespace if depth == 0 else folder.name
+
+    def _plain(self, path: str, listing: Listing, depth: int) -> PlainFolder:
+        notes = list(listing.notes)
+        if listing.skill_file is not None:
+            place = join(path, listing.skill_file)
+            message = f"{place} lies directly in the root {self._root.label}; a skill needs a folder of its own."
+            notes.append(Diagnostic("root_is_skill", "warning", message, place))
+        elif listing.yaml_file is not None and depth:
+            place = shown(join(path, listing.yaml_file))
+            message = f"{place} is not a skill file; a skill is a SKILL.md with frontmatter."
+            notes.append(Diagnostic("skill_yaml", "warning", message, place))
+        deepest = DEEPEST if self._root.deep else 2
+        return PlainFolder(listing.stamp, tuple(listing.folders) if depth < deepest else (), tuple(notes))
+
+    def _list(self, folder: _Folder) -> Listing | None:
+        self.reread += 1
+        try:
+            return list_folder(folder.descriptor(), folder.path)
+        except FileRefused as refusal:
+            self._unreadable(folder.path, refusal.code)
+        except OSError as error:
+            self._unreadable(folder.path, error.strerror or "the system refused")
+        return None
+
+    def _unreadable(self, path: str, reason: str) -> None:
+        # Its stamp is one no folder has, so the next walk tries again.
+        self._folders[path] = PlainFolder(NO_STAMP, (), (unreadable_note(path, reason),))
+
+    # ---- skills -------------------------------------------------------------------------------------------------
+
+    def _read(self, folder: _Folder, listing: Listing, old: SkillRecord | None, depth: int, namespace: str) -> None:
+        descriptor = folder.descriptor()
+        subtree = walk_subtree(descriptor, folder.path, listing, nested=self._root.nested)
+        record = self._load(descriptor, folder.path, namespace, listing, subtree, old)
+        self._adopt(folder, record, depth)
+
+    def _adopt(self, folder: _Folder, record: SkillRecord, depth: int) -> None:
+        self._skills[record.path] = record
+        if not (self._root.nested and record.nested):
+            return
+        namespace = record.full_id.partition(".")[0]
+        for place in record.nested:
+            chain = [folder]
+            for name in place[len(folder.path) + 1 :].split("/"):
+                chain.append(_Folder(chain[-1], name))
+            try:
+                self._visit(chain[-1], max(depth, DEEPEST), self._root.fixed_namespace or namespace)
+            finally:
+                for link in reversed(chain[1:]):
+                    link.close()
+
+    # ---- comparing with the earlier walk ----------------------------------------------------------------------
+
+    def _same(self, path: str, stamp: Stamp) -> bool:
+        try:
+            found = os.lstat(self._prefix + path)
+        except OSError:
+            return False
+        return (
+            stamp[1] < self._proof
+            and found.st_mtime_ns == stamp[1]
+            and (found.st_size, found.st_ino, found.st_ctime_ns) == (stamp[0], stamp[2], stamp[3])
+        )
+
+    def _unchanged(self, record: SkillRecord, namespace: str) -> bool:
+        """Whether nothing of a skill can have changed."""
+        if record.layout_namespace != namespace:
+            return False
+        for path, stamp in record.folders:
+            if not self._same(path, stamp):
+                return False
+        prefix = record.path + "/"
+        for name, stamp, _ in record.files:  # noqa: SIM110 - this loop is most of a warm start
+            if not self._same(prefix + name, stamp):
+                return False
+        return True
+
+
+def root_digest(skills: dict[str, SkillRecord]) -> str:
+    """Return the digest over skill files and companions, by path bytes (spec skills §2.3)."""
+    rows = [
+        (os.fsencode(f"{path}/{mark.name}"), f"{path}/{mark.name}", mark.stamp.size, mark.digest)
+        for path, record in skills.items()
+        for mark in record.files
+    ]
+    rows.sort()
+    return rows_digest(row[1:] for row in rows)

@@ -1,0 +1,270 @@
+"""Make a record of one skill's folder: read, digest and parse it (spec skills §2.2, §2.3)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kdskills.errors import Diagnostic, FileRefused
+from kdskills.skills.companions import (
+    COMPACT_FILE,
+    SOURCES_FILES,
+    TOOLS_FILES,
+    limit_of,
+    read_compact,
+    read_sources,
+    read_tools,
+    unusable,
+)
+from kdskills.skills.content import ContentRead, ContentReader, Decoded
+from kdskills.skills.digest import bytes_digest, tree_digest
+from kdskills.skills.findings import Findings
+from kdskills.skills.frontmatter import MAX_SKILL_BYTES, read_body
+from kdskills.skills.listing import Listing, Subtree, join, shown
+from kdskills.skills.marks import NO_STAMP, FileMark, SkillRecord, stamp_of
+from kdskills.skills.model import ParsedSkill, SkillTool
+from kdskills.skills.names import fallback_id
+from kdskills.skills.parse import parse_parts
+from kdskills.skills.roots import SkillRoot
+from kdskills.skills.rows import skill_from, skill_row
+from kdskills.skills.safe_open import open_file_at, read_descriptor
+
+_AS_IS = frozenset({"symlink", "too_large"})
+
+
+class RegistryContent:
+    """The long texts of a registered skill, read on first use and compared with what discovery saw."""
+
+    __slots__ = ("_base", "_files", "_path", "_reader", "_ref")
+
+    def __init__(self, reader: ContentReader, base: str, path: str, ref: str, files: Sequence[FileMark]) -> None:
+        self._reader = reader
+        self._base = base
+        self._path = path
+        self._ref = ref
+        self._files = files
+
+    def read_body(self) -> ContentRead[str]:
+        """Return the body, with `stale` when the file has changed since.
+
+        Raises:
+            RootMissing: The file is gone.
+            RootChanged: The registry is verified and the file has changed (`skill_changed`).
+        """
+        mark = self._files[0]
+        return self._reader.read(
+            self._base,
+            f"{self._path}/{mark.name}",
+            limit=MAX_SKILL_BYTES,
+            expected=mark.digest,
+            ref=self._ref,
+            decode=_decode_body,
+        )
+
+    def read_compact(self) -> ContentRead[str | None]:
+        """Return the text of `compact.md` as discovery saw it there, or None. Raises as `read_body`."""
+        mark = self._companion((COMPACT_FILE,))
+        if mark is None:
+            return ContentRead(None)
+        place = f"{self._path}/{mark.name}"
+        return self._reader.read(
+            self._base,
+            place,
+            limit=limit_of(mark.name),
+            expected=mark.digest,
+            ref=self._ref,
+            decode=lambda data: _decode_compact(data, place),
+        )
+
+    def read_sources(self) -> ContentRead[tuple[Mapping[str, Any], ...]]:
+        """Return the rows of `sources.yaml` as discovery saw it there, or (). Raises as `read_body`."""
+        mark = self._companion(SOURCES_FILES)
+        if mark is None:
+            return ContentRead(())
+        place = f"{self._path}/{mark.name}"
+        return self._reader.read(
+            self._base,
+            place,
+            limit=limit_of(mark.name),
+            expected=mark.digest,
+            ref=self._ref,
+            decode=lambda data: _decode_sources(data, place),
+        )
+
+    def _companion(self, names: tuple[str, ...]) -> FileMark | None:
+        """Return the companion among *names*; one that could not be read then is not read now."""
+        return next((mark for mark in self._files[1:] if mark.name in names and mark.digest), None)
+
+    def body(self) -> str:
+        """Return the body. Raises as `read_body`."""
+        return self.read_body().value
+
+    def compact(self) -> str | None:
+        """Return the text of `compact.md`, or None. Raises as `read_body`."""
+        return self.read_compact().value
+
+    def sources(self) -> tuple[Mapping[str, Any], ...]:
+        """Return the rows of `sources.yaml`, or (). Raises as `read_body`."""
+        return self.read_sources().value
+
+    def tree_digest(self) -> str:
+        """Return the digest over every file of the skill, as they are now. Raises `FileRefused`."""
+        return tree_digest(self._base, self._path)
+
+
+def _decode_body(data: bytes) -> Decoded[str]:
+    text = read_body(data)
+    return Decoded(text, sys.getsizeof(text))
+
+
+def _decode_compact(data: bytes, place: str) -> Decoded[str | None]:
+    got = read_compact(data, at=shown(place))
+    return Decoded(got.text, sys.getsizeof(got.text), got.findings)
+
+
+def _decode_sources(data: bytes, place: str) -> Decoded[tuple[Mapping[str, Any], ...]]:
+    got = read_sources(data, name=place.rpartition("/")[2], at=shown(place))
+    # Objects weigh several times the text they were read from.
+    return Decoded(got.rows, 8 * len(data) + 1024, got.findings)
+
+
+@dataclass(slots=True)
+class _Read:
+    """Marks of the files read, what they mean together, and the skill file's bytes unless it was refused."""
+
+    marks: list[FileMark]
+    findings: list[Diagnostic]
+    data: bytes | None = None
+    tools: tuple[SkillTool, ...] = ()
+
+
+class SkillLoader:
+    """Reads and parses the skills of one root.
+
+    Args:
+        root: The root.
+        base: Its resolved folder.
+        reader: Serves long texts later.
+    """
+
+    def __init__(self, root: SkillRoot, base: str, reader: ContentReader) -> None:
+        self._root = root
+        self._base = base
+        self._reader = reader
+
+    def content(self, path: str, full_id: str, files: Sequence[FileMark]) -> RegistryContent:
+        """Return the source of a skill's long texts."""
+        return RegistryContent(self._reader, self._base, path, full_id, files)
+
+    def __call__(
+        self,
+        descriptor: int,
+        path: str,
+        layout_namespace: str,
+        listing: Listing,
+        subtree: Subtree,
+        old: SkillRecord | None,
+    ) -> SkillRecord:
+        """Return the record of the skill in an open folder. Nothing in a file raises."""
+        name = listing.skill_file
+        assert name is not None  # the folder is a skill's because of it
+        read = self._read(descriptor, path, name, listing)
+        if (
+            old is not None
+            and old.layout_namespace == layout_namespace
+            and old.digests == tuple((mark.name, mark.digest) for mark in read.marks)
+            and all(mark.digest for mark in read.marks)
+        ):
+            parsed = ParsedSkill(old.skill, old.diagnostics, old.full_id)
+        else:
+            parsed = self._parse(path, name, layout_namespace, read)
+        assert parsed.full_id is not None  # known for every folder
+        return SkillRecord(
+            path,
+            layout_namespace,
+            tuple(subtree.marks),
+            tuple(read.marks),
+            tuple(subtree.nested),
+            tuple(subtree.notes),
+            parsed.full_id,
+            parsed.skill,
+            parsed.diagnostics,
+        )
+
+    def _parse(self, path: str, name: str, layout_namespace: str, read: _Read) -> ParsedSkill:
+        folder = path.rpartition("/")[2]
+        fixed = self._root.fixed_namespace
+        if read.data is None:
+            return ParsedSkill(None, tuple(read.findings), ".".join(fallback_id(folder, fixed or layout_namespace)))
+        parsed = parse_parts(
+            read.data,
+            folder=folder,
+            file_name=name,
+            at=shown(join(path, name)),
+            layout_namespace=layout_namespace,
+            fixed_namespace=fixed,
+            layer=self._root.kind,
+            path=Path(f"{self._base}/{path}/{name}"),
+            tools=read.tools,
+            findings=read.findings,
+            digest=read.marks[0].digest,
+        )
+        if parsed.skill is None or parsed.full_id is None:
+            return parsed
+        # Built the way the index builds it, so that a cold and a warm start cannot differ.
+        content = self.content(path, parsed.full_id, tuple(read.marks))
+        place = f"{self._base}/{path}/{name}"
+        skill = skill_from(skill_row(parsed.skill), parsed.diagnostics, content, self._root, place)
+        return ParsedSkill(skill, parsed.diagnostics, parsed.full_id)
+
+    # ---- reading ------------------------------------------------------------------------------------------------
+
+    def _read(self, descriptor: int, path: str, name: str, listing: Listing) -> _Read:
+        read = _Read([], [])
+        got = self._file(descriptor, path, name, MAX_SKILL_BYTES, read)
+        if isinstance(got, FileRefused):
+            findings = Findings("lenient", shown(join(path, name)))
+            findings.add(got.code if got.code in _AS_IS else "unreadable", f"{got.message}.")
+            read.findings += findings.items
+        else:
+            read.data = got
+        for names in ((COMPACT_FILE,), SOURCES_FILES, TOOLS_FILES):
+            companion = next((each for each in names if each in listing.files), None)
+            if companion is not None:
+                self._companion(descriptor, path, companion, read)
+        return read
+
+    def _companion(self, descriptor: int, path: str, name: str, read: _Read) -> None:
+        place = shown(join(path, name))
+        got = self._file(descriptor, path, name, limit_of(name), read)
+        if isinstance(got, FileRefused):
+            read.findings += unusable(name, got.message, at=place)
+        elif name in TOOLS_FILES:
+            tools = read_tools(got, name=name, at=place)
+            read.tools = tools.tools
+            read.findings += tools.findings
+        elif name == COMPACT_FILE:
+            read.findings += read_compact(got, at=place).findings
+        # Sources are understood on first use: the digest is all that discovery needs of them.
+
+    def _file(self, folder: int, path: str, name: str, limit: int, read: _Read) -> bytes | FileRefused:
+        """Read one file and mark it; a refused one is marked by what the system says about its name."""
+        try:
+            descriptor = open_file_at(folder, name, join(path, name))
+            try:
+                got = read_descriptor(descriptor, join(path, name), limit)
+            finally:
+                os.close(descriptor)
+        except FileRefused as refusal:
+            try:
+                stamp = stamp_of(os.stat(name, dir_fd=folder, follow_symlinks=False))
+            except OSError:
+                stamp = NO_STAMP  # gone between the listing and now: the next walk looks again
+            read.marks.append(FileMark(name, stamp, ""))
+            return refusal
+        read.marks.append(FileMark(name, stamp_of(got.stat), bytes_digest(got.data)))
+        return got.data

@@ -1,0 +1,243 @@
+"""All skills of all roots, kept up to date and safe to use from any thread (spec skills §2.3)."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from kdskills.errors import CallerMustAct, Diagnostic
+from kdskills.skills.content import ContentReader
+from kdskills.skills.discovery import SCAN_LIMITS, ScanLimits, Scanner
+from kdskills.skills.index import IndexStore
+from kdskills.skills.load import SkillLoader
+from kdskills.skills.marks import RootScan
+from kdskills.skills.merge import Winner, differences, merge
+from kdskills.skills.model import Skill
+from kdskills.skills.roots import SkillRoot, order_roots
+from kdskills.skills.snapshot import InvalidSkill, RefreshReport, RootState, Snapshot
+
+Check = Callable[[Skill], Iterable[Diagnostic]]
+
+
+class _Run:
+    """One discovery under way, and who waits for it."""
+
+    def __init__(self) -> None:
+        self.owner = threading.get_ident()
+        self.done = threading.Event()
+        self.outcome: tuple[Snapshot, RefreshReport] | None = None
+        self.error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What plugins said of a skill, kept as long as the skill stays the same object."""
+
+    seen: Skill
+    skill: Skill | None
+    findings: tuple[Diagnostic, ...]
+
+
+class SkillRegistry:
+    """Finds skills in roots and keeps them (spec skills §2.3).
+
+    Nothing is read before the first `snapshot`. Concurrent callers share one discovery; if it fails, what was known
+    stays, and every one of them gets the error.
+
+    Args:
+        roots: Where to look; used in the order of kinds, then as given. The last one wins a full id.
+        index_dir: Where to keep what was found for the next start; `"default"` is the user's cache, None keeps nothing.
+        check: Further findings about a skill; an error refuses it.
+        verified: Whether this is a child whose files must be those of the export: a missing root is an error, and a
+            changed text is refused (`skill_changed`) instead of served with `stale`.
+        clock: Nanoseconds since the epoch.
+        limits: Bounds of one root.
+    """
+
+    def __init__(
+        self,
+        roots: Sequence[SkillRoot],
+        *,
+        index_dir: Path | Literal["default"] | None = "default",
+        check: Check | None = None,
+        verified: bool = False,
+        clock: Callable[[], int] = time.time_ns,
+        limits: ScanLimits = SCAN_LIMITS,
+    ) -> None:
+        self.roots = order_roots(roots)
+        self.verified = verified
+        self._check = check
+        self._clock = clock
+        self._limits = limits
+        self._store = IndexStore(index_dir)
+        self._reader = ContentReader(verified=verified, clock=clock)
+        self._lock = threading.Lock()
+        self._building = threading.RLock()
+        self._run: _Run | None = None
+        self._current: Snapshot | None = None
+        self._scans: dict[int, RootScan] = {}
+        self._index_notes: dict[int, Diagnostic] = {}
+        self._behind: dict[int, int] = {}
+        self._judged: dict[str, _Judged] = {}
+        self._generation = 0
+
+    def snapshot(self) -> Snapshot:
+        """Return what is known now; the first call looks through the roots."""
+        current = self._current
+        return current if current is not None else self._shared()[0]
+
+    def refresh(self) -> RefreshReport:
+        """Look through the roots again and swap in what was found.
+
+        Without any change the snapshot stays the same object. Callers who come while a refresh is running get the
+        answer of that one.
+
+        Raises:
+            OSError: The system failed in a way that is no fault of a skill; the old snapshot stays.
+        """
+        return self._shared()[1]
+
+    def clear_cache(self) -> None:
+        """Forget everything, so that the next snapshot is a new object, built from the index and the files."""
+        with self._building:
+            self._scans = {}
+            self._judged = {}
+            self._index_notes = {}
+            self._behind = {}
+            self._current = None
+            self._reader.clear()
+
+    # ---- one run for many callers -------------------------------------------------------------------------------
+
+    def _shared(self) -> tuple[Snapshot, RefreshReport]:
+        while True:
+            with self._lock:
+                run = self._run
+                mine = run is None
+                if run is None:
+                    run = self._run = _Run()
+            if mine:
+                return self._lead(run)
+            if run.owner == threading.get_ident():
+                raise CallerMustAct("a check of skills may not use the registry that is calling it", code="reentrant")
+            run.done.wait()
+            if run.error is not None:
+                raise run.error
+            if run.outcome is not None:
+                return run.outcome
+            # The leader was interrupted (KeyboardInterrupt and the like): somebody else leads the next run.
+
+    def _lead(self, run: _Run) -> tuple[Snapshot, RefreshReport]:
+        try:
+            with self._building:
+                outcome = run.outcome = self._rebuild()
+        except Exception as error:
+            run.error = error
+            raise
+        else:
+            return outcome
+        finally:
+            with self._lock:
+                self._run = None
+            run.done.set()
+
+    # ---- building ------------------------------------------------------------------------------------------------
+
+    def _rebuild(self) -> tuple[Snapshot, RefreshReport]:
+        scans: dict[int, RootScan] = {}
+        index_notes = dict(self._index_notes)
+        for number, root in enumerate(self.roots):
+            scans[number] = self._scan(number, root, index_notes)
+        found = [(root, scans[number]) for number, root in enumerate(self.roots)]
+        merged = merge(found)
+        skills, invalid, judged = self._judge(merged.winners, merged.diagnostics)
+        diagnostics = tuple(self._severe(note) for note in (*index_notes.values(), *merged.diagnostics))
+        states = tuple(RootState(root, scan.digest, scan.present) for root, scan in found)
+        old = self._current
+        added, changed, removed = differences(dict(old.skills) if old is not None else {}, skills)
+        kept = (
+            old is not None
+            and not (added or changed or removed)
+            and (old.roots, old.invalid, old.diagnostics) == (states, invalid, diagnostics)
+        )
+        if old is not None and kept:
+            snapshot = old
+        else:
+            self._generation += 1
+            snapshot = Snapshot(
+                MappingProxyType(skills),
+                MappingProxyType(invalid),
+                diagnostics,
+                states,
+                MappingProxyType({name: merged.winners[name].root for name in skills}),
+                self._generation,
+                self._clock(),
+            )
+        self._scans, self._index_notes, self._judged, self._current = scans, index_notes, judged, snapshot
+        return snapshot, RefreshReport(added, changed, removed, snapshot.diagnostics, snapshot.generation)
+
+    def _severe(self, note: Diagnostic) -> Diagnostic:
+        """A root that is missing is an error in a verified child (spec skills §2.1)."""
+        return replace(note, severity="error") if self.verified and note.code == "root_missing" else note
+
+    def _scan(self, number: int, root: SkillRoot, notes: dict[int, Diagnostic]) -> RootScan:
+        base = os.path.realpath(root.path)
+        loader = SkillLoader(root, base, self._reader)
+        old = self._scans.get(number)
+        if old is None:
+            old, ignored = self._store.load(root, base, loader.content)
+            if ignored is not None:
+                notes[number] = ignored
+        scanner = Scanner(root, old, loader, self._clock, self._limits)
+        scan = scanner.run()
+        # An index that is a little behind only makes the next start read a little more, and costs no writing now.
+        behind = self._behind.get(number, 0) + scanner.reread
+        if scan is not old and (old is None or behind * 100 > len(scan.skills)):
+            failed = self._store.save(root, base, scan)
+            behind = 0
+            if failed is not None:
+                notes[number] = failed
+        self._behind[number] = behind
+        return scan
+
+    def _judge(
+        self, winners: dict[str, Winner], diagnostics: list[Diagnostic]
+    ) -> tuple[dict[str, Skill], dict[str, InvalidSkill], dict[str, _Judged]]:
+        """Sort winners into usable and refused; plugins may add findings, and an error refuses (fail closed)."""
+        skills: dict[str, Skill] = {}
+        invalid: dict[str, InvalidSkill] = {}
+        judged: dict[str, _Judged] = {}
+        for name in sorted(winners):
+            winner = winners[name]
+            skill = winner.record.skill
+            if skill is None:
+                invalid[name] = winner.refused()
+            elif self._check is None:
+                skills[name] = skill
+            else:
+                verdict = self._verdict(name, skill)
+                judged[name] = verdict
+                diagnostics += verdict.findings
+                if verdict.skill is None:
+                    invalid[name] = winner.refused(verdict.findings)
+                else:
+                    skills[name] = verdict.skill
+        return skills, invalid, judged
+
+    def _verdict(self, name: str, skill: Skill) -> _Judged:
+        before = self._judged.get(name)
+        if before is not None and before.seen is skill:
+            return before
+        assert self._check is not None  # asked only then
+        findings = tuple(self._check(skill))
+        if not findings:
+            return _Judged(skill, skill, ())
+        if any(finding.severity == "error" for finding in findings):
+            return _Judged(skill, None, findings)
+        return _Judged(skill, replace(skill, diagnostics=(*skill.diagnostics, *findings)), findings)

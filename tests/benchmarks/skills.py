@@ -1,0 +1,294 @@
+"""Measure skills against their floor and print the table of spec skills §7.
+
+    python tests/benchmarks/skills.py [--count 10000] [--rounds 5] [--json]
+
+Floor(N) is the least anybody must do to know N skills: scandir, read each SKILL.md, `CSafeLoader` on its frontmatter.
+Every line alternates with the floor in one process, warm, and the median counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import yaml
+
+from kdskills.skills.registry import SkillRegistry
+from kdskills.skills.roots import SkillRoot
+
+WORDS = [
+    "answer",
+    "archive",
+    "audit",
+    "brief",
+    "chart",
+    "citation",
+    "column",
+    "compare",
+    "data",
+    "draft",
+    "evidence",
+    "figure",
+    "finding",
+    "invoice",
+    "ledger",
+    "letter",
+    "memo",
+    "message",
+    "metric",
+    "minutes",
+    "number",
+    "outline",
+    "page",
+    "plan",
+    "profile",
+    "project",
+    "query",
+    "report",
+    "request",
+    "research",
+    "review",
+    "section",
+    "source",
+    "summary",
+    "table",
+    "task",
+    "team",
+    "ticket",
+    "topic",
+    "trend",
+    "value",
+    "week",
+]
+
+PER_NAMESPACE = 100
+QUIET_NS = 10_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the table: `ratio` is what was measured, `bound` what may be, `aim` what should be."""
+
+    what: str
+    ratio: float
+    bound: float
+    aim: float | None
+    detail: str
+
+    @property
+    def held(self) -> bool:
+        """Whether the bound holds."""
+        return self.ratio <= self.bound
+
+
+def write_skills(folder: Path, count: int, seed: int = 7) -> None:
+    """Write *count* skills of about 3 KB, a third with `tools.yaml`, all quietly old."""
+    dice = random.Random(seed)
+    old = time.time_ns() - QUIET_NS
+    for number in range(count):
+        place = folder / f"team-{number // PER_NAMESPACE:03}" / f"skill-{number:05}"
+        place.mkdir(parents=True)
+        (place / "SKILL.md").write_text(_skill_text(dice, f"skill-{number:05}"))
+        os.utime(place / "SKILL.md", ns=(old, old))
+        if number % 3 == 0:
+            (place / "tools.yaml").write_text(_tools_text(dice))
+            os.utime(place / "tools.yaml", ns=(old, old))
+        os.utime(place, ns=(old, old))
+    for place in (*folder.iterdir(), folder):
+        os.utime(place, ns=(old, old))
+
+
+def _sentence(dice: random.Random, words: int) -> str:
+    return " ".join(dice.choices(WORDS, k=words)).capitalize() + "."
+
+
+def _skill_text(dice: random.Random, name: str) -> str:
+    when = "\n".join(f"  - {_sentence(dice, 7)}" for _ in range(3))
+    head = (
+        f"---\nname: {name}\ndescription: {_sentence(dice, 24)}\nversion: 1.{dice.randrange(9)}0\n"
+        f"category: {dice.choice(WORDS)}\ntags: [{', '.join(dice.sample(WORDS, 4))}]\nwhen_to_use:\n{when}\n"
+        f"metadata:\n  owner: {dice.choice(WORDS)}\n  code: 00{dice.randrange(999)}\nlicense: Apache-2.0\n---\n"
+    )
+    lines = [f"# {name}"]
+    size = len(head)
+    while size < 3000:
+        lines.append(f"{len(lines)}. {_sentence(dice, 12)}")
+        size += len(lines[-1]) + 1
+    return head + "\n".join(lines) + "\n"
+
+
+def _tools_text(dice: random.Random) -> str:
+    first, second = dice.sample(WORDS, 2)
+    return f"- id: io.{first}\n  role: reader\n  why: {_sentence(dice, 6)}\n- id: web.{second}\n  required: false\n"
+
+
+def floor(folder: Path) -> int:
+    """Do the least: scandir, read, `CSafeLoader` on the frontmatter; return how many skills there are."""
+    count = 0
+    with os.scandir(folder) as namespaces:
+        for namespace in namespaces:
+            with os.scandir(namespace.path) as places:
+                for place in places:
+                    with os.scandir(place.path) as entries:
+                        names = [entry.path for entry in entries if entry.name == "SKILL.md"]
+                    for name in names:
+                        with open(name, "rb") as stream:  # noqa: PTH123 - nothing but the read is measured
+                            data = stream.read()
+                        end = data.index(b"\n---\n", 4)
+                        yaml.load(data[4:end], Loader=yaml.CSafeLoader)
+                        count += 1
+    return count
+
+
+def _timed(call: Callable[[], object]) -> float:
+    gc.collect()
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def against(base: Callable[[], object], call: Callable[[], object], rounds: int) -> tuple[float, str]:
+    """Alternate *base* and *call*; return the ratio of their medians and what they took."""
+    base_times, times = [], []
+    for _ in range(rounds):
+        base_times.append(_timed(base))
+        times.append(_timed(call))
+    bottom, top = statistics.median(base_times), statistics.median(times)
+    return top / bottom, f"{top * 1000:.0f} ms against {bottom * 1000:.0f} ms"
+
+
+# ---- lines ------------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """Generated skills in a folder of their own, and the lines measured over them."""
+
+    def __init__(self, folder: Path, count: int, rounds: int) -> None:
+        self.folder = folder
+        self.count = count
+        self.rounds = rounds
+        self.index = folder / "index"
+        self._made: dict[int, Path] = {}
+
+    def skills(self, count: int) -> Path:
+        """Return a folder with *count* skills."""
+        if count not in self._made:
+            place = self.folder / f"skills-{count}"
+            write_skills(place, count)
+            self._made[count] = place
+        return self._made[count]
+
+    def registry(self, count: int, *, index: bool = True) -> SkillRegistry:
+        """Return a registry over *count* skills, not yet looked through."""
+        root = SkillRoot("bundle://skills", self.skills(count), "bundle", "bundle")
+        return SkillRegistry([root], index_dir=self.index if index else None)
+
+    def _full(self, registry: SkillRegistry) -> SkillRegistry:
+        found = registry.snapshot()
+        if len(found.skills) != self.count:
+            raise SystemExit(f"{len(found.skills)} of {self.count} skills were found: {found.diagnostics[:3]}")
+        return registry
+
+    def cold(self) -> Line:
+        """Discovery with validation and digests, the index written."""
+
+        def call() -> None:
+            shutil.rmtree(self.index, ignore_errors=True)
+            self._full(self.registry(self.count))
+
+        ratio, detail = against(lambda: floor(self.skills(self.count)), call, self.rounds)
+        return Line(f"cold discovery of {self.count:,}, index written", ratio, 2.5, 1.8, detail)
+
+    def warm(self) -> Line:
+        """Start from the index, every entry checked."""
+        self._full(self.registry(self.count))
+        ratio, detail = against(
+            lambda: floor(self.skills(self.count)), lambda: self._full(self.registry(self.count)), self.rounds
+        )
+        return Line(f"warm start of {self.count:,} from the index", ratio, 0.5, 0.25, detail)
+
+    def refresh(self) -> Line:
+        """Refresh after one changed file."""
+        registry = self._full(self.registry(self.count))
+        file = self.skills(self.count) / "team-000" / "skill-00001" / "SKILL.md"
+        text = file.read_text()
+        turn = [0]
+
+        def base() -> None:
+            turn[0] += 1
+            file.write_text(text + f"\nRound {turn[0]}.\n")
+            floor(self.skills(self.count))
+
+        def call() -> None:
+            report = registry.refresh()
+            if report.changed != ("team-000.skill-00001",):
+                raise SystemExit(f"the refresh saw {report.changed}")
+
+        ratio, detail = against(base, call, self.rounds)
+        return Line(f"refresh after one changed file of {self.count:,}", ratio, 0.35, 0.15, detail)
+
+    def memory(self) -> Line:
+        """Growth of memory without bodies."""
+        self._full(self.registry(self.count))
+        grown = []
+        for index in (True, False):
+            gc.collect()
+            tracemalloc.start()
+            registry = self._full(self.registry(self.count, index=index))
+            gc.collect()
+            grown.append(tracemalloc.get_traced_memory()[0] / self.count / 1024)
+            tracemalloc.stop()
+            del registry
+        return Line(
+            "memory a skill without bodies, KiB", max(grown), 6.0, 3.0, f"warm {grown[0]:.2f}, cold {grown[1]:.2f}"
+        )
+
+
+def measure(count: int = 10_000, rounds: int = 5) -> list[Line]:
+    """Measure every line of the table over generated skills in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="kdskills-bench-") as folder:
+        bench = Bench(Path(folder), count, rounds)
+        floor(bench.skills(count))
+        return [line() for line in (bench.cold, bench.warm, bench.refresh, bench.memory)]
+
+
+def render(lines: Sequence[Line]) -> str:
+    """Return the table as text."""
+    rows = [("what", "ratio", "bound", "aim", "held", "measured")]
+    rows += [
+        (line.what, f"{line.ratio:.2f}", f"{line.bound:g}", "-" if line.aim is None else f"{line.aim:g}",
+         "yes" if line.held else "NO", line.detail)
+        for line in lines
+    ]  # fmt: skip
+    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table; exit 1 when a bound is not held."""
+    parser = argparse.ArgumentParser(description="Measure skills against their floor (spec skills §7).")
+    parser.add_argument("--count", type=int, default=10_000, help="skills to generate")
+    parser.add_argument("--rounds", type=int, default=5, help="alternations; the median counts")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(argv)
+    lines = measure(options.count, options.rounds)
+    print(json.dumps([{**asdict(line), "held": line.held} for line in lines]) if options.json else render(lines))
+    return 0 if all(line.held for line in lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
