@@ -10,12 +10,12 @@ from kdskills.models.names import open_model
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
-    from kdskills.bundle import SkillsDescriptor
+    from kdskills.bundle import Bundle
     from kdskills.execution import Executor
     from kdskills.models import ModelProvider
     from kdskills.session.wiring import AccessRequest, Denial
-    from kdskills.skills import Skill, SkillRoot
     from kdskills.solver import SolverTool
+    from kdskills.turn import SkillsSubsystem
 
 
 class HostWiring:
@@ -39,13 +39,9 @@ class HostWiring:
             allow_unisolated=self._host.settings.allow_unisolated,
         )
 
-    def roots(self, descriptor: SkillsDescriptor) -> Sequence[SkillRoot]:
-        """Return the plugins' roots for a bundle."""
-        return self._host.answers.skill_roots(descriptor)
-
-    def hide(self, consumer: str | None, skills: Sequence[Skill]) -> Mapping[str, str]:
-        """Return what plugins hide from a consumer."""
-        return self._host.answers.hide_skills(consumer, skills)
+    def subsystem(self, bundle: Bundle) -> SkillsSubsystem:
+        """Return the skills of *bundle* with plugins' roots, filters, checks and templates in force."""
+        return self._host.subsystem(bundle)
 
     def deny(self, request: AccessRequest) -> Denial | None:
         """Return the first Denial of a plugin, or None."""

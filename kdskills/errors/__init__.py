@@ -78,10 +78,13 @@ class KdskillsError(Exception):
         code: Stable wire code; the class's own when omitted.
         who: Who must act; the class's own when omitted.
         **details: JSON-able facts (spec runtime §0).
+
+    `result` holds what a solver's turn came to before the error ended it; it is never serialised (spec runtime §4).
     """
 
     code: str = "kdskills_error"
     who: Who = "caller"
+    result: object | None = None
 
     def __init__(self, message: str, *, code: str | None = None, who: Who | None = None, **details: Any) -> None:
         super().__init__(message)

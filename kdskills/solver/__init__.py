@@ -1,1 +1,42 @@
-"""The ReAct loop: pipeline, prompt, dispatch, generators, events, transcript."""
+"""The ReAct loop: a request in, decisions, tool calls and skills in between, a cited answer and files out.
+
+`SolverSystem` holds what turns share, `ReactSolver` works on requests, `TurnResult` is what comes of one. Names become
+objects through a `Wiring`, so that nothing here imports the house above (spec runtime §4).
+"""
+
+from kdskills.solver.bus import Sink
+from kdskills.solver.events import Event
+from kdskills.solver.parts import CODEGEN, DECISION
+from kdskills.solver.react import ReactSolver
+from kdskills.solver.result import CallRecord, CitationIssue, SkillUse, Step, TokenUsage, TurnFile, TurnResult
+from kdskills.solver.settings import SolverSettings
+from kdskills.solver.system import SolverSystem
+from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext, ToolError, tool_from_function
+from kdskills.solver.turn import Generated, Turn
+from kdskills.solver.wiring import PlainWiring, Wiring
+
+__all__ = [
+    "CODEGEN",
+    "DECISION",
+    "CallRecord",
+    "CitationIssue",
+    "Event",
+    "Generated",
+    "PlainWiring",
+    "ReactSolver",
+    "Sink",
+    "SkillUse",
+    "SolverSettings",
+    "SolverSystem",
+    "SolverTool",
+    "Step",
+    "TokenUsage",
+    "ToolAnswer",
+    "ToolContext",
+    "ToolError",
+    "Turn",
+    "TurnFile",
+    "TurnResult",
+    "Wiring",
+    "tool_from_function",
+]

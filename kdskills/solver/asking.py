@@ -1,0 +1,119 @@
+"""One model call: timeouts, tries, and what is told about it (spec runtime §4)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kdskills.errors import ModelFailed
+from kdskills.models import ModelProvider, ModelReply, ModelRequest, TextDelta
+from kdskills.solver.events import ModelDelta, ModelReplied, ModelRequested, ModelRetry
+from kdskills.solver.result import TokenUsage
+from kdskills.solver.spans import chat_span
+
+if TYPE_CHECKING:
+    from kdskills.solver.bus import EventBus
+    from kdskills.solver.parts import Pacing
+    from kdskills.solver.settings import SolverSettings
+
+BASE_S, CAP_S = 0.5, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A reply, and what it took."""
+
+    reply: ModelReply
+    retries: int
+    duration_ms: int
+
+
+class Asker:
+    """Asks models on behalf of a turn.
+
+    Args:
+        settings: Timeouts and tries.
+        bus: Where it is told.
+        pacing: How to wait.
+        streaming: Whether somebody reads the pieces of a reply.
+    """
+
+    def __init__(self, settings: SolverSettings, bus: EventBus, pacing: Pacing, *, streaming: bool) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._pacing = pacing
+        self._streaming = streaming
+
+    async def ask(self, provider: ModelProvider, request: ModelRequest) -> Asked:
+        """Return the reply, after further tries where a failure may pass.
+
+        Raises:
+            ModelFailed: The provider failed for good; `context_full` when the request does not fit.
+            ReplayError: A recording does not fit.
+        """
+        request = replace(request, timeout_s=self._settings.model_timeout_s, settings=self._settings.model_settings)
+        tools = tuple(tool.tool_id for tool in request.tools)
+        self._bus.emit(
+            ModelRequested, role=request.role, model=provider.name, messages=len(request.messages), tools=tools
+        )
+        begun = time.monotonic()
+        with chat_span(provider, request) as span:
+            attempt = 0
+            while True:
+                try:
+                    reply = await self._once(provider, request)
+                    break
+                except ModelFailed as error:
+                    if not error.retryable or attempt >= self._settings.model_retries:
+                        span.failed(error.code)
+                        raise
+                    attempt += 1
+                    await self._wait(request.role, attempt, error)
+            span.replied(reply)
+        self._tell(request.role, provider, reply)
+        return Asked(reply, attempt, round((time.monotonic() - begun) * 1000))
+
+    async def _once(self, provider: ModelProvider, request: ModelRequest) -> ModelReply:
+        limit = self._settings.model_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                if not self._streaming:
+                    return await provider.reply(request)
+                return await self._read(provider, request)
+        except TimeoutError:
+            message = f"{provider.name} gave no answer within {limit:g} s"
+            raise ModelFailed(message, code="model_timeout", retryable=True, model=provider.name) from None
+
+    async def _read(self, provider: ModelProvider, request: ModelRequest) -> ModelReply:
+        answer: ModelReply | None = None
+        async for item in provider.stream(request):
+            if isinstance(item, TextDelta):
+                self._bus.emit(ModelDelta, role=request.role, text=item.text)
+            else:
+                answer = item
+        if answer is None:
+            raise ModelFailed(f"{provider.name} broke off its answer", retryable=True, model=provider.name)
+        return answer
+
+    async def _wait(self, role: str, attempt: int, error: ModelFailed) -> None:
+        backoff = min(CAP_S, BASE_S * 2 ** (attempt - 1)) * self._pacing.jitter()
+        delay = backoff if error.retry_after is None else max(0.0, error.retry_after)
+        self._bus.emit(
+            ModelRetry, role=role, attempt=attempt, code=error.code, message=error.message, delay_s=round(delay, 3)
+        )
+        await self._pacing.sleep(delay)
+
+    def _tell(self, role: str, provider: ModelProvider, reply: ModelReply) -> None:
+        for call in reply.calls:
+            self._bus.redactor.arguments(call.arguments)
+        self._bus.emit(
+            ModelReplied,
+            role=role,
+            model=reply.model or provider.name,
+            text=reply.text,
+            calls=tuple(call.tool for call in reply.calls),
+            usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
+            finish_reason=reply.finish_reason,
+        )

@@ -1,0 +1,177 @@
+"""Numbers the events of a turn, masks secrets in them, and hands them to readers.
+
+Writing is synchronous: an event that was emitted stands in the transcript. Sinks read from queues of their own, so that
+a slow one holds up nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from kdskills.errors import Diagnostic
+from kdskills.models import Redactor
+from kdskills.solver.events import DiagnosticRaised, Event, ModelDelta, ToolOutput
+from kdskills.solver.result import TRANSCRIPT_SCHEMA
+
+Sink = Callable[[Event], Awaitable[None] | None]
+"""Takes events one by one; may be async."""
+
+E = TypeVar("E", bound=Event)
+
+SLOW = 256
+"""Events that may wait for a reader before deltas are merged."""
+
+
+class Reader:
+    """A queue of events for one reader; deltas are merged when more than `SLOW` wait."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Event] = deque()
+        self._more = asyncio.Event()
+        self._closed = False
+
+    def put(self, event: Event) -> None:
+        """Add an event."""
+        last = self._waiting[-1] if len(self._waiting) >= SLOW else None
+        joined = None if last is None else merge(last, event)
+        if joined is None:
+            self._waiting.append(event)
+        else:
+            self._waiting[-1] = joined
+        self._more.set()
+
+    def close(self) -> None:
+        """Say that no more events come."""
+        self._closed = True
+        self._more.set()
+
+    async def get(self) -> Event | None:
+        """Return the next event, or None at the end."""
+        while not self._waiting:
+            if self._closed:
+                return None
+            self._more.clear()
+            await self._more.wait()
+        return self._waiting.popleft()
+
+
+def merge(first: Event, second: Event) -> Event | None:
+    """Return both as one, or None when they must stay apart."""
+    if isinstance(first, ModelDelta) and isinstance(second, ModelDelta):
+        same = (first.step, first.role) == (second.step, second.role)
+    elif isinstance(first, ToolOutput) and isinstance(second, ToolOutput):
+        same = (first.call_id, first.stream) == (second.call_id, second.stream)
+    else:
+        return None
+    if not same:
+        return None
+    return second.model_copy(update={"text": first.text + second.text, "merged": first.merged + second.merged + 1})
+
+
+class EventBus:
+    """The events of one turn.
+
+    Args:
+        turn_id: Stands in every event.
+        session_id: Likewise.
+        redactor: Masks secrets in every field.
+        sinks: Told of each event, each from a task of its own.
+        transcript: File that gets a line per event, or None.
+    """
+
+    def __init__(
+        self,
+        turn_id: str,
+        session_id: str,
+        *,
+        redactor: Redactor,
+        sinks: Iterable[Sink] = (),
+        transcript: Path | None = None,
+    ) -> None:
+        self.step = 0
+        self.redactor = redactor
+        self.diagnostics: list[Diagnostic] = []
+        self._ids = {"turn_id": turn_id, "session_id": session_id}
+        self._seq = 0
+        self._readers: list[Reader] = []
+        self._sinks = tuple(sinks)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._path = transcript
+        self._file: IO[str] | None = None
+
+    def open(self) -> None:
+        """Open the transcript and start the sinks' tasks."""
+        if self._path is not None:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("x", encoding="utf-8", errors="backslashreplace")
+                self._file.write(json.dumps({"schema": TRANSCRIPT_SCHEMA}) + "\n")
+                self._file.flush()
+            except OSError as error:
+                self._drop_transcript(error)
+        for sink in self._sinks:
+            reader = self.reader()
+            self._tasks.append(asyncio.create_task(self._feed(sink, reader)))
+
+    def reader(self, reader: Reader | None = None) -> Reader:
+        """Return a queue that gets every event from now on: the one given, or a new one."""
+        reader = reader or Reader()
+        self._readers.append(reader)
+        return reader
+
+    def emit(self, kind: type[E], **fields: Any) -> E:
+        """Number an event, mask its secrets, write it and hand it on."""
+        self._seq += 1
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        raw = kind(seq=self._seq, ts=now, step=self.step, **self._ids, **fields)
+        written = self.redactor.value(raw.model_dump(mode="json"))
+        event = kind.model_validate(written)
+        if self._file is not None:
+            try:
+                self._file.write(json.dumps(written, ensure_ascii=False) + "\n")
+                self._file.flush()
+            except (OSError, ValueError) as error:
+                self._drop_transcript(error)
+        for reader in self._readers:
+            reader.put(event)
+        return event
+
+    def diagnose(self, diagnostic: Diagnostic) -> None:
+        """Keep a finding for the result, and tell it."""
+        self.diagnostics.append(diagnostic)
+        self.emit(DiagnosticRaised, diagnostic=diagnostic)
+
+    async def aclose(self) -> None:
+        """Close the queues, wait for the sinks, close the transcript."""
+        for reader in self._readers:
+            reader.close()
+        await asyncio.gather(*self._tasks)
+        self._tasks.clear()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    async def _feed(self, sink: Sink, reader: Reader) -> None:
+        while (event := await reader.get()) is not None:
+            try:
+                answer = sink(event)
+                if inspect.isawaitable(answer):
+                    await answer
+            except Exception as error:  # noqa: BLE001 - a foreign sink may raise anything; it is told and left out
+                self._readers.remove(reader)
+                name = getattr(sink, "__qualname__", type(sink).__qualname__)
+                message = f"an event sink failed and gets no more events: {type(error).__name__}"
+                self.diagnose(Diagnostic("sink_failed", "warning", message, ref=name))
+                return
+
+    def _drop_transcript(self, error: Exception) -> None:
+        self._file = None
+        message = f"the transcript cannot be written: {error}"
+        self.diagnose(Diagnostic("transcript_failed", "warning", message))

@@ -1,0 +1,286 @@
+"""Runs the tool calls of one reply: checks, barriers, time limits, one answer each (spec runtime §4, "Dispatch")."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from kdskills.errors import KdskillsError, ToolCallRefused
+from kdskills.models import Message, ToolCall
+from kdskills.models.redact import parse_object
+from kdskills.session.inputs import INPUTS, parse, safe_name, schema
+from kdskills.session.wiring import AccessRequest, arguments_digest
+from kdskills.solver.events import SkillRefused, ToolCalled, ToolFinished
+from kdskills.solver.guard import CallGuard, canonical, plan
+from kdskills.solver.result import CallRecord
+from kdskills.solver.spans import tool_span
+from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext, ToolError
+
+if TYPE_CHECKING:
+    from kdskills.solver.turn import Turn
+
+SLOW_TOOLS_S = 630.0
+"""Longest a script call may take: its own limit of 600 s and what ending it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call came to."""
+
+    call: ToolCall
+    tool: str
+    ok: bool
+    text: str
+    error: str | None = None
+    duration_ms: int = 0
+    artifacts: tuple[str, ...] = ()
+    pin: str | None = None
+    changed: bool = False
+    stuck: str | None = None
+
+    def message(self) -> Message:
+        """Return the result message the model reads."""
+        return Message("tool", self.text, call_id=self.call.id, tool=self.call.tool, ok=self.ok, pin=self.pin)
+
+    def record(self) -> CallRecord:
+        """Return what the result keeps of the call."""
+        return CallRecord(
+            id=self.call.id,
+            tool=self.tool,
+            arguments=self.call.arguments,
+            ok=self.ok,
+            result=self.text if self.ok else None,
+            error=self.error,
+            duration_ms=self.duration_ms,
+            artifacts=self.artifacts,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A call that passed the checks that need no running."""
+
+    call: ToolCall
+    tool_id: str
+    raw: dict[str, Any]
+    tool: SolverTool | None
+    arguments: BaseModel
+
+    @property
+    def barrier(self) -> bool:
+        """Whether it runs alone."""
+        if self.tool is None:
+            return self.tool_id in {"skills.load", "skills.unload"}
+        return self.tool.barrier(self.arguments)
+
+
+class Dispatcher:
+    """Dispatches the calls of a turn; keeps count of repeated and invalid ones."""
+
+    def __init__(self, turn: Turn, offered: Sequence[str] = ()) -> None:
+        self._turn = turn
+        self._guard = CallGuard()
+        self.offered = frozenset(offered)
+
+    async def run(self, calls: Sequence[ToolCall], *, step: int, room: int) -> list[Answer]:
+        """Return one answer per call, in call order.
+
+        Args:
+            calls: The calls of one reply.
+            step: The step they belong to.
+            room: How many more calls the turn may make; the rest are answered `budget_exceeded`.
+
+        Raises:
+            asyncio.CancelledError: The turn was cancelled; every call has its `cancelled` answer in the log by then.
+        """
+        answers: dict[str, Answer] = {}
+        ready: list[Ready] = []
+        for index, call in enumerate(calls):
+            found = self._check(call, step, index < room)
+            if isinstance(found, Ready):
+                ready.append(found)
+            else:
+                self._told(found)
+                answers[call.id] = found
+        try:
+            for group in plan(ready, [one.barrier for one in ready]):
+                await self._group(group, answers)
+        except asyncio.CancelledError:
+            for call in calls:
+                if call.id not in answers:
+                    answers[call.id] = self._refused(call, self._name(call), "cancelled", "the turn was cancelled")
+                    self._told(answers[call.id])
+            self._turn.log.messages += [answers[call.id].message() for call in calls]
+            raise
+        if any(answer.changed for answer in answers.values()):
+            self._guard.state_changed()
+        return [answers[call.id] for call in calls]
+
+    async def _group(self, group: list[Ready], answers: dict[str, Answer]) -> None:
+        gate = asyncio.Semaphore(self._turn.parts.settings.max_parallel)
+
+        async def one(ready: Ready) -> None:
+            async with gate:
+                answers[ready.call.id] = await self._execute(ready)
+                self._told(answers[ready.call.id])
+
+        async with asyncio.TaskGroup() as tasks:
+            for ready in group:
+                tasks.create_task(one(ready))
+
+    # ---- before running ----
+
+    def _check(self, call: ToolCall, step: int, within: bool) -> Ready | Answer:
+        """Return the call ready to run, or its answer when it is not run at all."""
+        redactor = self._turn.bus.redactor
+        name = self._name(call)
+        self._turn.bus.emit(ToolCalled, call_id=call.id, tool=name, arguments=redactor.arguments(call.arguments))
+        if not within:
+            return self._refused(
+                call, name, "budget_exceeded", "no more tool calls are allowed in this turn; answer now"
+            )
+        tool = self._turn.parts.tools.get(call.tool)
+        if name not in self.offered:
+            offered = ", ".join(sorted(self.offered))
+            refused = self._refused(
+                call, name, "tool_not_found", f"there is no tool {call.tool!r}; there are: {offered}"
+            )
+            return self._invalid(refused, name)
+        raw = parse_object(call.arguments or "{}")
+        if raw is None:
+            problems = [{"path": "", "problem": "is no JSON object"}]
+            error = ToolCallRefused("the arguments are no JSON object", code="invalid_argument", errors=problems)
+            return self._invalid(self._failed(call, name, error, schema=self._schema(name, tool)), name)
+        try:
+            arguments = parse(INPUTS[name], call.arguments or "{}") if tool is None else tool.parse(call.arguments)
+        except ToolCallRefused as mistake:
+            return self._invalid(self._failed(call, name, mistake, schema=self._schema(name, tool)), name)
+        self._guard.valid(name)
+        verdict, first = self._guard.admit(canonical(name, raw), step)
+        if verdict != "run":
+            message = f"this very call was made before and nothing has changed; its answer stands in step {first}"
+            refused = self._refused(call, name, "repeated_call", message, step=first)
+            return refused if verdict == "repeated" else replace(refused, stuck="repeated_call")
+        return Ready(call, name, raw, tool, arguments)
+
+    def _schema(self, name: str, tool: SolverTool | None) -> dict[str, Any]:
+        return schema(name) if tool is None else dict(tool.spec().input_schema)
+
+    def _invalid(self, answer: Answer, name: str) -> Answer:
+        return replace(answer, stuck="invalid_argument") if self._guard.invalid(name) else answer
+
+    def _name(self, call: ToolCall) -> str:
+        tool = self._turn.parts.tools.get(call.tool)
+        if tool is not None:
+            return tool.id
+        return next((tool_id for tool_id in INPUTS if call.tool in {tool_id, safe_name(tool_id)}), call.tool)
+
+    # ---- running ----
+
+    async def _execute(self, ready: Ready) -> Answer:
+        begun = time.monotonic()
+        with tool_span(ready.tool_id, ready.call.id) as span:
+            try:
+                self._ask(ready)
+                answer = await self._timed(ready)
+            except TimeoutError:
+                answer = self._refused(
+                    ready.call, ready.tool_id, "tool_timeout", "the tool took too long and was ended"
+                )
+            except ToolCallRefused as error:
+                answer = self._failed(ready.call, ready.tool_id, error)
+            except KdskillsError as error:
+                answer = self._failed(ready.call, ready.tool_id, error)
+            except Exception as error:  # noqa: BLE001 - a foreign tool may raise anything; the model reads its class
+                answer = self._refused(
+                    ready.call, ready.tool_id, "tool_failed", f"the tool failed: {type(error).__name__}"
+                )
+            if answer.error:
+                span.failed(answer.error)
+            elif ready.tool is None:
+                span.skill_result(parse_object(answer.text) or {})
+        return replace(answer, duration_ms=round((time.monotonic() - begun) * 1000))
+
+    def _ask(self, ready: Ready) -> None:
+        """Ask the policy plugins. Raises ToolError with the Denial's public text."""
+        turn = self._turn
+        digest = arguments_digest(ready.raw)
+        request = AccessRequest("tool", turn.consumer, turn.session_id, tool=ready.tool_id, arguments_digest=digest)
+        denial = turn.parts.wiring.deny(request)
+        if denial is not None:
+            turn.bus.emit(SkillRefused, ref=ready.tool_id, code="tool_denied", reason=denial.reason)
+            raise ToolError(denial.public, code="tool_denied", who="operator")
+
+    async def _timed(self, ready: Ready) -> Answer:
+        limit = SLOW_TOOLS_S if ready.tool is None else ready.tool.timeout_s or self._turn.parts.settings.tool_timeout_s
+        async with asyncio.timeout(limit):
+            return await (self._skill_tool(ready) if ready.tool is None else self._own_tool(ready, ready.tool))
+
+    async def _own_tool(self, ready: Ready, tool: SolverTool) -> Answer:
+        given = await tool.body(ready.arguments, ToolContext(self._turn, ready.call.id))
+        answer = given if isinstance(given, ToolAnswer) else ToolAnswer(given)
+        text = (
+            answer.value if isinstance(answer.value, str) else json.dumps(answer.value, ensure_ascii=False, default=str)
+        )
+        return Answer(
+            ready.call,
+            ready.tool_id,
+            answer.ok,
+            self._bounded(text, ready),
+            None if answer.ok else "nothing_read",
+            artifacts=answer.artifacts,
+            pin=answer.pin,
+            changed=answer.changed,
+        )
+
+    async def _skill_tool(self, ready: Ready) -> Answer:
+        reply = await self._turn.session.call(ready.tool_id, ready.raw)
+        if not reply.ok:
+            code = str((reply.error or {}).get("code", "invalid_argument"))
+            return Answer(ready.call, ready.tool_id, False, reply.text, code)
+        self._turn.note_active(await self._turn.session.active())
+        result = reply.result or {}
+        artifacts = tuple(str(item["path"]) for item in result.get("artifacts", ()))
+        changed = ready.barrier or bool(artifacts)
+        if ready.tool_id == "skills.load":
+            changed = bool(result.get("changed"))
+        text = reply.text if reply.pin else self._bounded(reply.text, ready)
+        return Answer(ready.call, ready.tool_id, True, text, artifacts=artifacts, pin=reply.pin, changed=changed)
+
+    def _bounded(self, text: str, ready: Ready) -> str:
+        """Cut a result to its share of the model's window, and say so."""
+        budget = self._turn.result_budget
+        if self._turn.count(text) <= budget:
+            return text
+        room = max(200, budget * 3)
+        self._turn.cut(ready.tool_id, len(text), room)
+        head, tail = text[: room * 2 // 3], text[-(room // 3) :]
+        return f"{head}\n[… {len(text) - len(head) - len(tail)} characters left out …]\n{tail}"
+
+    # ---- answers ----
+
+    def _failed(self, call: ToolCall, name: str, error: KdskillsError, **details: Any) -> Answer:
+        wire = error.to_json()["error"]
+        wire["details"] = {**wire["details"], **details}
+        return Answer(call, name, False, json.dumps({"error": wire}, ensure_ascii=False, default=str), error.code)
+
+    def _refused(self, call: ToolCall, name: str, code: str, message: str, **details: Any) -> Answer:
+        return self._failed(call, name, ToolError(message, code=code, **details))
+
+    def _told(self, answer: Answer) -> None:
+        self._turn.bus.emit(
+            ToolFinished,
+            call_id=answer.call.id,
+            tool=answer.tool,
+            ok=answer.ok,
+            error=answer.error,
+            text=answer.text,
+            duration_ms=answer.duration_ms,
+            artifacts=answer.artifacts,
+        )

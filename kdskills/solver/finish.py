@@ -1,0 +1,71 @@
+"""The end of a turn: citations checked, files collected, plugins told, everything closed (spec runtime §4, step 9)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from kdskills.errors import Diagnostic
+from kdskills.solver.citing import cited_sids, drop_unknown, issues_of, rendered
+from kdskills.solver.events import TurnFinished
+from kdskills.solver.folder import discard_if_empty, produced_files
+from kdskills.solver.parts import DECISION
+from kdskills.solver.result import TurnResult
+
+if TYPE_CHECKING:
+    from kdskills.solver.turn import Turn
+
+
+async def finish(turn: Turn) -> TurnResult:
+    """End *turn*: build its result, tell plugins, emit the last event, close the bus."""
+    result = await asyncio.to_thread(_result, turn)
+    try:
+        turn.parts.wiring.turn_finished(turn, result)
+    except Exception as error:  # noqa: BLE001 - a plugin that fails is told; the turn has ended all the same
+        turn.bus.diagnose(_plugin_failed("kdskills_turn_finished", error))
+        result = result.model_copy(update={"diagnostics": tuple(turn.bus.diagnostics)})
+    result = TurnResult.from_json(turn.bus.redactor.value(result.to_json()))
+    turn.result = result
+    turn.bus.emit(TurnFinished, result=result)
+    await turn.bus.aclose()
+    return result
+
+
+def tell_started(turn: Turn) -> None:
+    """Tell plugins that the turn is active."""
+    try:
+        turn.parts.wiring.turn_started(turn)
+    except Exception as error:  # noqa: BLE001 - a plugin that fails is told; it cannot end a turn
+        turn.bus.diagnose(_plugin_failed("kdskills_turn_started", error))
+
+
+def _result(turn: Turn) -> TurnResult:
+    log, pool = turn.log, turn.pool
+    drop = turn.parts.settings.on_unknown_sid == "drop"
+    text = drop_unknown(log.text, pool) if drop else log.text
+    files = produced_files(turn.workspace)
+    discard_if_empty(turn.workspace, files)
+    model = turn.parts.model(DECISION)
+    return TurnResult(
+        turn_id=turn.id,
+        session_id=turn.session_id,
+        status=log.status,
+        stop_reason=log.stop_reason,
+        text=text,
+        rendered=rendered(text, pool),
+        sources=tuple(row.to_json() for row in pool.rows.values()),
+        cited=cited_sids(text, pool),
+        citation_issues=issues_of(text, pool),
+        skills_used=tuple(log.skills.values()),
+        files=files,
+        steps=tuple(log.steps),
+        usage=log.tokens,
+        duration_ms=log.duration_ms,
+        model=model.name,
+        replayed=model.replayed,
+        diagnostics=tuple(turn.bus.diagnostics),
+    )
+
+
+def _plugin_failed(hook: str, error: Exception) -> Diagnostic:
+    return Diagnostic("plugin_failed", "warning", f"a plugin's {hook} failed: {type(error).__name__}", ref=hook)

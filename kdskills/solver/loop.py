@@ -1,0 +1,203 @@
+"""The loop: ask for a decision, run its calls, until there is an answer or a bound is met (spec runtime §4)."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from kdskills.errors import ModelFailed
+from kdskills.models import Message, ModelReply, ModelRequest, ToolSpec
+from kdskills.session.compact import compact
+from kdskills.solver.asking import Asked
+from kdskills.solver.citing import unknown_sids
+from kdskills.solver.dispatch import Answer, Dispatcher
+from kdskills.solver.events import HistoryElided, PromptBuilt
+from kdskills.solver.parts import DECISION
+from kdskills.solver.result import Step, TokenUsage
+
+if TYPE_CHECKING:
+    from kdskills.session.receipts import PromptParts
+    from kdskills.solver.turn import Turn
+
+FINAL = "No more tools can be used. Answer now with what you have, and say what is missing."
+UNKNOWN = "These citations name no known source: {sids}. Write the answer again; cite only sources you were given."
+
+
+class Loop:
+    """Works on the request of one turn. What it does goes into the turn's log."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._log = turn.log
+        self._settings = turn.parts.settings
+        self._dispatcher = Dispatcher(turn)
+        self._decisions = 0
+
+    async def run(self) -> None:
+        """Run to the end; the outcome stands in the log.
+
+        Raises:
+            ModelFailed: The provider failed for good.
+            ReplayError: A recording does not fit.
+        """
+        log, settings = self._log, self._settings
+        log.messages.append(Message("user", self._turn.request))
+        empty = False
+        while True:
+            if log.usage.total >= settings.max_total_tokens:
+                return log.end("budget", "max_total_tokens")
+            if self._decisions >= settings.max_steps or log.calls >= settings.max_tool_calls:
+                reason = "max_steps" if self._decisions >= settings.max_steps else "max_tool_calls"
+                return await self._last_call(reason)
+            reply, answers = await self._step()
+            if not answers:
+                if reply.text.strip():
+                    return await self._answer(reply.text)
+                if empty:
+                    return log.end("stuck", "empty_reply")
+                empty = True
+                continue
+            empty = False
+            stuck = next((answer.stuck for answer in answers if answer.stuck), None)
+            if stuck is not None:
+                log.text = reply.text
+                return log.end("stuck", stuck)
+
+    async def _step(self) -> tuple[ModelReply, list[Answer]]:
+        """Ask once, and run what the reply calls."""
+        turn, log = self._turn, self._log
+        begun = time.monotonic()
+        turn.bus.step = len(log.steps) + 1
+        self._decisions += 1
+        specs = turn.tool_specs()
+        self._dispatcher.offered = frozenset(spec.tool_id for spec in specs)
+        before = await turn.active_names()
+        asked, prompt = await self._decide(specs, before)
+        reply = asked.reply
+        answers: list[Answer] = []
+        if reply.calls:
+            log.messages.append(Message("assistant", reply.text, calls=reply.calls))
+            room = self._settings.max_tool_calls - log.calls
+            log.calls += len(reply.calls)
+            answers = await self._dispatcher.run(reply.calls, step=turn.bus.step, room=room)
+            log.messages += [answer.message() for answer in answers]
+        elif reply.text.strip():
+            log.messages.append(Message("assistant", reply.text))
+        log.steps.append(
+            Step(
+                index=turn.bus.step,
+                role=DECISION,
+                duration_ms=round((time.monotonic() - begun) * 1000),
+                text=reply.text,
+                calls=tuple(answer.record() for answer in answers),
+                usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
+                retries=asked.retries,
+                active_before=before,
+                active_after=await turn.active_names(),
+                prompt_digest=prompt.digest,
+            )
+        )
+        return reply, answers
+
+    async def _decide(self, specs: tuple[ToolSpec, ...], active: tuple[str, ...]) -> tuple[Asked, PromptParts]:
+        """Ask the decision model; once more with a shorter history when the request did not fit."""
+        turn = self._turn
+        prompt = await turn.instructions()
+        turn.bus.emit(
+            PromptBuilt,
+            role=DECISION,
+            digest=prompt.digest,
+            tokens=prompt.tokens,
+            available=tuple(turn.view.names),
+            active=active,
+        )
+        room = turn.window * 6 // 10
+        messages = await self._fitted(room)
+        request = ModelRequest(DECISION, prompt.text, messages, specs, active)
+        try:
+            asked = await turn.asker.ask(turn.parts.model(DECISION), request)
+        except ModelFailed as error:
+            if error.code != "context_full":
+                raise
+            shorter = await self._fitted(sum(turn.count(message.text) for message in messages) // 2)
+            if shorter == messages:
+                raise
+            request = ModelRequest(DECISION, prompt.text, shorter, specs, active)
+            asked = await turn.asker.ask(turn.parts.model(DECISION), request)
+        self._log.usage += asked.reply.usage
+        return asked, prompt
+
+    async def _fitted(self, budget: int) -> tuple[Message, ...]:
+        pins = await self._turn.pins()
+        view = compact(self._log.messages, pins, budget, count=self._turn.count)
+        elided = sum(one != other for one, other in zip(view, self._log.messages, strict=True))
+        if elided:
+            self._turn.bus.emit(HistoryElided, messages=elided)
+        return view
+
+    async def _last_call(self, reason: str) -> None:
+        """Give the model one call without tools, when the settings allow it."""
+        if self._settings.final_call:
+            self._log.messages.append(Message("user", FINAL))
+            self._log.text = await self._plain()
+        return self._log.end("partial", reason)
+
+    async def _plain(self) -> str:
+        """Ask for text, without tools; the step is logged."""
+        turn, log = self._turn, self._log
+        turn.bus.step = len(log.steps) + 1
+        active = await turn.active_names()
+        asked, prompt = await self._decide((), active)
+        reply = asked.reply
+        if reply.text.strip():
+            log.messages.append(Message("assistant", reply.text))
+        log.steps.append(
+            Step(
+                index=turn.bus.step,
+                role=DECISION,
+                duration_ms=asked.duration_ms,
+                text=reply.text,
+                usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
+                retries=asked.retries,
+                active_before=active,
+                active_after=active,
+                prompt_digest=prompt.digest,
+            )
+        )
+        return reply.text
+
+    async def _answer(self, text: str) -> None:
+        """Take the answer: from the decision model, or from the generator that writes answers."""
+        turn, settings = self._turn, self._settings
+        self._log.text = text
+        if settings.answer_role is not None:
+            turn.bus.step = len(self._log.steps) + 1
+            generated = await turn.generate(settings.answer_role, self._brief(text))
+            self._log.text = generated.text
+        unknown = unknown_sids(self._log.text, turn.pool)
+        if unknown and settings.on_unknown_sid == "retry":
+            await self._cite_again(unknown)
+        self._log.end("final", "answer")
+
+    async def _cite_again(self, unknown: tuple[int, ...]) -> None:
+        said = UNKNOWN.format(sids=", ".join(map(str, unknown)))
+        role = self._settings.answer_role
+        if role is None:
+            self._log.messages.append(Message("user", said))
+            again = await self._plain()
+        else:
+            again = (await self._turn.generate(role, f"{self._brief(self._log.text)}\n\n{said}")).text
+        if again.strip():
+            self._log.text = again
+
+    def _brief(self, draft: str) -> str:
+        """Return what the answer's generator is told: the request, the findings, the sources."""
+        budget = self._turn.window * 3  # characters: three quarters of the window at four to a token
+        view = compact(self._log.messages, (), self._turn.window // 2, count=self._turn.count)
+        found = "\n\n".join(f"[{m.tool}]\n{m.text}" for m in view if m.role == "tool")[-budget:]
+        rows = self._turn.pool.rows
+        sources = "\n".join(f"[[S:{sid}]] {row.title}" for sid, row in rows.items())
+        parts = [f"[REQUEST]\n{self._turn.request}", f"[FINDINGS]\n{found}" if found else "", f"[DRAFT]\n{draft}"]
+        parts.append(f"[SOURCES]\nCite as [[S:n]].\n{sources}" if sources else "")
+        parts.append("Write the answer to the request.")
+        return "\n\n".join(part for part in parts if part)

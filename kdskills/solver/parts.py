@@ -1,0 +1,109 @@
+"""What the turns of one system share, and what one turn keeps count of."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kdskills.errors import BadRequest
+from kdskills.models import Message, Usage
+from kdskills.solver.result import SkillUse, Step, TokenUsage, TurnStatus
+
+if TYPE_CHECKING:
+    from kdskills.bundle import Bundle
+    from kdskills.execution import Executor
+    from kdskills.models import ModelProvider
+    from kdskills.session import SkillRuntime
+    from kdskills.session.approval import Approver
+    from kdskills.solver.bus import Sink
+    from kdskills.solver.settings import SolverSettings
+    from kdskills.solver.tools import ToolTable
+    from kdskills.solver.wiring import Wiring
+    from kdskills.turn import SkillsSubsystem
+
+DECISION = "solver.react.decision"
+CODEGEN = "solver.codegen"
+
+
+@dataclass(frozen=True)
+class Pacing:
+    """How retries wait; tests bring a clock of their own.
+
+    Attributes:
+        sleep: Waits for seconds.
+        jitter: Gives a number from 0 to 1.
+    """
+
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    jitter: Callable[[], float] = random.random
+
+
+@dataclass(frozen=True)
+class SolverParts:
+    """The objects behind a `SolverSystem`; `executor` is None when scripts and generated code are off."""
+
+    bundle: Bundle
+    subsystem: SkillsSubsystem
+    runtime: SkillRuntime
+    settings: SolverSettings
+    wiring: Wiring
+    tools: ToolTable
+    models: Mapping[str, ModelProvider]
+    executor: Executor | None = None
+    profile: str | None = None
+    sinks: Sequence[Sink] = ()
+    approve: Approver | None = None
+    pacing: Pacing = field(default_factory=Pacing)
+
+    @property
+    def tool_ids(self) -> tuple[str, ...]:
+        """Ids of every tool of a turn: what the tool gates of skills are held against."""
+        return (*(spec.tool_id for spec in self.runtime.tool_specs()), *self.tools.ids)
+
+    def model(self, role: str) -> ModelProvider:
+        """Return the provider of a role; roles without one of their own use the decision model."""
+        return self.models.get(role) or self.models[DECISION]
+
+
+class TurnLog:
+    """What a turn has done so far."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.messages: list[Message] = []
+        self.steps: list[Step] = []
+        self.usage = Usage()
+        self.calls = 0
+        self.text = ""
+        self.status: TurnStatus = "partial"
+        self.stop_reason = "not_run"
+        self.skills: dict[tuple[str, str], SkillUse] = {}
+
+    @property
+    def duration_ms(self) -> int:
+        """Milliseconds since the turn began."""
+        return round((time.monotonic() - self.started) * 1000)
+
+    @property
+    def tokens(self) -> TokenUsage:
+        """Tokens of all model calls."""
+        return TokenUsage(input=self.usage.input, output=self.usage.output)
+
+    def end(self, status: TurnStatus, reason: str) -> None:
+        """Say how the turn ended."""
+        self.status, self.stop_reason = status, reason
+
+    def used(self, use: SkillUse) -> None:
+        """Note a skill that took part, once for each way it came in."""
+        self.skills.setdefault((use.id, use.how), use)
+
+
+def check_request(request: str) -> str:
+    """Return the request. Raises BadRequest when it is blank."""
+    if not request.strip():
+        raise BadRequest("the request is blank", errors=[{"path": "/request", "problem": "must not be blank"}])
+    return request

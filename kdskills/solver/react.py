@@ -1,0 +1,270 @@
+"""`ReactSolver`: a request in, a `TurnResult` or a stream of events out (spec runtime §4)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from kdskills.errors import BadRequest, KdskillsError, SessionError
+from kdskills.models import Redactor
+from kdskills.session import TurnScope
+from kdskills.session.config import Budget
+from kdskills.session.core import uuid7
+from kdskills.session.scope import TurnSources
+from kdskills.solver.bus import EventBus, Reader
+from kdskills.solver.events import Event, SourcesMerged, TurnFinished, TurnStarted
+from kdskills.solver.finish import finish, tell_started
+from kdskills.solver.folder import GivenFile, open_workspace
+from kdskills.solver.loop import Loop
+from kdskills.solver.parts import DECISION, check_request
+from kdskills.solver.relay import relay_to
+from kdskills.solver.result import TurnResult
+from kdskills.solver.spans import agent_span
+from kdskills.solver.turn import Turn
+from kdskills.sources import SourcesPool
+
+if TYPE_CHECKING:
+    from kdskills.session import Session
+    from kdskills.session.workspace import FolderWorkspace
+    from kdskills.solver.parts import SolverParts
+    from kdskills.solver.system import SolverSystem
+
+Deadline = float | timedelta | datetime | None
+"""Seconds from now, a duration, or an aware moment."""
+
+
+class ReactSolver:
+    """Works on requests by deciding, acting and reading until there is an answer.
+
+    Args:
+        system: What it works with; open (`async with system`).
+        consumer: The deciding agent, whose rules in the bundle's descriptor hold.
+    """
+
+    def __init__(self, system: SolverSystem, *, consumer: str = DECISION) -> None:
+        self.system = system
+        self.consumer = consumer
+
+    async def run(
+        self,
+        request: str,
+        *,
+        session_id: str | None = None,
+        files: Sequence[GivenFile] = (),
+        skills: Sequence[str] = (),
+        deadline: Deadline = None,
+    ) -> TurnResult:
+        """Work on *request* to the end.
+
+        Args:
+            request: What the user asks.
+            session_id: The conversation; a new one when None or unknown.
+            files: Files copied into the turn's folder, read-only.
+            skills: Skills loaded from the start, by code.
+            deadline: When the turn must have ended, beside `settings.wall_s`.
+
+        Raises:
+            ModelFailed: The provider failed for good; `.result` holds what there was so far.
+            ReplayError: A recording does not fit; likewise.
+            BadRequest: The request, a file or the deadline cannot be used.
+        """
+        seconds = _seconds(deadline)
+        turn: Turn | None = None
+        try:
+            async with self._prepared(request, session_id, files, skills, None) as turn:
+                await self.work(turn, seconds=seconds)
+        except KdskillsError as error:
+            error.result = turn.result if turn is not None else None
+            raise
+        assert turn is not None
+        assert turn.result is not None
+        return turn.result
+
+    async def stream(
+        self,
+        request: str,
+        *,
+        session_id: str | None = None,
+        files: Sequence[GivenFile] = (),
+        skills: Sequence[str] = (),
+        deadline: Deadline = None,
+    ) -> AsyncIterator[Event]:
+        """Work on *request* and give its events; the last one is `turn.finished` with the result.
+
+        The turn runs in a task of its own, so that the caller's context never changes. Leaving the loop cancels it.
+        A provider that fails ends the stream with status `failed`.
+        """
+        seconds = _seconds(deadline)
+        reader = Reader()
+
+        async def work() -> None:
+            try:
+                async with self._prepared(request, session_id, files, skills, reader) as turn:
+                    await self.work(turn, seconds=seconds)
+            finally:
+                reader.close()
+
+        task = asyncio.create_task(work())
+        finished = False
+        try:
+            while (event := await reader.get()) is not None:
+                finished = isinstance(event, TurnFinished)
+                yield event
+            try:
+                await task
+            except KdskillsError:
+                if not finished:
+                    raise
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    @asynccontextmanager
+    async def prepare_session(
+        self,
+        request: str,
+        *,
+        session_id: str | None = None,
+        files: Sequence[GivenFile] = (),
+        skills: Sequence[str] = (),
+    ) -> AsyncIterator[Turn]:
+        """Activate the skills for a turn of one's own making, and end it on every way out.
+
+        Inside, `get_active_skills_subsystem()` is the system's; `work` runs the loop, `Turn.generate` a generator.
+        """
+        async with self._prepared(request, session_id, files, skills, None) as turn:
+            yield turn
+
+    async def work(self, turn: Turn, *, seconds: float | None = None) -> None:
+        """Run the loop within a prepared turn; the outcome stands in `turn.log`, later in `turn.result`.
+
+        Raises:
+            ModelFailed: The provider failed for good.
+            ReplayError: A recording does not fit.
+        """
+        wall = turn.parts.settings.wall_s
+        limit = wall if seconds is None else min(wall, seconds)
+        with agent_span(turn.consumer, turn.session_id) as span:
+            try:
+                async with asyncio.timeout(limit):
+                    await Loop(turn).run()
+            except TimeoutError:
+                turn.log.end("budget", "wall_s" if limit == wall else "deadline")
+            if turn.log.status != "final":
+                span.failed(turn.log.stop_reason)
+
+    @asynccontextmanager
+    async def _prepared(
+        self,
+        request: str,
+        session_id: str | None,
+        files: Sequence[GivenFile],
+        skills: Sequence[str],
+        reader: Reader | None,
+    ) -> AsyncIterator[Turn]:
+        parts = self.system.parts
+        check_request(request)
+        turn_id = uuid7()
+        data = parts.bundle.root / "data"
+        workspace = await asyncio.to_thread(
+            open_workspace, turn_id, work_dir=parts.settings.work_dir, data=data if data.is_dir() else None, files=files
+        )
+        session = await self._session(parts, session_id)
+        turn = _turn(parts, turn_id, request, self.consumer, session, workspace)
+        if reader is not None:
+            turn.bus.reader(reader)
+            turn.streaming = True
+        turn.bus.open()
+        tools = turn.view.tools
+        with parts.subsystem.activate(self.consumer, tools=tools):
+            try:
+                await _begin(turn, skills)
+                yield turn
+            except asyncio.CancelledError:
+                turn.log.end("failed", "cancelled")
+                raise
+            except KdskillsError as error:
+                turn.log.end("failed", error.code)
+                raise
+            except BaseException as error:
+                turn.log.end("failed", type(error).__name__)
+                raise
+            finally:
+                await finish(turn)
+
+    async def _session(self, parts: SolverParts, session_id: str | None) -> Session:
+        if session_id is not None:
+            try:
+                found = await parts.runtime.get_session(session_id)
+            except SessionError as error:
+                if error.code != "session_not_found":
+                    raise
+            else:
+                if found.consumer != self.consumer:
+                    message = f"session {session_id!r} belongs to {found.consumer!r}, not {self.consumer!r}"
+                    raise BadRequest(message, session_id=session_id)
+                return found
+        return await parts.runtime.create_session(session_id, consumer=self.consumer)
+
+
+def _turn(
+    parts: SolverParts, turn_id: str, request: str, consumer: str, session: Session, workspace: FolderWorkspace
+) -> Turn:
+    settings = parts.settings
+    redactor = Redactor(secret.get_secret_value() for secret in settings.secrets)
+    transcript = None if settings.transcripts is None else settings.transcripts / f"{turn_id}.jsonl"
+    bus = EventBus(turn_id, session.id, redactor=redactor, sinks=parts.sinks, transcript=transcript)
+
+    def merged(full_id: str, result: object) -> None:
+        added, known = getattr(result, "added", ()), getattr(result, "merged", ())
+        bus.emit(SourcesMerged, skill=full_id, added=tuple(added), merged_sids=tuple(known))
+
+    sources = TurnSources(SourcesPool(), merged)
+    view = parts.subsystem.view(consumer, tools=parts.tool_ids)
+    scope = TurnScope(
+        view=view,
+        workspace=workspace,
+        sources=sources,
+        base=settings.base_text,
+        budget=Budget.of(parts.model(DECISION).context_window),
+        events=relay_to(bus),
+    )
+    return Turn(turn_id, request, consumer, parts, session.within(scope), view, sources, workspace, bus)
+
+
+async def _begin(turn: Turn, skills: Sequence[str]) -> None:
+    """Tell that the turn is active, load what the caller asks for, adopt the sources of what is active."""
+    executor = turn.parts.executor
+    model = turn.parts.model(DECISION)
+    turn.bus.emit(
+        TurnStarted,
+        request=turn.request,
+        consumer=turn.consumer,
+        model=model.name,
+        replayed=model.replayed,
+        engine=None if executor is None else executor.name,
+        files=tuple(sorted(turn.workspace.protected)),
+    )
+    if skills:
+        await turn.session.load(list(skills), mode="add", by="code")
+    await turn.instructions()  # adopts the sources of what is active, in load order
+    turn.note_active(await turn.session.active())
+    tell_started(turn)
+
+
+def _seconds(deadline: Deadline) -> float | None:
+    """Return the seconds left. Raises BadRequest for a naive moment or one that has passed."""
+    if deadline is None:
+        return None
+    if isinstance(deadline, datetime):
+        if deadline.tzinfo is None:
+            raise BadRequest("a deadline needs a time zone", errors=[{"path": "/deadline", "problem": "is naive"}])
+        deadline = deadline - datetime.now(UTC)
+    seconds = deadline.total_seconds() if isinstance(deadline, timedelta) else float(deadline)
+    if not seconds > 0:
+        raise BadRequest("the deadline has passed", errors=[{"path": "/deadline", "problem": "has passed"}])
+    return seconds

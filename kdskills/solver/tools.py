@@ -1,0 +1,252 @@
+"""Tools a solver offers beside the skill tools: typed functions, and those of a bundle's `tools.py` (spec runtime §4)."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+import typing
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
+
+from kdskills.errors import BundleError, ModelMustAct, NameTaken, PluginInvalid, ToolCallRefused
+from kdskills.models import ToolSpec
+from kdskills.session.inputs import pointer, safe_name
+
+if TYPE_CHECKING:
+    from kdskills.solver.turn import Turn
+
+
+MAX_NESTING = 8
+"""How often a type may stand within itself before its schema ends."""
+
+
+class ToolError(ModelMustAct):
+    """What a tool could not do, in words for the model; of other exceptions it reads the class name only."""
+
+    code = "tool_error"
+
+
+@dataclass(frozen=True)
+class ToolContext:
+    """What a tool may know of the call it serves: the turn, and the call's id."""
+
+    turn: Turn
+    call_id: str
+
+
+@dataclass(frozen=True)
+class ToolAnswer:
+    """What a tool may return beside a plain JSON value.
+
+    Attributes:
+        value: The answer, JSON-able, or text.
+        artifacts: Paths of the turn's files it wrote.
+        changed: Whether the turn's state is another one, so that a repeated call may answer differently.
+        pin: Marks a text a compactor must keep.
+        ok: Whether the tool did what was asked.
+    """
+
+    value: Any
+    artifacts: tuple[str, ...] = ()
+    changed: bool = False
+    pin: str | None = None
+    ok: bool = True
+
+
+ToolBody = Callable[[BaseModel, ToolContext], Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class SolverTool:
+    """A tool.
+
+    Attributes:
+        id: Dotted id, such as `tools.lookup`.
+        description: What it does, for the model.
+        input_model: Arguments; unknown ones are refused.
+        body: Does it; raises `ToolError` to tell the model why not.
+        barrier: Whether a call of these arguments changes state others read, so that it runs alone.
+        timeout_s: Seconds it may take; None: as the settings say.
+        schema: JSON Schema shown instead of the model's own.
+    """
+
+    id: str
+    description: str
+    input_model: type[BaseModel]
+    body: ToolBody
+    barrier: Callable[[BaseModel], bool] = field(default=lambda _arguments: False)
+    timeout_s: float | None = None
+    schema: Mapping[str, Any] | None = None
+
+    def spec(self) -> ToolSpec:
+        """Return the tool as offered to a model, under its safe spelling."""
+        schema = self.schema if self.schema is not None else plain_schema(self.input_model)
+        return ToolSpec(safe_name(self.id), self.description, schema, self.id)
+
+    def parse(self, raw: str) -> BaseModel:
+        """Return the arguments in the JSON text *raw*.
+
+        Raises:
+            ToolCallRefused: `invalid_argument`, with JSON pointers and the schema.
+        """
+        try:
+            return self.input_model.model_validate_json(raw or "{}")
+        except ValidationError as error:
+            problems = [
+                {"path": pointer(item["loc"]), "problem": item["msg"]}
+                for item in error.errors(include_url=False, include_input=False)
+            ]
+            said = "; ".join(f"{p['path'] or 'the arguments'}: {p['problem']}" for p in problems[:5])
+            raise ToolCallRefused(
+                f"invalid arguments: {said}",
+                code="invalid_argument",
+                errors=problems[:20],
+                schema=dict(self.spec().input_schema),
+            ) from None
+
+
+def plain_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Return a model's JSON Schema without `$ref` and titles; objects refuse unknown fields."""
+    raw = model.model_json_schema()
+    schema = _flat(raw, raw.pop("$defs", {}), 0)
+    schema.pop("description", None)
+    return {**schema, "additionalProperties": False}
+
+
+def _flat(node: Any, definitions: Mapping[str, Any], depth: int) -> Any:
+    if isinstance(node, list):
+        return [_flat(item, definitions, depth) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        if depth > MAX_NESTING:  # a type that holds itself: deeper levels are any object
+            return {"type": "object"}
+        target = definitions[node["$ref"].rpartition("/")[2]]
+        rest = {key: value for key, value in node.items() if key != "$ref"}
+        return _flat({**target, **rest}, definitions, depth + 1)
+    kept = {key: value for key, value in node.items() if key != "title" and not (key == "default" and value is None)}
+    properties = kept.pop("properties", None)
+    found = {key: _flat(value, definitions, depth) for key, value in kept.items()}
+    if properties is not None:
+        found["properties"] = {name: _flat(value, definitions, depth) for name, value in properties.items()}
+    return found
+
+
+def tool_from_function(function: Callable[..., Any], *, tool_id: str | None = None) -> SolverTool:
+    """Return a typed function as a tool.
+
+    The first paragraph of its docstring is the description, its parameters are the arguments. A parameter annotated
+    `ToolContext` is filled in. A plain `def` runs in a thread, where the turn's skills are active, too.
+
+    Raises:
+        PluginInvalid: A parameter has no type, or one that has no JSON form.
+    """
+    name = tool_id or f"tools.{function.__name__}"
+    hints = typing.get_type_hints(function, include_extras=True)
+    context: str | None = None
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}:
+            raise PluginInvalid(f"tool {name}: *{parameter.name} has no JSON form", tool=name)
+        if parameter.name not in hints:
+            raise PluginInvalid(f"tool {name}: the parameter {parameter.name} has no type", tool=name)
+        if hints[parameter.name] is ToolContext:
+            context = parameter.name
+            continue
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[parameter.name] = (hints[parameter.name], default)
+    try:
+        model = create_model(function.__name__, __config__=ConfigDict(extra="forbid", frozen=True), **fields)
+        schema = plain_schema(model)
+    except PydanticUserError as error:
+        raise PluginInvalid(f"tool {name}: {error.message.splitlines()[0]}", tool=name) from None
+    description = inspect.getdoc(function) or name
+    paragraph = " ".join(description.split("\n\n", 1)[0].split())
+    return SolverTool(name, paragraph, model, _body(function, context), schema=schema)
+
+
+def _body(function: Callable[..., Any], context: str | None) -> ToolBody:
+    async def body(arguments: BaseModel, call: ToolContext) -> Any:
+        given = {name: getattr(arguments, name) for name in type(arguments).model_fields}
+        if context is not None:
+            given[context] = call
+        if inspect.iscoroutinefunction(function):
+            return await function(**given)
+        return await asyncio.to_thread(function, **given)
+
+    return body
+
+
+def as_tool(entry: object) -> SolverTool:
+    """Return an entry of `TOOLS` or `tools=` as a tool. Raises PluginInvalid for anything but functions and tools."""
+    if isinstance(entry, SolverTool):
+        return entry
+    if callable(entry) and hasattr(entry, "__name__"):
+        return tool_from_function(entry)
+    raise PluginInvalid(f"{entry!r} is neither a function nor a SolverTool")
+
+
+def load_bundle_tools(path: Path) -> tuple[SolverTool, ...]:
+    """Return the tools of a bundle's `tools.py`: trusted code, run in a namespace of its own, outside `sys.modules`.
+
+    Raises:
+        BundleError: It raises, or has no list `TOOLS` (`bundle_tools_failed`, with file and line).
+    """
+    namespace: dict[str, Any] = {"__name__": "kdskills_bundle_tools", "__file__": str(path)}
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), namespace)  # noqa: S102 - trusted by contract
+        entries = namespace["TOOLS"]
+        return tuple(_of_bundle(as_tool(entry)) for entry in entries)
+    except (Exception, SystemExit) as error:
+        line = _line(error, str(path))
+        said = "there is no list TOOLS" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        message = f"{path.name}, line {line}: {said}"
+        raise BundleError(message, code="bundle_tools_failed", file=path.name, line=line) from error
+
+
+def _of_bundle(tool: SolverTool) -> SolverTool:
+    if tool.id.startswith("tools."):
+        return tool
+    raise PluginInvalid(f"a bundle's tool is named tools.<name>, not {tool.id!r}", tool=tool.id)
+
+
+def _line(error: BaseException, path: str) -> int:
+    if isinstance(error, SyntaxError) and error.lineno:
+        return error.lineno
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return next((line for line in reversed(lines) if line), 1)
+
+
+class ToolTable:
+    """The tools of a system by either spelling.
+
+    Args:
+        tools: All of them.
+
+    Raises:
+        NameTaken: Two have one id or one safe spelling.
+    """
+
+    def __init__(self, tools: Sequence[SolverTool]) -> None:
+        self._by_name: dict[str, SolverTool] = {}
+        for tool in tools:
+            for spelling in dict.fromkeys((safe_name(tool.id), tool.id)):
+                if spelling in self._by_name:
+                    taken = self._by_name[spelling].id
+                    raise NameTaken(f"the tools {taken} and {tool.id} share one name", name=spelling, kind="tool")
+                self._by_name[spelling] = tool
+        self.all = tuple(tools)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Dotted ids."""
+        return tuple(tool.id for tool in self.all)
+
+    def get(self, name: str) -> SolverTool | None:
+        """Return the tool of either spelling, or None."""
+        return self._by_name.get(name)

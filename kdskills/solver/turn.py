@@ -1,0 +1,213 @@
+"""A turn: what is active while a request is worked on, and what can be done within it (spec runtime §4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kdskills.errors import Diagnostic
+from kdskills.models import Message, ModelRequest, ToolSpec
+from kdskills.session.config import UNKNOWN_WINDOW, Budget
+from kdskills.skills.model import estimate_tokens
+from kdskills.solver.asking import Asker
+from kdskills.solver.parts import CODEGEN, DECISION, TurnLog
+from kdskills.solver.result import SkillUse, Step, TokenUsage, TurnResult
+from kdskills.turn.facade import build_skills_instruction_block
+
+if TYPE_CHECKING:
+    from kdskills.session import Session
+    from kdskills.session.receipts import ActiveSkill, PromptParts
+    from kdskills.session.scope import TurnSources
+    from kdskills.session.workspace import FolderWorkspace
+    from kdskills.solver.bus import EventBus
+    from kdskills.solver.parts import SolverParts
+    from kdskills.sources import SourcesPool
+    from kdskills.turn import SkillsSubsystem, SkillView
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What a generator wrote.
+
+    Attributes:
+        text: The text, citations in the turn's numbers.
+        role: The role, whose rights the instruction block had.
+        skills: Full ids of the skills in its system text.
+        skipped: `(ref, code)` of the skills the role may not see.
+        model: The model that answered.
+        usage: Tokens it took.
+    """
+
+    text: str
+    role: str
+    skills: tuple[str, ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
+    model: str = ""
+    usage: TokenUsage = field(default_factory=TokenUsage)
+
+
+@dataclass
+class Turn:
+    """One request being worked on.
+
+    Attributes:
+        id: Id of the turn.
+        request: What the user asks.
+        consumer: The deciding agent.
+        parts: What the turns of the system share.
+        session: The session's API, bound to this turn.
+        view: The view frozen for the turn, whose `SK` numbers catalogs, loads and generators share.
+        sources: The turn's pool.
+        workspace: The turn's files.
+        bus: Where events go.
+        log: What was done so far.
+        streaming: Whether somebody reads the pieces of replies.
+        result: What came of it, once it has ended.
+    """
+
+    id: str
+    request: str
+    consumer: str
+    parts: SolverParts
+    session: Session
+    view: SkillView
+    sources: TurnSources
+    workspace: FolderWorkspace
+    bus: EventBus
+    streaming: bool = False
+    log: TurnLog = field(default_factory=TurnLog)
+    result: TurnResult | None = None
+
+    @property
+    def session_id(self) -> str:
+        """Id of the session."""
+        return self.session.id
+
+    @property
+    def subsystem(self) -> SkillsSubsystem:
+        """The subsystem that is active."""
+        return self.parts.subsystem
+
+    @property
+    def pool(self) -> SourcesPool:
+        """The turn's sources."""
+        return self.sources.pool
+
+    @property
+    def asker(self) -> Asker:
+        """Asks models for this turn."""
+        return Asker(self.parts.settings, self.bus, self.parts.pacing, streaming=self.streaming)
+
+    @property
+    def codegen_view(self) -> SkillView:
+        """The view generated code is given."""
+        return self.subsystem.view(CODEGEN, tools=self.parts.tool_ids)
+
+    async def instructions(self) -> PromptParts:
+        """Return the top-level text of the next decision."""
+        return await self.session.instructions()
+
+    @property
+    def window(self) -> int:
+        """Tokens the decision model takes; 128,000 when unknown."""
+        return self.parts.model(DECISION).context_window or UNKNOWN_WINDOW
+
+    @property
+    def result_budget(self) -> int:
+        """Tokens one tool result may take."""
+        return Budget.of(self.window).result
+
+    def count(self, text: str) -> int:
+        """Estimate the tokens of *text*."""
+        return estimate_tokens(text)
+
+    def tool_specs(self) -> tuple[ToolSpec, ...]:
+        """Return the tools offered now: those of skills, then the solver's own."""
+        return (*self.session.tool_specs(), *(tool.spec() for tool in self.parts.tools.all))
+
+    async def active_names(self) -> tuple[str, ...]:
+        """Return the names of the active skills, in load order."""
+        return tuple(one.name for one in await self.session.active())
+
+    async def pins(self) -> frozenset[str]:
+        """Return the pins a compactor must keep now."""
+        active = await self.session.active()
+        return frozenset(f"skill:{one.receipt.id}@{one.receipt.digest}" for one in active)
+
+    def cut(self, tool: str, size: int, kept: int) -> None:
+        """Say that a result was cut."""
+        message = f"a result of {tool} had {size} characters; {kept} were kept"
+        self.bus.diagnose(Diagnostic("result_cut", "info", message, ref=tool))
+
+    def skill_folder(self, full_id: str) -> Path | None:
+        """Return the folder of a skill of the registry, or None."""
+        skill = self.subsystem.registry.get(full_id)
+        return None if skill is None else skill.folder
+
+    def source_json(self, sid: int) -> dict[str, Any]:
+        """Return a row of the pool as JSON."""
+        return self.pool.rows[sid].to_json()
+
+    def rewritten(self, active: ActiveSkill) -> str:
+        """Return the text of an active skill with citations in the pool's numbers."""
+        skill = self.subsystem.registry.get(active.full_id)
+        return active.body if skill is None else self.sources.adopt(skill, active.body, digest=active.receipt.digest)
+
+    def note_active(self, active: list[ActiveSkill]) -> None:
+        """Note the active skills and what they brought along as used."""
+        for one in active:
+            receipt = one.receipt
+            self.log.used(SkillUse(id=receipt.id, name=one.name, digest=receipt.digest, how=one.loaded_by))
+            for name in receipt.imports:
+                full_id = self.view.names.get(name, name)
+                skill = self.subsystem.registry.get(full_id)
+                digest = "" if skill is None else skill.digest
+                self.log.used(SkillUse(id=full_id, name=name, digest=digest, how="import"))
+
+    async def generate(self, role: str, prompt: str, *, skills: list[str] | tuple[str, ...] | None = None) -> Generated:
+        """Have a generator write a text, with the skills **its** role may see in its system text.
+
+        Args:
+            role: The consumer, such as `answer.generator.strong`.
+            prompt: What to write.
+            skills: Refs of the skills, the turn's `SK` numbers among them; None: the active ones.
+
+        Raises:
+            ModelFailed: The provider failed for good.
+        """
+        refs = [one.full_id for one in await self.session.active()] if skills is None else list(skills)
+        wanted = [self.view.short_ids.get(ref.removeprefix("sk:"), ref) for ref in refs]
+        with self.subsystem.activate(role, tools=self.parts.tool_ids):
+            block = build_skills_instruction_block(wanted, variant=self.parts.settings.skills_form, pool=self.pool)
+        self.sources.replace(block.pool)
+        for finding in block.diagnostics:
+            self.bus.diagnose(finding)
+        skipped = tuple((item.ref, item.code) for item in block.refused)
+        for ref, code in skipped:
+            message = f"the skill {ref} was left out of the text for {role}"
+            self.bus.diagnose(Diagnostic("generator_skipped", "info", message, ref=code))
+        for granted in block.granted:
+            skill = granted.skill
+            self.log.used(SkillUse(id=skill.full_id, name=skill.name, digest=skill.digest, how="generator"))
+        instructions = "\n\n".join(part for part in (self.parts.settings.base_text.strip(), str(block)) if part)
+        provider = self.parts.model(role)
+        active = await self.active_names()
+        asked = await self.asker.ask(provider, ModelRequest(role, instructions, (Message("user", prompt),), (), active))
+        reply = asked.reply
+        self.log.usage += reply.usage
+        usage = TokenUsage(input=reply.usage.input, output=reply.usage.output)
+        self.log.steps.append(
+            Step(
+                index=len(self.log.steps) + 1,
+                role=role,
+                duration_ms=asked.duration_ms,
+                text=reply.text,
+                usage=usage,
+                retries=asked.retries,
+                active_before=active,
+                active_after=active,
+            )
+        )
+        used = tuple(granted.full_id for granted in block.granted)
+        return Generated(reply.text, role, used, skipped, reply.model or provider.name, usage)
