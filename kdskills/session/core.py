@@ -86,6 +86,13 @@ class Core:
             await self.remember(record)
         return record
 
+    async def record_expired(self, session_id: str) -> None:
+        """Forget a session whose id is wanted again but which has expired."""
+        with store_errors():
+            record = await self.store.get(session_id)
+            if record is not None and self.config.clock() - record.touched_at > self.config.idle_ttl:
+                await self.store.delete(session_id)
+
     async def create(self, record: SessionRecord, *, expect: int | None = None) -> None:
         """Put a new record, or a restored one over version *expect*.
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from kdskills.session import loading, reading, scripts, snapshots, tools
+from kdskills.session import loading, opening, reading, scripts, snapshots, tools
 from kdskills.session.bodies import Bodies
 from kdskills.session.catalog import CatalogSource, SkillCatalog
-from kdskills.session.codes import invalid, not_found
+from kdskills.session.codes import not_found
 from kdskills.session.config import (
     BodyIn,
     Budget,
@@ -22,7 +22,7 @@ from kdskills.session.config import (
     merged_interpreters,
     utc_now,
 )
-from kdskills.session.core import Call, Core, checked_id, gone, store_errors
+from kdskills.session.core import Call, Core
 from kdskills.session.limits import RuntimeLimits
 from kdskills.session.prompt import Catalogs, instructions
 from kdskills.session.receipts import (
@@ -39,7 +39,7 @@ from kdskills.session.scope import NO_TURN, TurnScope
 from kdskills.session.session import Session
 from kdskills.session.snapshots import SessionSnapshot
 from kdskills.session.source import FrozenSource, Gate, LiveSource, Locations, Source, Subsystem
-from kdskills.session.state import SessionHead, SessionRecord
+from kdskills.session.state import SessionHead
 from kdskills.session.store import MemoryStore, SessionStore
 from kdskills.session.sync import SyncFacade
 from kdskills.skills.model import Skill, TokenCounter, estimate_tokens
@@ -160,21 +160,8 @@ class SkillRuntime:
             SessionError: `session_exists`.
             ToolCallRefused: As `load`, for *initial*.
         """
-        if max_active is not None and max_active < 1:
-            raise config_invalid("max_active must be at least 1")
-        wanted = checked_id(session_id)
-        now = self.config.clock()
-        cap = max_active if max_active is not None else self.config.max_active
-        record = SessionRecord(wanted, consumer or self.config.consumer, 1, now, now, cap)
-        self._core.source.gate(record.consumer)  # a frozen view refuses other consumers before anything exists
-        await self._core.create(record)
-        if initial:
-            try:
-                await self.load(wanted, initial, "replace", by="code")
-            except BaseException:
-                await self.close_session(wanted)
-                raise
-        return Session(self, wanted, record.consumer)
+        record = await opening.open_session(self._core, session_id, consumer, max_active, initial)
+        return Session(self, record.session_id, record.consumer)
 
     async def get_session(self, session_id: str) -> Session:
         """Return a session that exists, renewing its idle clock. Raises `session_not_found`."""
@@ -183,21 +170,13 @@ class SkillRuntime:
 
     async def close_session(self, session_id: str) -> bool:
         """Close a session: True, then False. Loads on their way end with `session_not_found`."""
-        self._core.tickets.session_closed(session_id, gone(session_id))
-        self._core.drop(session_id)
-        with store_errors():
-            return await self.store.delete(session_id)
+        return await opening.close(self._core, session_id)
 
     async def list_sessions(
         self, *, consumer: str | None = None, limit: int = PAGE, after: str | None = None
     ) -> list[SessionHead]:
         """Return heads sorted by id, without expired ones; *after* is the last id of the page before."""
-        if limit < 1:
-            raise invalid("limit must be at least 1", ("/limit", "must be at least 1"))
-        oldest = self.config.clock() - self.config.idle_ttl
-        with store_errors():
-            page = await self.store.page(consumer=consumer, after=after, limit=limit)
-        return [head for head in page if head.touched_at >= oldest]
+        return await opening.listed(self._core, consumer, limit, after)
 
     async def aclose(self) -> None:
         """Stop reading; sessions stay in the store."""
