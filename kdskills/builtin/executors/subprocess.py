@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
+from kdskills.errors import ExecRefused
 from kdskills.execution.check import Plan, check_request, require_limits
 from kdskills.execution.choose import require_consent
 from kdskills.execution.code_run import MAX_REPORT, apply_report
@@ -106,6 +107,10 @@ class SubprocessExecutor:
 
     def _start(self, request: ExecRequest) -> LocalRun:
         plan = check_request(request)
+        if request.network != "none":
+            raise ExecRefused(
+                "subprocess cannot restrict a program to some hosts", code="limit_not_enforceable", engine=self.name
+            )
         require_limits(ENFORCED, self._options.best_effort | UNENFORCED, self.name)
         cache = self._options.cache_dir or cache_dir()
         places = {mount.id: str(stage_skill(mount, cache)) for mount in request.skills}

@@ -1,0 +1,1 @@
+"""The checks behind `kdskills.testing.executors`, by what they are about."""

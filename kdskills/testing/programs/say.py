@@ -1,0 +1,5 @@
+"""Say the arguments, joined."""
+
+import sys
+
+print("|".join(sys.argv[1:]))

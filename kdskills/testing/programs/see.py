@@ -1,0 +1,20 @@
+"""Say what a program sees of its own surroundings."""
+
+import os
+import pathlib
+import sys
+
+import kdskills_runtime
+
+kdskills_runtime.report(
+    {
+        "uid": os.getuid(),
+        "env": dict(os.environ),
+        "cwd": os.getcwd(),
+        "work": sorted(os.listdir(".")),
+        "argv": len(sys.argv),
+        "interfaces": sorted(os.listdir("/sys/class/net")) if os.path.isdir("/sys/class/net") else [],
+        "routes": pathlib.Path("/proc/net/route").read_text().splitlines()[1:],
+        "root_writable": os.access("/", os.W_OK) or os.access("/usr", os.W_OK) or os.access("/skills", os.W_OK),
+    }
+)

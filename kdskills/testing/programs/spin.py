@@ -1,0 +1,4 @@
+"""Use processor time and nothing else."""
+
+while True:
+    pass
