@@ -1,0 +1,121 @@
+"""The pump: counting, tail-keeping, never held up (spec execution §3, §5)."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kdskills.execution.pump import HeadBuffer, Pump, TailBuffer
+
+
+@given(st.lists(st.binary(max_size=40), max_size=20), st.integers(0, 30))
+def test_the_tail_is_kept_and_everything_counted(chunks, limit):
+    """Whatever comes, the last bytes stay and the count is exact."""
+    buffer = TailBuffer(limit)
+    for chunk in chunks:
+        buffer.feed(chunk)
+    whole = b"".join(chunks)
+    stream = buffer.stream()
+    assert stream.data == (whole[-limit:] if limit else b"")
+    assert stream.total == len(whole)
+    assert stream.truncated == (len(whole) > limit)
+
+
+def test_memory_stays_bounded():
+    """A flood leaves at most twice the limit and one chunk in memory."""
+    buffer = TailBuffer(1000)
+    for _ in range(1000):
+        buffer.feed(b"x" * 5000)
+        assert len(buffer._data) <= 7000
+
+
+def test_a_report_keeps_its_beginning():
+    """The head buffer keeps the first bytes and says that more came."""
+    head = HeadBuffer(4)
+    head.feed(b"abc")
+    assert not head.overflow
+    head.feed(b"def")
+    assert (head.value(), head.overflow) == (b"abcd", True)
+
+
+def drive(program: str, *, wall_s: float = 10.0, stdin: bytes = b"", cancel_after: float | None = None):
+    """Run a Python program under a pump; return (ending, stdout, seconds)."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    pidfd = os.pidfd_open(process.pid)
+    out = TailBuffer(1 << 16)
+    fd_out, fd_in = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())
+    process.stdout.close()
+    process.stdin.close()
+    pump = Pump(pidfd, [(fd_out, out.feed)], [(fd_in, stdin)], wall_s, process.terminate, process.kill)
+    if cancel_after is not None:
+        threading.Timer(cancel_after, pump.cancel).start()
+    began = time.monotonic()
+    ending = pump.drive(began)
+    took = time.monotonic() - began
+    process.wait()
+    os.close(pidfd)
+    return ending, out.stream(), took
+
+
+def test_stdin_reaches_the_program_and_output_us():
+    """A megabyte goes in and comes out."""
+    data = os.urandom(1 << 20)
+    ending, out, _ = drive("import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())", stdin=data)
+    assert (ending.reason, out.total, out.data) == ("exited", 1 << 20, data[-(1 << 16) :])
+
+
+def test_a_program_that_reads_nothing_is_no_trouble():
+    """Unread stdin neither hangs nor fails the run."""
+    ending, out, _ = drive("print('done')", stdin=b"x" * (4 << 20))
+    assert (ending.reason, out.data) == ("exited", b"done\n")
+
+
+def test_a_grandchild_holding_the_pipe_does_not_hold_us():
+    """A daemon that keeps stdout open delays the end by the drain time only."""
+    program = (
+        "import os, sys, time\n"
+        "print('first', flush=True)\n"
+        "if os.fork() == 0:\n    os.setsid()\n    time.sleep(4)\n    os._exit(0)\n"
+    )
+    ending, out, took = drive(program)
+    assert (ending.reason, out.data) == ("exited", b"first\n")
+    assert took < 2
+
+
+def test_a_hang_ends_by_the_clock():
+    """The wall limit asks, and the program ends."""
+    ending, _, took = drive("import time; time.sleep(30)", wall_s=0.3)
+    assert ending.reason == "timeout"
+    assert took < 2
+
+
+def test_ignoring_term_is_answered_by_kill():
+    """After the grace the program is killed."""
+    program = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(30)"
+    ending, _, took = drive(program, wall_s=0.5)
+    assert ending.reason == "timeout"
+    assert 0.9 < took < 2.5
+
+
+def test_cancel_from_another_thread():
+    """A cancelled run says so, and late cancels are harmless."""
+    ending, _, took = drive("import time; time.sleep(30)", cancel_after=0.2)
+    assert ending.reason == "cancelled"
+    assert took < 2
+
+
+def test_cancel_after_the_end_is_harmless():
+    """A pump that is over takes a cancel without a word."""
+    process = subprocess.Popen([sys.executable, "-I", "-c", "pass"])
+    pidfd = os.pidfd_open(process.pid)
+    pump = Pump(pidfd, [], [], 5, process.terminate, process.kill)
+    pump.drive(time.monotonic())
+    process.wait()
+    os.close(pidfd)
+    pump.cancel()

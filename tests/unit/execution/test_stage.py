@@ -1,0 +1,170 @@
+"""Staged copies: what was checked is what is seen (spec execution §4)."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from kdskills.errors import ExecRefused, RootChanged, RootMissing
+from kdskills.execution.dirs import private_dir
+from kdskills.execution.request import InputFile, Limits, SkillMount
+from kdskills.execution.stage import locked, read_inputs, stage_skill
+from kdskills.skills.digest import tree_digest
+
+
+@pytest.fixture
+def skill(tmp_path):
+    """A small skill with a script, a dot file and a link."""
+    root = tmp_path / "skill"
+    (root / "scripts").mkdir(parents=True)
+    (root / "SKILL.md").write_text("---\nname: x\n---\nbody")
+    (root / "scripts/run.sh").write_text("echo hi")
+    (root / "scripts/run.sh").chmod(0o700)
+    (root / ".note").write_bytes(b"\0")
+    (root / "link").symlink_to("/etc/passwd")
+    return SkillMount("a.x", root, tree_digest(root))
+
+
+def test_a_copy_has_the_same_digest_and_open_modes(skill, tmp_path):
+    """The copy is the same tree, readable by everybody, writable by its owner only."""
+    copy = stage_skill(skill, tmp_path / "cache")
+    assert tree_digest(copy) == skill.tree
+    assert copy.name == skill.tree.removeprefix("sha256:")
+    assert oct((copy / "scripts/run.sh").stat().st_mode & 0o7777) == "0o755"
+    assert oct((copy / "SKILL.md").stat().st_mode & 0o7777) == "0o644"
+    assert (copy / "link").is_symlink()
+
+
+def test_a_copy_is_made_once(skill, tmp_path):
+    """The second call finds the first one's copy, even when the source is gone meanwhile."""
+    first = stage_skill(skill, tmp_path / "cache")
+    (skill.root / "SKILL.md").unlink()
+    assert stage_skill(skill, tmp_path / "cache") == first
+
+
+def test_a_changed_tree_is_refused(skill, tmp_path):
+    """Files unlike the digest are never mounted, and no half copy stays."""
+    (skill.root / "SKILL.md").write_text("forged")
+    with pytest.raises(RootChanged) as caught:
+        stage_skill(skill, tmp_path / "cache")
+    assert caught.value.details["expected"] == skill.tree
+    assert [path.name for path in (tmp_path / "cache/stage").iterdir()] == [".lock"]
+
+
+def test_a_missing_tree_is_refused(tmp_path):
+    """A skill that is not there is named."""
+    with pytest.raises(RootMissing):
+        stage_skill(SkillMount("a.x", tmp_path / "nowhere", "sha256:" + "0" * 64), tmp_path / "cache")
+
+
+@pytest.mark.parametrize("tree", ["", "x", "sha256:../../etc", "sha256:" + "G" * 64])
+def test_a_digest_is_no_path(skill, tmp_path, tree):
+    """Only hex names become folders."""
+    with pytest.raises(RootChanged):
+        stage_skill(SkillMount(skill.id, skill.root, tree), tmp_path / "cache")
+
+
+def test_special_files_are_refused(skill, tmp_path):
+    """A FIFO in a skill does not hang staging."""
+    os.mkfifo(skill.root / "pipe")
+    with pytest.raises(RootChanged):
+        stage_skill(SkillMount(skill.id, skill.root, tree_digest(skill.root)), tmp_path / "cache")
+
+
+def test_threads_stage_one_copy(skill, tmp_path):
+    """Many at once agree on one copy."""
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(stage_skill(skill, tmp_path / "cache"))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 6
+    assert len(set(found)) == 1
+
+
+def test_inputs_come_by_value(tmp_path):
+    """Bytes stay, files are read."""
+    file = tmp_path / "data"
+    file.write_bytes(b"file")
+    given = (InputFile("a", b"bytes"), InputFile("b", file))
+    assert read_inputs(given, Limits()) == [("a", b"bytes"), ("b", b"file")]
+
+
+def test_inputs_through_links_are_refused(tmp_path):
+    """Neither the file nor a folder on its way may be a link."""
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    (tmp_path / "dir").symlink_to("/etc")
+    for path in (tmp_path / "link", tmp_path / "dir/passwd"):
+        with pytest.raises(ExecRefused) as caught:
+            read_inputs((InputFile("x", path),), Limits())
+        assert caught.value.code == "bad_request"
+
+
+def test_inputs_are_regular_and_bounded(tmp_path):
+    """FIFOs, folders, missing and oversized files are refused at once."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "big").write_bytes(b"x" * 11)
+    for path in (tmp_path / "pipe", tmp_path, tmp_path / "none", tmp_path / "big"):
+        with pytest.raises(ExecRefused):
+            read_inputs((InputFile("x", path),), Limits(work_size=10))
+
+
+def test_the_sum_of_inputs_is_bounded(tmp_path):
+    """Each may fit while all together do not."""
+    (tmp_path / "a").write_bytes(b"x" * 6)
+    with pytest.raises(ExecRefused):
+        read_inputs((InputFile("a", tmp_path / "a"), InputFile("b", tmp_path / "a")), Limits(work_size=10))
+
+
+def test_a_swap_race_leaks_nothing(tmp_path):
+    """A file swapped for a link to a secret, over and over, is read as itself or refused."""
+    secret, honest, target = tmp_path / "secret", tmp_path / "honest", tmp_path / "data"
+    secret.write_bytes(b"SECRET")
+    honest.write_bytes(b"honest")
+    target.write_bytes(b"honest")
+    stop = threading.Event()
+
+    def swap():
+        while not stop.is_set():
+            (tmp_path / "l").symlink_to(secret)
+            (tmp_path / "l").rename(target)
+            os.link(honest, tmp_path / "h")
+            (tmp_path / "h").rename(target)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    seen = set()
+    try:
+        for _ in range(1500):
+            try:
+                seen.add(read_inputs((InputFile("x", target),), Limits())[0][1])
+            except ExecRefused:
+                seen.add(b"refused")
+    finally:
+        stop.set()
+        thread.join()
+    assert seen <= {b"honest", b"refused"}
+    assert b"honest" in seen
+
+
+def test_a_folder_others_may_write_to_is_refused(tmp_path):
+    """Staged trees are never trusted in a folder that is not ours alone."""
+    top = tmp_path / "cache"
+    top.mkdir()
+    top.chmod(0o777)
+    with pytest.raises(ExecRefused):
+        private_dir(top)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    with pytest.raises(ExecRefused):
+        private_dir(link)
+
+
+def test_the_lock_is_not_taken_through_a_link(tmp_path):
+    """A planted link is no lock file."""
+    (tmp_path / ".lock").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / ".lock"):
+        pass
+    assert not Path(tmp_path / "other").exists()
