@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kdskills.errors import Diagnostic
 from kdskills.sources.pool import SourceKey, SourcesPool
-from kdskills.sources.tokens import MAX_FREE_RANGE, MAX_ITEMS, Known, Token, find_tokens, grammar
+from kdskills.sources.tokens import MAX_ITEMS, Known, Token, find_tokens, grammar
 from kdskills.sources.writer import Writer
 
 _PASSES = 16
@@ -70,20 +70,15 @@ def find_citations(
         known: What ranges are intersected with; single numbers are returned whether known or not. Without it a range
             of over 1,000 numbers is ignored, which the citation's `diagnostics` say.
     """
-    within = None if known is None else Known(known_sids(known))
+    within = Known(None if known is None else known_sids(known))
     found = []
     for token in find_tokens(text):
         sids: dict[int, None] = {}
         findings = []
         for first, last in token.items:
-            if first == last:
-                sids[first] = None
-            elif within is not None:
-                sids.update(dict.fromkeys(within.within(first, last)))
-            elif last - first < MAX_FREE_RANGE:
-                sids.update(dict.fromkeys(range(max(first, 1), last + 1)))
-            else:
-                message = f"the range {first}-{last} is over {MAX_FREE_RANGE} numbers and is ignored"
+            sids.update(dict.fromkeys((first,) if first == last else within.within(first, last)))
+            if within.ignored and first != last:
+                message = f"the range {first}-{last} stands for too many numbers and is ignored"
                 findings.append(Diagnostic("citation_range_ignored", "warning", message, ref=f"{first}-{last}"))
         found.append(Citation(token.start, token.end, tuple(sids), tuple(findings)))
     return tuple(found)
@@ -165,7 +160,11 @@ class _Rewriting:
         for first, last in token.items:
             known = self._known.within(first, last)
             sids.update(dict.fromkeys(self._map[sid] for sid in known))
-            if first == last and not known:
+            if self._known.ignored:
+                self._report(
+                    f"{first}-{last}", f"the ranges of the text stand for too many sources; {first}-{last} goes"
+                )
+            elif first == last and not known:
                 self.dropped[first] = None
                 self._report(str(first), f"source {first} is not among the skill's sources; the citation is dropped")
             elif len(known) <= last - first:

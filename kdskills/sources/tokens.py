@@ -8,7 +8,8 @@ linear: neighbouring repeats are possessive or match different characters, and r
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -19,6 +20,8 @@ ZERO_WIDTH = "\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"
 MAX_ITEMS = 200
 MAX_INLINE_CODE = 2000
 MAX_FREE_RANGE = 1000
+MAX_WRITTEN_OUT = 100_000
+"""Most sids the ranges of one text stand for in all: a small text must not grow into a gigabyte."""
 
 _OPEN, _CLOSE = "[\\[\uff3b]", "[\\]\uff3d]"
 _DASHES = "\u2010-\u2015\u2212"
@@ -36,6 +39,7 @@ class Grammar(NamedTuple):
     ignorable: re.Pattern[str]
     blank: re.Pattern[str]
     ticks: re.Pattern[str]
+    line_end: re.Pattern[str]
     fence_margin: re.Pattern[str]
     fence_close: re.Pattern[str]
 
@@ -61,6 +65,7 @@ def grammar() -> Grammar:
         ignorable=re.compile(f"[{ZERO_WIDTH}]"),
         blank=re.compile(f"[{BLANKS}]"),
         ticks=re.compile("`+"),
+        line_end=re.compile("[\n\r]"),
         fence_margin=re.compile("[ \t>]*+"),
         fence_close=re.compile("[ \t>]*+(`*+|~*+)[ \t]*+"),
     )
@@ -247,10 +252,8 @@ class _InlineCode:
 
 def _line_end(text: str, start: int) -> int:
     """Return where the line ends: at a LF or CR, or at the end of the text."""
-    end = text.find("\n", start)
-    end = len(text) if end < 0 else end
-    carriage = text.find("\r", start, end)
-    return end if carriage < 0 else carriage
+    found = grammar().line_end.search(text, start)
+    return found.start() if found else len(text)
 
 
 def find_tokens(text: str) -> list[Token]:
@@ -284,13 +287,27 @@ def held_back(text: str) -> int:
 
 
 class Known:
-    """The sids a range is intersected with, so that a range costs what is known."""
+    """What ranges are intersected with, so that a range costs what is known; used for one text.
 
-    def __init__(self, sids: Iterable[int]) -> None:
-        self._sids = sorted(set(sids))
+    Args:
+        sids: The known ones. None: any number may be, and a range of over 1,000 of them is ignored.
+    """
 
-    def within(self, first: int, last: int) -> list[int]:
-        """Return the known sids from *first* to *last*, ascending."""
-        from bisect import bisect_left, bisect_right
+    def __init__(self, sids: Iterable[int] | None) -> None:
+        self._sids = None if sids is None else sorted(set(sids))
+        self._left = MAX_WRITTEN_OUT
+        self.ignored = False  # whether the last range stood for too many
 
-        return self._sids[bisect_left(self._sids, first) : bisect_right(self._sids, last)]
+    def within(self, first: int, last: int) -> Sequence[int]:
+        """Return the sids from *first* to *last*, ascending; none if a range stands for too many."""
+        self.ignored = False
+        if self._sids is not None:
+            start, stop = bisect_left(self._sids, first), bisect_right(self._sids, last)
+        else:
+            start, stop = first, last + 1
+        if first != last:
+            self.ignored = stop - start > (self._left if self._sids is not None else min(self._left, MAX_FREE_RANGE))
+            if self.ignored:
+                return ()
+            self._left -= stop - start
+        return range(start, stop) if self._sids is None else self._sids[start:stop]
