@@ -6,6 +6,7 @@ other two only cost what they would have added.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,13 +27,10 @@ MAX_SOURCES_BYTES = 1024 * 1024
 MAX_SOURCES_ROWS = 2_000
 
 _SOURCES_LIMITS = Limits(nodes=200_000, size=MAX_SOURCES_BYTES)
-_TRUE = frozenset({"true", "yes", "on", "y", "1"})
-_FALSE = frozenset({"false", "no", "off", "n", "0", ""})
-_MANDATORY = frozenset({"required", "hard", "mandatory"})
-_OPTIONAL = frozenset({"optional", "soft", "preferred", "recommended", "available", "any", "none", ""})
-_TOOL_KEYS = frozenset(
-    {"id", "role", "why", "reason", "description", "required", "hard_required", "availability", "name", "tool_id"}
-)
+_FENCES = re.compile(r"---[^\S\n]*\n(?:.*\n)*?---[^\S\n]*(?:\n|$)")
+_FALSE = frozenset({"false", "no", "off"})
+_OPTIONAL = frozenset({"optional", "soft", "preferred", "recommended", "false", "no", "off"})
+_TOOL_KEYS = frozenset({"id", "role", "why", "reason", "description", "required", "hard_required", "availability"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +111,7 @@ def read_compact(
 
 def _compact_text(data: bytes) -> str:
     text = trim_body(_text(data, MAX_COMPACT_BYTES))
-    if text.split("\n", 1)[0].rstrip() == "---":
+    if _FENCES.match(text):
         raise _Unusable("it begins with frontmatter", (1, 1))
     if not text:
         raise _Unusable("it is empty")
@@ -131,7 +129,9 @@ def read_tools(
 
 
 def _tool_nodes(data: bytes) -> list[Node]:
-    root = _yaml(_text(data, MAX_TOOLS_BYTES), Limits()).root
+    document = _yaml(_text(data, MAX_TOOLS_BYTES), Limits())
+    _no_duplicates(document)  # keeping the first could lose a gate
+    root = document.root
     if isinstance(root, Fields):
         root = _tool_list(root)
     if not isinstance(root, Items):
@@ -163,7 +163,7 @@ def _tool(node: Node) -> SkillTool:
         return SkillTool(node.text.strip())
     if not isinstance(node, Fields):
         raise _Unusable("an entry is neither an id nor a mapping", place)
-    tool_id = _word(node, "id") or _word(node, "tool_id") or _word(node, "name")
+    tool_id = _word(node, "id")
     if not tool_id:
         raise _Unusable("an entry has no `id`", place)
     why = next((text for text in (_word(node, key) for key in ("why", "reason", "description")) if text), "")
@@ -208,25 +208,36 @@ def read_sources(
 
     What the rows mean is decided by `kdskills.sources.normalize_sources`.
     """
+    notes = Findings(verdict, name if at is None else at)
     try:
         document = _yaml(_text(data, MAX_SOURCES_BYTES), _SOURCES_LIMITS)
-        rows = _rows(to_python(document.root))
+        if verdict == "lenient":
+            for key, mark in document.duplicates:
+                message = f"The key `{key}` stands twice; the first one counts."
+                notes.add("duplicate_key", message, place=(mark.line + 1, mark.column + 1), ref=key)
+        else:
+            _no_duplicates(document)
+        rows = _rows(to_python(document.root), notes)
     except _Unusable as error:
-        return SourcesRead((), _finding(name, error, name if at is None else at, verdict))
-    return SourcesRead(rows)
+        return SourcesRead((), (*notes.items, *_finding(name, error, notes.at, verdict)))
+    return SourcesRead(rows, tuple(notes.items))
 
 
-def _rows(value: object) -> tuple[Mapping[str, Any], ...]:
+def _rows(value: object, notes: Findings) -> tuple[Mapping[str, Any], ...]:
     if isinstance(value, dict):
-        held = next((value[key] for key in ("sources", "items") if isinstance(value.get(key), list | dict)), value)
-        value = held
+        value = next((value[key] for key in ("sources", "items") if isinstance(value.get(key), list | dict)), value)
     if isinstance(value, dict):
-        value = [{"sid": sid, **row} if isinstance(row, dict) else row for sid, row in value.items()]
-    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+        value = [{**row, "sid": sid} if isinstance(row, dict) else row for sid, row in value.items()]
+    if not isinstance(value, list):
         raise _Unusable("it is neither a list of rows nor a mapping of them", (1, 1))
     if len(value) > MAX_SOURCES_ROWS:
         raise _Unusable(f"it has {len(value):,} rows, more than {MAX_SOURCES_ROWS:,}")
-    return tuple(value)
+    rows = tuple(row for row in value if isinstance(row, dict))
+    if value and not rows:
+        raise _Unusable("it is neither a list of rows nor a mapping of them", (1, 1))
+    if len(rows) < len(value):
+        notes.add("sources_invalid", f"{len(value) - len(rows)} entries are no rows and are left out.")
+    return rows
 
 
 def _text(data: bytes, limit: int) -> str:
@@ -247,7 +258,10 @@ def _yaml(text: str, limits: Limits) -> Document:
     except YamlRefused as refusal:
         place = (refusal.place[0] + 1, refusal.place[1] + 1) if refusal.place else None
         raise _Unusable(refusal.message, place) from refusal
+    return document
+
+
+def _no_duplicates(document: Document) -> None:
     if document.duplicates:
         key, mark = document.duplicates[0]
         raise _Unusable(f"the key `{key}` stands twice", (mark.line + 1, mark.column + 1))
-    return document

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from kdskills.skills.findings import Findings
 from kdskills.skills.model import SkillArgument
-from kdskills.skills.yaml_core import Document, Fields, Items, Node, Scalar, to_python
+from kdskills.skills.yaml_core import Fields, Items, Node, Scalar, to_python
 
 MAX_ARGUMENTS = 64
 HINT_ARGUMENT = "ARGUMENTS"
@@ -45,7 +45,7 @@ def read_metadata(node: Node | None, findings: Findings, place: Place) -> Mappin
     return found
 
 
-def read_allowed_tools(node: Node | None, document: Document, findings: Findings, place: Place) -> str | None:
+def read_allowed_tools(node: Node | None, findings: Findings, place: Place) -> str | None:
     """Return `allowed-tools` as one text; a list is joined by blanks (`allowed_tools_type`)."""
     if node is None:
         return None

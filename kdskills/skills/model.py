@@ -58,8 +58,8 @@ class SkillContent(Protocol):
 class Skill:
     """One skill as found in a root. Attribute meanings are those of the table in spec skills §1.3.
 
-    `path` is the absolute path of the skill file on this host (None for a skill parsed from bytes); it is never
-    exported. `layer` is the kind of root. `tokens` estimates the body without reading it again.
+    `file` and `path` are the absolute path of the skill file on this host (None for a skill parsed from bytes); they
+    are never exported. `layer` is the kind of root. `tokens` estimates the body without reading it again.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Skill:
     size: int = 0
     tokens: int = 0
     layer: RootKind = "bundle"
-    path: Path | None = None
+    file: str | None = None
 
     @property
     def full_id(self) -> str:
@@ -104,6 +104,11 @@ class Skill:
     def location(self) -> str:
         """`skill://<namespace>/<id>/SKILL.md`: the same on every host."""
         return f"skill://{self.namespace}/{self.id}/SKILL.md"
+
+    @property
+    def path(self) -> Path | None:
+        """The skill file on this host, or None. Kept as text, because thousands of paths weigh much."""
+        return None if self.file is None else Path(self.file)
 
     @property
     def built_in(self) -> bool:
@@ -118,7 +123,7 @@ class Skill:
     @property
     def folder(self) -> Path | None:
         """The skill's folder on this host, or None."""
-        return None if self.path is None else self.path.parent
+        return None if self.file is None else Path(self.file).parent
 
     @property
     def body(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from kdskills.errors import Diagnostic
 from kdskills.skills.digest import bytes_digest
@@ -17,7 +17,7 @@ from kdskills.skills.field_groups import read_allowed_tools, read_arguments, rea
 from kdskills.skills.fields import FieldReader
 from kdskills.skills.findings import Findings
 from kdskills.skills.folder import DiskContent, FolderParts, TextContent, open_skill
-from kdskills.skills.frontmatter import read_frontmatter
+from kdskills.skills.frontmatter import Frontmatter, read_frontmatter
 from kdskills.skills.model import ParsedSkill, RootKind, Skill, SkillContent, SkillTool, Verdict, estimate_tokens
 from kdskills.skills.names import (
     DEFAULT_NAMESPACE,
@@ -82,19 +82,40 @@ def parse_parts(
     name = _name(reader, folder, notes)
     namespace = _namespace(reader, layout_namespace, fixed_namespace, notes)
     own_id = _own_id(reader, name, folder, notes)
-    document = front.document
+    if digest is None:
+        digest = bytes_digest(data)
+    if content is None:
+        content = TextContent(front.body, len(data), digest)
+    facts = _Facts(name, namespace, own_id, content, tools, digest, len(data), layer, path)
+    skill = _skill(reader, front, notes, facts)
+    return ParsedSkill(None if notes.refused else skill, skill.diagnostics, skill.full_id)
+
+
+class _Facts(NamedTuple):
+    """What a skill is apart from the fields that are read here."""
+
+    name: str
+    namespace: str
+    own_id: str
+    content: SkillContent
+    tools: tuple[SkillTool, ...]
+    digest: str
+    size: int
+    layer: RootKind
+    path: Path | None
+
+
+def _skill(reader: FieldReader, front: Frontmatter, notes: Findings, facts: _Facts) -> Skill:
     hint = reader.text("argument_hint")
-    description = reader.description()
-    allowed = read_allowed_tools(reader.node("allowed_tools"), document, notes, reader.place("allowed_tools"))
+    allowed = read_allowed_tools(reader.node("allowed_tools"), notes, reader.place("allowed_tools"))
     if not front.body:
         notes.add("empty_body", "There are no instructions behind the frontmatter.")
-    digest = bytes_digest(data) if digest is None else digest
-    skill = Skill(
-        name=name,
-        namespace=namespace,
-        id=own_id,
-        description=description,
-        content=TextContent(front.body, len(data), digest) if content is None else content,
+    return Skill(
+        name=facts.name,
+        namespace=facts.namespace,
+        id=facts.own_id,
+        description=reader.description(),
+        content=facts.content,
         version=reader.text("version"),
         category=reader.text("category"),
         author=reader.text("author"),
@@ -114,23 +135,15 @@ def parse_parts(
         user_invocable=reader.flag("user_invocable", default=True, restrictive=False),
         arguments=read_arguments(reader.node("arguments"), hint, notes, reader.place("arguments")),
         insert=reader.insert(),
-        tools=tools,
-        frontmatter=to_python(front.fields, text_only=verdict == "skills-ref"),
-        diagnostics=tuple(notes.items),
-        digest=digest,
-        size=len(data),
+        tools=facts.tools,
+        frontmatter=to_python(front.fields, text_only=notes.verdict == "skills-ref"),
+        diagnostics=tuple(notes.items),  # complete: every field above was read before
+        digest=facts.digest,
+        size=facts.size,
         tokens=estimate_tokens(front.body),
-        layer=layer,
-        path=path,
+        layer=facts.layer,
+        file=None if facts.path is None else str(facts.path),
     )
-    return _outcome(skill, notes)
-
-
-def _outcome(skill: Skill, notes: Findings) -> ParsedSkill:
-    """Refuse *skill* when a finding is an error. Its findings are complete only now, after every field was read."""
-    if len(notes.items) != len(skill.diagnostics):  # pragma: no cover - held by the order of evaluation above
-        raise AssertionError("a field was read after the findings were taken")
-    return ParsedSkill(None if notes.refused else skill, skill.diagnostics, skill.full_id)
 
 
 def _name(reader: FieldReader, folder: str, notes: Findings) -> str:

@@ -7,6 +7,7 @@ while they come in, so nothing can be expanded. Without libyaml PyYAML's own par
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -272,11 +273,12 @@ class _Builder:
                 key = None
 
     def _put(self, holder: Any, key: Scalar, node: Node) -> None:
-        if key.text in holder.items:
-            self.duplicates.append((key.text, key.mark))
+        text = sys.intern(key.text)  # thousands of skills share their keys
+        if text in holder.items:
+            self.duplicates.append((text, key.mark))
             return
-        holder.items[key.text] = node
-        holder.keys[key.text] = key.mark
+        holder.items[text] = node
+        holder.keys[text] = key.mark
 
     def _open(
         self, event: Any, kind: Any, depth: int, holder: Items | Fields | None, key: Scalar | None

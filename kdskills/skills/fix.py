@@ -1,0 +1,296 @@
+"""Mend a skill folder: plan edits without touching anything, then apply them in one go (spec skills §1.5, `check --fix`)."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kdskills.errors import FileRefused
+from kdskills.skills.field_groups import read_allowed_tools
+from kdskills.skills.field_names import FIELD_OF
+from kdskills.skills.findings import Findings
+from kdskills.skills.folder import FolderParts, open_skill
+from kdskills.skills.frontmatter import MAX_SKILL_BYTES, Frontmatter, read_frontmatter
+from kdskills.skills.model import ParsedSkill, Skill
+from kdskills.skills.names import clean_folder, unsafe_name
+from kdskills.skills.parse import parse_parts
+from kdskills.skills.repair import single_quoted
+from kdskills.skills.safe_open import read_file
+from kdskills.skills.yaml_core import Fields, Items, Scalar, YamlRefused, load_yaml
+
+SKILL_FILE = "SKILL.md"
+
+_BOM = b"\xef\xbb\xbf"
+_RAW_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+
+
+@dataclass(frozen=True, slots=True)
+class FixPlan:
+    """Edits that mend one skill folder. Nothing has happened yet.
+
+    Attributes:
+        folder: The skill's folder.
+        file_name: Name of the skill file now.
+        before: Its bytes now.
+        after: Its bytes then; the body's are the same.
+        new_file_name: Its name then.
+        new_folder_name: The folder's name then.
+        done: What is mended, one sentence each.
+        skipped: What cannot be mended here and why.
+    """
+
+    folder: Path
+    file_name: str
+    before: bytes
+    after: bytes
+    new_file_name: str
+    new_folder_name: str
+    done: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.done)
+
+    @property
+    def diff(self) -> str:
+        """The edits as a unified diff, renames as lines before it; "" when there is nothing to do."""
+        old, new = f"{self.folder.name}/{self.file_name}", f"{self.new_folder_name}/{self.new_file_name}"
+        head = f"rename from {old}\nrename to {new}\n" if old != new else ""
+        return head + "".join(_diff_lines(self.before, self.after, old, new))
+
+
+def _diff_lines(before: bytes, after: bytes, old: str, new: str) -> Iterator[str]:
+    if before == after:
+        return
+    was, will = (data.decode("utf-8").replace("\ufeff", "<BOM>").split("\n") for data in (before, after))
+    for line in difflib.unified_diff(was, will, f"a/{old}", f"b/{new}", lineterm=""):
+        yield line.rstrip("\r") + "\n"
+
+
+def plan_fix(path: str | Path, *, rename: bool = False) -> FixPlan | None:
+    """Return what would mend the skill at *path*, or None when its file cannot be read at all.
+
+    A rewrite is planned only if the skill then has the same fields and body with fewer findings; a skill that is
+    refused as it is stays as it is.
+
+    Args:
+        path: A skill folder or its file.
+        rename: Whether the folder may be renamed to the skill's name.
+    """
+    opened = open_skill(path, "lenient")
+    if not isinstance(opened, FolderParts):
+        return None
+    folder, before = opened.folder, opened.data
+    done: list[str] = []
+    skipped: list[str] = []
+    after = before
+    for sentence, candidate in _rewrites(before, folder.name):
+        if _better(after, candidate, folder.name):
+            after = candidate
+            done.append(sentence)
+    file_name = SKILL_FILE
+    if opened.file_name != SKILL_FILE:
+        if os.path.lexists(folder / SKILL_FILE) and not _same_file(folder / SKILL_FILE, folder / opened.file_name):
+            file_name = opened.file_name
+            skipped.append(f"{opened.file_name} keeps its name: there is a {SKILL_FILE} already.")
+        else:
+            done.append(f"{opened.file_name} becomes {SKILL_FILE}.")
+    folder_name = folder.name
+    if rename:
+        folder_name, sentence = _folder_name(folder, _parse(after, folder.name))
+        if sentence:
+            (done if folder_name != folder.name else skipped).append(sentence)
+    return FixPlan(folder, opened.file_name, before, after, file_name, folder_name, tuple(done), tuple(skipped))
+
+
+def apply_fix(plan: FixPlan) -> Path:
+    """Carry *plan* out and return the skill file's path.
+
+    The new text replaces the old one in one step and keeps its mode; renames come after it.
+
+    Raises:
+        FileRefused: The file is not the one the plan was made for (`changed`), a name is taken (`taken`), or the
+            system refuses (`unreadable`).
+    """
+    place = plan.folder / plan.file_name
+    found = read_file(plan.folder, plan.file_name, limit=MAX_SKILL_BYTES)
+    if found.data != plan.before:
+        raise FileRefused(f"{plan.file_name} has changed since the plan was made", code="changed", path=plan.file_name)
+    folder = plan.folder.with_name(plan.new_folder_name)
+    for old, new in ((place, plan.folder / plan.new_file_name), (plan.folder, folder)):
+        if old != new and os.path.lexists(new) and not _same_file(old, new):
+            raise FileRefused(f"{new.name} is there already", code="taken", path=new.name)
+    try:
+        if plan.after != plan.before:
+            _replace(place, plan.after, stat.S_IMODE(found.stat.st_mode))
+        if plan.new_file_name != plan.file_name:
+            place.rename(plan.folder / plan.new_file_name)
+        if folder != plan.folder:
+            plan.folder.rename(folder)
+    except OSError as error:
+        reason = error.strerror or "the system refused"
+        raise FileRefused(f"{plan.file_name} cannot be mended: {reason}", path=plan.file_name) from error
+    return folder / plan.new_file_name
+
+
+def _replace(place: Path, data: bytes, mode: int) -> None:
+    descriptor, temporary = tempfile.mkstemp(prefix=".fix-", dir=place.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            os.fchmod(descriptor, mode)
+            stream.write(data)
+            stream.flush()
+            os.fsync(descriptor)
+        Path(temporary).replace(place)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def _folder_name(folder: Path, parsed: ParsedSkill) -> tuple[str, str]:
+    """Return the folder's new name and what is said about it; "" when nothing is to be done."""
+    skill = parsed.skill
+    if skill is None:
+        return folder.name, "The folder keeps its name: the skill cannot be loaded."
+    if skill.name == clean_folder(folder.name):
+        return folder.name, ""
+    if unsafe_name(skill.name) or skill.name.startswith(".") or len(os.fsencode(skill.name)) > 255:
+        return folder.name, f"The folder keeps its name: {skill.name!r} cannot be one."
+    if os.path.lexists(folder.with_name(skill.name)):
+        return folder.name, f"The folder keeps its name: {skill.name!r} is there already."
+    return skill.name, f"The folder {folder.name!r} becomes {skill.name!r}."
+
+
+# ---- rewriting ---------------------------------------------------------------------------------------------------
+
+
+def _parse(data: bytes, folder: str) -> ParsedSkill:
+    return parse_parts(data, folder=folder)
+
+
+def _better(before: bytes, after: bytes, folder: str) -> bool:
+    """Whether *after* has the fields and body of *before*, with fewer findings."""
+    old, new = _parse(before, folder), _parse(after, folder)
+    if old.skill is None or new.skill is None or len(new.diagnostics) >= len(old.diagnostics):
+        return False
+    return _bare(old.skill) == _bare(new.skill) and old.skill.body == new.skill.body
+
+
+def _bare(skill: Skill) -> Skill:
+    return replace(skill, frontmatter={}, diagnostics=(), digest="", size=0)
+
+
+def _rewrites(data: bytes, folder: str) -> Iterator[tuple[str, bytes]]:
+    """Yield each possible rewrite with all before it that helped."""
+    current = data
+    if current.startswith(_BOM):
+        candidate = current[len(_BOM) :]
+        yield "The byte order mark goes.", candidate
+        current = candidate if _better(current, candidate, folder) else current
+    for sentence, edit in (
+        ("The closing `...` becomes `---`.", _undot),
+        ("Values that needed quotes get them.", _quote),
+        ("The list of allowed tools becomes one line.", _join_tools),
+    ):
+        edited = edit(current)
+        if edited is not None and edited != current:
+            yield sentence, edited
+            current = edited if _better(current, edited, folder) else current
+
+
+class _Raw:
+    """A file's lines as they are, line ends included, beside its parsed frontmatter."""
+
+    def __init__(self, data: bytes) -> None:
+        self.bom = _BOM if data.startswith(_BOM) else b""
+        self.lines: list[str] = _RAW_LINE.findall(data[len(self.bom) :].decode("utf-8"))
+
+    def put(self, number: int, text: str) -> None:
+        """Replace the text of a line, keeping its end."""
+        line = self.lines[number]
+        self.lines[number] = text + line[len(line.rstrip("\r\n")) :]
+
+    def data(self) -> bytes:
+        """Return the file."""
+        return self.bom + "".join(self.lines).encode("utf-8")
+
+
+def _front(data: bytes) -> tuple[Frontmatter, Findings] | None:
+    findings = Findings("lenient", SKILL_FILE)
+    front = read_frontmatter(data, findings)
+    return (front, findings) if front is not None else None
+
+
+def _undot(data: bytes) -> bytes | None:
+    read = _front(data)
+    if read is None:
+        return None
+    dots = next((found for found in read[1].items if found.code == "dots_close"), None)
+    if dots is None or dots.line is None:
+        return None
+    raw = _Raw(data)
+    raw.put(dots.line - 1, "---")
+    return raw.data()
+
+
+def _quote(data: bytes) -> bytes | None:
+    read = _front(data)
+    if read is None or not read[0].repairs:
+        return None
+    raw = _Raw(data)
+    for repair in read[0].repairs:
+        raw.put(repair.line + 1, repair.after)
+    return raw.data()
+
+
+def _join_tools(data: bytes) -> bytes | None:
+    read = _front(data)
+    if read is None:
+        return None
+    fields = read[0].fields
+    key = next((key for key in fields.items if FIELD_OF.get(key) == "allowed_tools"), None)
+    node = fields.items[key] if key is not None else None
+    if key is None or not isinstance(node, Items) or not all(isinstance(item, Scalar) for item in node.items):
+        return None
+    joined = read_allowed_tools(node, Findings("lenient", SKILL_FILE), None)
+    if joined is None:
+        return None
+    raw = _Raw(data)
+    first, last = fields.keys[key].line + 1, _last_line(read[0], node) + 1
+    if any("#" in line for line in raw.lines[first : last + 1]):
+        return None  # a comment would be lost
+    raw.put(first, f"{key}: {_scalar(joined)}")
+    del raw.lines[first + 1 : last + 1]
+    return raw.data()
+
+
+def _last_line(front: Frontmatter, node: Items) -> int:
+    """Return the 0-based line of the frontmatter on which *node* ends."""
+    if node.flow:
+        return front.document.text.count("\n", 0, node.end)
+    return int(node.items[-1].mark.line)
+
+
+def _scalar(text: str) -> str:
+    """Return *text* plain if it then reads as itself, else quoted."""
+    try:
+        root = load_yaml(f"k: {text}").root
+    except YamlRefused:
+        return single_quoted(text)
+    node = root.items.get("k") if isinstance(root, Fields) and len(root.items) == 1 else None
+    return text if isinstance(node, Scalar) and node.value == text else single_quoted(text)
