@@ -7,6 +7,7 @@ set and reset by handles only. `export` and `restore` carry a view into another 
 from kdskills.skills.closure import Closure
 from kdskills.skills.explain import ExplainedStep, Explanation
 from kdskills.skills.selection import Granted, Refused
+from kdskills.turn.blocks import instruction_block
 from kdskills.turn.context import (
     Activation,
     bound,
@@ -14,7 +15,17 @@ from kdskills.turn.context import (
     get_active_view,
     set_active_skills_subsystem,
 )
+from kdskills.turn.facade import (
+    build_skill_short_id_map,
+    build_skills_instruction_block,
+    get_skill,
+    import_skillset,
+    resolve_skill_ref,
+    skills_for_consumer,
+    skills_gallery_text,
+)
 from kdskills.turn.mounts import remap_mounts
+from kdskills.turn.restore import set_skills_descriptor
 from kdskills.turn.results import InstructionBlock, PickerEntry, SkillSet
 from kdskills.turn.subsystem import SkillsSubsystem
 from kdskills.turn.view import SkillView
@@ -32,8 +43,17 @@ __all__ = [
     "SkillView",
     "SkillsSubsystem",
     "bound",
+    "build_skill_short_id_map",
+    "build_skills_instruction_block",
     "get_active_skills_subsystem",
     "get_active_view",
+    "get_skill",
+    "import_skillset",
+    "instruction_block",
     "remap_mounts",
+    "resolve_skill_ref",
     "set_active_skills_subsystem",
+    "set_skills_descriptor",
+    "skills_for_consumer",
+    "skills_gallery_text",
 ]

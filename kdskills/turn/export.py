@@ -8,6 +8,7 @@ from typing import Any
 
 from kdskills.bundle.descriptor import EVERYONE
 from kdskills.skills.model import Skill
+from kdskills.skills.snapshot import RootState
 from kdskills.turn.home import Home
 from kdskills.turn.mounts import EXPORT_KEY, below
 
@@ -69,10 +70,7 @@ def _export(
             "scope": scope,
             "custom_skills_root": custom,
             "agents_config": config,
-            "roots": [
-                {"label": state.root.label, "kind": state.root.kind, "uri": state.root.uri, "digest": state.digest}
-                for state in present
-            ],
+            "roots": [_root(state) for state in present],
             "mounts": dict(home.mounts),
             "skills": rows,
             "activation": activation,
@@ -80,6 +78,17 @@ def _export(
             "fingerprint": home.fingerprint,
         }
     }
+
+
+def _root(state: RootState) -> dict[str, Any]:
+    """Return one root; what is unusual about it stands only where it is."""
+    root = state.root
+    row: dict[str, Any] = {"label": root.label, "kind": root.kind, "uri": root.uri, "digest": state.digest}
+    if root.namespace is not None:
+        row["namespace"] = root.namespace
+    if root.nested:
+        row["nested"] = True
+    return row
 
 
 def skill_uri(home: Home, skill: Skill) -> str:

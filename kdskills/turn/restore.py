@@ -1,0 +1,250 @@
+"""The far side of an export: the same skills, answers and texts, or an error before anything is active (spec skills §3.3)."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from kdskills.bundle import SkillsDescriptor
+from kdskills.errors import Diagnostic, FileRefused, RootChanged, RootMissing
+from kdskills.skills.companions import COMPACT_FILE, SOURCES_FILES, TOOLS_FILES, limit_of
+from kdskills.skills.content import ContentReader
+from kdskills.skills.digest import bytes_digest, tree_digest
+from kdskills.skills.folder import open_skill
+from kdskills.skills.load import RegistryContent
+from kdskills.skills.marks import NO_STAMP, FileMark
+from kdskills.skills.model import Skill
+from kdskills.skills.parse import parse_parts
+from kdskills.skills.registry import SkillRegistry
+from kdskills.skills.roots import SkillRoot
+from kdskills.skills.safe_open import read_file
+from kdskills.skills.snapshot import RefreshReport, RootState, Snapshot
+from kdskills.turn.context import Activation
+from kdskills.turn.exported import Export, ExportedSkill, is_export, read_export
+from kdskills.turn.mounts import locate, remap_mounts, split_uri
+from kdskills.turn.places import BUNDLE
+from kdskills.turn.subsystem import SkillsSubsystem, Source
+
+Verify = Literal["catalog", "tree", "none"]
+
+
+def set_skills_descriptor(
+    descriptor: Mapping[str, Any] | SkillsDescriptor | None,
+    *,
+    bundle_root: str | Path | None = None,
+    mounts: Mapping[str, str | Path] | None = None,
+    verify: Verify = "catalog",
+) -> SkillsSubsystem:
+    """Build a subsystem of an export or a plain descriptor and put it in force here (spec skills §3.3).
+
+    Args:
+        descriptor: An export, a plain descriptor, or None for an empty subsystem.
+        bundle_root: Where the bundle is on this host.
+        mounts: `{URI prefix: folder}` in place of the export's own.
+        verify: `catalog` compares the digests of skill files and mounted roots, `tree` those of whole folders too,
+            `none` nothing.
+
+    Returns:
+        The subsystem, active with the exported consumer and tools; a plain one for the anonymous consumer.
+
+    Raises:
+        RootMissing: A root or skill is not there. Nothing has become active.
+        RootChanged: A root or skill has another digest. Nothing has become active.
+        DescriptorError: The export or descriptor cannot be understood.
+    """
+    if verify not in {"catalog", "tree", "none"}:
+        raise ValueError(f"verify is catalog, tree or none, not {verify!r}")
+    if isinstance(descriptor, Mapping) and is_export(descriptor):
+        export = read_export(descriptor if mounts is None else remap_mounts(descriptor, mounts))
+        if bundle_root is not None:
+            export = read_export(remap_mounts(descriptor, {**export.mounts, BUNDLE: bundle_root}))
+        registry = RestoredRegistry(export, verify)
+        roots = tuple(entry.root for entry in export.roots)
+        source = Source(registry, roots, export.mounts, export.exported)
+        registry.snapshot()
+        subsystem = SkillsSubsystem(export.descriptor, auto_refresh=None, source=source)
+        told = export.exported
+        view = subsystem.view(told.consumer, told.tools, include_internal=told.include_internal)
+    else:
+        subsystem = _plain(descriptor, bundle_root)
+        view = subsystem.view()
+    Activation(subsystem, view).open()
+    return subsystem
+
+
+def _plain(descriptor: Mapping[str, Any] | SkillsDescriptor | None, bundle_root: str | Path | None) -> SkillsSubsystem:
+    """Return the subsystem of a plain descriptor, whose root must be there; of None an empty one."""
+    if descriptor is None:
+        return SkillsSubsystem(SkillsDescriptor(custom_skills_root=None), roots=(), index_dir=None, auto_refresh=None)
+    subsystem = SkillsSubsystem(descriptor, bundle_root=bundle_root, index_dir=None, auto_refresh=None)
+    for state in subsystem.snapshot.roots:
+        if not state.present:
+            raise _missing(state.root.label, state.root.uri)
+    return subsystem
+
+
+class RestoredRegistry:
+    """The skills of an export on this host, each compared with what was exported. Safe from any thread.
+
+    Args:
+        export: What was exported, with mounts of this host.
+        verify: How much to compare.
+    """
+
+    def __init__(self, export: Export, verify: Verify) -> None:
+        self._export = export
+        self._verify = verify
+        self._reader = ContentReader(verified=verify != "none", clock=time.time_ns)
+        self._lock = threading.Lock()
+        self._current: Snapshot | None = None
+        self._generation = 0
+
+    def snapshot(self) -> Snapshot:
+        """Return the skills; the first call reads and compares them.
+
+        Raises:
+            RootMissing: A root or skill is not there.
+            RootChanged: A root or skill has another digest.
+        """
+        with self._lock:
+            if self._current is None:
+                self._generation += 1
+                self._current = self._load()
+            return self._current
+
+    def refresh(self) -> RefreshReport:
+        """Compare everything again; nothing can be added, changed or removed. Raises as `snapshot`."""
+        with self._lock:
+            current = self._load()
+            if self._current is None:
+                self._current = current
+        return RefreshReport((), (), (), current.diagnostics, self._generation)
+
+    def clear_cache(self) -> None:
+        """Forget everything read so far."""
+        with self._lock:
+            self._current = None
+            self._reader.clear()
+
+    def _load(self) -> Snapshot:
+        for entry in self._export.roots:
+            if entry.mounted:
+                self._check_root(entry.root, entry.digest)
+        skills: dict[str, Skill] = {}
+        origins: dict[str, SkillRoot] = {}
+        findings: list[Diagnostic] = []
+        for row in sorted(self._export.skills, key=lambda row: row.full_id):
+            root = self._export.root_of(row.uri)
+            skill = self._skill(row, root)
+            skills[row.full_id] = skill
+            origins[row.full_id] = root
+            findings += skill.diagnostics
+        return Snapshot(
+            MappingProxyType(skills),
+            MappingProxyType({}),
+            tuple(findings),
+            tuple(RootState(entry.root, entry.digest, present=True) for entry in self._export.roots),
+            MappingProxyType(origins),
+            self._generation,
+            time.time_ns(),
+        )
+
+    def _check_root(self, root: SkillRoot, expected: str) -> None:
+        if not root.path.is_dir():
+            raise _missing(root.label, root.uri)
+        if self._verify == "none":
+            return
+        found = SkillRegistry([root], index_dir=None).snapshot().roots[0].digest
+        if found != expected:
+            raise _changed(root.label, root.uri, expected, found)
+
+    def _skill(self, row: ExportedSkill, root: SkillRoot) -> Skill:
+        place = self._place(row)
+        parts = open_skill(place.folder, "lenient")
+        if isinstance(parts, tuple):
+            raise _missing(row.full_id, row.uri)
+        found = bytes_digest(parts.data)
+        if self._verify != "none" and found != row.digest:
+            raise _changed(row.full_id, row.uri, row.digest, found)
+        marks = (FileMark(parts.file_name, NO_STAMP, found), *_companions(place))
+        parsed = parse_parts(
+            parts.data,
+            folder=split_uri(row.uri)[1][-1],
+            file_name=parts.file_name,
+            fixed_namespace=row.full_id.partition(".")[0],
+            layer=root.kind,
+            path=place.folder / parts.file_name,
+            content=RegistryContent(self._reader, place.base, place.path, row.full_id, marks),
+            tools=parts.tools,
+            findings=parts.findings,
+            digest=found,
+        )
+        if parsed.skill is None or parsed.skill.full_id != row.full_id:
+            raise _changed(row.full_id, row.uri, row.full_id, parsed.full_id or "no usable skill")
+        if self._verify == "tree":
+            self._check_tree(row, place)
+        kept = tuple(finding for finding in parsed.diagnostics if finding.code != "namespace_ignored")
+        return replace(parsed.skill, diagnostics=kept)
+
+    def _check_tree(self, row: ExportedSkill, place: _Place) -> None:
+        try:
+            found = tree_digest(place.base, place.path)
+        except FileRefused as error:
+            raise _changed(row.full_id, row.uri, row.tree, error.code) from error
+        if found != row.tree:
+            raise _changed(row.full_id, row.uri, row.tree, found)
+
+    def _place(self, row: ExportedSkill) -> _Place:
+        """Return where a skill is: a real folder that no link below its mount leads to."""
+        folder = locate(row.uri, self._export.mounts)
+        if folder is None:
+            raise _missing(row.full_id, row.uri)
+        mount = max((Path(path) for path in self._export.mounts.values() if folder.is_relative_to(path)), key=_depth)
+        real = Path(os.path.realpath(folder))
+        if not real.is_dir() or real != Path(os.path.realpath(mount)) / folder.relative_to(mount):
+            raise _missing(row.full_id, row.uri)
+        return _Place(real, str(real.parent), real.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A skill's folder, and the same as a base and a name below it."""
+
+    folder: Path
+    base: str
+    path: str
+
+
+def _depth(path: Path) -> int:
+    return len(path.parts)
+
+
+def _companions(place: _Place) -> list[FileMark]:
+    """Return the digests of the companions as they are now: later reads are held to them."""
+    marks: list[FileMark] = []
+    for names in ((COMPACT_FILE,), SOURCES_FILES, TOOLS_FILES):
+        for name in names:
+            try:
+                data = read_file(place.folder, name, limit=limit_of(name)).data
+            except FileRefused as error:
+                if error.code == "file_missing":
+                    continue
+                break  # there, but unusable: the next name does not take its place
+            marks.append(FileMark(name, NO_STAMP, bytes_digest(data)))
+            break
+    return marks
+
+
+def _missing(label: str, uri: str) -> RootMissing:
+    return RootMissing(f"{label} ({uri}) is not there", label=label, uri=uri)
+
+
+def _changed(label: str, uri: str, expected: str, found: str) -> RootChanged:
+    message = f"{label} ({uri}) is not what was exported: expected {expected}, found {found}"
+    return RootChanged(message, label=label, uri=uri, expected=expected, found=found)
