@@ -42,21 +42,14 @@ def stage_skill(mount: SkillMount, cache: Path) -> Path:
     top = private_dir(private_dir(cache) / "stage")
     final = top / name
     if final.is_dir():
-        return final
+        return _still(mount, final)
     with locked(top / ".lock"):
         if final.is_dir():
-            return final
+            return _still(mount, final)
         work = Path(tempfile.mkdtemp(prefix=".new-", dir=top))
         try:
             _copy_tree(mount, work)
-            found = tree_digest(work)
-            if found != mount.tree:
-                raise RootChanged(
-                    f"the files of skill {mount.id} are not the ones that were checked",
-                    id=mount.id,
-                    expected=mount.tree,
-                    found=found,
-                )
+            _demand(mount, tree_digest(work))
             work.chmod(0o755)
             work.rename(final)
         finally:
@@ -99,6 +92,35 @@ def locked(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
+def _still(mount: SkillMount, copy: Path) -> Path:
+    """Return *copy* when the skill itself still is what it was: by sizes and times, or else by its digest."""
+    if not mount.root.is_dir():
+        raise RootMissing(f"the folder of skill {mount.id} is not there", id=mount.id)
+    try:
+        if _facts(mount.root) != _facts(copy):
+            _demand(mount, tree_digest(mount.root))
+    except FileRefused as error:
+        raise RootChanged(f"skill {mount.id} cannot be read: {error.message}", id=mount.id) from error
+    return copy
+
+
+def _facts(root: Path) -> list[tuple[str, str, int, str, int]]:
+    return [
+        (entry.path, entry.kind, entry.size, entry.target, (root / entry.path).lstat().st_mtime_ns if entry.size else 0)
+        for entry in walk_tree(root)
+    ]
+
+
+def _demand(mount: SkillMount, found: str) -> None:
+    if found != mount.tree:
+        raise RootChanged(
+            f"the files of skill {mount.id} are not the ones that were checked",
+            id=mount.id,
+            expected=mount.tree,
+            found=found,
+        )
+
+
 def _read_host(path: Path, limit: int) -> bytes:
     return read_file("/", str(path).lstrip("/"), limit=limit).data
 
@@ -130,10 +152,13 @@ def _copy_entry(mount: SkillMount, entry: TreeEntry, target: Path) -> None:
         raise RootChanged(f"skill {mount.id} holds a special file, {entry.path!r}", id=mount.id)
     fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as sink, open_file(mount.root, entry.path) as stream:
+        times = os.fstat(stream.fileno())
         room = MAX_TREE
         while chunk := stream.read(_CHUNK):
             room -= len(chunk)
             if room < 0:
                 raise RootChanged(f"skill {mount.id} grew while it was copied", id=mount.id)
             sink.write(chunk)
+        sink.flush()
         os.fchmod(fd, 0o755 if entry.mode & 0o111 else 0o644)
+        os.utime(fd, ns=(times.st_mtime_ns, times.st_mtime_ns))  # so that a later run sees at a glance what changed

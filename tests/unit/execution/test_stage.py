@@ -37,10 +37,38 @@ def test_a_copy_has_the_same_digest_and_open_modes(skill, tmp_path):
 
 
 def test_a_copy_is_made_once(skill, tmp_path):
-    """The second call finds the first one's copy, even when the source is gone meanwhile."""
+    """The second call finds the first one's copy."""
     first = stage_skill(skill, tmp_path / "cache")
-    (skill.root / "SKILL.md").unlink()
+    inode = first.stat().st_ino
     assert stage_skill(skill, tmp_path / "cache") == first
+    assert first.stat().st_ino == inode
+
+
+def test_the_same_tree_elsewhere_uses_the_same_copy(skill, tmp_path):
+    """Other times but the same bytes are the same skill."""
+    first = stage_skill(skill, tmp_path / "cache")
+    os.utime(skill.root / "SKILL.md", (1, 1))
+    assert stage_skill(skill, tmp_path / "cache") == first
+
+
+@pytest.mark.parametrize("change", ["edit", "same size", "add", "remove", "gone"])
+def test_a_skill_changed_after_staging_is_refused(skill, tmp_path, change):
+    """A copy from before does not hide that the skill itself is another one now."""
+    stage_skill(skill, tmp_path / "cache")
+    file = skill.root / "scripts/run.sh"
+    match change:
+        case "edit":
+            file.write_text("echo forged")
+        case "same size":
+            file.write_text("echo ho")
+        case "add":
+            (skill.root / "new").write_text("")
+        case "remove":
+            file.unlink()
+        case "gone":
+            skill.root.rename(tmp_path / "elsewhere")
+    with pytest.raises(RootMissing if change == "gone" else RootChanged):
+        stage_skill(skill, tmp_path / "cache")
 
 
 def test_a_changed_tree_is_refused(skill, tmp_path):
