@@ -138,6 +138,14 @@ def _nowhere(data: bytes) -> None:
     """Take bytes of a stream nobody asked for."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What announced bytes are: a file of the program, or with an empty path the report."""
+
+    path: str
+    mode: int
+
+
 @dataclass(slots=True)
 class Answer:
     """Reads standard output: the program's own up to the nonce, then the answer.
@@ -155,7 +163,7 @@ class Answer:
     answering: bool = False
     found: Collection = field(init=False)
     _buffer: bytearray = field(default_factory=bytearray)
-    _body: tuple[dict[str, Any], int] | None = None
+    _body: tuple[_Head, int] | None = None
 
     def __post_init__(self) -> None:
         self.found = new_collection(self.plan.globs, self.plan.request.limits)
@@ -186,11 +194,16 @@ class Answer:
     def _find_nonce(self) -> bool:
         """Hand on the program's own output, and say whether the nonce came."""
         at = self._buffer.find(self.nonce)
-        own = at if at >= 0 else max(0, len(self._buffer) - NONCE_SIZE + 1)
+        own = at if at >= 0 else len(self._buffer) - self._begun()
         self.stdout.feed(bytes(self._buffer[:own]))
         del self._buffer[: own + (NONCE_SIZE if at >= 0 else 0)]
         self.answering = at >= 0
         return self.answering
+
+    def _begun(self) -> int:
+        """Return how many bytes at the end may be the nonce's first; usually none, so output is seen at once."""
+        sizes = range(min(NONCE_SIZE - 1, len(self._buffer)), 0, -1)
+        return next((size for size in sizes if self._buffer.endswith(self.nonce[:size])), 0)
 
     def _step(self) -> bool:
         """Understand one line or one announced body; False when more bytes are needed."""
@@ -201,10 +214,10 @@ class Answer:
             data = bytes(self._buffer[:size])
             del self._buffer[:size]
             self._body = None
-            if head["kind"] == "report":
+            if not head.path:
                 self.report = data
             else:
-                self._accept(str(head["path"]), data, int(head["mode"]))
+                self._accept(head.path, data, head.mode)
             return True
         end = self._buffer.find(b"\n")
         if end < 0:
@@ -224,10 +237,10 @@ class Answer:
         match line["kind"]:
             case "end":
                 self.end = _ended(line, self.plan)
-            case "report" if 0 <= line["size"] <= MAX_REPORT:
-                self._body = (line, line["size"])
-            case "file" if 0 <= line["size"] <= limits.output_size:
-                self._body = (line, line["size"])
+            case "report" if 0 <= int(line["size"]) <= MAX_REPORT:
+                self._body = (_Head("", 0), int(line["size"]))
+            case "file" if 0 <= int(line["size"]) <= limits.output_size:
+                self._body = (_Head(str(line["path"]) or "/", int(line["mode"])), int(line["size"]))
             case "problem":
                 path = str(line["path"]).encode("utf-8", "backslashreplace").decode()
                 self.found.refuse(path[:1024], str(line["code"])[:64], str(line["message"])[:512])
