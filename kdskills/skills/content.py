@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from kdskills.errors import Diagnostic, FileRefused, RootChanged, RootMissing
 from kdskills.skills.digest import bytes_digest
-from kdskills.skills.marks import RACY_NS, Stamp, stamp_of
+from kdskills.skills.marks import RACY_NS, newest_of, stamp_of
 from kdskills.skills.safe_open import read_file
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Decoded(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    stamp: Stamp
+    stamp: bytes
     read_at: int
     digest: str
     decoded: Decoded[Any]
@@ -133,7 +133,7 @@ class ContentReader:
             found = os.lstat(key)
         except OSError:
             return None
-        certain = kept.stamp.mtime_ns < kept.read_at - RACY_NS and stamp_of(found) == kept.stamp
+        certain = newest_of(kept.stamp) < kept.read_at - RACY_NS and stamp_of(found) == kept.stamp
         return kept if certain else None
 
     def _keep(self, key: str, kept: _Kept) -> None:

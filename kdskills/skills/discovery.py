@@ -10,7 +10,7 @@ from typing import Protocol
 from kdskills.errors import Diagnostic, FileRefused
 from kdskills.skills.digest import rows_digest
 from kdskills.skills.listing import Listing, Subtree, join, list_folder, shown, unreadable_note, walk_subtree
-from kdskills.skills.marks import NO_STAMP, RACY_NS, PlainFolder, RootScan, SkillRecord, Stamp
+from kdskills.skills.marks import NO_STAMP, RACY_NS, PlainFolder, RootScan, SkillRecord, newest_of, stamp_of
 from kdskills.skills.roots import DEFAULT_NAMESPACE, SkillRoot
 from kdskills.skills.safe_open import ROOT_FLAGS, open_folder_at
 
@@ -253,37 +253,35 @@ class Scanner:
 
     # ---- comparing with the earlier walk ----------------------------------------------------------------------
 
-    def _same(self, path: str, stamp: Stamp) -> bool:
+    def _same(self, path: str, stamp: bytes) -> bool:
         try:
             found = os.lstat(self._prefix + path)
         except OSError:
             return False
-        return (
-            stamp[1] < self._proof
-            and found.st_mtime_ns == stamp[1]
-            and (found.st_size, found.st_ino, found.st_ctime_ns) == (stamp[0], stamp[2], stamp[3])
-        )
+        return newest_of(stamp) < self._proof and stamp_of(found) == stamp
 
     def _unchanged(self, record: SkillRecord, namespace: str) -> bool:
-        """Whether nothing of a skill can have changed."""
-        if record.layout_namespace != namespace:
+        """Whether nothing of a skill can have changed. This is most of a warm start."""
+        if record.newest >= self._proof or record.layout_namespace != namespace:
             return False
-        for path, stamp in record.folders:
-            if not self._same(path, stamp):
-                return False
-        prefix = record.path + "/"
-        for name, stamp, _ in record.files:  # noqa: SIM110 - this loop is most of a warm start
-            if not self._same(prefix + name, stamp):
-                return False
-        return True
+        top = self._prefix + record.path
+        try:
+            found = stamp_of(os.lstat(top))
+            for folder in record.below:
+                found += stamp_of(os.lstat(self._prefix + folder))
+            for name in record.files:
+                found += stamp_of(os.lstat(f"{top}/{name}"))
+        except OSError:
+            return False
+        return found == record.stamps
 
 
 def root_digest(skills: dict[str, SkillRecord]) -> str:
     """Return the digest over skill files and companions, by path bytes (spec skills §2.3)."""
     rows = [
-        (os.fsencode(f"{path}/{mark.name}"), f"{path}/{mark.name}", mark.stamp.size, mark.digest)
+        (os.fsencode(f"{path}/{name}"), f"{path}/{name}", size, digest)
         for path, record in skills.items()
-        for mark in record.files
+        for name, size, digest in zip(record.files, record.sizes, record.digests, strict=True)
     ]
     rows.sort()
     return rows_digest(row[1:] for row in rows)

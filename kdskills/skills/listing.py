@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kdskills.errors import Diagnostic, FileRefused
-from kdskills.skills.marks import FolderMark, Stamp, stamp_of
+from kdskills.skills.marks import stamp_of
 from kdskills.skills.safe_open import MAX_DEPTH, open_folder_at
 
 SKILL_FILES = ("SKILL.md", "skill.md")
@@ -42,7 +43,7 @@ class Listing:
     `count` and `size` add up the regular files and links directly inside.
     """
 
-    stamp: Stamp
+    stamp: bytes
     folders: list[str] = field(default_factory=list)
     files: dict[str, bool] = field(default_factory=dict)
     count: int = 0
@@ -115,6 +116,13 @@ def unreadable_note(path: str, reason: str) -> Diagnostic:
     """Say that a folder was left out because the system would not show it."""
     place = shown(path) or "."
     return Diagnostic("unreadable", "warning", f"The folder {place} cannot be read: {reason}.", place)
+
+
+class FolderMark(NamedTuple):
+    """A folder, posix and relative to the root, and its stamp."""
+
+    path: str
+    stamp: bytes
 
 
 @dataclass(slots=True)

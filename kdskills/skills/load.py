@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from kdskills.errors import Diagnostic, FileRefused
 from kdskills.skills.companions import (
@@ -25,7 +24,7 @@ from kdskills.skills.digest import bytes_digest, tree_digest
 from kdskills.skills.findings import Findings
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES, read_body
 from kdskills.skills.listing import Listing, Subtree, join, shown
-from kdskills.skills.marks import NO_STAMP, FileMark, SkillRecord, stamp_of
+from kdskills.skills.marks import NO_STAMP, SkillRecord, newest_of, stamp_of
 from kdskills.skills.model import ParsedSkill, SkillTool
 from kdskills.skills.names import fallback_id
 from kdskills.skills.parse import parse_parts
@@ -33,20 +32,30 @@ from kdskills.skills.roots import SkillRoot
 from kdskills.skills.rows import skill_from, skill_row
 from kdskills.skills.safe_open import open_file_at, read_descriptor
 
+T = TypeVar("T")
+
 _AS_IS = frozenset({"symlink", "too_large"})
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the skills of one root are read from: the registry's reader, and the resolved root."""
+
+    reader: ContentReader
+    base: str
 
 
 class RegistryContent:
     """The long texts of a registered skill, read on first use and compared with what discovery saw."""
 
-    __slots__ = ("_base", "_files", "_path", "_reader", "_ref")
+    __slots__ = ("_digests", "_files", "_path", "_ref", "_source")
 
-    def __init__(self, reader: ContentReader, base: str, path: str, ref: str, files: Sequence[FileMark]) -> None:
-        self._reader = reader
-        self._base = base
+    def __init__(self, source: Source, path: str, ref: str, files: tuple[str, ...], digests: tuple[str, ...]) -> None:
+        self._source = source
         self._path = path
         self._ref = ref
         self._files = files
+        self._digests = digests
 
     def read_body(self) -> ContentRead[str]:
         """Return the body, with `stale` when the file has changed since.
@@ -55,49 +64,33 @@ class RegistryContent:
             RootMissing: The file is gone.
             RootChanged: The registry is verified and the file has changed (`skill_changed`).
         """
-        mark = self._files[0]
-        return self._reader.read(
-            self._base,
-            f"{self._path}/{mark.name}",
-            limit=MAX_SKILL_BYTES,
-            expected=mark.digest,
-            ref=self._ref,
-            decode=_decode_body,
-        )
+        return self._read(0, MAX_SKILL_BYTES, lambda data, _: _decode_body(data))
 
     def read_compact(self) -> ContentRead[str | None]:
         """Return the text of `compact.md` as discovery saw it there, or None. Raises as `read_body`."""
-        mark = self._companion((COMPACT_FILE,))
-        if mark is None:
-            return ContentRead(None)
-        place = f"{self._path}/{mark.name}"
-        return self._reader.read(
-            self._base,
-            place,
-            limit=limit_of(mark.name),
-            expected=mark.digest,
-            ref=self._ref,
-            decode=lambda data: _decode_compact(data, place),
-        )
+        number = self._companion((COMPACT_FILE,))
+        return ContentRead(None) if number is None else self._read(number, limit_of(COMPACT_FILE), _decode_compact)
 
     def read_sources(self) -> ContentRead[tuple[Mapping[str, Any], ...]]:
         """Return the rows of `sources.yaml` as discovery saw it there, or (). Raises as `read_body`."""
-        mark = self._companion(SOURCES_FILES)
-        if mark is None:
-            return ContentRead(())
-        place = f"{self._path}/{mark.name}"
-        return self._reader.read(
-            self._base,
+        number = self._companion(SOURCES_FILES)
+        return ContentRead(()) if number is None else self._read(number, limit_of(SOURCES_FILES[0]), _decode_sources)
+
+    def _read(self, number: int, limit: int, decode: Callable[[bytes, str], Decoded[T]]) -> ContentRead[T]:
+        place = f"{self._path}/{self._files[number]}"
+        return self._source.reader.read(
+            self._source.base,
             place,
-            limit=limit_of(mark.name),
-            expected=mark.digest,
+            limit=limit,
+            expected=self._digests[number],
             ref=self._ref,
-            decode=lambda data: _decode_sources(data, place),
+            decode=lambda data: decode(data, place),
         )
 
-    def _companion(self, names: tuple[str, ...]) -> FileMark | None:
-        """Return the companion among *names*; one that could not be read then is not read now."""
-        return next((mark for mark in self._files[1:] if mark.name in names and mark.digest), None)
+    def _companion(self, names: tuple[str, ...]) -> int | None:
+        """Return which file is the companion; one that could not be read then is not read now."""
+        files = range(1, len(self._files))
+        return next((each for each in files if self._files[each] in names and self._digests[each]), None)
 
     def body(self) -> str:
         """Return the body. Raises as `read_body`."""
@@ -113,7 +106,7 @@ class RegistryContent:
 
     def tree_digest(self) -> str:
         """Return the digest over every file of the skill, as they are now. Raises `FileRefused`."""
-        return tree_digest(self._base, self._path)
+        return tree_digest(self._source.base, self._path)
 
 
 def _decode_body(data: bytes) -> Decoded[str]:
@@ -134,10 +127,12 @@ def _decode_sources(data: bytes, place: str) -> Decoded[tuple[Mapping[str, Any],
 
 @dataclass(slots=True)
 class _Read:
-    """Marks of the files read, what they mean together, and the skill file's bytes unless it was refused."""
+    """The files read, what they mean together, and the skill file's bytes unless it was refused."""
 
-    marks: list[FileMark]
-    findings: list[Diagnostic]
+    files: list[str] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+    stamps: bytes = b""
+    findings: list[Diagnostic] = field(default_factory=list)
     data: bytes | None = None
     tools: tuple[SkillTool, ...] = ()
 
@@ -153,12 +148,11 @@ class SkillLoader:
 
     def __init__(self, root: SkillRoot, base: str, reader: ContentReader) -> None:
         self._root = root
-        self._base = base
-        self._reader = reader
+        self._source = Source(reader, base)
 
-    def content(self, path: str, full_id: str, files: Sequence[FileMark]) -> RegistryContent:
+    def content(self, path: str, full_id: str, files: tuple[str, ...], digests: tuple[str, ...]) -> RegistryContent:
         """Return the source of a skill's long texts."""
-        return RegistryContent(self._reader, self._base, path, full_id, files)
+        return RegistryContent(self._source, path, full_id, files, digests)
 
     def __call__(
         self,
@@ -176,18 +170,22 @@ class SkillLoader:
         if (
             old is not None
             and old.layout_namespace == layout_namespace
-            and old.digests == tuple((mark.name, mark.digest) for mark in read.marks)
-            and all(mark.digest for mark in read.marks)
+            and (old.files, old.digests) == (tuple(read.files), tuple(read.digests))
+            and all(read.digests)
         ):
             parsed = ParsedSkill(old.skill, old.diagnostics, old.full_id)
         else:
             parsed = self._parse(path, name, layout_namespace, read)
         assert parsed.full_id is not None  # known for every folder
+        stamps = b"".join(mark.stamp for mark in subtree.marks) + read.stamps
         return SkillRecord(
             path,
             layout_namespace,
-            tuple(subtree.marks),
-            tuple(read.marks),
+            tuple(mark.path for mark in subtree.marks[1:]),
+            tuple(read.files),
+            tuple(read.digests),
+            stamps,
+            newest_of(stamps),
             tuple(subtree.nested),
             tuple(subtree.notes),
             parsed.full_id,
@@ -208,23 +206,23 @@ class SkillLoader:
             layout_namespace=layout_namespace,
             fixed_namespace=fixed,
             layer=self._root.kind,
-            path=Path(f"{self._base}/{path}/{name}"),
             tools=read.tools,
             findings=read.findings,
-            digest=read.marks[0].digest,
+            digest=read.digests[0],
         )
         if parsed.skill is None or parsed.full_id is None:
             return parsed
         # Built the way the index builds it, so that a cold and a warm start cannot differ.
-        content = self.content(path, parsed.full_id, tuple(read.marks))
-        place = f"{self._base}/{path}/{name}"
-        skill = skill_from(skill_row(parsed.skill), parsed.diagnostics, content, self._root, place)
+        content = self.content(path, parsed.full_id, tuple(read.files), tuple(read.digests))
+        place = f"{self._source.base}/{path}/{name}"
+        row = skill_row(parsed.skill)
+        skill = skill_from(row, parsed.diagnostics, content, self._root.kind, place, parsed.skill.digest)
         return ParsedSkill(skill, parsed.diagnostics, parsed.full_id)
 
     # ---- reading ------------------------------------------------------------------------------------------------
 
     def _read(self, descriptor: int, path: str, name: str, listing: Listing) -> _Read:
-        read = _Read([], [])
+        read = _Read()
         got = self._file(descriptor, path, name, MAX_SKILL_BYTES, read)
         if isinstance(got, FileRefused):
             findings = Findings("lenient", shown(join(path, name)))
@@ -264,7 +262,13 @@ class SkillLoader:
                 stamp = stamp_of(os.stat(name, dir_fd=folder, follow_symlinks=False))
             except OSError:
                 stamp = NO_STAMP  # gone between the listing and now: the next walk looks again
-            read.marks.append(FileMark(name, stamp, ""))
+            self._mark(read, name, stamp, "")
             return refusal
-        read.marks.append(FileMark(name, stamp_of(got.stat), bytes_digest(got.data)))
+        self._mark(read, name, stamp_of(got.stat), bytes_digest(got.data))
         return got.data
+
+    @staticmethod
+    def _mark(read: _Read, name: str, stamp: bytes, digest: str) -> None:
+        read.files.append(name)
+        read.digests.append(digest)
+        read.stamps += stamp

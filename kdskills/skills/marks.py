@@ -3,55 +3,45 @@
 from __future__ import annotations
 
 import os
+import struct
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from kdskills.errors import Diagnostic
 from kdskills.skills.model import Skill
 
 RACY_NS = 2_000_000_000
 
-
-class Stamp(NamedTuple):
-    """Facts that change when a file or folder does: the listed ones of the specification, and the change time."""
-
-    size: int
-    mtime_ns: int
-    inode: int
-    ctime_ns: int
+_STAMP = struct.Struct("<qqQq")
+STAMP_BYTES = _STAMP.size
+NO_STAMP = _STAMP.pack(-1, -1, 0, -1)
+"""What no file has, so that the next walk looks again."""
 
 
-NO_STAMP = Stamp(-1, -1, -1, -1)
+def stamp_of(found: os.stat_result) -> bytes:
+    """Return size, modification time, inode and change time of a file or folder, packed.
 
-
-def stamp_of(found: os.stat_result) -> Stamp:
-    """Return the stamp of a file or folder."""
-    return Stamp(found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
-
-
-class FileMark(NamedTuple):
-    """A skill file or companion: its name, stamp, and digest of its bytes.
-
-    `digest` is empty when the file was not read (a link, too large, unreadable).
+    The change time goes beyond the specification: it tells of an edit by a tool that put the modification time back.
+    Packed, because ten thousand skills have more than twenty thousand stamps.
     """
-
-    name: str
-    stamp: Stamp
-    digest: str
+    return _STAMP.pack(found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
 
 
-class FolderMark(NamedTuple):
-    """A folder and its stamp; `path` is posix and relative to the root."""
+def newest_of(stamps: bytes) -> int:
+    """Return the latest modification time among packed stamps."""
+    newest: int = max(stamp[1] for stamp in _STAMP.iter_unpack(stamps))
+    return newest
 
-    path: str
-    stamp: Stamp
+
+def sizes_of(stamps: bytes) -> list[int]:
+    """Return the sizes in packed stamps."""
+    return [stamp[0] for stamp in _STAMP.iter_unpack(stamps)]
 
 
 @dataclass(frozen=True, slots=True)
 class PlainFolder:
     """A folder on the way to skills: which folders below were entered, and what was noted in it."""
 
-    stamp: Stamp
+    stamp: bytes
     children: tuple[str, ...]
     notes: tuple[Diagnostic, ...] = ()
 
@@ -63,8 +53,11 @@ class SkillRecord:
     Attributes:
         path: The folder, posix and relative to the root.
         layout_namespace: The namespace the layout gave it.
-        folders: The folder itself and the ones entered below it.
-        files: The skill file, then its companions by name.
+        below: Folders entered below it, relative to the root.
+        files: The skill file, then its companions, by name.
+        digests: The digest of each of `files`; empty for one that was not read (a link, too large, unreadable).
+        stamps: Of the folder, `below` and `files`, packed one after the other.
+        newest: The latest modification time in `stamps`.
         nested: Folders below with skill files of their own.
         notes: Findings of the walk, not of the parser.
         full_id: What the skill is known as, refused or not.
@@ -74,8 +67,11 @@ class SkillRecord:
 
     path: str
     layout_namespace: str
-    folders: tuple[FolderMark, ...]
-    files: tuple[FileMark, ...]
+    below: tuple[str, ...]
+    files: tuple[str, ...]
+    digests: tuple[str, ...]
+    stamps: bytes
+    newest: int
     nested: tuple[str, ...]
     notes: tuple[Diagnostic, ...]
     full_id: str
@@ -85,12 +81,12 @@ class SkillRecord:
     @property
     def digest(self) -> str:
         """Digest of the skill file."""
-        return self.files[0].digest
+        return self.digests[0]
 
     @property
-    def digests(self) -> tuple[tuple[str, str], ...]:
-        """Names and digests of skill file and companions."""
-        return tuple((mark.name, mark.digest) for mark in self.files)
+    def sizes(self) -> list[int]:
+        """Sizes of `files`."""
+        return sizes_of(self.stamps[-STAMP_BYTES * len(self.files) :])
 
 
 @dataclass(frozen=True, slots=True)

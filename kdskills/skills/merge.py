@@ -23,7 +23,7 @@ class Winner:
     @property
     def path(self) -> str:
         """The skill file, posix and relative to the root."""
-        return shown(join(self.record.path, self.record.files[0].name))
+        return shown(join(self.record.path, self.record.files[0]))
 
     def refused(self, extra: tuple[Diagnostic, ...] = ()) -> InvalidSkill:
         """Return the winner as a refused skill."""

@@ -6,20 +6,21 @@ until somebody asks for it.
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from kdskills.errors import Diagnostic
-from kdskills.skills.marks import FileMark, FolderMark, PlainFolder, RootScan, SkillRecord, Stamp
-from kdskills.skills.model import Skill, SkillArgument, SkillContent, SkillTool
+from kdskills.skills.marks import PlainFolder, RootScan, SkillRecord
+from kdskills.skills.model import RootKind, Skill, SkillArgument, SkillContent, SkillTool
 from kdskills.skills.roots import SkillRoot
 
 Row = list[Any]
-ContentMaker = Callable[[str, str, Sequence[FileMark]], SkillContent]
-"""Makes the source of a skill's long texts from its folder, full id and files."""
+ContentMaker = Callable[[str, str, tuple[str, ...], tuple[str, ...]], SkillContent]
+"""Makes the source of a skill's long texts from its folder, full id, file names and their digests."""
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -73,7 +74,7 @@ def note_row(note: Diagnostic) -> Row:
     return [note.code, note.severity, note.message, note.path, note.line, note.column, note.ref, note.fix]
 
 
-def notes_from(rows: list[Row]) -> tuple[Diagnostic, ...]:
+def notes_from(rows: list[Row] | None) -> tuple[Diagnostic, ...]:
     """Return findings from their rows."""
     return tuple([Diagnostic(*row) for row in rows]) if rows else ()
 
@@ -87,7 +88,7 @@ def skill_row(skill: Skill) -> Row:
     return [
         skill.name,
         skill.namespace,
-        skill.id,
+        skill.id if skill.id != skill.name else None,
         skill.description,
         skill.version,
         skill.category,
@@ -110,14 +111,18 @@ def skill_row(skill: Skill) -> Row:
         skill.insert,
         [[tool.id, tool.role, tool.why, tool.required] for tool in skill.tools],
         frontmatter.text if isinstance(frontmatter, JsonMapping) else json_text(frontmatter),
-        skill.digest,
         skill.size,
         skill.tokens,
     ]
 
 
+def _shared(text: str | None) -> str | None:
+    """Return *text* kept once for all skills: categories, licences and the like repeat."""
+    return None if text is None else sys.intern(text)
+
+
 def skill_from(
-    row: Row, diagnostics: tuple[Diagnostic, ...], content: SkillContent, root: SkillRoot, path: str
+    row: Row, diagnostics: tuple[Diagnostic, ...], content: SkillContent, kind: RootKind, file: str, digest: str
 ) -> Skill:
     """Return the skill a row describes.
 
@@ -125,28 +130,29 @@ def skill_from(
         row: As `skill_row` gave it.
         diagnostics: The parser's findings.
         content: Where its long texts come from.
-        root: The root it lies in.
-        path: Absolute path of its file.
+        kind: Kind of its root.
+        file: Absolute path of its file.
+        digest: Digest of its file.
     """
     (
         name, namespace, skill_id, description, version, category, author, created, licence, compatibility, hint,
         tags, when, imports, include_for, disclosure, metadata, allowed, allowed_names, no_model, invocable,
-        arguments, insert, tools, frontmatter, digest, size, tokens,
+        arguments, insert, tools, frontmatter, size, tokens,
     ) = row  # fmt: skip
     return Skill(
         name,
-        namespace,
-        skill_id,
+        sys.intern(namespace),
+        name if skill_id is None else skill_id,
         description,
         content,
-        version,
-        category,
-        author,
-        created,
-        licence,
-        compatibility,
+        _shared(version),
+        _shared(category),
+        _shared(author),
+        _shared(created),
+        _shared(licence),
+        _shared(compatibility),
         hint,
-        tuple(tags) if tags else (),
+        tuple(map(sys.intern, tags)) if tags else (),
         tuple(when) if when else (),
         tuple(imports) if imports else (),
         tuple(include_for) if include_for else (),
@@ -164,12 +170,16 @@ def skill_from(
         digest,
         size,
         tokens,
-        root.kind,
-        Path(path),
+        kind,
+        file,
     )
 
 
 # ---- scans -------------------------------------------------------------------------------------------------------
+
+
+def _stamp_text(stamps: bytes) -> str:
+    return base64.b64encode(stamps).decode("ascii")
 
 
 def record_row(record: SkillRecord) -> Row:
@@ -177,27 +187,43 @@ def record_row(record: SkillRecord) -> Row:
     return [
         record.path,
         record.layout_namespace,
-        [[mark.path if mark.path != record.path else "", *mark.stamp] for mark in record.folders],
-        [[mark.name, *mark.stamp, mark.digest] for mark in record.files],
-        record.nested,
-        [note_row(note) for note in record.notes],
+        record.below or None,
+        "/".join(record.files),
+        " ".join(record.digests),
+        _stamp_text(record.stamps),
+        record.newest,
+        record.nested or None,
+        [note_row(note) for note in record.notes] or None,
         record.full_id,
         None if record.skill is None else skill_row(record.skill),
-        [note_row(note) for note in record.diagnostics],
+        [note_row(note) for note in record.diagnostics] or None,
     ]
 
 
 def record_from(row: Row, root: SkillRoot, base: str, content: ContentMaker) -> SkillRecord:
     """Return the record a row describes; *base* is the resolved root."""
-    path, namespace, folder_rows, file_rows, nested, notes, full_id, values, findings = row
-    folders = tuple([FolderMark(name or path, Stamp(a, b, c, d)) for name, a, b, c, d in folder_rows])
-    files = tuple([FileMark(name, Stamp(a, b, c, d), digest) for name, a, b, c, d, digest in file_rows])
+    path, namespace, below, names, hashes, stamps, newest, nested, notes, full_id, values, findings = row
+    files = tuple(map(sys.intern, names.split("/")))
+    digests = tuple(hashes.split(" "))
     diagnostics = notes_from(findings)
     skill = None
     if values is not None:
-        place = f"{base}/{path}/{files[0].name}"
-        skill = skill_from(values, diagnostics, content(path, full_id, files), root, place)
-    return SkillRecord(path, namespace, folders, files, tuple(nested), notes_from(notes), full_id, skill, diagnostics)
+        source = content(path, full_id, files, digests)
+        skill = skill_from(values, diagnostics, source, root.kind, f"{base}/{path}/{files[0]}", digests[0])
+    return SkillRecord(
+        path,
+        sys.intern(namespace),
+        tuple(below) if below else (),
+        files,
+        digests,
+        base64.b64decode(stamps),
+        newest,
+        tuple(nested) if nested else (),
+        notes_from(notes),
+        full_id,
+        skill,
+        diagnostics,
+    )
 
 
 def scan_document(scan: RootScan) -> dict[str, Any]:
@@ -207,7 +233,7 @@ def scan_document(scan: RootScan) -> dict[str, Any]:
         "digest": scan.digest,
         "notes": [note_row(note) for note in scan.notes],
         "folders": [
-            [path, *plain.stamp, plain.children, [note_row(note) for note in plain.notes]]
+            [path, _stamp_text(plain.stamp), plain.children, [note_row(note) for note in plain.notes]]
             for path, plain in scan.folders.items()
         ],
         "skills": [record_row(record) for record in scan.skills.values()],
@@ -217,8 +243,8 @@ def scan_document(scan: RootScan) -> dict[str, Any]:
 def scan_from(document: Mapping[str, Any], root: SkillRoot, base: str, content: ContentMaker) -> RootScan:
     """Return the scan a document describes."""
     folders = {
-        path: PlainFolder(Stamp(a, b, c, d), tuple(children), notes_from(notes))
-        for path, a, b, c, d, children, notes in document["folders"]
+        path: PlainFolder(base64.b64decode(stamp), tuple(children), notes_from(notes))
+        for path, stamp, children, notes in document["folders"]
     }
     records = (record_from(row, root, base, content) for row in document["skills"])
     return RootScan(

@@ -119,7 +119,7 @@ def _skill_text(dice: random.Random, name: str) -> str:
     head = (
         f"---\nname: {name}\ndescription: {_sentence(dice, 24)}\nversion: 1.{dice.randrange(9)}0\n"
         f"category: {dice.choice(WORDS)}\ntags: [{', '.join(dice.sample(WORDS, 4))}]\nwhen_to_use:\n{when}\n"
-        f"metadata:\n  owner: {dice.choice(WORDS)}\n  code: 00{dice.randrange(999)}\nlicense: Apache-2.0\n---\n"
+        f'metadata:\n  owner: {dice.choice(WORDS)}\n  code: "00{dice.randrange(999)}"\nlicense: Apache-2.0\n---\n'
     )
     lines = [f"# {name}"]
     size = len(head)
