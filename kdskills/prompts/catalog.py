@@ -84,7 +84,7 @@ class _Draft:
     environment: jinja2.Environment | None
 
     def text(self, entries: Sequence[CatalogEntry], level: int, length: int | None, *, partial: bool = False) -> str:
-        rows = [_FORMS[self.format](_at_level(entry, level, length), level, self.locations) for entry in entries]
+        rows = [_FORMS[self.format](self._at_level(entry, level, length), level, self.locations) for entry in entries]
         if self.format == "json":
             if partial:
                 rows.append(
@@ -94,6 +94,25 @@ class _Draft:
         hint = xml_value(self.hint) if self.format == "xml" else self.hint
         values = {"entries": rows, "total": len(self.entries), "partial": partial, "hint": hint}
         return render(_TEMPLATES[self.format], self.environment, values)
+
+    def _at_level(self, entry: CatalogEntry, level: int, length: int | None) -> CatalogEntry:
+        """Leave out what the level leaves out; the number stays."""
+        if level == 0:
+            return entry
+        if level == 1:
+            return replace(entry, when_to_use=entry.when_to_use[:1], category=None, tags=(), tools=())
+        text = entry.description.strip() if self.format == "xml" else one_line(entry.description)
+        short = cut(text, length) if level == 2 and length else ""
+        return replace(
+            entry,
+            description=short,
+            when_to_use=(),
+            category=None,
+            tags=(),
+            tools=(),
+            version=entry.version if level == 2 else None,
+            digest=entry.digest if level == 2 else "",
+        )
 
 
 _TEMPLATES = {"gallery": "gallery.j2", "xml": "available_skills.xml.j2"}
@@ -171,25 +190,6 @@ def _sorted(entries: Sequence[CatalogEntry], format: CatalogFormat) -> tuple[Cat
     if format == "xml":
         return tuple(sorted(entries, key=lambda e: (e.display_name, e.location)))
     return tuple(sorted(entries, key=lambda e: e.full_id))
-
-
-def _at_level(entry: CatalogEntry, level: int, length: int | None) -> CatalogEntry:
-    """Leave out what the level leaves out; the number stays."""
-    if level == 0:
-        return entry
-    if level == 1:
-        return replace(entry, when_to_use=entry.when_to_use[:1], category=None, tags=(), tools=())
-    short = cut(entry.description.strip(), length) if level == 2 and length else ""
-    return replace(
-        entry,
-        description=short,
-        when_to_use=(),
-        category=None,
-        tags=(),
-        tools=(),
-        version=entry.version if level == 2 else None,
-        digest=entry.digest if level == 2 else "",
-    )
 
 
 def _lines(items: Sequence[str]) -> list[str]:

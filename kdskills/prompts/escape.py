@@ -31,6 +31,8 @@ def _pattern(source: str) -> re.Pattern[str]:
 
 def one_line(text: str) -> str:
     """Return *text* as one line: blanks run together, no control or zero-width characters (spec skills §5.1)."""
+    if text.isascii() and text.isprintable() and "  " not in text:
+        return text.strip()
     spaced = " ".join(text.split())
     bare = _pattern(f"[\x00-\x1f\x7f-\x9f{INVISIBLE}]").sub("", spaced)
     # A zero-width character may have stood between two blanks; without it they are one run.
@@ -67,7 +69,7 @@ def cut(text: str, length: int) -> str:
     if len(text) <= length:
         return text
     head = text[:length]
-    if not text[length].isspace():
+    if not (text[length].isspace() or head[-1].isspace()):
         head = head.rsplit(None, 1)[0] if len(head.split()) > 1 else head
     return head.rstrip() + "…"
 
