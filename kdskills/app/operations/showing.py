@@ -10,7 +10,8 @@ from pydantic import Field
 from kdskills.app.operations.table import Finding, Input, Operation, Output
 from kdskills.errors import BadRequest
 from kdskills.skills.model import estimate_tokens
-from kdskills.turn import Refused, build_skills_instruction_block
+from kdskills.turn import Refused
+from kdskills.turn.facade import build_skills_instruction_block
 
 if TYPE_CHECKING:
     from kdskills.app.host import Emit, Host
@@ -101,7 +102,9 @@ async def list_skills(host: Host, given: ViewInput, emit: Emit | None = None) ->
         consumer=given.consumer,
         skills=tuple(sorted(rows, key=lambda row: row.full_id)),
         visible=tuple(view.listed),
-        diagnostics=tuple(Finding.of(d) for d in (*bundle.diagnostics, *subsystem.diagnostics, *view.diagnostics)),
+        diagnostics=tuple(
+            Finding.of(d) for d in dict.fromkeys((*bundle.diagnostics, *subsystem.diagnostics, *view.diagnostics))
+        ),
     )
 
 

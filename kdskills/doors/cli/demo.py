@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.panel import Panel
+from rich.table import Table
 
 from kdskills.app import Host
 from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, console, failing, plain, print_json
@@ -33,8 +34,12 @@ class Narrator:
             handler(event)
 
     def line(self, word: str, text: str, style: str = "cyan") -> None:
-        """Print one line: what happened, and to what."""
-        self.out.print(f"[{style}]{word:>9}[/]  {text}")
+        """Print one line, further ones indented: what happened, and to what."""
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(width=9, justify="right", no_wrap=True)
+        grid.add_column(overflow="fold")
+        grid.add_row(f"[{style}]{word}[/]", text)
+        self.out.print(grid)
 
     def on_turn_started(self, event: Any) -> None:
         """Print request, model and engine."""
@@ -45,14 +50,17 @@ class Narrator:
 
     def on_prompt_built(self, event: Any) -> None:
         """Print which skills are considered and which are active."""
-        active = f"; active: {', '.join(event.active)}" if event.active else ""
-        self.line(
-            "prompt",
-            plain(
-                f"{event.role}: {len(event.available)} skills considered ({', '.join(event.available)}){active}, {event.tokens} tokens"
-            ),
-            "dim",
-        )
+        self.out.print()
+        self.line("step", plain(f"{event.role}, prompt of {event.tokens} tokens"), "bold blue")
+        if event.available:
+            self.line("considers", plain(", ".join(event.available)), "dim")
+        if event.active:
+            self.line("active", plain(", ".join(event.active)), "dim")
+
+    def on_model_replied(self, event: Any) -> None:
+        """Print what the model said beside its calls."""
+        if event.text and event.calls:
+            self.line("says", plain(_cut(event.text)))
 
     def on_tool_called(self, event: Any) -> None:
         """Print the call."""
@@ -67,31 +75,25 @@ class Narrator:
         self.line("refused", plain(f"{event.ref}: {event.code}"), "red")
 
     def on_sources_merged(self, event: Any) -> None:
-        """Print what came into the pool."""
-        self.line(
-            "sources",
-            plain(
-                f"{event.origin}: {len(event.added)} added, {len(event.merged_rows)} merged, pool holds {event.total}"
-            ),
-            "green",
-        )
+        """Print the numbers that came into the pool, or were found there."""
+        added = f"added {', '.join(map(str, event.added))}" if event.added else "nothing new"
+        known = f"; known already {', '.join(map(str, event.merged_sids))}" if event.merged_sids else ""
+        dropped = f"; citations dropped {', '.join(map(str, event.dropped))}" if event.dropped else ""
+        self.line("sources", plain(f"{event.skill}: {added}{known}{dropped}"), "green")
 
     def on_script_finished(self, event: Any) -> None:
-        """Print how the script ran and behind which wall."""
+        """Print how the program ended, behind which wall, and which limits held."""
+        what = f"{event.skill}/{event.path}" if event.path else "generated code"
+        ended = f"{event.status}, exit {event.exit_code}, {event.duration_ms} ms"
+        self.line("script", plain(f"{what}: {ended}"), "magenta")
         self.line(
-            "script",
-            plain(
-                f"{event.path} in {event.engine} ({event.level}): {event.status}, exit {event.exit_code}, {event.duration_ms} ms"
-            ),
-            "magenta",
+            "wall", plain(f"{event.engine}, level {event.level}; limits enforced: {', '.join(event.limits)}"), "dim"
         )
-        if getattr(event, "limits_enforced", ()):
-            self.line("limits", plain(", ".join(event.limits_enforced)), "dim")
 
     def on_tool_finished(self, event: Any) -> None:
         """Print the outcome."""
         if event.ok:
-            self.line("answer", plain(_cut(event.text)), "dim")
+            self.line("result", plain(_cut(event.text)), "dim")
         else:
             self.line("failed", plain(f"{event.error}: {_cut(event.text)}"), "red")
 

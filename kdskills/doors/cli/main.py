@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from pydantic import BaseModel
 
@@ -37,18 +36,20 @@ Executor = Annotated[str | None, typer.Option("--executor", "-e", help="`auto`, 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for produced files and the transcript.")]
 
 
-def host() -> Host:
+def host(ctx: typer.Context) -> Host:
     """Return the Host the command line was started with."""
-    found = click.get_current_context().find_object(Host)
+    found = ctx.find_object(Host)
     if found is None:
         raise RuntimeError("commands run below `build_cli`, which sets the Host")
     return found
 
 
-def answer(operation: str, printer: Callable[[Any], int | None], *, as_json: bool, **arguments: Any) -> None:
+def answer(
+    ctx: typer.Context, operation: str, printer: Callable[[Any], int | None], *, as_json: bool, **arguments: Any
+) -> None:
     """Run an operation, print its answer, and exit with the printer's code."""
     with failing(as_json=as_json):
-        found: BaseModel = asyncio.run(host().call(operation, **arguments))
+        found: BaseModel = asyncio.run(host(ctx).call(operation, **arguments))
         code = printer(found) if not as_json else show.exit_code(found)
         if as_json:
             print_json(found)
@@ -62,6 +63,7 @@ def split(text: str | None) -> tuple[str, ...] | None:
 
 @app.command()
 def check(
+    ctx: typer.Context,
     path: Annotated[Path, typer.Argument(help="A skill folder or file, a folder of skills, or a bundle.")],
     verdict: Annotated[str, typer.Option(help="`lenient`, `spec` or `skills-ref`.")] = "lenient",
     strict: Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")] = False,
@@ -75,19 +77,27 @@ def check(
         raise typer.BadParameter("--rename and --dry-run go with --fix")
     if fix:
         with failing(as_json=as_json):
-            fixed = asyncio.run(host().call("skills.fix", path=path, rename=rename, dry_run=dry_run))
+            fixed = asyncio.run(host(ctx).call("skills.fix", path=path, rename=rename, dry_run=dry_run))
             print_json(fixed) if as_json else show.fixes(fixed)
         if as_json or dry_run:
-            raise typer.Exit(show.exit_code(fixed))
-    answer("skills.check", lambda found: show.check(found, strict=strict), as_json=as_json, path=path, verdict=verdict)
+            raise typer.Exit(0)
+    answer(
+        ctx, "skills.check", lambda found: show.check(found, strict=strict), as_json=as_json, path=path, verdict=verdict
+    )
 
 
 @app.command("list")
 def list_skills(
-    bundle: Bundle, consumer: Consumer = None, tools: Tools = None, internal: Internal = False, as_json: Json = False
+    ctx: typer.Context,
+    bundle: Bundle,
+    consumer: Consumer = None,
+    tools: Tools = None,
+    internal: Internal = False,
+    as_json: Json = False,
 ) -> None:
     """List a bundle's skills as a consumer sees them."""
     answer(
+        ctx,
         "skills.list",
         show.skills,
         as_json=as_json,
@@ -100,6 +110,7 @@ def list_skills(
 
 @app.command("show")
 def show_skill(
+    ctx: typer.Context,
     bundle: Bundle,
     ref: Annotated[str, typer.Argument(help="Full id, bare id or short id.")],
     consumer: Consumer = None,
@@ -108,12 +119,20 @@ def show_skill(
 ) -> None:
     """Show one skill in full."""
     answer(
-        "skills.show", show.skill, as_json=as_json, bundle=bundle, ref=ref, consumer=consumer, include_internal=internal
+        ctx,
+        "skills.show",
+        show.skill,
+        as_json=as_json,
+        bundle=bundle,
+        ref=ref,
+        consumer=consumer,
+        include_internal=internal,
     )
 
 
 @app.command()
 def render(
+    ctx: typer.Context,
     bundle: Bundle,
     refs: Annotated[list[str] | None, typer.Argument(help="Skills of the block; none prints the catalog.")] = None,
     consumer: Consumer = None,
@@ -125,6 +144,7 @@ def render(
 ) -> None:
     """Print a consumer's catalog, or the instruction block of some skills, as a prompt holds it."""
     answer(
+        ctx,
         "skills.render",
         show.rendered,
         as_json=as_json,
@@ -140,6 +160,7 @@ def render(
 
 @app.command()
 def why(
+    ctx: typer.Context,
     ref: Annotated[str, typer.Argument(help="Full id, bare id or short id.")],
     bundle: Annotated[Path, typer.Option("--bundle", "-b", help="The bundle's folder.")] = Path(),
     consumer: Consumer = None,
@@ -150,6 +171,7 @@ def why(
 ) -> None:
     """Explain, rule by rule, why a skill is granted or refused; exit 0 if granted, 1 if not."""
     answer(
+        ctx,
         "skills.why",
         show.why,
         as_json=as_json,
@@ -163,13 +185,14 @@ def why(
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
+def doctor(ctx: typer.Context, as_json: Json = False) -> None:
     """Run the self-checks of every part and say what would cure what fails."""
-    answer("doctor", show.doctor, as_json=as_json)
+    answer(ctx, "doctor", show.doctor, as_json=as_json)
 
 
 @app.command()
 def run(
+    ctx: typer.Context,
     bundle: Bundle,
     request: Annotated[str | None, typer.Argument(help="What to do; none means the request of demo.yaml.")] = None,
     model: Model = None,
@@ -187,7 +210,7 @@ def run(
 ) -> None:
     """Run one turn on a bundle."""
     demo.run_turn(
-        host(),
+        host(ctx),
         as_json=as_json,
         arguments={
             "bundle": bundle,
@@ -205,6 +228,7 @@ def run(
 
 @app.command("demo")
 def demo_command(
+    ctx: typer.Context,
     bundle: Annotated[Path | None, typer.Argument(help="A bundle; the report press when omitted.")] = None,
     model: Model = None,
     executor: Executor = None,
@@ -217,7 +241,7 @@ def demo_command(
     with failing(as_json=as_json):
         chosen = bundle or shipped_bundle("press")
     demo.run_turn(
-        host(), as_json=as_json, arguments={"bundle": chosen, "model": model, "executor": executor, "out": out}
+        host(ctx), as_json=as_json, arguments={"bundle": chosen, "model": model, "executor": executor, "out": out}
     )
 
 
@@ -227,13 +251,15 @@ app.add_typer(image, name="image")
 
 @image.command()
 def build(
+    ctx: typer.Context,
     offline: Annotated[
-        bool, typer.Option("--offline", help="From this host's own files; the only way there is so far.")
+        bool, typer.Option("--offline/--registry", help="From this host's own files, or by a registry's image.")
     ] = True,
+    tar: Annotated[bool, typer.Option("--tar", help="Also write the archive that `docker import` takes.")] = False,
     as_json: Json = False,
 ) -> None:
     """Build the sandbox tree from this host's Python, libraries and tools."""
-    answer("image.build", show.image, as_json=as_json, offline=offline)
+    answer(ctx, "image.build", show.image, as_json=as_json, offline=offline, tar=tar)
 
 
 def build_cli(given: Host) -> typer.Typer:

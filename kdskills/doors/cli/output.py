@@ -30,7 +30,7 @@ STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
 def console(*, stderr: bool = False) -> Console:
     """Return a console for stdout, or stderr; it honours NO_COLOR and plain pipes."""
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+    return Console(stderr=stderr, highlight=False)
 
 
 def print_json(value: BaseModel) -> None:

@@ -11,8 +11,6 @@ from rich.syntax import Syntax
 
 from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, EXIT_OPERATOR, STYLES, console, mark, plain, table
 
-SHORT = 68
-
 
 def exit_code(answer: BaseModel) -> int:
     """Return the exit code of an answer printed as JSON: negative answers are 1, a machine without engine is 4."""
@@ -49,28 +47,32 @@ def check(answer: Any, *, strict: bool = False) -> int:
     return EXIT_NEGATIVE if failed else EXIT_OK
 
 
-def fixes(answer: Any) -> None:
+def fixes(answer: Any) -> int:
     """Print what was mended, as diffs, and what was left alone."""
     out = console()
     for change in answer.changes:
-        word = "would change" if answer.dry_run else "changed"
-        out.print(f"[bold]{word}[/] {plain(change.path)}: {plain(', '.join(change.what))}")
+        for what in change.done:
+            out.print(f"[green]{'would mend' if answer.dry_run else 'mended'}[/] {plain(change.path)}: {plain(what)}")
+        for what in change.skipped:
+            out.print(f"[yellow]left alone[/] {plain(change.path)}: {plain(what)}")
         if change.diff:
             out.print(Syntax(change.diff, "diff", background_color="default"))
-    if not answer.changes:
+    if not any(change.done for change in answer.changes):
         out.print("nothing to mend")
+    return EXIT_OK
 
 
 def skills(answer: Any) -> int:
     """Print one line a skill, with what the consumer may do with it."""
     colours = {"listed": "green", "hidden": "cyan", "unlisted": "cyan", "refused": "red", "invalid": "bold red"}
-    rows = table("", "skill", "state", "tokens", "what it does, or why not")
+    rows = table("", "skill", "state", "tokens")
+    rows.add_column("what it does, or why not", no_wrap=True, overflow="ellipsis")
     for row in answer.skills:
         words = f"{row.code}: {row.reason}" if row.code else row.description
-        cut = words if len(words) <= SHORT or row.code else words[: SHORT - 1] + "…"
         colour = colours[row.state]
+        state = f"[{colour}]{row.state}[/]"
         rows.add_row(
-            row.short_id or "", plain(row.full_id), f"[{colour}]{row.state}[/]", str(row.tokens or ""), plain(cut)
+            row.short_id or "", plain(row.full_id), state, str(row.tokens or ""), plain(" ".join(words.split()))
         )
     out = console()
     out.print(f"[bold]{plain(answer.bundle)}[/] for {plain(answer.consumer) or 'an anonymous consumer'}")
@@ -116,13 +118,11 @@ def why(answer: Any) -> int:
     out.print(
         f"[bold]{plain(answer.full_id or answer.ref)}[/] for {plain(answer.consumer) or 'an anonymous consumer'}: {verdict}"
     )
-    words = {"pass": "[green]pass[/]", "refuse": "[red]refuse[/]", "unknown": "[dim]not asked[/]"}
-    rows = table("", "step", "", "because", "rule", "stands in")
+    words = {"pass": "[green]  pass[/]", "refuse": "[red]refuse[/]", "unknown": "[dim]     -[/]"}
     for step in answer.steps:
-        rows.add_row(
-            str(step.step), step.title, words[step.result], plain(step.reason), plain(step.rule), plain(step.source)
-        )
-    out.print(rows)
+        out.print(f"  {step.step} {words[step.result]}  {step.title}: {plain(step.reason)}")
+        if step.rule and step.source:
+            out.print(f"             [dim]rule {plain(repr(step.rule))} in {plain(step.source)}[/]")
     for note in answer.notes:
         out.print(f"note: {plain(note)}")
     return EXIT_OK if answer.granted else EXIT_NEGATIVE
@@ -152,5 +152,8 @@ def doctor(answer: Any) -> int:
 
 def image(answer: Any) -> int:
     """Print where the tree lies and what it holds."""
-    console().print(f"{plain(answer.path)}  {answer.digest}  {answer.size // (1024 * 1024)} MiB, {answer.files} files")
+    out = console()
+    out.print(f"{plain(answer.path)}\n{answer.size // (1024 * 1024)} MiB, {answer.files} files, key {answer.key}")
+    if answer.tar:
+        out.print(f"{plain(answer.tar)} {answer.tar_digest}")
     return EXIT_OK

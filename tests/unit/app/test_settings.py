@@ -1,0 +1,94 @@
+"""Settings come from arguments, variables and files, and never let a variable open the wall."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kdskills.app import Settings, SettingsInvalid
+from kdskills.app.settings import FILE_ONLY, user_config
+from kdskills.execution import IsolationLevel
+
+
+def write(path: Path, text: str) -> Path:
+    """Write a settings file."""
+    path.write_text(text)
+    return path
+
+
+def test_defaults_are_closed() -> None:
+    """With nothing said, the wall is asked for and nothing may be left unenforced."""
+    made = Settings()
+    assert (made.executor, made.isolation, made.allow_unisolated, made.best_effort_limits) == (
+        "auto",
+        IsolationLevel.NAMESPACE,
+        False,
+        (),
+    )
+
+
+def test_stronger_files_come_first(tmp_path: Path) -> None:
+    """The first file beats the second; keys of both are read."""
+    strong = write(tmp_path / "a.toml", 'executor = "docker"\n')
+    weak = write(tmp_path / "b.toml", 'executor = "bubblewrap"\nsandbox_uid = 12000\n')
+    made = Settings.load(strong, weak)
+    assert (made.executor, made.sandbox_uid) == ("docker", 12000)
+
+
+def test_variables_beat_files_and_arguments_beat_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`KDSKILLS_EXECUTOR` beats the file, an argument beats both."""
+    file = write(tmp_path / "a.toml", 'executor = "docker"\n')
+    monkeypatch.setenv("KDSKILLS_EXECUTOR", "bubblewrap")
+    assert Settings.load(file).executor == "bubblewrap"
+    assert Settings.load(file, executor="landlock").executor == "landlock"
+
+
+@pytest.mark.parametrize("name", sorted(FILE_ONLY))
+def test_no_variable_opens_the_wall(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable for a file-only field is an error that names the file, not a silent success or no-op."""
+    monkeypatch.setenv(f"KDSKILLS_{name.upper()}", "1")
+    with pytest.raises(SettingsInvalid, match="cannot be set by a variable") as caught:
+        Settings.load(tmp_path / "absent.toml")
+    assert (caught.value.code, caught.value.who) == ("settings_invalid", "operator")
+    with pytest.raises(SettingsInvalid, match="cannot be set by a variable"):
+        Settings()
+
+
+def test_home_variable_does_not_move_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`HOME` and `XDG_CONFIG_HOME` cannot point to another settings file, which could open the wall."""
+    before = user_config()
+    monkeypatch.setenv("HOME", "/somewhere/else")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/somewhere/else")
+    assert user_config() == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['exekutor = "docker"\n', "sandbox_uid = 0\n", 'min_isolation = "some"\n', "executor = \n", "executor = 3\n"],
+)
+def test_misunderstood_files_are_errors(text: str, tmp_path: Path) -> None:
+    """Unknown keys, uid 0, wrong values and broken TOML are errors of the operator, not ignored."""
+    with pytest.raises(SettingsInvalid) as caught:
+        Settings.load(write(tmp_path / "a.toml", text))
+    assert caught.value.who == "operator"
+
+
+def test_options_for_engines(tmp_path: Path) -> None:
+    """Engines are built with exactly what the operator decided."""
+    file = write(
+        tmp_path / "a.toml",
+        'allow_unisolated = true\nbest_effort_limits = ["memory"]\nsandbox_uid = 7\nimage_packages = ["numpy"]\n',
+    )
+    options = Settings.load(file).execution_options()
+    assert (options.allow_unisolated, options.best_effort, options.sandbox_uid, options.image_packages) == (
+        True,
+        frozenset({"memory"}),
+        7,
+        ("numpy",),
+    )
+
+
+def test_every_setting_is_documented() -> None:
+    """Each field has a description, from which the reference page is made."""
+    assert [name for name, field in Settings.model_fields.items() if len(field.description or "") < 20] == []
