@@ -1,0 +1,420 @@
+"""`skills.run_script`: checks, request, result, environment, approval (spec runtime §2)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from kdskills.errors import ExecFailed, ExecRefused, KdskillsError
+from kdskills.execution import Artifact, ExecError, Stream
+from kdskills.session import ApprovalRequest, Denial, FolderWorkspace, RuntimeLimits, TurnScope, allow, deny
+from kdskills.session.scripts import tail_text
+
+
+async def refused(awaiting):
+    with pytest.raises(KdskillsError) as caught:
+        await awaiting
+    return caught.value
+
+
+@pytest.fixture
+def runner(make, executor):
+    """Builds a runtime that runs scripts on the recording executor."""
+    return lambda **options: make(run_scripts=True, executor=executor, **options)
+
+
+@pytest.fixture
+async def session(runner):
+    """A session with `sales` loaded."""
+    return await runner().create_session(initial=["sales"])
+
+
+async def test_request(session, executor, bundle):
+    """The executor gets an argument list, the read-only skill with its tree, an own environment and the limits."""
+    await session.run_script("./scripts//total.py", args=["a b", "$HOME"], env={"MODE": "x"}, timeout_s=5)
+    request = executor.requests[0]
+    assert (request.script.skill, request.script.path, request.script.args) == (
+        "acme.sales",
+        "scripts/total.py",
+        ("a b", "$HOME"),
+    )
+    assert (request.interpreter, request.stdin, request.network) == (("python3", "{path}"), b"", "none")
+    assert dict(request.env) == {
+        "LANG": "C.UTF-8",
+        "PYTHONUTF8": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "KDSKILLS_SKILL_DIR": "/skills/acme.sales",
+        "MODE": "x",
+    }
+    mount = request.skills[0]
+    assert (mount.id, mount.root) == ("acme.sales", bundle.root / "skills/acme/sales")
+    assert mount.tree == (await session.describe("sales")).tree_digest
+    assert (request.limits.wall_s, request.limits.stdout, request.workdir) == (5, 256 * 1024, "/skills/acme.sales")
+    assert (request.owner.agent, request.owner.conversation) == ("solver.react.decision", session.id)
+
+
+async def test_the_request_passes_the_executors_own_check(session, executor):
+    """What the tool builds is what engines accept."""
+    from kdskills.execution.check import check_request
+
+    await session.run_script("scripts/total.py", args=["1"], env={"A": "b"})
+    plan = check_request(executor.requests[0])
+    assert plan.argv == ("python3", "/skills/acme.sales/scripts/total.py", "1")
+
+
+async def test_host_environment_stays_out(session, executor, monkeypatch):
+    """Nothing of the host process reaches the script."""
+    monkeypatch.setenv("HOST_SECRET", "hunter2")
+    await session.run_script("scripts/total.py")
+    assert "hunter2" not in repr(executor.requests[0])
+
+
+@pytest.mark.parametrize(
+    ("status", "facts", "code", "timed_out"),
+    [
+        ("ok", {"exit_code": 0}, 0, False),
+        ("nonzero", {"exit_code": 3}, 3, False),
+        ("timeout", {"exit_code": None, "signal": 9}, 124, True),
+        ("nonzero", {"exit_code": None, "signal": 11}, 139, False),
+        ("oom", {"exit_code": None, "signal": 9}, 137, False),
+        ("oom", {"exit_code": 0, "signal": 9}, 137, False),
+        ("limit", {"exit_code": None, "signal": 25}, 153, False),
+        ("cancelled", {"exit_code": None, "signal": 15}, 143, False),
+    ],
+)
+async def test_results(session, executor, exec_result, status, facts, code, timed_out):
+    """A non-zero exit is a result; 124 on timeout, 128+n on signal n, never 0 for a killed script."""
+    executor.answer = lambda request: exec_result(status, **facts)
+    reply = await session.call("skills_run_script", {"path": "scripts/total.py"})
+    assert reply.ok
+    assert (reply.result["status"], reply.result["exit_code"], reply.result["timed_out"]) == (status, code, timed_out)
+    assert (reply.result["engine"], reply.result["level"], reply.result["duration_ms"]) == ("fake", "namespace", 250)
+
+
+async def test_output_keeps_the_tail(session, executor, exec_result):
+    """Truncated output begins at a character; bad bytes become U+FFFD."""
+    data = "äöü".encode()[1:] + b"\xff end"
+    executor.answer = lambda request: exec_result(stdout=Stream(data, 999, True), stderr=b"oops")
+    found = await session.run_script("scripts/total.py")
+    assert (found.stdout, found.stdout_truncated) == ("öü\ufffd end", True)
+    assert (found.stderr, found.stderr_truncated) == ("oops", False)
+
+
+def test_tail_only_cuts_a_cut_character():
+    """Untruncated output keeps its first bytes, however bad; a whole character is not cut."""
+    assert tail_text(b"\xa4a", False) == "\ufffda"
+    assert tail_text("äa".encode(), True) == "äa"
+    assert tail_text(b"", True) == ""
+    assert tail_text(b"\x80\x80\x80\x80", True) == "\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "who"),
+    [
+        (ExecRefused("no engine"), "executor_unavailable", "operator"),
+        (ExecRefused("bad", code="bad_request"), "executor_failed", "operator"),
+        (ExecFailed("broke"), "executor_failed", "operator"),
+        ("infra_error", "executor_failed", "operator"),
+        ("refused", "executor_unavailable", "operator"),
+        ("missing", "interpreter_missing", "operator"),
+    ],
+)
+async def test_executor_trouble(session, executor, exec_result, answer, code, who):
+    """Trouble of the executor is told as no defect of the script."""
+
+    def reply(request):
+        if isinstance(answer, Exception):
+            raise answer
+        if answer == "missing":
+            return exec_result("infra_error", error=ExecError("exec", "program_missing", "python3"))
+        return exec_result(answer)
+
+    executor.answer = reply
+    error = await refused(session.run_script("scripts/total.py"))
+    assert (error.code, error.who) == (code, who)
+    assert "no defect of the script" in error.message
+
+
+async def test_order_of_checks(make, runner, bundle):
+    """session, enabled, shape, active, skill, path text, existence, suffix, deny, approval: each earlier one wins."""
+    bundle.file("acme.sales", "scripts/x.rb", "puts 1")
+    assert (await refused(make().run_script("none", "scripts/x"))).code == "session_not_found"
+    off = await make().create_session(initial=["sales"])
+    assert (await refused(off.run_script("", timeout_s=-1))).code == "run_disabled"
+    assert (await off.call("skills.run_script", {"path": 3})).error["code"] == "run_disabled"
+    asked = []
+
+    def never(request):
+        asked.append(request.kind)
+        return Denial("d", "denied by plugin") if request.kind == "run" else None
+
+    session = await runner(deny=never, script_approval="deny").create_session()
+    assert (await refused(session.run_script("", skill="nope"))).code == "invalid_argument"
+    assert (await refused(session.run_script("x.py", skill="nope"))).code == "no_active_skills"
+    await session.load(["sales"])
+    assert (await refused(session.run_script("x.py", skill="nope"))).code == "skill_not_found"
+    assert (await refused(session.run_script("x.py", skill="brief"))).code == "skill_not_active"
+    assert (await refused(session.run_script("x.py"))).details["reason"] == "outside_scripts"
+    assert (await refused(session.run_script("scripts/none.rb"))).code == "resource_not_found"
+    assert (await refused(session.run_script("scripts"))).details["reason"] == "outside_scripts"
+    assert (await refused(session.run_script("scripts/x.rb"))).code == "extension_not_allowed"
+    assert "run" not in asked
+    assert (await refused(session.run_script("scripts/total.py"))).code == "skill_denied"
+
+
+@pytest.mark.parametrize(
+    "path", ["scripts/../../brief/SKILL.md", "/scripts/x.py", "scripts\\x.py", "scripts/x\0.py", "../scripts/x.py"]
+)
+async def test_hostile_script_paths(session, executor, path):
+    """No form leads out of scripts/, and nothing is run."""
+    assert (await refused(session.run_script(path))).code == "path_denied"
+    assert executor.requests == []
+
+
+async def test_linked_script(session, executor, bundle):
+    """A linked script or folder is refused."""
+    folder = bundle.root / "skills/acme/sales/scripts"
+    (folder / "sh.py").symlink_to("/bin/sh")
+    (folder / "bin").symlink_to("/bin", target_is_directory=True)
+    for path in ("scripts/sh.py", "scripts/bin/sh"):
+        assert (await refused(session.run_script(path))).details["reason"] == "symlink"
+    assert executor.requests == []
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"PATH": "/x"},
+        {"HOME": "/x"},
+        {"PYTHONPATH": "/x"},
+        {"PYTHONHOME": "/x"},
+        {"KDSKILLS_SKILL_DIR": "/x"},
+        {"KDSKILLS_ANY": "/x"},
+        {"LD_PRELOAD": "/x.so"},
+        {"BASH_ENV": "/x"},
+        {"NODE_OPTIONS": "-r x"},
+        {"PYTHONSTARTUP": "x"},
+        {"1A": "x"},
+        {"A=B": "x"},
+        {"A B": "x"},
+        {"": "x"},
+        {"Ä": "x"},
+        {"A": "x\0"},
+        {"A" * 257: "x"},
+        {"A": "x" * 32769},
+        {f"V{number}": "" for number in range(257)},
+        {f"V{number}": "x" * 30000 for number in range(9)},
+    ],
+    ids=lambda env: next(iter(env))[:20],
+)
+async def test_refused_environment(session, executor, env):
+    """Names that steer the interpreter, bad names and big values are invalid_argument; values are not repeated."""
+    error = await refused(session.run_script("scripts/total.py", env=env))
+    assert error.code == "invalid_argument"
+    assert executor.requests == []
+    assert "-r x" not in json.dumps(error.to_json())
+
+
+@pytest.mark.parametrize("args", [["x"] * 257, ["a\0b"], ["x" * (16 * 1024 + 1)]], ids=["many", "nul", "long"])
+async def test_refused_arguments(session, args):
+    """Too many, too long and NUL arguments are invalid_argument."""
+    assert (await refused(session.run_script("scripts/total.py", args=args))).code == "invalid_argument"
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 60.1, float("inf"), float("nan")])
+async def test_refused_timeout(session, seconds):
+    """A call may ask for less time than the limit, never for more."""
+    assert (await refused(session.run_script("scripts/total.py", timeout_s=seconds))).code == "invalid_argument"
+
+
+async def test_interpreters(runner, executor, bundle):
+    """Shell and node scripts have their interpreter, callers add suffixes; others are the author's to mend."""
+    for suffix in ("sh", "bash", "js", "mjs", "cjs", "rb", "SH"):
+        bundle.file("acme.sales", f"scripts/x.{suffix}", "x")
+    session = await runner(interpreters={".rb": ["ruby", "-w", "{path}"]}).create_session(initial=["sales"])
+    used = {}
+    for suffix in ("sh", "bash", "js", "mjs", "cjs", "rb", "SH"):
+        await session.run_script(f"scripts/x.{suffix}")
+        used[suffix] = executor.requests[-1].interpreter[0]
+    assert used == {
+        "sh": "bash",
+        "bash": "bash",
+        "js": "node",
+        "mjs": "node",
+        "cjs": "node",
+        "rb": "ruby",
+        "SH": "bash",
+    }
+    bundle.file("acme.sales", "scripts/noext", "x")
+    error = await refused(session.run_script("scripts/noext"))
+    assert (error.code, error.who) == ("extension_not_allowed", "author")
+
+
+async def test_workdir(session, executor, bundle):
+    """Workdir only sets the current directory; the script stays relative to the skill."""
+    await session.run_script("scripts/total.py", workdir="references")
+    assert (executor.requests[0].workdir, executor.requests[0].script.path) == (
+        "/skills/acme.sales/references",
+        "scripts/total.py",
+    )
+    for workdir, code in (
+        ("nowhere", "resource_not_found"),
+        ("SKILL.md", "resource_not_found"),
+        ("../brief", "path_denied"),
+        ("/tmp", "path_denied"),
+        ("turn:", "resource_not_found"),
+        ("a\0", "invalid_argument"),
+    ):
+        assert (await refused(session.run_script("scripts/total.py", workdir=workdir))).code == code
+    (bundle.root / "skills/acme/sales/out").symlink_to("/tmp", target_is_directory=True)
+    assert (await refused(session.run_script("scripts/total.py", workdir="out"))).code == "path_denied"
+
+
+async def test_turn_files(session, executor, exec_result, tmp_path: Path):
+    """Turn files go in as copies, produced ones come back, unchanged ones are not told, inputs stay."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "sales.csv").write_text("a,b\n")
+    work = FolderWorkspace(tmp_path / "turn", mounts={"data": data}, protected={"in.txt"})
+    (work.root / "in.txt").write_text("input")
+    (work.root / "kept.txt").write_text("kept")
+    (work.root / "out").mkdir()
+    produced = {"out/chart.svg": b"<svg/>", "kept.txt": b"kept", "in.txt": b"changed", "data/sales.csv": b"changed"}
+
+    def answer(request):
+        import hashlib
+
+        files = tuple(
+            Artifact(path, len(body), hashlib.sha256(body).hexdigest(), 0o644, body) for path, body in produced.items()
+        )
+        return exec_result(artifacts=files)
+
+    executor.answer = answer
+    inside = session.within(TurnScope(workspace=work))
+    found = await inside.run_script("scripts/total.py", workdir="turn:out")
+    request = executor.requests[0]
+    assert sorted(item.path for item in request.inputs) == ["data/sales.csv", "in.txt", "kept.txt"]
+    assert (request.workdir, request.outputs, request.env["KDSKILLS_TURN_DIR"]) == ("out", ("**",), "/work")
+    assert [(item.path, item.size, item.media_type) for item in found.artifacts] == [
+        ("out/chart.svg", 6, "image/svg+xml")
+    ]
+    assert [path for path, _ in found.dropped] == ["in.txt", "data/sales.csv"]
+    assert (work.root / "out/chart.svg").read_bytes() == b"<svg/>"
+    assert ((work.root / "in.txt").read_text(), (data / "sales.csv").read_text()) == ("input", "a,b\n")
+    assert (await refused(inside.run_script("scripts/total.py", workdir="turn:none"))).code == "resource_not_found"
+    assert (await refused(inside.run_script("scripts/total.py", workdir="turn:../x"))).code == "path_denied"
+
+
+async def test_script_env_is_secret(runner, executor, events):
+    """The operator's secrets reach the script and nothing else."""
+    runtime = runner(script_env=lambda skill: {"TOKEN": SecretStr("hunter2-" + skill.id)}, events=events.append)
+    session = await runtime.create_session(initial=["sales"])
+    reply = await session.call("skills.run_script", {"path": "scripts/total.py", "env": {"MODE": "hunter3"}})
+    assert executor.requests[0].env["TOKEN"] == "hunter2-sales"
+    told = reply.text + repr(events) + json.dumps((await session.snapshot()).to_json())
+    assert "hunter" not in told
+    assert [event.type for event in events] == ["skill.loaded", "script.started", "script.finished"]
+
+
+# ---- approval ----
+
+
+async def test_approval_modes(runner, executor):
+    """Allow never asks, deny refuses, ask without anybody is approval_unavailable."""
+    for mode, code, who in (("deny", "approval_denied", "user"), ("ask", "approval_unavailable", "operator")):
+        session = await runner(script_approval=mode).create_session(initial=["sales"])
+        error = await refused(session.run_script("scripts/total.py"))
+        assert (error.code, error.who) == (code, who)
+    assert executor.requests == []
+
+
+@pytest.mark.parametrize(("remember", "asks"), [("call", 4), ("session", 2), ("always", 1)])
+async def test_remembered_answers(runner, executor, remember, asks):
+    """An answer holds for the call, the session, or always."""
+    asked: list[ApprovalRequest] = []
+
+    async def approve(request):
+        asked.append(request)
+        return allow(remember)
+
+    runtime = runner(script_approval="ask", approve=approve)
+    for _ in range(2):
+        session = await runtime.create_session(initial=["sales"])
+        for _ in range(2):
+            await session.run_script("scripts/total.py", args=["1"], env={"B": "2", "A": "1"})
+    assert len(asked) == asks
+    assert (asked[0].skill, asked[0].path, asked[0].origin, asked[0].executor) == (
+        "acme.sales",
+        "scripts/total.py",
+        None,
+        "fake",
+    )
+    assert (asked[0].argv, asked[0].env_names) == (("python3", "{path}", "1"), ("A", "B"))
+    assert asked[0].tree_digest == executor.requests[0].skills[0].tree
+
+
+async def test_a_changed_tree_asks_again(runner, bundle):
+    """An answer binds to the files: one changed byte anywhere in the skill asks again."""
+    asked = []
+
+    async def approve(request):
+        asked.append(request.tree_digest)
+        return allow("always")
+
+    session = await runner(script_approval="ask", approve=approve).create_session(initial=["sales"])
+    await session.run_script("scripts/total.py")
+    bundle.file("acme.sales", "references/guide.md", "changed")
+    await session.run_script("scripts/total.py")
+    assert len(set(asked)) == 2
+
+
+async def test_a_change_while_asking_is_refused(runner, bundle, executor):
+    """The tree is hashed again right before the run."""
+
+    async def approve(request):
+        bundle.file("acme.sales", "scripts/total.py", "import os  # another script\n")
+        return allow()
+
+    session = await runner(script_approval="ask", approve=approve).create_session(initial=["sales"])
+    assert (await refused(session.run_script("scripts/total.py"))).code == "approval_denied"
+    assert executor.requests == []
+
+
+async def test_a_no(runner, executor, events):
+    """A no is approval_denied with its reason, and told."""
+
+    async def approve(request):
+        return deny("not today")
+
+    runtime = runner(script_approval="ask", approve=approve, events=events.append)
+    session = await runtime.create_session(initial=["sales"])
+    error = await refused(session.run_script("scripts/total.py"))
+    assert (error.code, error.details["reason"], executor.requests) == ("approval_denied", "not today", [])
+    assert [event.type for event in events][1:] == ["approval.requested", "approval.decided"]
+
+
+async def test_foreign_skills_always_ask(runner, bundle):
+    """While a remote skill is loaded every run asks, whatever script_approval says."""
+    bundle.skill("mcp-shop.tools", "Foreign.")
+    bundle.file("mcp-shop.tools", "scripts/go.py", "print(1)")
+    session = await runner().create_session(initial=["sales", "mcp-shop.tools"])
+    for skill in ("sales", "mcp-shop.tools"):
+        path = "scripts/total.py" if skill == "sales" else "scripts/go.py"
+        assert (await refused(session.run_script(path, skill=skill))).code == "approval_unavailable"
+
+
+async def test_output_limit_is_asked_of_the_executor(runner, executor):
+    """max_output_bytes and the default time go into the request."""
+    limits = RuntimeLimits(max_output_bytes=2048, script_timeout_s=7)
+    session = await runner(limits=limits, profile="calm").create_session(initial=["sales"])
+    await session.run_script("scripts/total.py")
+    request = executor.requests[0]
+    assert (request.limits.stdout, request.limits.stderr, request.limits.wall_s, request.profile) == (
+        2048,
+        2048,
+        7,
+        "calm",
+    )
