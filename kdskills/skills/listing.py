@@ -75,13 +75,14 @@ def list_folder(descriptor: int, path: str) -> Listing:
     with os.scandir(descriptor) as entries:
         for entry in entries:
             name = entry.name
-            if entry.is_dir(follow_symlinks=False):
-                if enters(name):
-                    listing.folders.append(name)
-            elif name in _KNOWN:
+            if name in _KNOWN:
+                # Of another kind than a file it is still there, and refuses or warns like one that cannot be read.
                 listing.files[name] = entry.is_file(follow_symlinks=False)
                 listing.count += 1
                 listing.size += _size(entry)
+            elif entry.is_dir(follow_symlinks=False):
+                if enters(name):
+                    listing.folders.append(name)
             elif entry.is_symlink() and _leads_to_folder(entry):
                 if enters(name):
                     listing.notes.append(_link_note(join(path, name)))

@@ -223,7 +223,7 @@ class SkillLoader:
 
     def _read(self, descriptor: int, path: str, name: str, listing: Listing) -> _Read:
         read = _Read()
-        got = self._file(descriptor, path, name, MAX_SKILL_BYTES, read)
+        got = self._file(descriptor, path, name, MAX_SKILL_BYTES, read, listing)
         if isinstance(got, FileRefused):
             findings = Findings("lenient", shown(join(path, name)))
             findings.add(got.code if got.code in _AS_IS else "unreadable", f"{got.message}.")
@@ -233,12 +233,12 @@ class SkillLoader:
         for names in ((COMPACT_FILE,), SOURCES_FILES, TOOLS_FILES):
             companion = next((each for each in names if each in listing.files), None)
             if companion is not None:
-                self._companion(descriptor, path, companion, read)
+                self._companion(descriptor, path, companion, read, listing)
         return read
 
-    def _companion(self, descriptor: int, path: str, name: str, read: _Read) -> None:
+    def _companion(self, descriptor: int, path: str, name: str, read: _Read, listing: Listing) -> None:
         place = shown(join(path, name))
-        got = self._file(descriptor, path, name, limit_of(name), read)
+        got = self._file(descriptor, path, name, limit_of(name), read, listing)
         if isinstance(got, FileRefused):
             read.findings += unusable(name, got.message, at=place)
         elif name in TOOLS_FILES:
@@ -249,12 +249,15 @@ class SkillLoader:
             read.findings += read_compact(got, at=place).findings
         # Sources are understood on first use: the digest is all that discovery needs of them.
 
-    def _file(self, folder: int, path: str, name: str, limit: int, read: _Read) -> bytes | FileRefused:
+    def _file(
+        self, folder: int, path: str, name: str, limit: int, read: _Read, listing: Listing
+    ) -> bytes | FileRefused:
         """Read one file and mark it; a refused one is marked by what the system says about its name."""
         try:
-            descriptor = open_file_at(folder, name, join(path, name))
+            place = join(path, name)
+            descriptor = open_file_at(folder, name, place, listed=listing.files[name])
             try:
-                got = read_descriptor(descriptor, join(path, name), limit)
+                got = read_descriptor(descriptor, place, limit)
             finally:
                 os.close(descriptor)
         except FileRefused as refusal:

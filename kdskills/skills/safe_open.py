@@ -91,35 +91,40 @@ def open_folder_at(parent: int, name: str, relative: str) -> int:
     raise FileRefused(f"{relative!r} is not a folder", code="not_a_directory", path=relative)
 
 
-def open_file_at(parent: int, name: str, relative: str) -> int:
+def open_file_at(parent: int, name: str, relative: str, *, listed: bool = False) -> int:
     """Open the regular file *name* inside the open folder *parent*, never through a link; the caller closes it.
+
+    Args:
+        parent: The open folder.
+        name: One name in it.
+        relative: The path for messages.
+        listed: Whether a listing just said that it is a regular file, so that it need not be looked at first.
 
     Raises:
         FileRefused: `file_missing`, `symlink`, `not_regular` or `unreadable`.
     """
     try:
-        # Looked at first, because merely opening a device may already do something.
-        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        if stat.S_ISLNK(found.st_mode):
-            raise FileRefused(f"{relative!r} is a link", code="symlink", path=relative)
-        if not stat.S_ISREG(found.st_mode):
-            raise FileRefused(f"{relative!r} is not a regular file", code="not_regular", path=relative)
-        descriptor = os.open(name, FILE_FLAGS, dir_fd=parent)
+        if not listed:
+            # Looked at first, because merely opening a device may already do something.
+            found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if stat.S_ISLNK(found.st_mode):
+                raise FileRefused(f"{relative!r} is a link", code="symlink", path=relative)
+            if not stat.S_ISREG(found.st_mode):
+                raise FileRefused(f"{relative!r} is not a regular file", code="not_regular", path=relative)
+        return os.open(name, FILE_FLAGS, dir_fd=parent)
     except OSError as error:
         raise refused(error, relative) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise FileRefused(f"{relative!r} is not a regular file", code="not_regular", path=relative)
-    return descriptor
 
 
 def read_descriptor(descriptor: int, relative: str, limit: int) -> FileRead:
     """Read an open file to its end.
 
     Raises:
-        FileRefused: `too_large` beyond *limit* bytes, `unreadable` when the system fails.
+        FileRefused: `not_regular`, `too_large` beyond *limit* bytes, `unreadable` when the system fails.
     """
     found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise FileRefused(f"{relative!r} is not a regular file", code="not_regular", path=relative)
     if found.st_size <= limit:
         try:
             data = os.read(descriptor, found.st_size + 1)
@@ -184,6 +189,8 @@ def read_file(root: str | Path, relative: str, *, limit: int) -> FileRead:
 def open_file(root: str | Path, relative: str) -> Iterator[BinaryIO]:
     """Open the regular file *relative* below *root* for reading in pieces. Raises as `read_file`."""
     with _opened(root, relative) as descriptor, os.fdopen(os.dup(descriptor), "rb") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise FileRefused(f"{relative!r} is not a regular file", code="not_regular", path=relative)
         yield stream
 
 
