@@ -18,7 +18,7 @@ from kdskills.skills.content import ContentReader
 from kdskills.skills.digest import bytes_digest, tree_digest
 from kdskills.skills.folder import open_skill
 from kdskills.skills.load import RegistryContent
-from kdskills.skills.marks import NO_STAMP, FileMark
+from kdskills.skills.load import Source as Texts
 from kdskills.skills.model import Skill
 from kdskills.skills.parse import parse_parts
 from kdskills.skills.registry import SkillRegistry
@@ -172,7 +172,8 @@ class RestoredRegistry:
         found = bytes_digest(parts.data)
         if self._verify != "none" and found != row.digest:
             raise _changed(row.full_id, row.uri, row.digest, found)
-        marks = (FileMark(parts.file_name, NO_STAMP, found), *_companions(place))
+        files = {parts.file_name: found, **_companions(place)}
+        texts = Texts(self._reader, place.base)
         parsed = parse_parts(
             parts.data,
             folder=split_uri(row.uri)[1][-1],
@@ -180,7 +181,7 @@ class RestoredRegistry:
             fixed_namespace=row.full_id.partition(".")[0],
             layer=root.kind,
             path=place.folder / parts.file_name,
-            content=RegistryContent(self._reader, place.base, place.path, row.full_id, marks),
+            content=RegistryContent(texts, place.path, row.full_id, tuple(files), tuple(files.values())),
             tools=parts.tools,
             findings=parts.findings,
             digest=found,
@@ -225,9 +226,9 @@ def _depth(path: Path) -> int:
     return len(path.parts)
 
 
-def _companions(place: _Place) -> list[FileMark]:
-    """Return the digests of the companions as they are now: later reads are held to them."""
-    marks: list[FileMark] = []
+def _companions(place: _Place) -> dict[str, str]:
+    """Return the digests of the companions as they are now, by name: later reads are held to them."""
+    found: dict[str, str] = {}
     for names in ((COMPACT_FILE,), SOURCES_FILES, TOOLS_FILES):
         for name in names:
             try:
@@ -236,9 +237,9 @@ def _companions(place: _Place) -> list[FileMark]:
                 if error.code == "file_missing":
                     continue
                 break  # there, but unusable: the next name does not take its place
-            marks.append(FileMark(name, NO_STAMP, bytes_digest(data)))
+            found[name] = bytes_digest(data)
             break
-    return marks
+    return found
 
 
 def _missing(label: str, uri: str) -> RootMissing:
