@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
-from kdskills.errors import ExecRefused
+from kdskills.errors import ExecRefused, RootChanged, RootMissing
 from kdskills.execution.check import Plan, check_request, require_limits
 from kdskills.execution.choose import require_consent
 from kdskills.execution.code_run import MAX_REPORT, apply_report
@@ -30,6 +30,7 @@ from kdskills.execution.collect import Collection, collect, new_collection
 from kdskills.execution.container import rlimits
 from kdskills.execution.dirs import cache_dir, private_dir, state_dir
 from kdskills.execution.ended import Ended, status_of
+from kdskills.execution.finished import FinishedRun, skills_mismatch
 from kdskills.execution.local_tree import RUN_MARK, RunFolder, end_marked, leftovers
 from kdskills.execution.payload import build_payload, entry_argv, host_entry
 from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
@@ -93,10 +94,13 @@ class SubprocessExecutor:
             await asyncio.shield(handle.cancel())
             raise
 
-    async def start(self, request: ExecRequest) -> LocalRun:
+    async def start(self, request: ExecRequest) -> LocalRun | FinishedRun:
         """Check, stage and start *request*."""
         require_consent(self, request, allow_unisolated=self._options.allow_unisolated)
-        return await asyncio.to_thread(self._start, request)
+        try:
+            return await asyncio.to_thread(self._start, request)
+        except (RootChanged, RootMissing) as error:
+            return skills_mismatch(error, self.name, self.level)
 
     async def reap(self) -> ReapReport:
         """End processes and remove folders of dead owners (spec execution §5)."""

@@ -14,10 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from kdskills.builtin.executors.docker.run import PATH, DockerRun, Image, Job
-from kdskills.errors import ExecFailed, ExecRefused
+from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
 from kdskills.execution.check import LIMIT_NAMES, check_request, require_limits
 from kdskills.execution.container import NONCE_SIZE, build_order
 from kdskills.execution.dirs import cache_dir
+from kdskills.execution.finished import FinishedRun, skills_mismatch
 from kdskills.execution.owner import RUN_LABEL, is_leftover, owner_labels
 from kdskills.execution.payload import build_payload
 from kdskills.execution.probing import canary_argv, failed, judge
@@ -78,9 +79,12 @@ class DockerExecutor:
             await asyncio.shield(handle.cancel())
             raise
 
-    async def start(self, request: ExecRequest) -> DockerRun:
+    async def start(self, request: ExecRequest) -> DockerRun | FinishedRun:
         """Check and prepare *request*, queue it, and return at once."""
-        job = await asyncio.to_thread(self._prepare, request)
+        try:
+            job = await asyncio.to_thread(self._prepare, request)
+        except (RootChanged, RootMissing) as error:
+            return skills_mismatch(error, self.name, self.level)
         run = DockerRun(self._connect(), job)
         run.submit(self._threads)
         return run
@@ -112,7 +116,6 @@ class DockerExecutor:
                 code="limit_not_enforceable",
                 engine=self.name,
             )
-        enforced = LIMIT_NAMES
         mounts = {mount.id: str(stage_skill(mount, self._options.cache_dir or cache_dir())) for mount in request.skills}
         inputs = read_inputs(request.inputs, request.limits)
         try:
@@ -150,8 +153,8 @@ class DockerExecutor:
         with self._lock:
             if self._image is not None:
                 return self._image
-            tree = build_rootfs(self._options.cache_dir)
-            tar, digest = rootfs_for_image(self._options.cache_dir)
+            tree = build_rootfs(self._options.cache_dir, packages=self._options.image_packages)
+            tar, digest = rootfs_for_image(self._options.cache_dir, packages=self._options.image_packages)
             name = f"{REPOSITORY}:{digest.removeprefix('sha256:')[:32]}"
             try:
                 image = client.images.get(name)
