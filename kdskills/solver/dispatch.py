@@ -87,6 +87,7 @@ class Dispatcher:
         self._turn = turn
         self._guard = CallGuard()
         self.offered = frozenset(offered)
+        self.answered: list[Answer] = []
 
     async def run(self, calls: Sequence[ToolCall], *, step: int, room: int) -> list[Answer]:
         """Return one answer per call, in call order.
@@ -97,7 +98,7 @@ class Dispatcher:
             room: How many more calls the turn may make; the rest are answered `budget_exceeded`.
 
         Raises:
-            asyncio.CancelledError: The turn was cancelled; every call has its `cancelled` answer in the log by then.
+            asyncio.CancelledError: The turn was cancelled; `answered` holds an answer for every call by then.
         """
         answers: dict[str, Answer] = {}
         ready: list[Ready] = []
@@ -116,11 +117,12 @@ class Dispatcher:
                 if call.id not in answers:
                     answers[call.id] = self._refused(call, self._name(call), "cancelled", "the turn was cancelled")
                     self._told(answers[call.id])
-            self._turn.log.messages += [answers[call.id].message() for call in calls]
+            self.answered = [answers[call.id] for call in calls]
             raise
         if any(answer.changed for answer in answers.values()):
             self._guard.state_changed()
-        return [answers[call.id] for call in calls]
+        self.answered = [answers[call.id] for call in calls]
+        return self.answered
 
     async def _group(self, group: list[Ready], answers: dict[str, Answer]) -> None:
         gate = asyncio.Semaphore(self._turn.parts.settings.max_parallel)

@@ -74,29 +74,33 @@ class Loop:
         before = await turn.active_names()
         asked, prompt = await self._decide(specs, before)
         reply = asked.reply
-        answers: list[Answer] = []
-        if reply.calls:
-            log.messages.append(Message("assistant", reply.text, calls=reply.calls))
-            room = self._settings.max_tool_calls - log.calls
-            log.calls += len(reply.calls)
-            answers = await self._dispatcher.run(reply.calls, step=turn.bus.step, room=room)
+        self._dispatcher.answered = []
+        try:
+            if reply.calls:
+                room = self._settings.max_tool_calls - log.calls
+                log.calls += len(reply.calls)
+                await self._dispatcher.run(reply.calls, step=turn.bus.step, room=room)
+        finally:  # a cancelled step stands in the log, too: each of its calls has an answer
+            answers = self._dispatcher.answered
+            if reply.text.strip() or reply.calls:
+                log.messages.append(Message("assistant", reply.text, calls=reply.calls))
             log.messages += [answer.message() for answer in answers]
-        elif reply.text.strip():
-            log.messages.append(Message("assistant", reply.text))
-        log.steps.append(
-            Step(
-                index=turn.bus.step,
-                role=DECISION,
-                duration_ms=round((time.monotonic() - begun) * 1000),
-                text=reply.text,
-                calls=tuple(answer.record() for answer in answers),
-                usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
-                retries=asked.retries,
-                active_before=before,
-                active_after=await turn.active_names(),
-                prompt_digest=prompt.digest,
+            log.steps.append(
+                Step(
+                    index=turn.bus.step,
+                    role=DECISION,
+                    duration_ms=round((time.monotonic() - begun) * 1000),
+                    text=reply.text,
+                    calls=tuple(answer.record() for answer in answers),
+                    usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
+                    retries=asked.retries,
+                    active_before=before,
+                    active_after=before,
+                    prompt_digest=prompt.digest,
+                )
             )
-        )
+        after = await turn.active_names()
+        log.steps[-1] = log.steps[-1].model_copy(update={"active_after": after})
         return reply, answers
 
     async def _decide(self, specs: tuple[ToolSpec, ...], active: tuple[str, ...]) -> tuple[Asked, PromptParts]:

@@ -72,14 +72,8 @@ class ReactSolver:
             BadRequest: The request, a file or the deadline cannot be used.
         """
         seconds = _seconds(deadline)
-        turn: Turn | None = None
-        try:
-            async with self._prepared(request, session_id, files, skills, None) as turn:
-                await self.work(turn, seconds=seconds)
-        except KdskillsError as error:
-            error.result = turn.result if turn is not None else None
-            raise
-        assert turn is not None
+        async with self._prepared(request, session_id, files, skills, None) as turn:
+            await self.work(turn, seconds=seconds)
         assert turn.result is not None
         return turn.result
 
@@ -181,20 +175,18 @@ class ReactSolver:
         turn.bus.open()
         tools = turn.view.tools
         with parts.subsystem.activate(self.consumer, tools=tools):
+            failure: BaseException | None = None
             try:
                 await _begin(turn, skills)
                 yield turn
-            except asyncio.CancelledError:
-                turn.log.end("failed", "cancelled")
-                raise
-            except KdskillsError as error:
-                turn.log.end("failed", error.code)
-                raise
             except BaseException as error:
-                turn.log.end("failed", type(error).__name__)
+                failure = error
+                turn.log.end("failed", _reason(error))
                 raise
             finally:
-                await finish(turn)
+                result = await finish(turn)
+                if isinstance(failure, KdskillsError):
+                    failure.result = result
 
     async def _session(self, parts: SolverParts, session_id: str | None) -> Session:
         if session_id is not None:
@@ -254,6 +246,13 @@ async def _begin(turn: Turn, skills: Sequence[str]) -> None:
     await turn.instructions()  # adopts the sources of what is active, in load order
     turn.note_active(await turn.session.active())
     tell_started(turn)
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a turn failed, as a word."""
+    if isinstance(error, asyncio.CancelledError):
+        return "cancelled"
+    return error.code if isinstance(error, KdskillsError) else type(error).__name__
 
 
 def _seconds(deadline: Deadline) -> float | None:

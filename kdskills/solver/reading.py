@@ -133,10 +133,9 @@ def _turn_file(turn: Turn, text: str, ref: TurnFileRef) -> ReadItem:
         code = {"file_missing": "resource_not_found", "symlink": "path_denied", "too_large": "too_large"}
         details = {"path": ref.path, "reason": error.code}
         raise refuse(code.get(error.code, "not_a_file"), f"cannot read turn:{ref.path}", **details) from error
-    try:
-        content = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise refuse("not_text", f"turn:{ref.path} is not UTF-8 text", path=ref.path, size=len(data)) from None
+    content = _decoded(data)
+    if content is None:
+        raise refuse("not_text", f"turn:{ref.path} is not UTF-8 text", path=ref.path, size=len(data))
     lines = content.splitlines(keepends=True)
     facts: dict[str, Any] = {"path": ref.path, "size": len(data), "lines": len(lines)}
     if ref.first is not None:
@@ -145,6 +144,16 @@ def _turn_file(turn: Turn, text: str, ref: TurnFileRef) -> ReadItem:
     if len(content) > WINDOW:
         content, facts["truncated"] = content[:WINDOW], True
     return ReadItem(text, "ok", content, facts)
+
+
+def _decoded(data: bytes) -> str | None:
+    """Return *data* as text by the rules of `skills.read`: strict UTF-8 without NUL, a leading BOM dropped."""
+    if b"\0" in data:
+        return None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
 
 
 async def _react_read(arguments: BaseModel, call: ToolContext) -> ToolAnswer:

@@ -62,12 +62,14 @@ class FakeExecutor:
         self.error = None
         self.hang = False
         self.cancelled = 0
+        self.started = asyncio.Event()
 
     async def probe(self):
         return ProbeReport("fake", self.level, True)
 
     async def run(self, request):
         self.requests.append(request)
+        self.started.set()
         if self.error is not None:
             raise self.error
         if self.hang:

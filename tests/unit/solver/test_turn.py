@@ -1,7 +1,5 @@
 """A turn from the request to a cited answer (spec runtime §4)."""
 
-import pytest
-
 from kdskills.solver import TurnResult
 from kdskills.testing.models import ScriptedModel, call, say, together
 
