@@ -194,7 +194,10 @@ class Copier:
 
     def libraries(self) -> None:
         """Copy every shared library the noted files need, and the loader, where the loader will find them."""
-        lists = subprocess.run(["ldd", *map(str, self._elf)], capture_output=True, text=True, check=False).stdout
+        env = {**os.environ, "LC_ALL": "C"}
+        lists = subprocess.run(
+            ["ldd", *map(str, self._elf)], capture_output=True, text=True, check=False, env=env
+        ).stdout
         wanted: dict[str, Path] = {}
         for line in lists.splitlines():
             found = _LDD.match(line)
