@@ -13,6 +13,7 @@ from kdskills.app.operations.table import Input, Operation, Output
 from kdskills.errors import BadRequest
 from kdskills.models.cassette import Cassette, read_cassette
 from kdskills.solver import ReactSolver, SolverSettings, SolverSystem, TurnResult
+from kdskills.sources import render_citations
 
 if TYPE_CHECKING:
     from kdskills.app.host import Emit, Host
@@ -34,9 +35,10 @@ class RunInput(Input):
 
 
 class RunOutput(Output):
-    """The turn's result, and what the bundle's demo expected of it but did not get."""
+    """The turn's result, the answer with footnotes, and what the bundle's demo expected but did not get."""
 
     result: TurnResult
+    footnoted: str
     engine: str | None
     out: str | None
     files: tuple[str, ...]
@@ -62,6 +64,11 @@ def _unmet(demo: Cassette | None, result: TurnResult) -> tuple[str, ...]:
     if demo.expect.get("cited") and not result.cited:
         missing.append("the answer cites nothing")
     return tuple(missing)
+
+
+def _footnoted(result: TurnResult) -> str:
+    """Return the answer with `[1]` for citations and the list of sources below, for readers without links."""
+    return render_citations(result.text, {row["sid"]: row for row in result.sources}, mode="footnotes")
 
 
 def _deliver(result: TurnResult, out: Path) -> tuple[str, ...]:
@@ -104,6 +111,7 @@ async def run(host: Host, given: RunInput, emit: Emit | None = None) -> RunOutpu
     delivered = () if given.out is None else await asyncio.to_thread(_deliver, result, given.out)
     return RunOutput(
         result=result,
+        footnoted=_footnoted(result),
         engine=engine,
         out=None if given.out is None else str(given.out),
         files=delivered,

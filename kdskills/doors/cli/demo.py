@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from rich.console import Console
@@ -19,6 +20,19 @@ LINE = 110
 def _cut(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= LINE else line[: LINE - 1] + "…"
+
+
+def _gist(text: str) -> str:
+    """Return what matters of a tool's JSON answer: a script's output, or which refs were read."""
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return text
+    if isinstance(answer, dict) and answer.get("stdout"):
+        return str(answer["stdout"])
+    if isinstance(answer, dict) and "items" in answer:
+        return ", ".join(f"{item['ref']} {item['status']}" for item in answer["items"])
+    return text
 
 
 class Narrator:
@@ -91,11 +105,11 @@ class Narrator:
         )
 
     def on_tool_finished(self, event: Any) -> None:
-        """Print the outcome."""
-        if event.ok:
-            self.line("result", plain(_cut(event.text)), "dim")
-        else:
+        """Print the outcome; what a load did was said already."""
+        if not event.ok:
             self.line("failed", plain(f"{event.error}: {_cut(event.text)}"), "red")
+        elif event.tool != "skills.load":
+            self.line("result", plain(_cut(_gist(event.text))), "dim")
 
     def on_file_written(self, event: Any) -> None:
         """Print the file."""
@@ -110,15 +124,14 @@ class Narrator:
 def conclusion(out: Console, answer: Any) -> None:
     """Print the answer, its sources and where the files are."""
     result = answer.result
-    out.print(Panel(Markdown(result.rendered or result.text or "(no answer)"), title="answer", title_align="left"))
-    cited = set(result.cited)
-    for row in result.sources:
-        if row["sid"] in cited:
-            out.print(f"  [bold]\\[{row['sid']}][/] {plain(str(row['title']))} {plain(str(row.get('url', '')))}")
+    text, _, sources = answer.footnoted.partition("\n\nSources:\n")
+    out.print(Panel(Markdown(text or "(no answer)"), title="answer", title_align="left"))
+    for row in sources.splitlines():
+        out.print(f"  {plain(row)}", soft_wrap=True)
     for path in answer.files:
-        out.print(f"  [green]file[/] {plain(path)}")
+        out.print(f"  [green]file[/] {plain(path)}", soft_wrap=True)
     if answer.transcript:
-        out.print(f"  [dim]transcript {plain(answer.transcript)}[/]")
+        out.print(f"  [dim]transcript {plain(answer.transcript)}[/]", soft_wrap=True)
     used = ", ".join(f"{use.id} ({use.how})" for use in result.skills_used)
     tokens = result.usage.input + result.usage.output
     out.print(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -101,7 +101,18 @@ def spans_of(inline: Token, cited: dict[int, None]) -> tuple[Span, ...]:
                 out.append(Span(token.content, italic=True))
             case _:
                 out += cite(token.content, Span(bold=bold > 0, italic=italic > 0, href=href), cited)
-    return tuple(out)
+    return tuple(joined(out))
+
+
+def joined(spans: list[Span]) -> list[Span]:
+    """Join neighbours that are set alike, so that a soft line break leaves no seam."""
+    out: list[Span] = []
+    for span in spans:
+        if out and not span.cited and not out[-1].cited and replace(out[-1], text="") == replace(span, text=""):
+            out[-1] = replace(span, text=out[-1].text + span.text)
+        else:
+            out.append(span)
+    return out
 
 
 def cite(text: str, style: Span, cited: dict[int, None]) -> list[Span]:

@@ -59,6 +59,11 @@ class Press(FPDF):
             out.append(base or "?")
         return "".join(out)
 
+    @property
+    def epw_left(self) -> float:
+        """Width left on this line."""
+        return self.w - self.r_margin - self.get_x() - 2 * self.c_margin
+
     def spans(self, spans: tuple[Span, ...], numbers: dict[int, int], size: float = 10.5, height: float = 5.4) -> None:
         """Write a run of spans, breaking lines at the margin."""
         for span in spans:
@@ -70,7 +75,11 @@ class Press(FPDF):
             else:
                 self.set_font("Courier" if span.code else "Helvetica", style, size)
                 self.set_text_color(*(ACCENT if span.href else INK))
-                self.write(height, self.fit(span.text), span.href or "")
+                text = self.fit(span.text)
+                first = text.split(" ", 1)[0]
+                if first and self.get_x() > self.l_margin and self.get_string_width(first) > self.epw_left:
+                    self.ln(height)  # a word that begins a span is never cut at the margin
+                self.write(height, text, span.href or "")
         self.set_text_color(*INK)
 
 
@@ -121,7 +130,7 @@ def write_table(pdf: Press, block: Block) -> None:
     pdf.set_draw_color(200, 205, 212)
     pdf.set_line_width(0.2)
     bold = FontFace(emphasis="BOLD")
-    with pdf.table(headings_style=bold, line_height=5.6, borders_layout="HORIZONTAL_LINES") as table:
+    with pdf.table(headings_style=bold, line_height=5.6, borders_layout="HORIZONTAL_LINES", text_align="LEFT") as table:
         for row in block.rows:
             line = table.row()
             for cell in row:
