@@ -92,14 +92,14 @@ class DiskContent:
     def compact(self) -> str | None:
         """Return the text of `compact.md`, or None."""
         if self._compact is None:
-            data, _ = read_companion(self._folder, (COMPACT_FILE,), "lenient")
+            _, data, _ = read_companion(self._folder, (COMPACT_FILE,), "lenient")
             self._compact = (read_compact(data).text if data is not None else None,)
         return self._compact[0]
 
     def sources(self) -> tuple[Mapping[str, Any], ...]:
         """Return the rows of `sources.yaml`, or ()."""
         if self._sources is None:
-            data, _ = read_companion(self._folder, SOURCES_FILES, "lenient")
+            _, data, _ = read_companion(self._folder, SOURCES_FILES, "lenient")
             self._sources = read_sources(data).rows if data is not None else ()
         return self._sources
 
@@ -127,7 +127,7 @@ def open_skill(path: str | os.PathLike[str], verdict: Verdict) -> FolderParts | 
     else:
         findings.add("not_a_directory", f"{_shown(place)} is neither a folder nor a skill file.")
         return tuple(findings.items)
-    if folder.name in {"", ".."}:
+    if ".." in folder.parts:
         folder = Path(os.path.realpath(folder))
     return _open_folder(folder, names, verdict)
 
@@ -172,20 +172,23 @@ def _refused(folder: Path, names: tuple[str, ...], refusal: FileRefused, verdict
 
 def read_companion(
     folder: Path, names: tuple[str, ...], verdict: Verdict
-) -> tuple[bytes | None, tuple[Diagnostic, ...]]:
-    """Return the bytes of the first of *names* that is there, or None and why it cannot be read."""
+) -> tuple[str, bytes | None, tuple[Diagnostic, ...]]:
+    """Return the first of *names* that is there, with its bytes, or None and why it cannot be read.
+
+    When none is there, the first name comes back with None and no findings.
+    """
     for name in names:
         try:
-            return read_file(folder, name, limit=limit_of(name)).data, ()
+            return name, read_file(folder, name, limit=limit_of(name)).data, ()
         except FileRefused as refusal:
             if refusal.code != "file_missing":
-                return None, unusable(name, refusal.message, verdict=verdict)
-    return None, ()
+                return name, None, unusable(name, refusal.message, verdict=verdict)
+    return names[0], None, ()
 
 
 def _tools(folder: Path, verdict: Verdict) -> tuple[tuple[SkillTool, ...], tuple[Diagnostic, ...]]:
-    data, findings = read_companion(folder, TOOLS_FILES, verdict)
+    name, data, findings = read_companion(folder, TOOLS_FILES, verdict)
     if data is None:
         return (), findings
-    read = read_tools(data, verdict=verdict)
+    read = read_tools(data, name=name, verdict=verdict)
     return read.tools, read.findings

@@ -41,15 +41,12 @@ def _is_folder(place: Path) -> bool:
 
 
 def _companions(folder: Path, verdict: Verdict) -> list[Diagnostic]:
-    data, found = read_companion(folder, (COMPACT_FILE,), verdict)
+    _, data, found = read_companion(folder, (COMPACT_FILE,), verdict)
     findings = list(found)
     if data is not None:
         findings.extend(read_compact(data, verdict=verdict).findings)
-    for name in SOURCES_FILES:
-        data, found = read_companion(folder, (name,), verdict)
-        findings.extend(found)
-        if data is not None:
-            findings.extend(read_sources(data, name=name, verdict=verdict).findings)
-        if data is not None or found:
-            break
+    name, data, found = read_companion(folder, SOURCES_FILES, verdict)
+    findings.extend(found)
+    if data is not None:
+        findings.extend(read_sources(data, name=name, verdict=verdict).findings)
     return findings
