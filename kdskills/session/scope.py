@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kdskills.skills.model import Skill
-from kdskills.sources import MergeResult, SourcesPool, normalize_sources
+from kdskills.sources import MergeResult, SourceKey, SourcesPool, normalize_sources
 
 if TYPE_CHECKING:
     from kdskills.session.config import Budget
@@ -24,9 +24,17 @@ class TurnSources:
     Args:
         pool: Sources the turn begins with.
         merged: Told `(full id, MergeResult)` after a skill brought sources.
+        key: Overrides what makes two rows one source.
     """
 
-    def __init__(self, pool: SourcesPool, merged: Callable[[str, MergeResult], None] | None = None) -> None:
+    def __init__(
+        self,
+        pool: SourcesPool,
+        merged: Callable[[str, MergeResult], None] | None = None,
+        *,
+        key: SourceKey | None = None,
+    ) -> None:
+        self._key = key
         self._lock = threading.Lock()
         self._pool = pool
         self._maps: dict[tuple[str, str], dict[int, int]] = {}
@@ -49,7 +57,7 @@ class TurnSources:
         if sid_map is None:
             rows, _ = normalize_sources(skill.sources)
             with self._lock:
-                result = self._pool.merge(rows)
+                result = self._pool.merge(rows, key=self._key)
                 self._pool = result.pool
                 sid_map = self._maps[key] = dict(result.sid_map)
             if rows and self._merged is not None:

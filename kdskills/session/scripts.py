@@ -184,8 +184,8 @@ async def _execute(core: Core, call: Call, ready: Ready, tree: str) -> ScriptRes
     answer = _answer(ready, result, collected)
     core.emit(
         call, "script.finished", skill=skill.full_id, path=ready.clean, status=answer.status,
-        exit_code=answer.exit_code, duration_ms=answer.duration_ms, engine=answer.engine,
-        files=[item.path for item in answer.artifacts],
+        exit_code=answer.exit_code, duration_ms=answer.duration_ms, engine=answer.engine, level=answer.level,
+        limits=sorted(result.limits_enforced), files=[item.path for item in answer.artifacts],
     )  # fmt: skip
     return answer
 

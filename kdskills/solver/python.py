@@ -24,6 +24,7 @@ from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext, ToolError
 
 if TYPE_CHECKING:
     from kdskills.execution import Executor
+    from kdskills.skills.selection import By
     from kdskills.solver.turn import Turn
 
 DEFAULT_S = 60.0
@@ -89,7 +90,8 @@ async def write_code(turn: Turn, task: str, skills: list[str] | None) -> str:
     Raises:
         ToolError: `no_code`: the model gave no program.
     """
-    generated = await turn.generate(CODEGEN, _TASK.format(task=task), skills=skills)
+    by: By = "code" if skills is None else "model"
+    generated = await turn.generate(CODEGEN, _TASK.format(task=task), skills=skills, by=by)
     code = extract_code(generated.text)
     if not code.strip():
         raise ToolError("no program was written for the task; say it in other words, or give code", code="no_code")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kdskills.session.workspace import FolderWorkspace
     from kdskills.solver.bus import EventBus
     from kdskills.solver.parts import SolverParts
+    from kdskills.skills.selection import By
     from kdskills.sources import SourcesPool
     from kdskills.turn import SkillsSubsystem, SkillView
 
@@ -165,22 +166,29 @@ class Turn:
                 digest = "" if skill is None else skill.digest
                 self.log.used(SkillUse(id=full_id, name=name, digest=digest, how="import"))
 
-    async def generate(self, role: str, prompt: str, *, skills: list[str] | tuple[str, ...] | None = None) -> Generated:
+    async def generate(
+        self, role: str, prompt: str, *, skills: list[str] | tuple[str, ...] | None = None, by: By = "code"
+    ) -> Generated:
         """Have a generator write a text, with the skills **its** role may see in its system text.
 
         Args:
             role: The consumer, such as `answer.generator.strong`.
             prompt: What to write.
             skills: Refs of the skills, the turn's `SK` numbers among them; None: the active ones.
+            by: Who chose them; a model may not start what only people and code start.
 
         Raises:
             ModelFailed: The provider failed for good.
         """
         refs = [one.full_id for one in await self.session.active()] if skills is None else list(skills)
         wanted = [self.view.short_ids.get(ref.removeprefix("sk:"), ref) for ref in refs]
-        with self.subsystem.activate(role, tools=self.parts.tool_ids):
-            block = build_skills_instruction_block(wanted, variant=self.parts.settings.skills_form, pool=self.pool)
-        self.sources.replace(block.pool)
+        with self.subsystem.activate(role, tools=self.parts.tool_ids) as view:
+            # Sources join the turn's pool first, one skill at a time: calls beside this one may be adding theirs.
+            for brought in view.closure(wanted, by=by).order:
+                self.sources.adopt(brought, "", digest=brought.digest)
+            block = build_skills_instruction_block(
+                wanted, variant=self.parts.settings.skills_form, pool=self.pool, by=by
+            )
         for finding in block.diagnostics:
             self.bus.diagnose(finding)
         skipped = tuple((item.ref, item.code) for item in block.refused)

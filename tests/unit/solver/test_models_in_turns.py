@@ -6,7 +6,7 @@ import pytest
 
 from kdskills.errors import ModelFailed, ReplayError
 from kdskills.models import ModelReply, TextDelta, ToolCall, Usage
-from kdskills.solver import CODEGEN, DECISION, ReactSolver
+from kdskills.solver import CODEGEN, DECISION, PlainWiring, ReactSolver
 from kdskills.solver.asking import CAP_S
 from kdskills.testing.models import ScriptedModel, call, say, together
 
@@ -167,6 +167,41 @@ async def test_generate_takes_the_turns_numbers_and_a_provider_of_its_own(build)
     assert (made.text, made.skills, made.model) == ("text", ("acme.brief",), "scripted")
     assert made.skipped == (("acme.sales", "not_enabled"), ("acme.secret", "denied"), ("acme.nothing", "unknown_skill"))
     assert "Be short" in own.requests[0].instructions
+
+
+async def test_a_skill_only_people_start_reaches_a_generator_by_code_alone(build, bundle_path):
+    """What code loaded is in the generator's text; a model that asks for it by itself does not get it."""
+    (bundle_path / "skills/acme/sales/SKILL.md").write_text(
+        "---\nname: sales\ndescription: d\ndisable-model-invocation: true\n---\nSum the column.\n"
+    )
+    model = ScriptedModel([], roles={CODEGEN: [say("a"), say("b"), say("c")]})
+    async with build(model=model) as system, ReactSolver(system).prepare_session("x", skills=["sales"]) as turn:
+        active = await turn.generate(CODEGEN, "write")
+        asked = await turn.generate(CODEGEN, "write", skills=["acme.sales"], by="model")
+        by_code = await turn.generate(CODEGEN, "write", skills=["acme.sales"])
+    assert [made.skills for made in (active, asked, by_code)] == [("acme.sales",), (), ("acme.sales",)]
+    assert asked.skipped == (("acme.sales", "user_only"),)
+
+
+async def test_sources_added_beside_a_generator_are_not_lost(build):
+    """A generator grows the turn's pool; it does not put another one in its place."""
+    model = ScriptedModel([], roles={GENERATOR: [say("a")]})
+    async with build(model=model) as system, ReactSolver(system).prepare_session("x", skills=["sales"]) as turn:
+        await turn.generate(GENERATOR, "write", skills=["acme.brief"])
+        assert [row.title for row in turn.pool.rows.values()] == ["Sales guide", "Brief guide"]
+
+
+async def test_plugins_decide_what_one_source_is(build):
+    """`kdskills_source_key` joins rows the usual key keeps apart, in loads and in generators."""
+
+    class Joined(PlainWiring):
+        def source_key(self, row):
+            return "all one"
+
+    model = ScriptedModel([], roles={GENERATOR: [say("a")]})
+    async with build(model=model, wiring=Joined()) as system:
+        async with ReactSolver(system).prepare_session("x", skills=["sales", "brief"]) as turn:
+            assert len(turn.pool) == 1
 
 
 async def test_unknown_citations_are_flagged_retried_or_dropped(solve):
