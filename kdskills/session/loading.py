@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from kdskills.errors import KdskillsError
 from kdskills.prompts import hidden_alias
@@ -107,7 +108,8 @@ async def _attempt(
     fresh = [_entry(core, grant, texts, by or before[grant.full_id]) for grant in grants]
     entries = merge_entries(record.active, fresh, order)
     skills = {**standing.skills, **{skill.full_id: skill for grant in grants for skill in grant.closure}}
-    loaded = await texts_of(core, Standing(record.with_active(entries, record.touched_at), standing.gate, skills))
+    following = Standing(record.with_active(entries, record.touched_at), standing.gate, skills)
+    loaded = await texts_of(core, following, texts)
     tokens = sum(core.count(call.scope, item.body.text) for item in loaded.shown)
     limit = core.budget(call.scope).active
     if tokens > limit:
@@ -166,15 +168,19 @@ def _entry(core: Core, grant: Granted, texts: Mapping[str, Body], by: str) -> Lo
     return LoadedSkill(grant.full_id, body.digest, body.tree, core.config.clock(), by, imports)
 
 
-async def texts_of(core: Core, standing: Standing) -> Loaded:
-    """Return every text of a session in prompt order; one that is lost is left out (`body_lost` is told by callers)."""
+async def texts_of(core: Core, standing: Standing, fresh: Mapping[str, Body] = MappingProxyType({})) -> Loaded:
+    """Return every text of a session in prompt order; one that is lost is left out (`body_lost` is told by callers).
+
+    What is in *fresh* was read just now and is not looked at again.
+    """
     shown: list[Shown] = []
     for full_id, digest, importer in prompt_order(standing.record.active):
         skill = standing.skills[full_id]
         body = await core.body(skill, digest)
         if body is None:
             continue
-        current = await core.bodies.current_digest(skill)
+        now = fresh.get(full_id)
+        current = now.digest if now is not None else await core.bodies.current_digest(skill)
         shown.append(Shown(skill, body, importer, current != digest, current))
     return Loaded(standing, tuple(shown))
 
