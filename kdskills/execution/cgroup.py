@@ -94,7 +94,6 @@ class CgroupParent:
             if self.version == 2:
                 _write(leaf.memory / "memory.max", memory)
                 _write(leaf.memory / "memory.swap.max", 0, optional=True)
-                _write(leaf.memory / "memory.oom.group", 1, optional=True)
             else:
                 _write(leaf.memory / "memory.limit_in_bytes", memory)
                 _write(leaf.memory / "memory.memsw.limit_in_bytes", memory, optional=True)

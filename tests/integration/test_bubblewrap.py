@@ -460,3 +460,109 @@ async def test_the_launcher_is_never_root(monkeypatch):
     with pytest.raises(ExecRefused) as caught:
         await BubblewrapExecutor(ExecutionOptions(sandbox_uid=0)).run(ExecRequest(argv=("true",)))
     assert caught.value.code == "running_as_root"
+
+
+@pytest.mark.parametrize("limits", [Limits(memory=1 << 20), Limits(nofile=8)])
+async def test_limits_too_small_for_any_sandbox_are_refused(run, limits):
+    """A limit the launcher itself could not live in is refused before anything runs."""
+    with pytest.raises(ExecRefused) as caught:
+        await run("true", limits=limits)
+    assert caught.value.code == "limit_not_enforceable"
+
+
+@pytest.mark.parametrize(
+    "limits", [Limits(memory=16 << 20), Limits(nofile=16), Limits(pids=1), Limits(fsize=0), Limits(stdout=0)]
+)
+async def test_the_smallest_limits_work(run, limits):
+    """The least that is accepted does run a program."""
+    result = await run("sh", "-c", "echo ok", limits=limits)
+    assert (result.status, result.stdout.total) == ("ok", 3)
+
+
+@pytest.mark.parametrize("limits", [Limits(fsize=10), Limits(nofile=32)])
+async def test_inputs_that_do_not_fit_the_limits_are_refused(run, limits):
+    """An input larger than one file may be, or more inputs than open files, is the caller's mistake."""
+    inputs = tuple(InputFile(f"{n}", b"x" * 20) for n in range(10))
+    with pytest.raises(ExecRefused) as caught:
+        await run("true", inputs=inputs, limits=limits)
+    assert caught.value.code == "bad_request"
+
+
+async def test_many_inputs(run):
+    """Two hundred inputs arrive, each with its own bytes."""
+    inputs = tuple(InputFile(f"d/{n}", str(n).encode()) for n in range(200))
+    result = await run("sh", "-c", "cat d/*| wc -c; ls d | wc -l", inputs=inputs)
+    assert result.stdout.text.split() == [str(10 + 180 + 300), "200"]
+
+
+async def test_a_program_cannot_end_its_own_sandbox(run):
+    """Signals to everybody and to the first process change nothing but the program's own tree."""
+    result = await run("sh", "-c", "kill -9 -1; kill -9 1; echo still here; exit 5")
+    assert (result.exit_code, result.stdout.text) == (5, "still here\n")
+
+
+async def test_a_stopped_program_is_ended(run):
+    """A program that stops itself is ended by the clock."""
+    began = time.monotonic()
+    result = await run("sh", "-c", "kill -STOP $$", limits=Limits(wall_s=0.5))
+    assert result.status == "timeout"
+    assert time.monotonic() - began < 2.5
+
+
+async def test_closed_streams_do_not_end_the_run(run):
+    """Closing its output is not the end of a program."""
+    result = await run("sh", "-c", "exec >&- 2>&-; sleep 0.3; exit 4")
+    assert (result.status, result.exit_code) == ("nonzero", 4)
+
+
+async def test_a_flood_of_files_is_looked_at_in_bounds(python):
+    """Tens of thousands of files neither hang the collection nor pass it."""
+    program = "import os\nfor n in range(30000): os.close(os.open('/work/%d' % n, 65))"
+    result = await python(program, outputs=("*",))
+    assert result.status == "ok"
+    assert len(result.artifacts) <= 256
+    assert {error.code for error in result.artifact_errors} == {"too_many"}
+
+
+async def test_a_root_that_lost_its_cgroup_is_refused_not_degraded(engine):
+    """Where memory cannot be counted, root's runs are refused unless the operator said best effort."""
+    import dataclasses
+
+    ground, _ = engine._prepared()
+    engine._ground = dataclasses.replace(ground, cgroups=None, nproc=False)
+    engine._best_effort = frozenset()
+    with pytest.raises(ExecRefused) as caught:
+        await engine.run(ExecRequest(argv=("true",)))
+    assert (caught.value.code, caught.value.details["limits"]) == ("limit_not_enforceable", ["memory", "pids"])
+    assert (await engine.probe()).cure is not None
+    engine._best_effort = frozenset({"memory", "pids"})
+    result = await engine.run(ExecRequest(argv=("true",)))
+    assert (result.status, {"memory", "pids"} & result.limits_enforced) == ("ok", set())
+
+
+async def test_a_missing_bwrap_is_a_probe_that_failed(monkeypatch):
+    """Without its programs the engine says what to install, and raises nothing."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    report = await BubblewrapExecutor(ExecutionOptions()).probe()
+    assert not report.ok
+    assert "install the packages bubblewrap" in report.cure
+
+
+async def test_a_broken_launcher_is_no_program_result(engine):
+    """A launcher that fails is `infra_error` with its words, never an exit code."""
+    import dataclasses
+
+    ground, _ = engine._prepared()
+    engine._ground = dataclasses.replace(ground, launcher=dataclasses.replace(ground.launcher, bwrap="/bin/false"))
+    result = await engine.run(ExecRequest(argv=("true",)))
+    assert (result.status, result.exit_code, result.error.stage) == ("infra_error", None, "setup")
+
+
+async def test_cut_arguments_start_nothing(engine, monkeypatch):
+    """When the launcher gets only part of its arguments, no program runs."""
+    from kdskills.execution.bwrap import run as run_module
+
+    whole = run_module.run_arguments
+    monkeypatch.setattr(run_module, "run_arguments", lambda *args: whole(*args)[:60].rpartition(b"--")[0])
+    result = await engine.run(ExecRequest(argv=("sh", "-c", "echo ran")))
+    assert (result.status, result.stdout.total) == ("infra_error", 0)

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from kdskills.execution.lifecycle import RunRecords, reap
 from kdskills.execution.payload import build_payload, entry_argv
 from kdskills.execution.probing import canary_argv, failed, judge
 from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
-from kdskills.execution.request import ExecError, ExecRequest, ExecResult, Stream
+from kdskills.execution.request import ExecError, ExecRequest, ExecResult, Limits, Stream
 from kdskills.execution.rootfs import Rootfs, build_rootfs
 from kdskills.execution.seccomp import Arch, program_bytes
 from kdskills.execution.stage import read_inputs, stage_skill
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _ARCHES: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 _SPARE_FDS = 32
+LEAST = {"memory": 16 * 1024 * 1024, "nofile": 16}
+"""What the launcher needs for itself within the program's limits."""
 _COUNTED_PER_NAMESPACE = (5, 14)
 """Since this kernel RLIMIT_NPROC counts the processes of one user namespace, so it bounds exactly one sandbox."""
 
@@ -106,12 +109,14 @@ class BubblewrapExecutor:
             raise ExecRefused(
                 "bubblewrap runs programs without network only", code="limit_not_enforceable", engine=self.name
             )
-        if len(request.inputs) + _SPARE_FDS > request.limits.nofile:
-            raise ExecRefused(
-                f"{len(request.inputs)} inputs do not fit a limit of {request.limits.nofile} open files",
-                code="bad_request",
-                who="caller",
-            )
+        for name, least in LEAST.items():
+            if getattr(request.limits, name) < least:
+                raise ExecRefused(
+                    f"bubblewrap itself needs a limit of at least {least} for {name}",
+                    code="limit_not_enforceable",
+                    limits=[name],
+                    engine=self.name,
+                )
         ground, rootfs = self._prepared()
         enforced = self._enforceable(ground)
         require_limits(enforced, self._best_effort, self.name)
@@ -125,6 +130,7 @@ class BubblewrapExecutor:
             return entry_argv(rootfs.python, rootfs.entry, payload_fd=payload_fd, report_fd=report_fd)
 
         inputs = tuple(read_inputs(request.inputs, request.limits))
+        _fit(inputs, request.limits)
         return ground, Job(plan, argv, payload, skills, inputs, enforced)
 
     def _prepared(self) -> tuple[Ground, Rootfs]:
@@ -217,6 +223,18 @@ class FinishedRun:
     def tail(self, limit: int = 8192) -> tuple[bytes, bytes]:
         """Return nothing, for nothing was written."""
         return b"", b""
+
+
+def _fit(inputs: Sequence[tuple[str, bytes]], limits: Limits) -> None:
+    """Refuse inputs the launcher itself could not put in place within the program's own limits."""
+    problem = None
+    if inputs and len(inputs) + _SPARE_FDS > limits.nofile:
+        problem = f"{len(inputs)} inputs do not fit a limit of {limits.nofile} open files"
+    largest = max((len(data) for _, data in inputs), default=0)
+    if largest > limits.fsize:
+        problem = f"an input has {largest} bytes, more than the file size limit of {limits.fsize}"
+    if problem:
+        raise ExecRefused(problem, code="bad_request", who="caller")
 
 
 def _mismatch(error: RootChanged | RootMissing) -> ExecResult:

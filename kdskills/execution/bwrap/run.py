@@ -214,10 +214,10 @@ class BubblewrapRun:
         status: Status
         if ending.reason != "exited":
             status, exit_code, number = ending.reason, None, None
+        elif oom and exit_code != 0:
+            status = "oom"  # without an exit code when the kernel chose the sandbox's own first process
         elif exit_code is None:
             status, error = "infra_error", self._start_error()
-        elif oom and exit_code:
-            status = "oom"
         elif number in {signal.SIGXCPU, signal.SIGXFSZ}:
             status = "limit"
             error = ExecError("program", "cpu" if number == signal.SIGXCPU else "fsize", "the program hit its limit")

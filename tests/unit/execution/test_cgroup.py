@@ -7,7 +7,7 @@ import pytest
 from kdskills.execution import cgroup
 from kdskills.execution.cgroup import CgroupParent, Leaf, find_parent
 
-V2_FILES = ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max", "cgroup.procs", "cgroup.subtree_control")
+V2_FILES = ("memory.max", "memory.swap.max", "pids.max", "cgroup.procs", "cgroup.subtree_control")
 V1_FILES = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "pids.max", "cgroup.procs")
 
 
@@ -32,7 +32,7 @@ def kernel(monkeypatch):
 
 
 def test_version_2(tmp_path, kernel):
-    """One folder serves both controllers, with swap off and the whole leaf killed together."""
+    """One folder serves both controllers, with swap off."""
     top = tmp_path / "cg"
     top.mkdir()
     (top / "cgroup.controllers").write_text("memory pids")
