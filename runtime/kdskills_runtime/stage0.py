@@ -129,4 +129,5 @@ def enter(workdir: str | None) -> None:
             os.chdir(workdir)
         except OSError as error:
             raise Unusable("program", "workdir_missing", f"{workdir}: {error.strerror}") from error
+    sys.dont_write_bytecode = True  # imported inputs leave no __pycache__ among the outputs
     sys.path.append(os.getcwd())  # noqa: PTH109 - pathlib costs 3 ms to import

@@ -224,6 +224,15 @@ def test_inputs_can_be_imported_but_shadow_nothing(launch, tmp_path):
     )
 
 
+def test_imported_inputs_leave_no_bytecode(launch, tmp_path):
+    """A program's own imports add nothing to the outputs."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "helper.py").write_text("")
+    launch("import helper")
+    assert [path.name for path in work.iterdir()] == ["helper.py"]
+
+
 def test_threads_and_atexit_finish(launch):
     """Non-daemon threads and exit handlers run to their end, as in a plain interpreter."""
     source = (

@@ -1,0 +1,9 @@
+"""Close the workdir to everybody, so that it can neither be read nor removed."""
+import os
+
+os.makedirs("closed/inner")
+open("closed/inner/f.txt", "w").close()
+os.chmod("closed/inner", 0)
+os.chmod("closed", 0)
+os.chmod(".", 0)
+print("attempts made")

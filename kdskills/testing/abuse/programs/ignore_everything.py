@@ -1,0 +1,10 @@
+"""Ignore every signal that can be ignored, and spin."""
+import signal
+
+for number in range(1, 65):
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+while True:
+    pass

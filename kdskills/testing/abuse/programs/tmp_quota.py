@@ -1,0 +1,4 @@
+"""Fill the temporary folder far beyond its bound."""
+from fill import fill
+
+print("took", fill("/tmp", 300))

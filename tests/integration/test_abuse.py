@@ -1,0 +1,107 @@
+"""Hostile programs against every engine: what must be true is, and the host stays unharmed (spec execution §9)."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from kdskills.execution import IsolationLevel
+from kdskills.execution.options import ExecutionOptions
+from kdskills.testing.abuse import CASES, abuse, run_case
+
+
+@pytest.fixture(scope="module")
+def bubblewrap():
+    """Return the engine."""
+    from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
+
+    return BubblewrapExecutor(ExecutionOptions())
+
+
+@pytest.fixture(scope="module")
+def docker():
+    """Return the engine."""
+    from kdskills.builtin.executors.docker import DockerExecutor
+
+    return DockerExecutor(ExecutionOptions())
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """Return the engine without a wall, with folders of its own."""
+    from kdskills.builtin.executors.subprocess import SubprocessExecutor
+
+    return SubprocessExecutor(
+        ExecutionOptions(allow_unisolated=True, cache_dir=tmp_path / "cache", state_dir=tmp_path / "state")
+    )
+
+
+async def check(executor, case):
+    """Run a case and assert that nothing is wrong."""
+    verdict = await run_case(executor, case)
+    if verdict is None:
+        pytest.skip(f"{executor.name} does not enforce {sorted(case.needs)} here")
+    assert verdict.problems == (), f"{case.must}: {verdict.problems}"
+
+
+@pytest.mark.needs("bubblewrap")
+@abuse(IsolationLevel.NAMESPACE)
+async def test_bubblewrap(bubblewrap, case):
+    """What must be true of the program is true of bubblewrap."""
+    await check(bubblewrap, case)
+
+
+@pytest.mark.needs("docker")
+@abuse(IsolationLevel.CONTAINER)
+async def test_docker(docker, case):
+    """What must be true of the program is true of docker."""
+    await check(docker, case)
+
+
+@abuse(IsolationLevel.NONE)
+async def test_bare(bare, case, tmp_path):
+    """What does not need a wall is true of the bare engine, and its folders are gone."""
+    await check(bare, case)
+    assert list((tmp_path / "state" / "local-runs").iterdir()) == []
+    assert _bearing(str(tmp_path)) == []
+
+
+def test_every_case_is_a_file_and_says_what_must_be_true():
+    """The table and the folder of programs agree; every area of the spec has cases."""
+    import kdskills.testing.abuse
+
+    folder = Path(kdskills.testing.abuse.__file__).parent / "programs"
+    assert sorted(case.name for case in CASES) == sorted(path.stem for path in folder.glob("*.py"))
+    assert len(CASES) >= 40
+    areas = {
+        "files",
+        "quotas",
+        "processes",
+        "memory",
+        "network",
+        "kernel",
+        "leftovers",
+        "output",
+        "injection",
+        "exit codes",
+    }
+    assert {case.area for case in CASES} == areas
+    assert all(case.must for case in CASES)
+
+
+def _bearing(words: str) -> list[int]:
+    """Return the processes whose environment holds *words*."""
+    time.sleep(0.05)
+    found = []
+    for name in (path.name for path in Path("/proc").iterdir()):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                text = Path("/proc", name, "environ").read_bytes()
+            except OSError:
+                continue
+            if b"KDSKILLS_RUN" in text and words.encode() in text:
+                found.append(int(name))
+    return found
