@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from kdskills.session.receipts import ActiveSkill, PromptParts
     from kdskills.session.scope import TurnSources
     from kdskills.session.workspace import FolderWorkspace
+    from kdskills.skills.selection import By
     from kdskills.solver.bus import EventBus
     from kdskills.solver.parts import SolverParts
-    from kdskills.skills.selection import By
     from kdskills.sources import SourcesPool
     from kdskills.turn import SkillsSubsystem, SkillView
 

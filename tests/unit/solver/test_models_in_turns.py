@@ -175,7 +175,7 @@ async def test_a_skill_only_people_start_reaches_a_generator_by_code_alone(build
         "---\nname: sales\ndescription: d\ndisable-model-invocation: true\n---\nSum the column.\n"
     )
     model = ScriptedModel([], roles={CODEGEN: [say("a"), say("b"), say("c")]})
-    async with build(model=model) as system, ReactSolver(system).prepare_session("x", skills=["sales"]) as turn:
+    async with build(model=model) as system, ReactSolver(system).prepare_session("x", skills=["acme.sales"]) as turn:
         active = await turn.generate(CODEGEN, "write")
         asked = await turn.generate(CODEGEN, "write", skills=["acme.sales"], by="model")
         by_code = await turn.generate(CODEGEN, "write", skills=["acme.sales"])
@@ -198,10 +198,11 @@ async def test_plugins_decide_what_one_source_is(build):
         def source_key(self, row):
             return "all one"
 
-    model = ScriptedModel([], roles={GENERATOR: [say("a")]})
-    async with build(model=model, wiring=Joined()) as system:
-        async with ReactSolver(system).prepare_session("x", skills=["sales", "brief"]) as turn:
-            assert len(turn.pool) == 1
+    async with (
+        build([], wiring=Joined()) as system,
+        ReactSolver(system).prepare_session("x", skills=["sales", "brief"]) as turn,
+    ):
+        assert len(turn.pool) == 1
 
 
 async def test_unknown_citations_are_flagged_retried_or_dropped(solve):
