@@ -9,7 +9,7 @@ from typing import Any
 from kdskills.errors import Diagnostic
 from kdskills.skills.model import RenderedBody, SkillArgument
 
-_PLACE = re.compile(r"\\\$|\$([A-Za-z_][A-Za-z0-9_]*)|\{\{ ?([A-Za-z_][A-Za-z0-9_]*) ?\}\}")
+_PLACE = re.compile(r"\\\$|\$([A-Za-z_][A-Za-z0-9_]*)|\{\{[ \t]*([A-Za-z_][A-Za-z0-9_]*)[ \t]*\}\}")
 
 
 def render_body(

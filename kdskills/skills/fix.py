@@ -27,6 +27,8 @@ from kdskills.skills.yaml_core import Fields, Items, Scalar, YamlRefused, load_y
 SKILL_FILE = "SKILL.md"
 
 _BOM = b"\xef\xbb\xbf"
+_COMMENT = re.compile(r"(?:^|\s)#")
+_QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*\"""")
 _RAW_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
@@ -272,7 +274,7 @@ def _join_tools(data: bytes) -> bytes | None:
         return None
     raw = _Raw(data)
     first, last = fields.keys[key].line + 1, _last_line(read[0], node) + 1
-    if any("#" in line for line in raw.lines[first : last + 1]):
+    if any(_COMMENT.search(_QUOTED.sub("", line)) for line in raw.lines[first : last + 1]):
         return None  # a comment would be lost
     raw.put(first, f"{key}: {_scalar(joined)}")
     del raw.lines[first + 1 : last + 1]

@@ -24,10 +24,10 @@ def clean_name(text: str) -> str:
 
 
 def unsafe_name(name: str) -> bool:
-    """Whether *name* has a path or control character, or is `.` or `..`."""
+    """Whether *name* has a path or control character or bytes that are no text, or is `.` or `..`."""
     if _CLEAN.fullmatch(name):
         return False
-    return name in {".", ".."} or any(c in "/\\" or unicodedata.category(c) == "Cc" for c in name)
+    return name in {".", ".."} or any(c in "/\\" or unicodedata.category(c) in {"Cc", "Cs"} for c in name)
 
 
 def check_name(name: str, folder: str, findings: Findings, place: Place) -> None:

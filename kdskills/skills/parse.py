@@ -156,7 +156,7 @@ def _name(reader: FieldReader, folder: str, notes: Findings) -> str:
     message = f"There is no name; that of the folder, {name!r}, is used."
     notes.add("name_missing", message, place=reader.place("name"), ref="name")
     if unsafe_name(name):
-        notes.add("name_unsafe", f"The folder's name {name!r} has control characters.", ref="name")
+        notes.add("name_unsafe", f"The folder's name {name!r} cannot be one.", ref="name")
     return name
 
 
