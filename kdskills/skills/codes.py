@@ -86,13 +86,29 @@ _TABLE = (
     Code("metadata_type", "warning", "error", "info", "The metadata is no mapping of text to text.", "Quote values."),
     Code("allowed_tools_type", "warning", "error", "info", "`allowed-tools` is not one text.", "Write one line."),
     Code("unexpected_fields", "info", "error", "error", "There are keys this verdict does not know.", "Remove them."),
-    Code("field_type", "warning", "warning", None, "A field was coerced, read restrictively or ignored.", "Mend it."),
+    Code(
+        "field_type",
+        "warning",
+        "warning",
+        None,
+        "A field was coerced, read restrictively or ignored.",
+        "Write the type its row names.",
+    ),
     Code("empty_body", "warning", "warning", "warning", "There are no instructions.", "Write them."),
     # Companions.
-    _own("compact_invalid", "`compact.md` cannot be used; the full body serves.", "Mend or remove it."),
-    _own("sources_invalid", "`sources.yaml` cannot be used; there are no sources.", "Mend or remove it."),
+    _own(
+        "compact_invalid", "`compact.md` cannot be used; the full body serves.", "Write UTF-8 text without frontmatter."
+    ),
+    _own("sources_invalid", "`sources.yaml`, or a row of it, cannot be used.", "Write a list of rows, each a mapping."),
     _own("skill_yaml", "A skill is a SKILL.md; no YAML file is one.", "Write a SKILL.md with frontmatter."),
-    Code("tools_invalid", "error", "error", None, "`tools.yaml` cannot be used, so the skill is not.", "Mend it."),
+    Code(
+        "tools_invalid",
+        "error",
+        "error",
+        None,
+        "`tools.yaml` cannot be used, so the skill is not.",
+        "Write a list of tool ids or mappings with `id`.",
+    ),
     # Bodies.
     Code(
         "unknown_placeholder",
@@ -120,3 +136,13 @@ def code_row(code: str) -> Code:
         KeyError: There is no such code.
     """
     return _BY_CODE[code]
+
+
+def reference_table() -> str:
+    """Return the table of codes in Markdown, as `docs/reference/skill-format.md` shows it."""
+    letters = {"error": "E", "warning": "W", "info": "I", None: "-"}
+    lines = ["| code | lenient | spec | skills-ref | meaning | cure |", "|---|---|---|---|---|---|"]
+    for row in _TABLE:
+        marks = " | ".join(letters[severity] for severity in (row.lenient, row.spec, row.skills_ref))
+        lines.append(f"| `{row.code}` | {marks} | {row.meaning} | {row.cure} |")
+    return "\n".join(lines) + "\n"
