@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -29,6 +29,7 @@ from kdskills.skills.model import Skill
 from kdskills.skills.selection import By, Granted, Refused
 
 TRIES: Final = 5
+MAX_TOLD: Final = 4096
 _SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -61,6 +62,7 @@ class Core:
         self.approvals = Approvals(config.approve)
         self._lock = threading.Lock()
         self._resident: OrderedDict[str, SessionRecord] = OrderedDict()
+        self._told: OrderedDict[Hashable, None] = OrderedDict()
 
     # ---- records ----
 
@@ -138,6 +140,16 @@ class Core:
         with self._lock:
             self._resident.pop(session_id, None)
         self.approvals.forget(session_id)
+
+    def first_time(self, fact: Hashable) -> bool:
+        """Whether *fact* has not been told before; the last 4,096 are remembered."""
+        with self._lock:
+            known = fact in self._told
+            self._told[fact] = None
+            self._told.move_to_end(fact)
+            while len(self._told) > MAX_TOLD:
+                self._told.popitem(last=False)
+        return not known
 
     # ---- the gate ----
 

@@ -59,7 +59,10 @@ class RunInput(_Input):
     skill: Annotated[str | None, _Text] = Field(None, description="A loaded skill; the one loaded last when omitted.")
     args: list[str] = Field(default_factory=list, description="Arguments of the script; no shell reads them.")
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the script.")
-    workdir: str = Field(".", description="Folder of the skill to start in, or turn:<folder> for the turn's files.")
+    workdir: str = Field(
+        ".",
+        description="Where to start: a folder of the skill, or turn: and a folder of the user's files, such as turn:. for their top.",
+    )
     timeout_s: Annotated[float | None, _Seconds] = Field(
         None, description="Seconds the script may take.", gt=0, allow_inf_nan=False
     )

@@ -116,6 +116,7 @@ def active_text(core: Core, call: Call, loaded: Loaded) -> str:
             attributes["origin"] = origin
         if item.stale:
             attributes["stale"] = "true"
+        if item.stale and core.first_time((call.session_id, item.skill.full_id, item.current)):
             core.emit(
                 call,
                 "skill.stale",

@@ -35,6 +35,12 @@ class Target:
     entry: LoadedSkill
 
     @property
+    def digest(self) -> str:
+        """Digest of the SKILL.md the session holds of it."""
+        brought = {item.id: item.digest for item in self.entry.imports}
+        return brought.get(self.skill.full_id, self.entry.digest)
+
+    @property
     def name(self) -> str:
         """The name a model knows it by."""
         return public_name(self.skill, names_by_id(self.standing.gate))
@@ -172,7 +178,7 @@ def _text(core: Core, call: Call, aim: Target, facts: ReadResult, data: bytes) -
         raise refuse("not_text", message, path=facts.path, size=len(data))
     text = text.removeprefix("\ufeff")
     if call.scope.sources is not None and facts.path.lower().endswith(".md"):
-        text = call.scope.sources.adopt(aim.skill, text, digest=aim.entry.digest)
+        text = call.scope.sources.adopt(aim.skill, text, digest=aim.digest)
     stop = facts.offset + core.config.limits.read_window_chars
     more = stop < len(text)
     return ReadResult(

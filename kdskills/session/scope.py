@@ -51,8 +51,11 @@ class TurnSources:
             self._pool = pool
 
     def adopt(self, skill: Skill, text: str, *, digest: str = "") -> str:
-        """Merge the skill's sources into the pool, once per *digest*, and return *text* with the pool's sids."""
-        key = (skill.full_id, digest)
+        """Merge the skill's sources into the pool, once per *digest*, and return *text* with the pool's sids.
+
+        Merging the same rows again, for another digest, changes nothing: a sid never changes owner.
+        """
+        key = (skill.full_id, digest or skill.digest)
         sid_map = self._maps.get(key)
         if sid_map is None:
             rows, _ = normalize_sources(skill.sources)

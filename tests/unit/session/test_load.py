@@ -456,3 +456,13 @@ def test_errors_are_of_the_model(runtime):
         error = refuse(code, "said")
         assert isinstance(error, ToolCallRefused)
         assert (error.code, error.who) == (code, facts.who)
+
+
+async def test_stale_is_told_once(make, bundle, events):
+    """skill.stale is told once for each change, however many prompts are built."""
+    session = await make(events=events.append).create_session(initial=["sales"])
+    for body in ("One.", "Two."):
+        bundle.skill("acme.sales", body)
+        for _ in range(3):
+            await session.instructions()
+    assert [event.data for event in events if event.type == "skill.stale"] == [{"id": "acme.sales"}] * 2
