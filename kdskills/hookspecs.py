@@ -112,9 +112,9 @@ def kdskills_source_key(source: Mapping[str, Any]) -> str | None:
 
 @hookspec
 def kdskills_turn_started(turn: Turn) -> None:
-    """Told when a turn becomes active."""
+    """Told when a turn becomes active, before its first model call; answers are ignored."""
 
 
 @hookspec
 def kdskills_turn_finished(turn: Turn, outcome: TurnResult) -> None:
-    """Told when a turn ends, whatever its outcome."""
+    """Told when a turn ends, whatever its outcome; answers are ignored."""

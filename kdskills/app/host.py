@@ -130,3 +130,8 @@ class Host:
     def run(self, operation: str, **arguments: Any) -> BaseModel:
         """Run an operation from code without an event loop; as `call`."""
         return asyncio.run(self.call(operation, **arguments))
+
+
+def default_wiring() -> HostWiring:
+    """Return the wiring of a Host with the settings of this machine; entry point `default` of `kdskills.wiring`."""
+    return Host().wiring

@@ -58,10 +58,3 @@ class HostWiring:
     def turn_finished(self, turn: Any, outcome: Any) -> None:
         """Tell plugins that a turn has ended."""
         self._host.answers.turn_finished(turn, outcome)
-
-
-def default() -> HostWiring:
-    """Return the wiring of a Host with the settings of this machine; entry point `default` of `kdskills.wiring`."""
-    from kdskills.app.host import Host
-
-    return Host().wiring

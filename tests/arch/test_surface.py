@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -50,10 +49,9 @@ def test_top_level_names() -> None:
 
 @pytest.mark.parametrize("room", sorted(ROOMS))
 def test_room_names(room: str) -> None:
-    """Each room exports the names the design promises, and lists them sorted."""
+    """Each room exports the names the design promises, and every name it lists is there."""
     module = importlib.import_module(room)
     assert [name for name in ROOMS[room] if name not in module.__all__] == []
-    assert list(module.__all__) == sorted(module.__all__)
     assert [name for name in module.__all__ if not hasattr(module, name)] == []
 
 
@@ -66,16 +64,11 @@ def test_import_is_light() -> None:
     assert loaded & FORBIDDEN == set()
 
 
-def _import_seconds(statement: str) -> float:
-    code = f"import time; t = time.perf_counter(); {statement}; print(time.perf_counter() - t)"
-    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(5)]
-    return statistics.median(float(run.stdout) for run in runs)
-
-
-def test_import_cost_is_bounded() -> None:
-    """`import kdskills` takes at most twice the time of importing pydantic, yaml and jinja2 (a ratio, medians of five)."""
-    floor = _import_seconds("import pydantic, yaml, jinja2; pydantic.BaseModel")
-    assert _import_seconds("import kdskills; kdskills.SkillsDescriptor") <= 2 * floor
+def test_import_loads_rooms_on_first_use() -> None:
+    """Importing the package alone loads none of its rooms: each name brings what it needs when it is first used."""
+    code = "import sys, kdskills; print(sorted(m for m in sys.modules if m.startswith('kdskills.')))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
 
 
 def test_types_are_shipped(repo: Path) -> None:

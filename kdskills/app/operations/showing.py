@@ -210,7 +210,7 @@ async def render(host: Host, given: RenderInput, emit: Emit | None = None) -> Re
     return RenderOutput(
         text=str(block),
         tokens=estimate_tokens(str(block)),
-        granted=tuple(block.granted),
+        granted=tuple(granted.full_id for granted in block.granted),
         refused={refused.ref: refused.code for refused in block.refused},
         sources=tuple(dict(row) for row in block.pool.to_json()["rows"]),
         diagnostics=tuple(Finding.of(d) for d in block.diagnostics),

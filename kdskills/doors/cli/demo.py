@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from kdskills.app import Host
-from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, console, failing, plain, print_json
+from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, console, disarmed, failing, plain, print_json
 
 LINE = 110
 
@@ -125,7 +125,7 @@ def conclusion(out: Console, answer: Any) -> None:
     """Print the answer, its sources and where the files are."""
     result = answer.result
     text, _, sources = answer.footnoted.partition("\n\nSources:\n")
-    out.print(Panel(Markdown(text or "(no answer)"), title="answer", title_align="left"))
+    out.print(Panel(Markdown(disarmed(text) or "(no answer)"), title="answer", title_align="left"))
     for row in sources.splitlines():
         out.print(f"  {plain(row)}", soft_wrap=True)
     for path in answer.files:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ EXITS = {
     "operator": EXIT_OPERATOR,
     "user": EXIT_NEGATIVE,
 }
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
@@ -64,8 +67,13 @@ def table(*columns: str) -> Table:
 
 
 def plain(text: str | None) -> str:
-    """Return *text* with console markup disarmed: skill texts are hostile."""
-    return escape(text or "")
+    """Return *text* with console markup disarmed and terminal control characters shown: skill texts are hostile."""
+    return escape(disarmed(text or ""))
+
+
+def disarmed(text: str) -> str:
+    """Return *text* with terminal control and bidirectional override characters written as escapes."""
+    return CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
 def mark(*, ok: bool) -> str:

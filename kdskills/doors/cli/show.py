@@ -9,7 +9,17 @@ from rich.markdown import Markdown
 from rich.panel import Panel
 from rich.syntax import Syntax
 
-from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, EXIT_OPERATOR, STYLES, console, mark, plain, table
+from kdskills.doors.cli.output import (
+    EXIT_NEGATIVE,
+    EXIT_OK,
+    EXIT_OPERATOR,
+    STYLES,
+    console,
+    disarmed,
+    mark,
+    plain,
+    table,
+)
 
 
 def exit_code(answer: BaseModel) -> int:
@@ -93,7 +103,7 @@ def skill(answer: Any) -> int:
         if getattr(answer, name):
             facts.add_row(name, plain(", ".join(getattr(answer, name))))
     out.print(facts)
-    out.print(Panel(Markdown(answer.body), title="instructions", title_align="left"))
+    out.print(Panel(Markdown(disarmed(answer.body)), title="instructions", title_align="left"))
     for row in answer.sources:
         out.print(f"source {row.get('sid', '-')}: {plain(str(row.get('title', '')))} {plain(str(row.get('url', '')))}")
     findings(answer.diagnostics)
