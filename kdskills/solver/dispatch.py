@@ -19,6 +19,7 @@ from kdskills.session.wiring import AccessRequest, arguments_digest
 from kdskills.solver.events import SkillRefused, ToolCalled, ToolFinished
 from kdskills.solver.guard import CallGuard, canonical, plan
 from kdskills.solver.result import CallRecord
+from kdskills.solver.shorten import shorten
 from kdskills.solver.spans import tool_span
 from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext, ToolError
 
@@ -261,9 +262,10 @@ class Dispatcher:
         if self._turn.count(text) <= budget:
             return text
         room = max(200, budget * 3)
-        self._turn.cut(ready.tool_id, len(text), room)
-        head, tail = text[: room * 2 // 3], text[-(room // 3) :]
-        return f"{head}\n[… {len(text) - len(head) - len(tail)} characters left out …]\n{tail}"
+        shorter = shorten(text, room)
+        if len(shorter) < len(text):
+            self._turn.cut(ready.tool_id, len(text), len(shorter))
+        return shorter
 
     # ---- answers ----
 
