@@ -80,7 +80,8 @@ class Matcher:
     entries: tuple[str, ...]
     exact: dict[str, str] = field(repr=False)
     anywhere: dict[str, str] = field(repr=False)
-    patterns: tuple[tuple[re.Pattern[str], str], ...] = field(repr=False)
+    patterns: tuple[str, ...] = field(repr=False)
+    joined: re.Pattern[str] | None = field(repr=False)
 
     def match(self, full_id: str) -> str | None:
         """Return the rule that matches *full_id*, or None. Exact rules are named before patterns."""
@@ -91,17 +92,19 @@ class Matcher:
             rule = self.anywhere.get(full_id.partition(".")[2])
             if rule is not None:
                 return rule
-        for pattern, entry in self.patterns:
-            if pattern.match(full_id):
-                return entry
-        return None
+        found = None if self.joined is None else self.joined.match(full_id)
+        # Each alternative is one group and holds none of its own: the group's number is the pattern's.
+        return None if found is None or found.lastindex is None else self.patterns[found.lastindex - 1]
 
     def unmatched(self, full_ids: Collection[str]) -> tuple[str, ...]:
         """Return the rules that match none of *full_ids*, in the order written."""
         bare = {full_id.partition(".")[2] for full_id in full_ids} if self.anywhere else set()
         used = {rule for full_id, rule in self.exact.items() if full_id in full_ids}
         used |= {rule for bare_id, rule in self.anywhere.items() if bare_id in bare}
-        used |= {rule for pattern, rule in self.patterns if any(pattern.match(full_id) for full_id in full_ids)}
+        for rule in self.patterns:
+            matches = re.compile(translate(rule.strip())).match
+            if any(matches(full_id) for full_id in full_ids):
+                used.add(rule)
         return tuple(entry for entry in self.entries if entry not in used)
 
 
@@ -114,15 +117,16 @@ def compile_rules(entries: Iterable[str], *, bare: Literal["public", "anywhere"]
     """
     exact: dict[str, str] = {}
     anywhere: dict[str, str] = {}
-    patterns: list[tuple[re.Pattern[str], str]] = []
+    patterns: list[str] = []
     kept = tuple(entries)
     for entry in kept:
         if is_pattern(entry):
-            patterns.append((re.compile(translate(entry.strip())), entry))
+            patterns.append(entry)
             continue
         ref = parse_ref(entry)
         if ref.kind == "bare" and bare == "anywhere":
             anywhere.setdefault(ref.value, entry)
         elif (full_id := ref.full_id()) is not None:
             exact.setdefault(full_id, entry)
-    return Matcher(kept, exact, anywhere, tuple(patterns))
+    joined = re.compile("|".join(f"({translate(entry.strip())})" for entry in patterns)) if patterns else None
+    return Matcher(kept, exact, anywhere, tuple(patterns), joined)

@@ -127,7 +127,10 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Rules, consumer and tools made ready for many decisions; build it with `Policy.of`."""
+    """Rules, consumer and tools made ready for many decisions; build it with `Policy.of`.
+
+    `source` is where the consumer's rules stand, for explanations.
+    """
 
     consumer: str | None
     tools: frozenset[str] | None
@@ -137,6 +140,7 @@ class Policy:
     denied: Matcher
     enabled: Matcher | None
     plugin_denied: Mapping[str, str]
+    source: str
 
     @classmethod
     def of(
@@ -158,12 +162,8 @@ class Policy:
             denied=compile_rules(rules.disabled, bare="anywhere"),
             enabled=None if rules.enabled is None else compile_rules(rules.enabled, bare="public"),
             plugin_denied=plugin_denied,
+            source="agents_config" if consumer is None else f"agents_config.{consumer}",
         )
-
-    @property
-    def source(self) -> str:
-        """Where the consumer's rules stand, for explanations."""
-        return "agents_config" if self.consumer is None else f"agents_config.{self.consumer}"
 
     def rule_findings(self, full_ids: frozenset[str]) -> tuple[Diagnostic, ...]:
         """Return `rule_matches_nothing` for each rule that matches none of *full_ids* (spec skills §4.1)."""
@@ -201,16 +201,17 @@ Check = Callable[[Policy, Skill], Finding | None]
 
 def _denied(policy: Policy, skill: Skill) -> Finding | None:
     """Step 2: the deny layer for all, the consumer's own, then plugins."""
-    for source, matcher in (
-        ("agents_config.*.disabled", policy.denied_for_all),
-        (f"{policy.source}.disabled", policy.denied),
-    ):
-        rule = matcher.match(skill.full_id)
-        if rule is not None:
-            return Finding("denied", f"{skill.full_id} is disabled by {rule!r} in {source}", rule, source)
-    reason = policy.plugin_denied.get(skill.full_id)
+    full_id = skill.full_id
+    source = "agents_config.*.disabled"
+    rule = policy.denied_for_all.match(full_id)
+    if rule is None:
+        rule = policy.denied.match(full_id)
+        source = "" if rule is None else f"{policy.source}.disabled"
+    if rule is not None:
+        return Finding("denied", f"{full_id} is disabled by {rule!r} in {source}", rule, source)
+    reason = policy.plugin_denied.get(full_id)
     if reason is not None:
-        return Finding("plugin_denied", f"{skill.full_id} is denied by a plugin: {reason}", reason, "plugin")
+        return Finding("plugin_denied", f"{full_id} is denied by a plugin: {reason}", reason, "plugin")
     return None
 
 

@@ -229,10 +229,11 @@ def _names(listed: list[Skill]) -> dict[str, str]:
     count: dict[str, int] = {}
     for skill in listed:
         count[skill.id] = count.get(skill.id, 0) + 1
-    return {
-        skill.id if count[skill.id] == 1 and not is_number(skill.id) else skill.full_id: skill.full_id
-        for skill in listed
-    }
+    return {skill.id if _is_name(skill.id, count) else skill.full_id: skill.full_id for skill in listed}
+
+
+def _is_name(bare: str, count: Mapping[str, int]) -> bool:
+    return count[bare] == 1 and not (bare.startswith("SK") and is_number(bare))
 
 
 def _nothing(ref: str) -> Refused:
