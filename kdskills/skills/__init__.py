@@ -1,21 +1,45 @@
-"""Skills as files: model, parsing, companions, validation, roots, discovery, registry, index and selection."""
+"""Skills as files: read them, find them in roots, keep them in a registry, and decide who may use which.
 
-from kdskills.skills.arguments import render_body as render_body
-from kdskills.skills.model import ParsedSkill as ParsedSkill
-from kdskills.skills.model import RenderedBody as RenderedBody
-from kdskills.skills.model import Skill as Skill
-from kdskills.skills.model import SkillArgument as SkillArgument
-from kdskills.skills.model import SkillContent as SkillContent
-from kdskills.skills.model import SkillTool as SkillTool
-from kdskills.skills.model import Verdict as Verdict
-from kdskills.skills.model import estimate_tokens as estimate_tokens
-from kdskills.skills.parse import parse_skill as parse_skill
-from kdskills.skills.parse import parse_skill_bytes as parse_skill_bytes
-from kdskills.skills.registry import SkillRegistry as SkillRegistry
-from kdskills.skills.roots import SkillRoot as SkillRoot
-from kdskills.skills.roots import agent_skill_roots as agent_skill_roots
-from kdskills.skills.snapshot import InvalidSkill as InvalidSkill
-from kdskills.skills.snapshot import RefreshReport as RefreshReport
-from kdskills.skills.snapshot import RootState as RootState
-from kdskills.skills.snapshot import Snapshot as Snapshot
-from kdskills.skills.validate import validate_skill as validate_skill
+`parse_skill` reads one folder, `SkillRegistry` finds all skills below its roots, `kdskills.skills.selection` holds the
+steps of the one policy gate. Reading is pure once bytes are there; the file system is touched at the rim only
+(spec skills §1, §2, §4).
+"""
+
+from kdskills.skills.arguments import render_body
+from kdskills.skills.model import (
+    ParsedSkill,
+    RenderedBody,
+    Skill,
+    SkillArgument,
+    SkillContent,
+    SkillTool,
+    Verdict,
+    estimate_tokens,
+)
+from kdskills.skills.parse import parse_skill, parse_skill_bytes
+from kdskills.skills.registry import SkillRegistry
+from kdskills.skills.roots import SkillRoot, agent_skill_roots
+from kdskills.skills.snapshot import InvalidSkill, RefreshReport, RootState, Snapshot
+from kdskills.skills.validate import validate_skill
+
+__all__ = [
+    "InvalidSkill",
+    "ParsedSkill",
+    "RefreshReport",
+    "RenderedBody",
+    "RootState",
+    "Skill",
+    "SkillArgument",
+    "SkillContent",
+    "SkillRegistry",
+    "SkillRoot",
+    "SkillTool",
+    "Snapshot",
+    "Verdict",
+    "agent_skill_roots",
+    "estimate_tokens",
+    "parse_skill",
+    "parse_skill_bytes",
+    "render_body",
+    "validate_skill",
+]

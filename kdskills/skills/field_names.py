@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-
 PUBLISHED = frozenset({"name", "description", "license", "compatibility", "metadata", "allowed-tools"})
 """The six keys of the published Agent Skills format."""
 
@@ -34,11 +32,15 @@ def misspelt(key: str) -> str | None:
     """Return the restricting field that an unknown *key* was meant for, if it looks like one."""
     if key[:1] not in _FIRST or len(key) > 40:
         return None
+    import difflib  # only a skill with an unknown key pays for it
+
     near = difflib.get_close_matches(key.lower().replace("-", "_"), _WATCHED, n=1, cutoff=0.85)
     return FIELD_OF[near[0]] if near else None
 
 
 def near_required(key: str) -> bool:
     """Whether an unknown *key* of a tool was meant to say that the tool is required."""
+    import difflib
+
     words = ("required", "hard_required", "availability")
     return bool(difflib.get_close_matches(key.lower().replace("-", "_"), words, n=1, cutoff=0.8))
