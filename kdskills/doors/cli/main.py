@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from kdskills.app import Host
 from kdskills.app.resources import shipped_bundle
+from kdskills.doors.cli import bench as benchmarks
 from kdskills.doors.cli import demo, show
 from kdskills.doors.cli.output import failing, print_json
 
@@ -243,6 +244,14 @@ def demo_command(
     demo.run_turn(
         host(ctx), as_json=as_json, arguments={"bundle": chosen, "model": model, "executor": executor, "out": out}
     )
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(ctx: typer.Context, name: Annotated[str, typer.Argument(help="Benchmark: `skills`, `imports`, …")]) -> None:
+    """Run a benchmark and print its table of ratios; exit 1 when a bound is not held."""
+    with failing(as_json=False):
+        code = benchmarks.run(name, list(ctx.args))
+    raise typer.Exit(code)
 
 
 image = typer.Typer(help="The tree that sandboxes run in.", no_args_is_help=True)

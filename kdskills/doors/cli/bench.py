@@ -1,0 +1,40 @@
+"""`kdskills bench`: run a benchmark of the source checkout and print its table of ratios."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import kdskills
+from kdskills.errors import BadRequest
+
+
+def folder() -> Path:
+    """Return the folder of benchmarks, which come with the source and not with the wheel."""
+    return Path(kdskills.__file__).parents[1] / "tests" / "benchmarks"
+
+
+def names() -> list[str]:
+    """Return the benchmarks there are."""
+    return sorted(path.stem for path in folder().glob("*.py"))
+
+
+def run(name: str, arguments: list[str]) -> int:
+    """Run the benchmark *name* in this process and return its exit code: 1 when a bound is not held.
+
+    Raises:
+        BadRequest: `benchmark_missing`.
+    """
+    if name not in names():
+        there = ", ".join(names()) or "none: benchmarks come with a source checkout"
+        raise BadRequest(f"there is no benchmark {name!r}; there are {there}", code="benchmark_missing", name=name)
+    before = sys.argv
+    sys.argv = [f"kdskills bench {name}", *arguments]
+    try:
+        runpy.run_path(str(folder() / f"{name}.py"), run_name="__main__")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    finally:
+        sys.argv = before
+    return 0
