@@ -25,8 +25,11 @@ from pathlib import Path
 
 import yaml
 
+from kdskills.prompts import CatalogFormat
 from kdskills.skills.registry import SkillRegistry
 from kdskills.skills.roots import SkillRoot
+from kdskills.sources import SourcesPool, rewrite_citations
+from kdskills.turn import SkillsSubsystem, SkillView
 
 WORDS = [
     "answer",
@@ -181,6 +184,7 @@ class Bench:
         self.rounds = rounds
         self.index = folder / "index"
         self._made: dict[int, Path] = {}
+        self._consumers = 0
 
     def skills(self, count: int) -> Path:
         """Return a folder with *count* skills."""
@@ -255,13 +259,72 @@ class Bench:
             "memory a skill without bodies, KiB", max(grown), 6.0, 3.0, f"warm {grown[0]:.2f}, cold {grown[1]:.2f}"
         )
 
+    def catalogs(self) -> list[Line]:
+        """A view and its catalog, whole and cut to a budget, for 100 and 1,000 skills."""
+        lines = []
+        for level, bound, aim in ((0, 1.0, 0.4), (4, 1.5, 0.7)):
+            measured = {}
+            for count in (100, 1000):
+                system = self._system(count)
+                for form in ("gallery", "xml"):
+                    ratio, _ = against(
+                        lambda count=count: floor(self.skills(count)),
+                        lambda system=system, form=form, level=level, count=count: self._catalog(
+                            system, form, level, count
+                        ),
+                        self.rounds,
+                    )
+                    measured[f"{form} {count:,}"] = ratio
+            detail = ", ".join(f"{name}: {ratio:.2f}" for name, ratio in measured.items())
+            lines.append(Line(f"view + catalog, level {level}", max(measured.values()), bound, aim, detail))
+        return lines
+
+    def _system(self, count: int) -> SkillsSubsystem:
+        root = SkillRoot("bundle://skills", self.skills(count), "bundle", "bundle")
+        system = SkillsSubsystem(roots=[root], index_dir=self.index, auto_refresh=None)
+        if len(system.registry) != count:
+            raise SystemExit(f"{len(system.registry)} of {count} skills are in the subsystem")
+        return system
+
+    def _view(self, system: SkillsSubsystem) -> SkillView:
+        self._consumers += 1  # another consumer each time, for views are kept
+        return system.view(f"consumer-{self._consumers}")
+
+    def _catalog(self, system: SkillsSubsystem, form: CatalogFormat, level: int, count: int) -> None:
+        catalog = self._view(system).catalog(form, budget=4 * count if level else None)
+        if catalog.level != level:
+            raise SystemExit(f"the catalog is {catalog.level}, not {level}")
+
+    def growth(self) -> list[Line]:
+        """How views and citations grow with what they hold."""
+        small, large = self._system(1000), self._system(self.count)
+        most = 12.0 * self.count / 10_000
+        ratio, detail = against(
+            lambda: self._view(small).short_ids, lambda: self._view(large).short_ids, max(self.rounds, 5)
+        )
+        views = Line(f"view over {self.count:,} against 1,000", ratio, most, None, detail)
+        ratio, detail = against(lambda: cite(2000), lambda: cite(4000), max(self.rounds, 5))
+        return [views, Line("merge and rewrite at double size", ratio, 2.5, None, detail)]
+
+
+def cite(size: int) -> None:
+    """Merge *size* rows into as many others, half of them known, and rewrite as many citations."""
+    prior = [{"sid": sid, "url": f"https://example.org/{sid}", "title": f"Page {sid}"} for sid in range(1, size + 1)]
+    new = [{"sid": sid, "url": f"https://example.org/{sid + size // 2}", "title": "New"} for sid in range(1, size + 1)]
+    merged = SourcesPool.from_rows(prior).merge(new)
+    text = "".join(f"Line {sid} says so [[S:{sid}]].\n" for sid in range(1, size + 1))
+    rewritten = rewrite_citations(text, merged.sid_map)
+    if rewritten.dropped:
+        raise SystemExit(f"{len(rewritten.dropped)} citations were dropped")
+
 
 def measure(count: int = 10_000, rounds: int = 5) -> list[Line]:
     """Measure every line of the table over generated skills in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="kdskills-bench-") as folder:
         bench = Bench(Path(folder), count, rounds)
         floor(bench.skills(count))
-        return [line() for line in (bench.cold, bench.warm, bench.refresh, bench.memory)]
+        lines = [line() for line in (bench.cold, bench.warm, bench.refresh)]
+        return [*lines, *bench.catalogs(), bench.memory(), *bench.growth()]
 
 
 def render(lines: Sequence[Line]) -> str:
