@@ -79,8 +79,8 @@ class Approvals:
         self._lock = threading.Lock()
         self._remembered: OrderedDict[tuple[str | None, Key], None] = OrderedDict()
 
-    async def require(self, request: ApprovalRequest, sink: Sink | None) -> None:
-        """Return once *request* is approved.
+    async def require(self, request: ApprovalRequest, sink: Sink | None, shown: str | None = None) -> None:
+        """Return once *request* is approved; events name the skill as *shown*.
 
         Raises:
             ToolCallRefused: `approval_unavailable` when nobody can be asked, `approval_denied` on a no.
@@ -91,7 +91,7 @@ class Approvals:
                 return
         if self._approve is None:
             raise refuse("approval_unavailable", "this run needs approval, and nobody can be asked here")
-        facts = {"skill": request.skill, "path": request.path, "executor": request.executor}
+        facts = {"skill": shown or request.skill, "path": request.path, "executor": request.executor}
         send(sink, SessionEvent("approval.requested", request.session, {**facts, "env_names": list(request.env_names)}))
         answer = await self._approve(request)
         send(

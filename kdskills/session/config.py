@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
@@ -134,6 +134,3 @@ class RuntimeConfig:
                 raise config_invalid(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
         self.limits.check()
         return self
-
-
-Awaiting = Awaitable[None]

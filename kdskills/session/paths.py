@@ -22,6 +22,8 @@ def clean_path(path: str) -> str:
         raise invalid("the path is blank", ("/path", "must not be blank"))
     if "\0" in path:
         raise path_denied(path, "nul")
+    if not path.isprintable() and any("\ud800" <= char <= "\udfff" for char in path):
+        raise invalid("the path is no text", ("/path", "holds half a character"))
     if "\\" in path:
         raise path_denied(path, "backslash")
     if path.startswith("/"):

@@ -124,7 +124,10 @@ def explain(error: FileRefused, root: Path, clean: str, limit: int = 0) -> NoRet
     """Raise the runtime's own error for a file that was not opened."""
     if error.code == "symlink":
         raise path_denied(clean, "symlink") from error
-    if error.code in {"file_missing", "not_a_directory", "path_unsafe"}:
+    endless = error.code == "unreadable" and (
+        len(clean) > 4000 or any(len(os.fsencode(p)) > 255 for p in clean.split("/"))
+    )
+    if endless or error.code in {"file_missing", "not_a_directory", "path_unsafe"}:
         siblings = entries_of(root, clean.rpartition("/")[0])[:MAX_SIBLINGS]
         hint = f"; beside it: {', '.join(siblings)}" if siblings else ""
         raise refuse(

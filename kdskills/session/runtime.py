@@ -313,6 +313,8 @@ def _source(subsystem: Subsystem | None, view: Gate | None, catalog: SkillCatalo
     if subsystem is not None:
         return LiveSource(subsystem)
     if view is not None:
+        if view.consumer is not None and view.consumer != consumer:
+            raise config_invalid(f"the view is of {view.consumer!r}, so the runtime's consumer must be too")
         return FrozenSource(view, consumer)
     if catalog is not None:
         return CatalogSource(catalog)

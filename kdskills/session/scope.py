@@ -89,7 +89,6 @@ class TurnScope:
         budget: Token shares of the model at hand, or None for the runtime's.
         count: The provider's token counter, or None for the runtime's.
         events: Listener of this turn, or None for the runtime's.
-        consumer: The consumer whose prompt it is, or None for the session's.
     """
 
     view: Gate | None = None

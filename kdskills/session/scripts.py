@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, cast
 
-from kdskills.errors import ExecFailed, ExecRefused
+from kdskills.errors import ExecFailed, ExecRefused, FileRefused
 from kdskills.execution import ExecRequest, ExecResult, Executor, InputFile, Limits, Owner, ScriptCall, SkillMount
 from kdskills.session.approval import ApprovalRequest, origin_of
 from kdskills.session.codes import invalid, path_denied, refuse
 from kdskills.session.core import Call, Core
 from kdskills.session.environment import check_call_env, script_environment
 from kdskills.session.limits import MAX_ARG
+from kdskills.session.loading import public_id
 from kdskills.session.paths import clean_path, script_path, suffix_of
 from kdskills.session.reading import Target, entries_of, fresh_tree, skill_file, target
 from kdskills.session.receipts import ScriptResult, ScriptStatus
 from kdskills.session.workspace import Collected
 from kdskills.skills.model import Skill
-from kdskills.skills.safe_open import walk_tree
+from kdskills.skills.safe_open import TreeEntry, walk_tree
 
 MISSING_PROGRAM: Final = frozenset({"program_not_found", "program_missing", "interpreter_missing", "not_found"})
 """Codes engines use when the interpreter is not inside the sandbox."""
@@ -118,7 +120,7 @@ def _workdir(call: Call, skill: Skill, workdir: str) -> str:
     clean = clean_path(workdir)
     if skill.folder is None:
         raise refuse("resource_not_found", f"there is no folder {workdir!r}", path=workdir, siblings=[])
-    below = walk_tree(skill.folder)
+    below = _files_below(skill.folder, workdir)
     parts = clean.split("/")
     prefixes = {"/".join(parts[: number + 1]) for number in range(len(parts))}
     if any(entry.kind == "link" and entry.path in prefixes for entry in below):
@@ -127,6 +129,15 @@ def _workdir(call: Call, skill: Skill, workdir: str) -> str:
         siblings = entries_of(skill.folder, clean.rpartition("/")[0])[:20]
         raise refuse("resource_not_found", f"there is no folder {workdir!r}", path=workdir, siblings=siblings)
     return f"/skills/{skill.full_id}/{clean}"
+
+
+def _files_below(folder: Path, workdir: str) -> list[TreeEntry]:
+    try:
+        return walk_tree(folder)
+    except FileRefused as error:
+        raise refuse(
+            "skill_unreadable", f"the files of this skill cannot be read: {error.message}", path=workdir
+        ) from error
 
 
 async def _approve(core: Core, call: Call, ready: Ready, tree: str) -> None:
@@ -149,6 +160,7 @@ async def _approve(core: Core, call: Call, ready: Ready, tree: str) -> None:
             executor=ready.executor.name,
         ),
         call.scope.events or core.config.events,
+        public_id(ready.aim.skill),
     )
     again = await asyncio.to_thread(fresh_tree, ready.aim.skill)
     if again != tree:
@@ -160,7 +172,7 @@ async def _execute(core: Core, call: Call, ready: Ready, tree: str) -> ScriptRes
     if skill.folder is None:
         raise refuse("resource_not_found", "this skill has no files", path=ready.clean, siblings=[])
     workspace = call.scope.workspace
-    inputs: tuple[InputFile, ...] = () if workspace is None else await asyncio.to_thread(workspace.inputs)
+    inputs = await asyncio.to_thread(_inputs, call)
     operator = {} if core.config.script_env is None else {
         name: secret.get_secret_value() for name, secret in core.config.script_env(skill).items()
     }  # fmt: skip
@@ -176,18 +188,31 @@ async def _execute(core: Core, call: Call, ready: Ready, tree: str) -> ScriptRes
         profile=core.config.profile,
         owner=Owner(agent=ready.aim.standing.record.consumer[:256], conversation=call.session_id),
     )
-    core.emit(call, "script.started", skill=skill.full_id, path=ready.clean, engine=ready.executor.name)
-    result = await run_request(ready.executor, request)
+    core.emit(call, "script.started", skill=public_id(skill), path=ready.clean, engine=ready.executor.name)
+    try:
+        result = await run_request(ready.executor, request)
+    except asyncio.CancelledError:
+        core.emit(call, "script.finished", skill=public_id(skill), path=ready.clean, status="cancelled")
+        raise
     collected = Collected()
     if workspace is not None:
         collected = await asyncio.to_thread(workspace.collect, result.artifacts)
     answer = _answer(ready, result, collected)
     core.emit(
-        call, "script.finished", skill=skill.full_id, path=ready.clean, status=answer.status,
+        call, "script.finished", skill=public_id(skill), path=ready.clean, status=answer.status,
         exit_code=answer.exit_code, duration_ms=answer.duration_ms, engine=answer.engine, level=answer.level,
         limits=sorted(result.limits_enforced), files=[item.path for item in answer.artifacts],
     )  # fmt: skip
     return answer
+
+
+def _inputs(call: Call) -> tuple[InputFile, ...]:
+    if call.scope.workspace is None:
+        return ()
+    try:
+        return call.scope.workspace.inputs()
+    except FileRefused as error:
+        raise refuse("executor_failed", _blameless(f"the turn's files cannot be read: {error.message}")) from error
 
 
 def script_limits(core: Core, timeout_s: float) -> Limits:

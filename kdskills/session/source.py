@@ -5,7 +5,7 @@ All three answer through one gate, `resolve`; there is no second rule set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from kdskills.errors import PolicyUnavailable
@@ -41,6 +41,11 @@ class CatalogText(Protocol):
 
 class Gate(Protocol):
     """What a session needs of a `SkillView`."""
+
+    @property
+    def consumer(self) -> str | None:
+        """Whose view it is."""
+        ...
 
     @property
     def skills(self) -> Mapping[str, Skill]:
@@ -123,6 +128,3 @@ class FrozenSource:
 def names_by_id(gate: Gate) -> dict[str, str]:
     """Return `{full id: name}` of the listed skills."""
     return {full_id: name for name, full_id in gate.names.items()}
-
-
-Resolve = Callable[[str, By], Granted | Refused]

@@ -8,7 +8,7 @@ from typing import Any
 
 from kdskills.errors import KdskillsError, ModelMustAct, SessionError
 from kdskills.session import loading, reading, scripts
-from kdskills.session.codes import CODES, refuse
+from kdskills.session.codes import refuse
 from kdskills.session.core import Call, Core
 from kdskills.session.inputs import INPUTS, LoadInput, ReadInput, RunInput, UnloadInput, parse, safe_name
 from kdskills.session.receipts import LoadReceipt, ReadResult, ScriptResult, ToolReply, UnloadReceipt
@@ -88,6 +88,3 @@ def succeeded(core: Core, tool: str, found: Answer) -> ToolReply:
         ]
         pin = " ".join(f"skill:{skill.receipt.id}@{skill.receipt.digest}" for skill in found.bodies) or None
     return ToolReply(True, tool, result=wire, text=json.dumps(wire, ensure_ascii=False), pin=pin)
-
-
-__all__ = ["CODES", "answer", "dotted", "failed", "offered", "reply", "run_of", "succeeded"]

@@ -155,8 +155,8 @@ class FolderWorkspace:
                 errors=[{"path": "/mode", "problem": "the file exists"}],
             )
         content = (existing or b"") + data if mode == "append" else data
-        self._check_room(clean, len(content))
         try:
+            self._check_room(clean, len(content))
             self._replace(clean, content)
         except FileRefused as error:
             raise _denied(error, path) from error
@@ -240,14 +240,22 @@ def _folder(root: Path, parts: Sequence[str], *, make: bool) -> Iterator[int]:
     try:
         for part in parts:
             if make:
-                with suppress(FileExistsError):
-                    os.mkdir(part, 0o755, dir_fd=current)
+                _make(current, part)
             deeper = open_folder_at(current, part, "/".join(parts))
             os.close(current)
             current = deeper
         yield current
     finally:
         os.close(current)
+
+
+def _make(parent: int, name: str) -> None:
+    try:
+        os.mkdir(name, 0o755, dir_fd=parent)
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise FileRefused(f"the folder {name!r} cannot be made: {error.strerror}", path=name) from error
 
 
 def _denied(error: FileRefused, path: str) -> Exception:

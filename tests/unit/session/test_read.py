@@ -244,3 +244,14 @@ async def test_private_dependency(bundle, make):
     await session.unload(all=True)
     await session.load(["sales"])
     assert (await refused(session.read("SKILL.md", skill="internal.rules"))).code == "skill_not_found"
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "/".join(["d"] * 100), "x/" * 3000 + "y"], ids=["name", "depth", "length"])
+async def test_endless_paths(session, path):
+    """Names and paths no file system has are missing files, not broken skills."""
+    assert (await refused(session.read(path))).code == "resource_not_found"
+
+
+async def test_half_characters(session):
+    """A path with a lone surrogate is out of shape, not a crash."""
+    assert (await refused(session.read("a\ud800b"))).code == "invalid_argument"

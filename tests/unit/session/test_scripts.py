@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -418,3 +419,49 @@ async def test_output_limit_is_asked_of_the_executor(runner, executor):
         7,
         "calm",
     )
+
+
+async def test_cancelling_a_run(session, executor, runner, events):
+    """Cancelling ends the run with CancelledError and tells script.finished cancelled."""
+
+    class Hanging:
+        name, level = "hanging", executor.level
+        ended = False
+        began = asyncio.Event()
+
+        async def run(self, request):
+            self.began.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                self.ended = True
+
+    hanging = Hanging()
+    runtime = runner(events=events.append)
+    object.__setattr__(runtime.config, "executor", hanging)
+    inside = await runtime.create_session(initial=["sales"])
+    run = asyncio.create_task(inside.run_script("scripts/total.py"))
+    await hanging.began.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert hanging.ended
+    assert events[-1].data["status"] == "cancelled"
+
+
+async def test_hidden_skills_stay_hidden_in_events(runner, bundle, events):
+    """Events name a hidden skill by its alias, and so does the result."""
+    bundle.file("acme.secret", "scripts/go.py", "print(1)")
+    session = await runner(events=events.append).create_session(initial=["acme.secret"])
+    reply = await session.call("skills_run_script", {"path": "scripts/go.py"})
+    assert reply.ok
+    assert "secret" not in reply.text + repr(events)
+
+
+async def test_a_lost_turn_folder_is_no_defect_of_the_script(session, tmp_path):
+    """When the turn's files cannot be read the model is told so in a reply."""
+    work = FolderWorkspace(tmp_path / "turn")
+    work.root.rmdir()
+    reply = await session.within(TurnScope(workspace=work)).call("skills_run_script", {"path": "scripts/total.py"})
+    assert reply.error["code"] == "executor_failed"
+    assert "no defect of the script" in reply.error["message"]

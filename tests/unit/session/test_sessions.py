@@ -353,3 +353,10 @@ async def test_a_thousand_sessions(make):
         return [skill.name for skill in await session.active()] == [wanted[1], wanted[0]]
 
     assert all(await asyncio.gather(*(one(number) for number in range(1000))))
+
+
+def test_a_view_of_another_consumer(bundle):
+    """A frozen view and the runtime's consumer must agree."""
+    with pytest.raises(KdskillsError) as caught:
+        SkillRuntime(view=bundle.subsystem().view("desk"))
+    assert caught.value.code == "config_invalid"
