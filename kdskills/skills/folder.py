@@ -126,6 +126,8 @@ def open_skill(path: str | os.PathLike[str], verdict: Verdict) -> FolderParts | 
         folder, names = place.absolute().parent, (place.name,)
     else:
         findings.add("not_a_directory", f"{_shown(place)} is neither a folder nor a skill file.")
+        if place.name in YAML_FILES:
+            findings.add("skill_yaml", f"{place.name} is not a skill file; a skill is a SKILL.md with frontmatter.")
         return tuple(findings.items)
     if ".." in folder.parts:
         folder = Path(os.path.realpath(folder))

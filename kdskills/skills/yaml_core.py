@@ -28,6 +28,7 @@ _WORDS: dict[str, bool | None] = {
     "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
 }  # fmt: skip
 _TYPED_START = frozenset("~nNtTfF-+.0123456789")
+_NUMBER_START = frozenset("-+.0123456789")
 _MOST_DIGITS = 4_000
 _PRIVATE = ("\ue000", "\ue001", "\ue002")
 
@@ -142,6 +143,8 @@ def core_value(text: str) -> Any:
         return text
     if text in _WORDS:
         return _WORDS[text]
+    if text[0] not in _NUMBER_START:
+        return text
     if _INT.fullmatch(text):
         if len(text) > _MOST_DIGITS:
             return text
@@ -162,7 +165,13 @@ def to_python(node: Node | None, *, text_only: bool = False) -> Any:
     if node.__class__ is Items:
         return [to_python(item, text_only=text_only) for item in node.items]
     assert isinstance(node, Fields)
-    return {key: to_python(item, text_only=text_only) for key, item in node.items.items()}
+    found: dict[str, Any] = {}
+    for key, item in node.items.items():  # scalars here, without a call each: this is most of a frontmatter
+        if item.__class__ is Scalar:
+            found[key] = item.text if text_only or not item.plain else core_value(item.text)
+        else:
+            found[key] = to_python(item, text_only=text_only)
+    return found
 
 
 def load_yaml(text: str, limits: Limits = FRONTMATTER_LIMITS, *, text_only: bool = False) -> Document:

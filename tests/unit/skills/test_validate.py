@@ -300,3 +300,12 @@ def test_refused_skills_keep_an_id(plain: bytes) -> None:
     assert parse_skill_bytes(b"junk", folder="My Folder").full_id == "public.My-Folder"
     assert parse_skill_bytes(_text("namespace: acme", description="''"), folder="brief").full_id == "acme.brief"
     assert parse_skill("/nowhere").full_id is None
+
+
+def test_a_yaml_file_is_no_skill(put: Callable[..., Path]) -> None:
+    """A YAML file given as the skill is refused and explained."""
+    path = put("brief", **{"skill.yml": b"name: brief"}) / "skill.yml"
+    assert [(f.code, f.severity) for f in parse_skill(path).diagnostics] == [
+        ("not_a_directory", "error"),
+        ("skill_yaml", "warning"),
+    ]
