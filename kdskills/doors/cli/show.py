@@ -75,16 +75,15 @@ def fixes(answer: Any) -> int:
 def skills(answer: Any) -> int:
     """Print one line a skill, with what the consumer may do with it."""
     colours = {"listed": "green", "hidden": "cyan", "unlisted": "cyan", "refused": "red", "invalid": "bold red"}
-    rows = table("", "skill", "state", "tokens")
-    rows.add_column("what it does, or why not", no_wrap=True, overflow="ellipsis")
-    for row in answer.skills:
-        words = f"{row.code}: {row.reason}" if row.code else row.description
-        colour = colours[row.state]
-        state = f"[{colour}]{row.state}[/]"
-        rows.add_row(
-            row.short_id or "", plain(row.full_id), state, str(row.tokens or ""), plain(" ".join(words.split()))
-        )
     out = console()
+    longest = max((len(row.full_id) for row in answer.skills), default=5)
+    room = max(out.width - longest - len("SK000  refused  tokens      "), 24)
+    rows = table("", "skill", "state", "tokens", "what it does, or why not")
+    for row in answer.skills:
+        words = " ".join((f"{row.code}: {row.reason}" if row.code else row.description).split())
+        cut = words if len(words) <= room else words[: room - 1] + "…"
+        state = f"[{colours[row.state]}]{row.state}[/]"
+        rows.add_row(row.short_id or "", plain(row.full_id), state, str(row.tokens or ""), plain(cut))
     out.print(f"[bold]{plain(answer.bundle)}[/] for {plain(answer.consumer) or 'an anonymous consumer'}")
     out.print(rows)
     findings(answer.diagnostics)
