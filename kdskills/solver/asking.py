@@ -38,9 +38,11 @@ class Asker:
         bus: Where it is told.
         pacing: How to wait.
         streaming: Whether somebody reads the pieces of a reply.
+        step: The step it is told as.
     """
 
-    def __init__(self, settings: SolverSettings, bus: EventBus, pacing: Pacing, *, streaming: bool) -> None:
+    def __init__(self, settings: SolverSettings, bus: EventBus, pacing: Pacing, *, streaming: bool, step: int) -> None:
+        self._step = step
         self._settings = settings
         self._bus = bus
         self._pacing = pacing
@@ -56,7 +58,12 @@ class Asker:
         request = replace(request, timeout_s=self._settings.model_timeout_s, settings=self._settings.model_settings)
         tools = tuple(tool.tool_id for tool in request.tools)
         self._bus.emit(
-            ModelRequested, role=request.role, model=provider.name, messages=len(request.messages), tools=tools
+            ModelRequested,
+            step=self._step,
+            role=request.role,
+            model=provider.name,
+            messages=len(request.messages),
+            tools=tools,
         )
         begun = time.monotonic()
         with chat_span(provider, request) as span:
@@ -71,7 +78,7 @@ class Asker:
                         raise
                     attempt += 1
                     await self._wait(request.role, attempt, error)
-            span.replied(reply)
+            span.replied(replace(reply, text=self._bus.redactor.text(reply.text)))
         self._tell(request.role, provider, reply)
         return Asked(reply, attempt, round((time.monotonic() - begun) * 1000))
 
@@ -90,7 +97,7 @@ class Asker:
         answer: ModelReply | None = None
         async for item in provider.stream(request):
             if isinstance(item, TextDelta):
-                self._bus.emit(ModelDelta, role=request.role, text=item.text)
+                self._bus.emit(ModelDelta, step=self._step, role=request.role, text=item.text)
             else:
                 answer = item
         if answer is None:
@@ -101,7 +108,13 @@ class Asker:
         backoff = min(CAP_S, BASE_S * 2 ** (attempt - 1)) * self._pacing.jitter()
         delay = backoff if error.retry_after is None else max(0.0, error.retry_after)
         self._bus.emit(
-            ModelRetry, role=role, attempt=attempt, code=error.code, message=error.message, delay_s=round(delay, 3)
+            ModelRetry,
+            step=self._step,
+            role=role,
+            attempt=attempt,
+            code=error.code,
+            message=error.message,
+            delay_s=round(delay, 3),
         )
         await self._pacing.sleep(delay)
 
@@ -110,6 +123,7 @@ class Asker:
             self._bus.redactor.arguments(call.arguments)
         self._bus.emit(
             ModelReplied,
+            step=self._step,
             role=role,
             model=reply.model or provider.name,
             text=reply.text,

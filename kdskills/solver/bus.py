@@ -127,10 +127,11 @@ class EventBus:
         return reader
 
     def emit(self, kind: type[E], **fields: Any) -> E:
-        """Number an event, mask its secrets, write it and hand it on."""
+        """Number an event, mask its secrets, write it and hand it on; `step` says which step it is of, if not the present one."""
         self._seq += 1
+        step = fields.pop("step", self.step)
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        raw = kind(seq=self._seq, ts=now, step=self.step, **self._ids, **fields)
+        raw = kind(seq=self._seq, ts=now, step=step, **self._ids, **fields)
         written = self.redactor.value(raw.model_dump(mode="json"))
         event = kind.model_validate(written)
         if self._file is not None:

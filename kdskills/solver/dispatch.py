@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from kdskills.errors import KdskillsError, ToolCallRefused
 from kdskills.models import Message, ToolCall
@@ -228,9 +229,7 @@ class Dispatcher:
     async def _own_tool(self, ready: Ready, tool: SolverTool) -> Answer:
         given = await tool.body(ready.arguments, ToolContext(self._turn, ready.call.id))
         answer = given if isinstance(given, ToolAnswer) else ToolAnswer(given)
-        text = (
-            answer.value if isinstance(answer.value, str) else json.dumps(answer.value, ensure_ascii=False, default=str)
-        )
+        text = answer.value if isinstance(answer.value, str) else _json(answer.value)
         return Answer(
             ready.call,
             ready.tool_id,
@@ -288,3 +287,8 @@ class Dispatcher:
             duration_ms=answer.duration_ms,
             artifacts=answer.artifacts,
         )
+
+
+def _json(value: object) -> str:
+    """Return what a tool gave as JSON text; models and dataclasses by their fields, anything else by its words."""
+    return json.dumps(to_jsonable_python(value, fallback=str), ensure_ascii=False)

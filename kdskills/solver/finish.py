@@ -58,7 +58,7 @@ def _result(turn: Turn) -> TurnResult:
         citation_issues=issues_of(text, pool),
         skills_used=tuple(log.skills.values()),
         files=files,
-        steps=tuple(log.steps),
+        steps=tuple(sorted(log.steps, key=lambda step: step.index)),
         usage=log.tokens,
         duration_ms=log.duration_ms,
         model=model.name,

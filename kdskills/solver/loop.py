@@ -67,7 +67,7 @@ class Loop:
         """Ask once, and run what the reply calls."""
         turn, log = self._turn, self._log
         begun = time.monotonic()
-        turn.bus.step = len(log.steps) + 1
+        turn.bus.step = log.begin_step()
         self._decisions += 1
         specs = turn.tool_specs()
         self._dispatcher.offered = frozenset(spec.tool_id for spec in specs)
@@ -119,7 +119,7 @@ class Loop:
         messages = await self._fitted(room)
         request = ModelRequest(DECISION, prompt.text, messages, specs, active)
         try:
-            asked = await turn.asker.ask(turn.parts.model(DECISION), request)
+            asked = await turn.asker(turn.bus.step).ask(turn.parts.model(DECISION), request)
         except ModelFailed as error:
             if error.code != "context_full":
                 raise
@@ -127,7 +127,7 @@ class Loop:
             if shorter == messages:
                 raise
             request = ModelRequest(DECISION, prompt.text, shorter, specs, active)
-            asked = await turn.asker.ask(turn.parts.model(DECISION), request)
+            asked = await turn.asker(turn.bus.step).ask(turn.parts.model(DECISION), request)
         self._log.usage += asked.reply.usage
         return asked, prompt
 
@@ -149,7 +149,7 @@ class Loop:
     async def _plain(self) -> str:
         """Ask for text, without tools; the step is logged."""
         turn, log = self._turn, self._log
-        turn.bus.step = len(log.steps) + 1
+        turn.bus.step = log.begin_step()
         active = await turn.active_names()
         asked, prompt = await self._decide((), active)
         reply = asked.reply
@@ -175,7 +175,6 @@ class Loop:
         turn, settings = self._turn, self._settings
         self._log.text = text
         if settings.answer_role is not None:
-            turn.bus.step = len(self._log.steps) + 1
             generated = await turn.generate(settings.answer_role, self._brief(text))
             self._log.text = generated.text
         unknown = unknown_sids(self._log.text, turn.pool)

@@ -82,6 +82,12 @@ class TurnLog:
         self.status: TurnStatus = "partial"
         self.stop_reason = "not_run"
         self.skills: dict[tuple[str, str], SkillUse] = {}
+        self._steps_begun = 0
+
+    def begin_step(self) -> int:
+        """Return the index of a step that begins now; generators asked within a step have steps of their own."""
+        self._steps_begun += 1
+        return self._steps_begun
 
     @property
     def duration_ms(self) -> int:

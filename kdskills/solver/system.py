@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kdskills.bundle import Bundle, load_bundle
 from kdskills.errors import BadRequest, NameTaken, ReplayError
 from kdskills.execution import Executor, IsolationLevel
-from kdskills.models import ModelProvider
+from kdskills.models import ModelProvider, Redactor
 from kdskills.session import SkillRuntime
 from kdskills.session.inputs import INPUTS, safe_name
 from kdskills.solver.parts import DECISION, Pacing, SolverParts
@@ -137,6 +137,9 @@ class SolverSystem:
             if provider is None:
                 provider = self.wiring.model(self._replay_name(str(given)))
                 by_name[str(given)] = provider
+            redactor = getattr(provider, "redactor", None)
+            if isinstance(redactor, Redactor):  # a recording must not hold what transcripts mask
+                redactor.add(*(secret.get_secret_value() for secret in self.settings.secrets))
             if all(provider is not known for known in self._opened):
                 self._opened.append(provider)
             return provider

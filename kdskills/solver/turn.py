@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from kdskills.errors import Diagnostic
 from kdskills.models import Message, ModelRequest, ToolSpec
 from kdskills.session.config import UNKNOWN_WINDOW, Budget
+from kdskills.session.receipts import text_digest
 from kdskills.skills.model import estimate_tokens
 from kdskills.solver.asking import Asker
+from kdskills.solver.events import PromptBuilt
 from kdskills.solver.parts import CODEGEN, DECISION, TurnLog
 from kdskills.solver.result import SkillUse, Step, TokenUsage, TurnResult
 from kdskills.turn.facade import build_skills_instruction_block
@@ -95,10 +97,9 @@ class Turn:
         """The turn's sources."""
         return self.sources.pool
 
-    @property
-    def asker(self) -> Asker:
-        """Asks models for this turn."""
-        return Asker(self.parts.settings, self.bus, self.parts.pacing, streaming=self.streaming)
+    def asker(self, step: int) -> Asker:
+        """Return what asks models for a step of this turn."""
+        return Asker(self.parts.settings, self.bus, self.parts.pacing, streaming=self.streaming, step=step)
 
     @property
     def codegen_view(self) -> SkillView:
@@ -198,16 +199,21 @@ class Turn:
         for granted in block.granted:
             skill = granted.skill
             self.log.used(SkillUse(id=skill.full_id, name=skill.name, digest=skill.digest, how="generator"))
+        index = self.log.begin_step()
         instructions = "\n\n".join(part for part in (self.parts.settings.base_text.strip(), str(block)) if part)
         provider = self.parts.model(role)
         active = await self.active_names()
-        asked = await self.asker.ask(provider, ModelRequest(role, instructions, (Message("user", prompt),), (), active))
+        digest = text_digest(instructions)
+        self.bus.emit(PromptBuilt, step=index, role=role, digest=digest, tokens=self.count(instructions), active=active)
+        asked = await self.asker(index).ask(
+            provider, ModelRequest(role, instructions, (Message("user", prompt),), (), active)
+        )
         reply = asked.reply
         self.log.usage += reply.usage
         usage = TokenUsage(input=reply.usage.input, output=reply.usage.output)
         self.log.steps.append(
             Step(
-                index=len(self.log.steps) + 1,
+                index=index,
                 role=role,
                 duration_ms=asked.duration_ms,
                 text=reply.text,
@@ -215,6 +221,7 @@ class Turn:
                 retries=asked.retries,
                 active_before=active,
                 active_after=active,
+                prompt_digest=digest,
             )
         )
         used = tuple(granted.full_id for granted in block.granted)

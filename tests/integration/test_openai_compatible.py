@@ -205,7 +205,7 @@ async def test_nobody_listening_may_pass(register):
 async def test_keys_are_sent_and_never_told(server, register, monkeypatch):
     """The key goes in the header; a failure does not repeat it."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-marker-123456")
-    server.script = [(401, {}, {"error": {"message": "Incorrect API key provided"}})]
+    server.script = [(401, {}, {"error": {"message": "Incorrect API key provided: sk-marker-123456"}})]
     model = open_model(register, f"openai:tiny@{server.url}")
     with pytest.raises(ModelFailed) as caught:
         await model.reply(request())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kdskills.errors import BadRequest, MissingExtra, ModelFailed
 from kdskills.hooks import hookimpl
-from kdskills.models import Message, ModelReply, ModelRequest, TextDelta, ToolCall, Usage, parse_address
+from kdskills.models import Message, ModelReply, ModelRequest, Redactor, TextDelta, ToolCall, Usage, parse_address
 from kdskills.models.redact import parse_object
 
 if TYPE_CHECKING:
@@ -35,12 +35,16 @@ class PydanticAIModel:
         model: pydantic-ai's model object.
         name: `provider:model`, as shown in results.
         context_window: Tokens the model takes, or None when unknown.
+        key: The API key, kept out of failures whatever the server repeats.
     """
 
     replayed = False
 
-    def __init__(self, model: Model[Any], *, name: str, context_window: int | None = None) -> None:
+    def __init__(
+        self, model: Model[Any], *, name: str, context_window: int | None = None, key: str | None = None
+    ) -> None:
         self.name = name
+        self._redactor = Redactor([key] if key else [])
         self.context_window = context_window
         self._model = model
 
@@ -55,7 +59,8 @@ class PydanticAIModel:
                 self._model, messages, model_settings=settings, model_request_parameters=parameters
             )
         except (AgentRunError, UserError) as error:
-            raise as_failure(error, self.name) from error
+            # Without the cause: it holds headers and bodies, which a printed traceback would show.
+            raise as_failure(error, self.name, self._redactor) from None
         return incoming(response, self.name)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[TextDelta | ModelReply]:
@@ -76,7 +81,8 @@ class PydanticAIModel:
                         yield TextDelta(event.delta.content_delta)
                 answer = incoming(pieces.get(), self.name)
         except (AgentRunError, UserError) as error:
-            raise as_failure(error, self.name) from error
+            # Without the cause: it holds headers and bodies, which a printed traceback would show.
+            raise as_failure(error, self.name, self._redactor) from None
         yield answer
 
     async def aclose(self) -> None:
@@ -151,7 +157,7 @@ def incoming(response: ModelResponse, name: str) -> ModelReply:
     return ModelReply(text, calls, usage, model, response.finish_reason, response.provider_response_id)
 
 
-def as_failure(error: Exception, name: str) -> ModelFailed:
+def as_failure(error: Exception, name: str, redactor: Redactor) -> ModelFailed:
     """Return the failure a provider's exception stands for; headers and bodies stay out of it but for a short text."""
     from pydantic_ai.exceptions import (
         ModelAPIError,
@@ -163,17 +169,17 @@ def as_failure(error: Exception, name: str) -> ModelFailed:
     )
 
     if not isinstance(error, ModelAPIError):
-        return ModelFailed(f"{name} gave no usable answer: {_short(str(error))}", model=name)
+        return ModelFailed(f"{name} gave no usable answer: {_short(redactor.text(str(error)))}", model=name)
     if isinstance(error, ModelContextWindowExceededError) or _is_full(error):
         return ModelFailed(f"the request does not fit the window of {name}", code="context_full", model=name)
     retry_after = error.retry_after
     if isinstance(error, ModelHTTPError):
         status = error.status_code
         retryable = (status in RETRYABLE or status >= 500) and not isinstance(error, ModelQuotaExceededError)
-        message = f"{name} answered with status {status}: {_short(_body_message(error.body))}"
+        message = f"{name} answered with status {status}: {_short(redactor.text(_body_message(error.body)))}"
         return ModelFailed(message, retryable=retryable, retry_after=retry_after, model=name, status=status)
     retryable = isinstance(error, ModelConnectionError | ModelRequestTimeout)
-    message = f"{name} could not be asked: {_short(error.message)}"
+    message = f"{name} could not be asked: {_short(redactor.text(error.message))}"
     return ModelFailed(message, retryable=retryable, retry_after=retry_after, model=name)
 
 
@@ -224,7 +230,7 @@ def open_anthropic(rest: str) -> PydanticAIModel:
         raise MissingExtra("a live model", "models") from None
     client = AsyncAnthropic(api_key=key, base_url=address.base_url, max_retries=0)
     model = AnthropicModel(address.model, provider=AnthropicProvider(anthropic_client=client))
-    return PydanticAIModel(model, name=f"anthropic:{address.model}", context_window=200_000)
+    return PydanticAIModel(model, name=f"anthropic:{address.model}", context_window=200_000, key=key)
 
 
 def _open_chat(provider: str, address: ModelAddress, key: str | None) -> PydanticAIModel:
@@ -243,7 +249,7 @@ def _open_chat(provider: str, address: ModelAddress, key: str | None) -> Pydanti
         if provider == "ollama"
         else OpenAIChatModel(address.model, provider=OpenAIProvider(openai_client=client))
     )
-    return PydanticAIModel(model, name=f"{provider}:{address.model}")
+    return PydanticAIModel(model, name=f"{provider}:{address.model}", key=key)
 
 
 def _require_key(provider: str, key: str | None) -> None:

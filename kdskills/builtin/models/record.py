@@ -38,7 +38,7 @@ class RecordingModel:
     Args:
         inner: The provider that answers.
         path: The cassette; an existing one is replaced with the first reply.
-        redactor: Holds the secrets to mask.
+        redactor: Holds the secrets to mask; a solver adds those of its settings.
     """
 
     replayed = False
@@ -48,7 +48,7 @@ class RecordingModel:
         self.context_window = inner.context_window
         self.path = path
         self._inner = inner
-        self._redactor = redactor or Redactor()
+        self.redactor = redactor or Redactor()
         self._entries: list[Entry] = []
         self._writing = asyncio.Lock()
 
@@ -71,7 +71,7 @@ class RecordingModel:
 
     async def _record(self, request: ModelRequest, answer: ModelReply) -> None:
         for call in answer.calls:
-            self._redactor.arguments(call.arguments)
+            self.redactor.arguments(call.arguments)
         self._entries.append(Entry(role=request.role, when=self._when(request), reply=self._reply(answer)))
         cassette = Cassette(schema_=SCHEMA, match="shape", replies=tuple(self._entries))
         async with self._writing:
@@ -79,13 +79,13 @@ class RecordingModel:
 
     def _when(self, request: ModelRequest) -> When:
         seen = describe(request, exact=True)
-        return seen.model_copy(update={"user": self._redactor.text(seen.user or "")})
+        return seen.model_copy(update={"user": self.redactor.text(seen.user or "")})
 
     def _reply(self, answer: ModelReply) -> RecordedReply:
         calls = tuple(RecordedCall(tool=c.tool, arguments=self._arguments(c.arguments), id=c.id) for c in answer.calls)
         usage = RecordedUsage(input=answer.usage.input, output=answer.usage.output)
         return RecordedReply(
-            text=self._redactor.text(answer.text),
+            text=self.redactor.text(answer.text),
             calls=calls,
             usage=usage,
             model=answer.model or None,
@@ -94,7 +94,7 @@ class RecordingModel:
         )
 
     def _arguments(self, raw: str) -> dict[str, object] | str:
-        redacted = self._redactor.arguments(raw)
+        redacted = self.redactor.arguments(raw)
         parsed = parse_object(redacted)
         return redacted if parsed is None else parsed
 

@@ -157,6 +157,16 @@ async def test_a_generator_writes_the_answer_under_its_own_rights(build):
     assert {(use.id, use.how) for use in result.skills_used} >= {("acme.brief", "generator"), ("acme.sales", "model")}
 
 
+async def test_events_of_a_generator_belong_to_its_own_step(events_of):
+    """A step's prompt, model call and record carry one number."""
+    replies = [call("skills_load", names=["sales"]), say("draft")]
+    events = await events_of(replies, roles={GENERATOR: [say("Short.")]}, answer_role=GENERATOR)
+    steps = [(event.step, event.role) for event in events if event.type in {"prompt.built", "model.replied"}]
+    assert steps == [(1, DECISION), (1, DECISION), (2, DECISION), (2, DECISION), (3, GENERATOR), (3, GENERATOR)]
+    digests = [event.digest for event in events if event.type == "prompt.built"]
+    assert digests == [step.prompt_digest for step in events[-1].result.steps]
+
+
 async def test_generate_takes_the_turns_numbers_and_a_provider_of_its_own(build):
     """`SK` numbers mean what the catalog of the turn says; a role may have its own model."""
     own = ScriptedModel([say("text")])
@@ -237,7 +247,8 @@ async def test_code_is_written_for_a_task_and_run_with_the_codegen_view(build, e
     assert [row["id"] for row in exported["skills"]] == ["acme.sales"] == [mount.id for mount in request.skills]
     assert [(item.path) for item in request.inputs] == ["data/sales.csv"]
     assert [file.path for file in result.files] == ["plot.svg"]
-    record = result.steps[1].calls[0] if result.steps[0].role == CODEGEN else result.steps[0].calls[0]
+    assert [(step.index, step.role) for step in result.steps] == [(1, DECISION), (2, CODEGEN), (3, DECISION)]
+    (record,) = result.steps[0].calls
     assert '"total": 42' in record.result
     assert record.artifacts == ("plot.svg",)
 

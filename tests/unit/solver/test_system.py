@@ -147,3 +147,17 @@ async def test_approval_is_asked_for_generated_code_and_scripts(build, executor)
     assert [step.calls[0].error for step in result.steps[1:3]] == [None, "approval_denied"]
     assert len(executor.requests) == 1
     assert [event.allowed for event in seen if event.type == "approval.decided"] == [True, False]
+
+
+async def test_a_recording_masks_the_secrets_of_the_settings(build, tmp_path):
+    """What is `***` in a transcript is `***` in a cassette."""
+    from pydantic import SecretStr
+
+    from kdskills.builtin.models.record import RecordingModel
+
+    model = RecordingModel(ScriptedModel([say("it is MARK-9")]), tmp_path / "c.yaml")
+    async with build(model=model, secrets=(SecretStr("MARK-9"),)) as system:
+        await ReactSolver(system).run("say MARK-9")
+    written = (tmp_path / "c.yaml").read_text()
+    assert "MARK-9" not in written
+    assert written.count("***") == 2

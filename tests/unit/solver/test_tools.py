@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from kdskills.errors import BundleError, NameTaken, PluginInvalid, ToolCallRefused
 from kdskills.solver import PlainWiring, ReactSolver, SolverTool, ToolContext, tool_from_function
 from kdskills.solver.tools import ToolTable, load_bundle_tools
-from kdskills.testing.models import ScriptedModel, call, say
+from kdskills.testing.models import ScriptedModel, call, say, together
 
 
 class Place(BaseModel):
@@ -202,3 +202,42 @@ async def test_tools_of_the_wiring_are_offered_and_open_the_gates_of_skills(buil
             "exec.python",
             "tools.lookup",
         ]
+
+
+class Figure(BaseModel):
+    """A figure."""
+
+    name: str
+    value: float
+
+
+async def test_what_a_tool_gives_becomes_json(solve):
+    """Models by their fields, text as it is, anything else by its words; what has no JSON form is a failed tool."""
+
+    def figure() -> Figure:
+        """Give a model."""
+        return Figure(name="é", value=1.5)
+
+    def path() -> object:
+        """Give a path."""
+        from pathlib import PurePosixPath
+
+        return {"at": PurePosixPath("/a"), "set": {1}}
+
+    def text() -> str:
+        """Give text."""
+        return '{"not": parsed}'
+
+    def nothing() -> None:
+        """Give nothing."""
+
+    names = ("figure", "path", "text", "nothing")
+    result = await solve(
+        [together(*(call(f"tools_{name}") for name in names)), say("ok")], tools=[figure, path, text, nothing]
+    )
+    assert [one.result for one in result.steps[0].calls] == [
+        '{"name": "é", "value": 1.5}',
+        '{"at": "/a", "set": [1]}',
+        '{"not": parsed}',
+        "null",
+    ]
