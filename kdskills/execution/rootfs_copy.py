@@ -181,8 +181,10 @@ class Copier:
             if needed:
                 raise ExecFailed(f"the offline image needs the package {name}, which is not installed") from None
             return
+        if found.files is None:
+            raise ExecFailed(f"the package {name} does not list its files; install it by pip", package=name)
         site = self._top / site_packages()
-        for item in found.files or ():
+        for item in found.files:
             parts = item.parts
             if ".." in parts or item.is_absolute() or {"__pycache__", "tests", "test"} & set(parts):
                 continue

@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from kdskills.skills.safe_open import TreeEntry, open_file, read_file, walk_tree
 
 MAX_TREE = 512 * 1024 * 1024
 MAX_FILES = 20_000
+KEEP_S = 7 * 24 * 3600.0
 _CHUNK = 1024 * 1024
 
 
@@ -54,6 +56,7 @@ def stage_skill(mount: SkillMount, cache: Path) -> Path:
             work.rename(final)
         finally:
             shutil.rmtree(work, ignore_errors=True)
+        _prune(top)
     return final
 
 
@@ -92,6 +95,14 @@ def locked(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
+def _prune(top: Path) -> None:
+    """Remove copies no run has used for a week."""
+    oldest = time.time() - KEEP_S
+    for path in top.iterdir():
+        if path.name != ".lock" and path.lstat().st_mtime < oldest:
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def _still(mount: SkillMount, copy: Path) -> Path:
     """Return *copy* when the skill itself still is what it was: by sizes and times, or else by its digest."""
     if not mount.root.is_dir():
@@ -101,6 +112,7 @@ def _still(mount: SkillMount, copy: Path) -> Path:
             _demand(mount, tree_digest(mount.root))
     except FileRefused as error:
         raise RootChanged(f"skill {mount.id} cannot be read: {error.message}", id=mount.id) from error
+    os.utime(copy)
     return copy
 
 

@@ -151,6 +151,7 @@ class BubblewrapExecutor:
                     nproc=cgroups is None and os.geteuid() != 0 and _kernel() >= _COUNTED_PER_NAMESPACE,
                     records=RunRecords(self._options.state_dir or state_dir()),
                 )
+            os.utime(self._rootfs.path)  # in use: not to be pruned by a newer version's build
             return self._ground, self._rootfs
 
     def _launcher(self) -> Launcher:

@@ -25,7 +25,7 @@ from kdskills.execution.bwrap import tree
 from kdskills.execution.cgroup import Leaf
 
 SETUP_S = 10.0
-_POLL_S = 0.0002
+_POLL_S = 0.0003
 _SIZE = 64 * 1024
 
 
@@ -205,13 +205,17 @@ class Box:
     def _await_root(self, rootfs: Path, end: float) -> None:
         """Wait until the sandbox's root is the prepared tree, which is the last thing bwrap does before it blocks."""
         wanted = rootfs.stat()
-        while True:
-            found = Path(f"/proc/{self.init}/root").stat()
-            if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
-                return
-            if time.monotonic() >= end or select.select([self.launcher_fd], [], [], 0)[0]:
-                raise ValueError("it did not reach its root")
-            time.sleep(_POLL_S)
+        process = os.open(f"/proc/{self.init}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            while True:
+                found = os.stat("root", dir_fd=process)
+                if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                    return
+                if time.monotonic() >= end or select.select([self.launcher_fd], [], [], 0)[0]:
+                    raise ValueError("it did not reach its root")
+                time.sleep(_POLL_S)
+        finally:
+            os.close(process)
 
     def _last_words(self) -> str:
         """Return what the launcher wrote to stderr; no program has run yet, so these are its own words."""

@@ -2,7 +2,9 @@
 
 import errno
 import json
+import re
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -107,6 +109,24 @@ def test_numbers_are_given_once(arch):
     """No call is in the table twice."""
     numbers = [rule.number(arch) for rule in RULES if rule.number(arch) is not None]
     assert sorted(set(numbers)) == sorted(numbers)
+
+
+@pytest.mark.parametrize(
+    ("arch", "header", "prefix"),
+    [
+        ("x86_64", "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "__NR_"),
+        ("aarch64", "/usr/include/asm-generic/unistd.h", "__NR_|__NR3264_"),
+    ],
+)
+def test_numbers_are_the_kernels(arch, header, prefix):
+    """The table's numbers are those of the kernel's own headers, where they are installed."""
+    path = Path(header)
+    if not path.is_file():
+        pytest.skip("no kernel headers here")
+    known = dict(re.findall(rf"#define (?:{prefix})(\w+) (\d+)", path.read_text(encoding="utf-8")))
+    wrong = {r.name: known[r.name] for r in RULES if r.name in known and r.number(arch) != int(known[r.name])}
+    assert wrong == {}
+    assert len([rule for rule in RULES if rule.name in known]) > 50
 
 
 def test_dockers_profile_is_the_same_table(repo):

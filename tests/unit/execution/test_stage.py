@@ -100,6 +100,21 @@ def test_special_files_are_refused(skill, tmp_path):
         stage_skill(SkillMount(skill.id, skill.root, tree_digest(skill.root)), tmp_path / "cache")
 
 
+def test_copies_nobody_uses_are_removed(skill, tmp_path):
+    """A copy unused for a week goes when the next skill is staged; a used one stays."""
+    first = stage_skill(skill, tmp_path / "cache")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "SKILL.md").write_text("other")
+    old = first.parent / ("f" * 64)
+    old.mkdir()
+    for path in (old, first):
+        os.utime(path, (1, 1))
+    stage_skill(skill, tmp_path / "cache")
+    stage_skill(SkillMount("a.y", other, tree_digest(other)), tmp_path / "cache")
+    assert (old.exists(), first.exists()) == (False, True)
+
+
 def test_threads_stage_one_copy(skill, tmp_path):
     """Many at once agree on one copy."""
     found = []
