@@ -67,6 +67,12 @@ class SkillsDescriptor(BaseModel):
     def __hash__(self) -> int:
         return hash(self.content_hash)
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> SkillsDescriptor:
+        return self  # nothing of it can change
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SkillsDescriptor.from_json, (self.to_json(),)
+
     @classmethod
     def from_json(cls, value: object) -> SkillsDescriptor:
         """Read what `to_json` gave, or any other accepted form."""

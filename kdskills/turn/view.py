@@ -256,7 +256,7 @@ def _entry(skill: Skill, short_id: str, name: str) -> CatalogEntry:
         when_to_use=skill.when_to_use,
         tools=tuple((tool.id, tool.required) for tool in skill.tools),
         location=skill.location,
-        path=None if skill.path is None else str(skill.path),
+        path=skill.file,
         digest=skill.digest,
     )
 

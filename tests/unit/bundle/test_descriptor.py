@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -183,6 +185,14 @@ def test_frozen() -> None:
         descriptor.extra["v"] = 1
     with pytest.raises(ValidationError):
         descriptor.agents_config["w"].disabled = ()
+
+
+def test_copies_and_pickles() -> None:
+    """A descriptor can be copied, deep or not, and pickled; what comes out is equal."""
+    descriptor = SkillsDescriptor(agents_config={"w": {"disabled": ["x"]}}, custom_skills_root=None, owner="us")
+    for twin in (copy.copy(descriptor), copy.deepcopy(descriptor), pickle.loads(pickle.dumps(descriptor))):
+        assert twin == descriptor
+    assert copy.deepcopy({"d": descriptor})["d"].root_omitted is False
 
 
 def test_direct_construction_is_as_strict() -> None:

@@ -320,6 +320,18 @@ def test_roots_outside_the_bundle_and_further_roots(write, build, root, alone, t
     assert alone(far_side) == closures
 
 
+def test_the_bundle_itself_as_root(tmp_path: Path, write, build, alone) -> None:
+    """A root that is the bundle's own folder has the bundle's URI, and travels like any other."""
+    write("acme.a", root="flat")
+    host = build(bundle_root=tmp_path / "flat")
+    host = type(host)({"custom_skills_root": "."}, bundle_root=tmp_path / "flat", roots=(), index_dir=None)
+    export = host.view("w").export_runtime_globals()
+    inner = export["SKILLS_DESCRIPTOR"]
+    assert [row["uri"] for row in inner["roots"]] == ["bundle://"]
+    assert [row["uri"] for row in inner["skills"]] == ["bundle://acme/a"]
+    assert alone(lambda: set_skills_descriptor(export, verify="tree").registry["acme.a"].body) == "Do a."
+
+
 def test_host_paths_as_root_uris_never_leave(write, build, root, tmp_path: Path) -> None:
     """A root whose URI is a path of this host, or taken, is exported under another one."""
     write("x.a", root="one")
