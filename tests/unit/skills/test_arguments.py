@@ -14,13 +14,29 @@ ONE = [SkillArgument("name"), SkillArgument("mode", default="fast")]
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ("Hi $name!", "Hi Ann!"), ("Hi {{ name }}!", "Hi Ann!"), ("{{name}}", "Ann"), ("{{  name\t}}", "Ann"), ("$mode", "fast"),
-        (r"\$name", "$name"), (r"\\$name", r"\$name"), (r"\$", "$"), ("$2x $1 ${PATH} ${name}", "$2x $1 ${PATH} ${name}"),
-        ("$names", "$names"), ("$name_x", "$name_x"), ("$name.x $name-y", "Ann.x Ann-y"), ("$$name", "$Ann"), ("cost $", "cost $"),
-        ("{{ name", "{{ name"), ("{{ na me }}", "{{ na me }}"), ("{ name }", "{ name }"), ("{{\nname\n}}", "{{\nname\n}}"), ("", ""),
-        ("$é", "$é"), ("{{{ name }}}", "{Ann}"),
+        ("Hi $name!", "Hi Ann!"),
+        ("Hi {{ name }}!", "Hi Ann!"),
+        ("{{name}}", "Ann"),
+        ("{{  name\t}}", "Ann"),
+        ("$mode", "fast"),
+        (r"\$name", "$name"),
+        (r"\\$name", r"\$name"),
+        (r"\$", "$"),
+        ("$2x $1 ${PATH} ${name}", "$2x $1 ${PATH} ${name}"),
+        ("$names", "$names"),
+        ("$name_x", "$name_x"),
+        ("$name.x $name-y", "Ann.x Ann-y"),
+        ("$$name", "$Ann"),
+        ("cost $", "cost $"),
+        ("{{ name", "{{ name"),
+        ("{{ na me }}", "{{ na me }}"),
+        ("{ name }", "{ name }"),
+        ("{{\nname\n}}", "{{\nname\n}}"),
+        ("", ""),
+        ("$é", "$é"),
+        ("{{{ name }}}", "{Ann}"),
     ],
-)  # fmt: skip
+)
 def test_placeholders(body: str, text: str) -> None:
     """Both spellings are filled; everything else is text."""
     assert render_body(body, ONE, {"name": "Ann"}).text == text
@@ -44,8 +60,9 @@ def test_undeclared_names_stay_with_one_warning_each() -> None:
     found = render_body("a\n $other {{ other }} $name {{ third }}", ONE, {"other": "x", "name": "n"})
     assert found.text == "a\n $other {{ other }} n {{ third }}"
     assert [(f.code, f.severity, f.ref, f.line, f.column) for f in found.diagnostics] == [
-        ("unknown_placeholder", "warning", "other", 2, 2), ("unknown_placeholder", "warning", "third", 2, 27),
-    ]  # fmt: skip
+        ("unknown_placeholder", "warning", "other", 2, 2),
+        ("unknown_placeholder", "warning", "third", 2, 27),
+    ]
 
 
 def test_without_arguments_bodies_are_verbatim() -> None:

@@ -26,10 +26,13 @@ def tools(text: str) -> tuple[SkillTool, ...] | str:
 
 @pytest.mark.parametrize(
     "text",
-    ["- web.search\n- {id: io.save, role: out, why: keeps it}", "tools:\n- web.search\n- {id: io.save, role: out, reason: keeps it}",
-     "tool_ids:\n- web.search\n- {id: io.save, role: out, description: keeps it}",
-     "tools: [web.search]\ntool_ids: [{id: io.save, role: out, why: keeps it, reason: no}]"],
-)  # fmt: skip
+    [
+        "- web.search\n- {id: io.save, role: out, why: keeps it}",
+        "tools:\n- web.search\n- {id: io.save, role: out, reason: keeps it}",
+        "tool_ids:\n- web.search\n- {id: io.save, role: out, description: keeps it}",
+        "tools: [web.search]\ntool_ids: [{id: io.save, role: out, why: keeps it, reason: no}]",
+    ],
+)
 def test_shapes_of_tools(text: str) -> None:
     """A list, or a mapping with either key or both; entries are ids or mappings."""
     assert tools(text) == (SkillTool("web.search"), SkillTool("io.save", "out", "keeps it"))
@@ -38,16 +41,38 @@ def test_shapes_of_tools(text: str) -> None:
 @pytest.mark.parametrize(
     ("line", "required"),
     [
-        ("required: true", True), ("required: false", False), ("required: 'no'", False), ("required: no", False),
-        ("required: Off", False), ("required: yes", True), ("required: maybe", True), ("required: 1", True),
-        ("required: 0", True), ("required: [false]", True), ("required: {}", True), ("required: ''", True),
-        ("required: ~", False), ("hard_required: true", True), ("hard_required: false", False),
-        ("required: false, hard_required: true", True), ("availability: required", True), ("availability: Hard", True),
-        ("availability: mandatory", True), ("availability: optional", False), ("availability: sometimes", True),
-        ("availability: [optional]", True), ("requird: true", True), ("Required: true", True), ("hard-required: true", True),
-        ("availabilty: required", True), ("availabilty: optional", False), ("requires: false", False), ("note: true", False), ("role: x", False),
+        ("required: true", True),
+        ("required: false", False),
+        ("required: 'no'", False),
+        ("required: no", False),
+        ("required: Off", False),
+        ("required: yes", True),
+        ("required: maybe", True),
+        ("required: 1", True),
+        ("required: 0", True),
+        ("required: [false]", True),
+        ("required: {}", True),
+        ("required: ''", True),
+        ("required: ~", False),
+        ("hard_required: true", True),
+        ("hard_required: false", False),
+        ("required: false, hard_required: true", True),
+        ("availability: required", True),
+        ("availability: Hard", True),
+        ("availability: mandatory", True),
+        ("availability: optional", False),
+        ("availability: sometimes", True),
+        ("availability: [optional]", True),
+        ("requird: true", True),
+        ("Required: true", True),
+        ("hard-required: true", True),
+        ("availabilty: required", True),
+        ("availabilty: optional", False),
+        ("requires: false", False),
+        ("note: true", False),
+        ("role: x", False),
     ],
-)  # fmt: skip
+)
 def test_required_in_doubt(line: str, required: bool) -> None:
     """Boolean words count; unknown ones and slips in the key mean required."""
     found = tools(f"- {{id: x, {line}}}")
@@ -57,10 +82,35 @@ def test_required_in_doubt(line: str, required: bool) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "# nothing", "5", "text", "{}", "tool: [a]", "tools:", "tools: a", "tools: {a: b}", "tools: [a]\ntool_ids: b", "[a", "- [a]",
-     "- ''", "-", "- ~", "- {role: x}", "- {id: [a]}", "- {id: ''}", "- {id: x, id: y}", "- &a x\n- *a", "- !!python/object:os.x y", "\0",
-     "- " + "x" * 70_000, "[" * 40, "[" + "a," * 2001 + "]", "a: b: c"],
-)  # fmt: skip
+    [
+        "",
+        "# nothing",
+        "5",
+        "text",
+        "{}",
+        "tool: [a]",
+        "tools:",
+        "tools: a",
+        "tools: {a: b}",
+        "tools: [a]\ntool_ids: b",
+        "[a",
+        "- [a]",
+        "- ''",
+        "-",
+        "- ~",
+        "- {role: x}",
+        "- {id: [a]}",
+        "- {id: ''}",
+        "- {id: x, id: y}",
+        "- &a x\n- *a",
+        "- !!python/object:os.x y",
+        "\0",
+        "- " + "x" * 70_000,
+        "[" * 40,
+        "[" + "a," * 2001 + "]",
+        "a: b: c",
+    ],
+)
 def test_unusable_tools_refuse(text: str) -> None:
     """Anything not understood is an error, for a lost gate would open the skill."""
     assert tools(text) == "tools_invalid"
@@ -137,8 +187,22 @@ def test_shapes_of_sources(text: str, rows: tuple) -> None:
     assert (read.rows, read.findings) == (rows, ())
 
 
-@pytest.mark.parametrize("text", ["", "5", "text", "- a\n- b", "[a", "a: b", "- &a {url: x}\n- *a", "\0", "[" * 30,
-                                  "x: " + "y" * (1024 * 1024), "[" + "{a: b}," * 2001 + "]"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "5",
+        "text",
+        "- a\n- b",
+        "[a",
+        "a: b",
+        "- &a {url: x}\n- *a",
+        "\0",
+        "[" * 30,
+        "x: " + "y" * (1024 * 1024),
+        "[" + "{a: b}," * 2001 + "]",
+    ],
+)
 def test_unusable_sources(text: str) -> None:
     """What is no list of rows costs the sources, with a warning."""
     read = read_sources(text.encode())
@@ -196,8 +260,9 @@ def test_linked_companions_are_not_followed(put: Callable[..., Path], tmp_path: 
     assert found is not None
     assert (found.compact, found.sources) == (None, ())
     assert [(f.path, f.code) for f in validate_skill(folder)] == [
-        ("compact.md", "compact_invalid"), ("sources.yaml", "sources_invalid"),
-    ]  # fmt: skip
+        ("compact.md", "compact_invalid"),
+        ("sources.yaml", "sources_invalid"),
+    ]
 
 
 def test_tree_digest_of_bytes_and_folder_agree(put: Callable[..., Path]) -> None:
@@ -215,8 +280,10 @@ def test_tree_digest_of_bytes_and_folder_agree(put: Callable[..., Path]) -> None
 def test_codes_and_limits_by_name() -> None:
     """Discovery asks by file name."""
     assert [(limit_of(n), code_of(n)) for n in ("compact.md", "tools.yml", "sources.yaml")] == [
-        (262_144, "compact_invalid"), (65_536, "tools_invalid"), (1_048_576, "sources_invalid"),
-    ]  # fmt: skip
+        (262_144, "compact_invalid"),
+        (65_536, "tools_invalid"),
+        (1_048_576, "sources_invalid"),
+    ]
     assert [f.message for f in unusable("tools.yaml", "it is a link")] == ["`tools.yaml` cannot be used: it is a link."]
     assert unusable("tools.yaml", "it is a link", verdict="skills-ref") == ()
 

@@ -68,9 +68,21 @@ def test_defaults() -> None:
 @pytest.mark.parametrize("name", ["version", "author", "created"])
 @pytest.mark.parametrize(
     ("written", "text"),
-    [("2.50", "2.50"), ("007", "007"), ("2024-01-31", "2024-01-31"), ("true", "true"), ("' x '", "x"), ("null", None),
-     ("", None), ("~", None), ("'null'", "null"), ("''", None), ("yes", "yes"), ("1e3", "1e3")],
-)  # fmt: skip
+    [
+        ("2.50", "2.50"),
+        ("007", "007"),
+        ("2024-01-31", "2024-01-31"),
+        ("true", "true"),
+        ("' x '", "x"),
+        ("null", None),
+        ("", None),
+        ("~", None),
+        ("'null'", "null"),
+        ("''", None),
+        ("yes", "yes"),
+        ("1e3", "1e3"),
+    ],
+)
 def test_source_text_fields_are_what_is_written(name: str, written: str, text: str | None) -> None:
     """Numbers, dates and words keep their characters; a plain null is absent."""
     assert field(name, f"{name}: {written}") == (text, [])
@@ -125,9 +137,20 @@ def test_imports(key: str) -> None:
 
 @pytest.mark.parametrize(
     ("written", "value"),
-    [("Writer, acme-*", ("writer", "acme-*")), ("[A, b]", ("a", "b")), ("x", ("x",)), ("[]", ()), ("''", ()), ("", ()),
-     ("{a: b}", (NOBODY,)), ("[[a]]", (NOBODY,)), ("','", (NOBODY,)), ("[~]", (NOBODY,)), ("true", ("true",))],
-)  # fmt: skip
+    [
+        ("Writer, acme-*", ("writer", "acme-*")),
+        ("[A, b]", ("a", "b")),
+        ("x", ("x",)),
+        ("[]", ()),
+        ("''", ()),
+        ("", ()),
+        ("{a: b}", (NOBODY,)),
+        ("[[a]]", (NOBODY,)),
+        ("','", (NOBODY,)),
+        ("[~]", (NOBODY,)),
+        ("true", ("true",)),
+    ],
+)
 def test_include_for_restricts_in_doubt(written: str, value: tuple) -> None:
     """Consumers are lower-cased; what is not understood is for nobody."""
     assert field("include_for", f"include_for: {written}")[0] == value
@@ -137,11 +160,21 @@ def test_include_for_restricts_in_doubt(written: str, value: tuple) -> None:
 @pytest.mark.parametrize("key", ["disclosure", "agent_disclosure", "agent-disclosure"])
 @pytest.mark.parametrize(
     ("word", "value", "codes"),
-    [("normal", "normal", []), ("Normal", "normal", []), ("hidden", "hidden", []), ("private", "hidden", []),
-     ("non-disclosable", "hidden", []), ("NON_DISCLOSABLE", "hidden", []), ("nondisclosable", "hidden", []),
-     ("public", "hidden", ["field_type"]), ("false", "hidden", ["field_type"]), ("[normal]", "hidden", ["field_type"]),
-     ("''", "hidden", ["field_type"]), ("~", "normal", [])],
-)  # fmt: skip
+    [
+        ("normal", "normal", []),
+        ("Normal", "normal", []),
+        ("hidden", "hidden", []),
+        ("private", "hidden", []),
+        ("non-disclosable", "hidden", []),
+        ("NON_DISCLOSABLE", "hidden", []),
+        ("nondisclosable", "hidden", []),
+        ("public", "hidden", ["field_type"]),
+        ("false", "hidden", ["field_type"]),
+        ("[normal]", "hidden", ["field_type"]),
+        ("''", "hidden", ["field_type"]),
+        ("~", "normal", []),
+    ],
+)
 def test_disclosure(key: str, word: str, value: str, codes: list[str]) -> None:
     """Only `normal` shows; every other word hides."""
     found, said = skill(f"{key}: {word}")
@@ -152,10 +185,14 @@ def test_disclosure(key: str, word: str, value: str, codes: list[str]) -> None:
     ("written", "value", "codes"),
     [
         ("a: x\n  b: '1'", {"a": "x", "b": "1"}, []),
-        ("code: 0010\n  v: 2.50\n  d: 2024-01-01\n  n: null\n  e:", {"code": "0010", "v": "2.50", "d": "2024-01-01", "n": "null", "e": ""}, ["metadata_type"]),
+        (
+            "code: 0010\n  v: 2.50\n  d: 2024-01-01\n  n: null\n  e:",
+            {"code": "0010", "v": "2.50", "d": "2024-01-01", "n": "null", "e": ""},
+            ["metadata_type"],
+        ),
         ("a: [1, x]\n  b: {c: true}", {"a": [1, "x"], "b": {"c": True}}, ["metadata_type"]),
     ],
-)  # fmt: skip
+)
 def test_metadata(written: str, value: dict, codes: list[str]) -> None:
     """Scalars are the characters written, nested values keep their parsed form."""
     assert field("metadata", f"metadata:\n  {written}") == (value, codes)
@@ -192,9 +229,16 @@ def test_allowed_tools(written: str, text: str | None, names: tuple, codes: list
 
 @pytest.mark.parametrize(
     ("written", "value", "codes"),
-    [("true", True, []), ("false", False, []), ("yes", True, ["field_type"]), ("'no'", False, ["field_type"]),
-     ("ON", True, ["field_type"]), ("off", False, ["field_type"]), ("'true'", True, ["field_type"])],
-)  # fmt: skip
+    [
+        ("true", True, []),
+        ("false", False, []),
+        ("yes", True, ["field_type"]),
+        ("'no'", False, ["field_type"]),
+        ("ON", True, ["field_type"]),
+        ("off", False, ["field_type"]),
+        ("'true'", True, ["field_type"]),
+    ],
+)
 @pytest.mark.parametrize("name", ["disable_model_invocation", "user_invocable"])
 def test_flags(name: str, written: str, value: bool, codes: list[str]) -> None:
     """Booleans are taken, boolean words with a finding."""
@@ -211,9 +255,14 @@ def test_odd_flags_are_restrictive(written: str) -> None:
 
 @pytest.mark.parametrize(
     ("written", "value", "codes"),
-    [("instructions", "instructions", []), ("user-message", "user-message", []), ("user_message", "user-message", []),
-     ("system", "user-message", ["field_type"]), ("[instructions]", "user-message", ["field_type"])],
-)  # fmt: skip
+    [
+        ("instructions", "instructions", []),
+        ("user-message", "user-message", []),
+        ("user_message", "user-message", []),
+        ("system", "user-message", ["field_type"]),
+        ("[instructions]", "user-message", ["field_type"]),
+    ],
+)
 def test_insert(written: str, value: str, codes: list[str]) -> None:
     """An unknown place is the one a model cannot use."""
     assert field("insert", f"insert: {written}") == (value, codes)
@@ -265,9 +314,13 @@ def test_frontmatter_is_kept_whole_and_in_order() -> None:
     """Unknown keys stay, typed as YAML 1.2, JSON-able, in file order."""
     found, _ = skill("zeta: 1\nalpha: [true, 1.5, null, 2024-01-01]\n5: yes\nversion: 2.50")
     assert list(found.frontmatter.items()) == [
-        ("name", "brief"), ("description", "d"), ("zeta", 1), ("alpha", [True, 1.5, None, "2024-01-01"]), ("5", "yes"),
+        ("name", "brief"),
+        ("description", "d"),
+        ("zeta", 1),
+        ("alpha", [True, 1.5, None, "2024-01-01"]),
+        ("5", "yes"),
         ("version", 2.5),
-    ]  # fmt: skip
+    ]
     assert json.loads(json.dumps(dict(found.frontmatter))) == dict(found.frontmatter)
 
 
@@ -285,11 +338,22 @@ def test_two_spellings_of_one_field() -> None:
 
 @pytest.mark.parametrize(
     ("key", "name"),
-    [("Include_For", "include_for"), ("include_fro", "include_for"), ("included_for", "include_for"),
-     ("includefor", "include_for"), ("disclousure", "disclosure"), ("Agent-Disclosure", "disclosure"),
-     ("disable_model_invokation", "disable_model_invocation"), ("user-invokable", "user_invocable"),
-     ("include", None), ("description2", None), ("", None), ("author_email", None), ("i" * 99, None)],
-)  # fmt: skip
+    [
+        ("Include_For", "include_for"),
+        ("include_fro", "include_for"),
+        ("included_for", "include_for"),
+        ("includefor", "include_for"),
+        ("disclousure", "disclosure"),
+        ("Agent-Disclosure", "disclosure"),
+        ("disable_model_invokation", "disable_model_invocation"),
+        ("user-invokable", "user_invocable"),
+        ("include", None),
+        ("description2", None),
+        ("", None),
+        ("author_email", None),
+        ("i" * 99, None),
+    ],
+)
 def test_misspelt_restrictions_count(key: str, name: str | None) -> None:
     """A slip in a restricting key does not open the skill."""
     assert misspelt(key) == name
@@ -312,11 +376,17 @@ def test_a_nul_written_as_an_escape_is_harmless() -> None:
 
 _KEYS = st.sampled_from(sorted({*FIELD_OF, "unknown"}))
 _VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(
-        alphabet=st.characters(codec="utf-8", exclude_categories=["Cs", "Co"], exclude_characters="\ufeff"), max_size=20),
-    lambda deeper: st.lists(deeper, max_size=3) | st.dictionaries(st.text("abcname", min_size=1, max_size=5), deeper, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(
+        alphabet=st.characters(codec="utf-8", exclude_categories=["Cs", "Co"], exclude_characters="\ufeff"), max_size=20
+    ),
+    lambda deeper: (
+        st.lists(deeper, max_size=3) | st.dictionaries(st.text("abcname", min_size=1, max_size=5), deeper, max_size=3)
+    ),
     max_leaves=6,
-)  # fmt: skip
+)
 
 
 @given(st.dictionaries(_KEYS, _VALUES, max_size=10), st.sampled_from(["lenient", "spec", "skills-ref"]))

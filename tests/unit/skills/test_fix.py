@@ -38,14 +38,23 @@ HEAD = b"---\nname: brief\ndescription: d\n"
         (b"\xef\xbb\xbf" + HEAD + b"---\nx", HEAD + b"---\nx"),
         (HEAD + b"...\nx", HEAD + b"---\nx"),
         (HEAD + b"... \t\r\nx", HEAD + b"---\r\nx"),
-        (b"---\nname: brief\ndescription: it's: so # note\n---\nx", b"---\nname: brief\ndescription: 'it''s: so' # note\n---\nx"),
+        (
+            b"---\nname: brief\ndescription: it's: so # note\n---\nx",
+            b"---\nname: brief\ndescription: 'it''s: so' # note\n---\nx",
+        ),
         (HEAD + b"allowed-tools: [Read, 'Bash(a b)']\n---\nx", HEAD + b"allowed-tools: Read Bash(a b)\n---\nx"),
-        (HEAD + b"allowed-tools:\n  - Read\n  - Write\nversion: 1\n---\nx", HEAD + b"allowed-tools: Read Write\nversion: 1\n---\nx"),
-        (HEAD + b"allowed_tools: [\n  Read,\n  Write\n  ]\nversion: 1\n---\nx", HEAD + b"allowed_tools: Read Write\nversion: 1\n---\nx"),
+        (
+            HEAD + b"allowed-tools:\n  - Read\n  - Write\nversion: 1\n---\nx",
+            HEAD + b"allowed-tools: Read Write\nversion: 1\n---\nx",
+        ),
+        (
+            HEAD + b"allowed_tools: [\n  Read,\n  Write\n  ]\nversion: 1\n---\nx",
+            HEAD + b"allowed_tools: Read Write\nversion: 1\n---\nx",
+        ),
         (HEAD + b"allowed-tools: ['Bash(git: x)', '#a']\n---\nx", HEAD + b"allowed-tools: 'Bash(git: x) #a'\n---\nx"),
         (HEAD + b"argument-hint: [a] [b]\n---\nx", HEAD + b"argument-hint: '[a] [b]'\n---\nx"),
     ],
-)  # fmt: skip
+)
 def test_each_mend(before: bytes, after: bytes, put: Callable[..., Path]) -> None:
     """Each kind of slip is mended, to the byte."""
     assert mended(put, before) == after
@@ -100,9 +109,18 @@ def test_diff_shows_renames_and_lines(put: Callable[..., Path]) -> None:
     """The diff names old and new places and the changed lines."""
     plan = planned(put("Other", HEAD + b"...\nx", name="skill.md"), rename=True)
     assert plan.diff.splitlines() == [
-        "rename from Other/skill.md", "rename to brief/SKILL.md", "--- a/Other/skill.md", "+++ b/brief/SKILL.md",
-        "@@ -1,5 +1,5 @@", " ---", " name: brief", " description: d", "-...", "+---", " x",
-    ]  # fmt: skip
+        "rename from Other/skill.md",
+        "rename to brief/SKILL.md",
+        "--- a/Other/skill.md",
+        "+++ b/brief/SKILL.md",
+        "@@ -1,5 +1,5 @@",
+        " ---",
+        " name: brief",
+        " description: d",
+        "-...",
+        "+---",
+        " x",
+    ]
 
 
 def test_rename_fits_the_folder_to_the_name(put: Callable[..., Path], tmp_path: Path) -> None:
@@ -167,11 +185,26 @@ def test_links_are_not_mended(put: Callable[..., Path]) -> None:
 
 
 _LINES = st.lists(
-    st.sampled_from([
-        b"version: 1.0", b"argument-hint: [a] b", b"allowed-tools: [A, B]", b"allowed-tools:\n  - A\n  - 'B: c'", b"license: a: b",
-        b"tags: [x]", b"# note", b"", b"category: @x", b"author: \"q\" r", b"foo: bar:", b"metadata:\n  a: '1'", b"created: 2024-01-01 # c",
-    ]), max_size=5, unique=True,
-)  # fmt: skip
+    st.sampled_from(
+        [
+            b"version: 1.0",
+            b"argument-hint: [a] b",
+            b"allowed-tools: [A, B]",
+            b"allowed-tools:\n  - A\n  - 'B: c'",
+            b"license: a: b",
+            b"tags: [x]",
+            b"# note",
+            b"",
+            b"category: @x",
+            b'author: "q" r',
+            b"foo: bar:",
+            b"metadata:\n  a: '1'",
+            b"created: 2024-01-01 # c",
+        ]
+    ),
+    max_size=5,
+    unique=True,
+)
 
 
 @given(

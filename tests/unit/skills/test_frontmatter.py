@@ -142,12 +142,23 @@ def test_duplicate_keys() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ("a: b", "a: b"), ("a: b: c", "a: b: c"), ("ends:", "ends:"), ("@x", "@x"), ("%x", "%x"), ("`x`", "`x`"),
-        ('"a" b', '"a" b'), ("'a' b", "'a' b"), ("it's: so", "it's: so"), ('"a": b', '"a": b'),
+        ("a: b", "a: b"),
+        ("a: b: c", "a: b: c"),
+        ("ends:", "ends:"),
+        ("@x", "@x"),
+        ("%x", "%x"),
+        ("`x`", "`x`"),
+        ('"a" b', '"a" b'),
+        ("'a' b", "'a' b"),
+        ("it's: so", "it's: so"),
+        ('"a": b', '"a": b'),
         ("a: b # note", "a: b"),
-        ("- x: y", "- x: y"), ('say "x: y" # n', 'say "x: y"'), ("a:\tb: c", "a:\tb: c"), ("'it''s' so: x", "'it''s' so: x"),
+        ("- x: y", "- x: y"),
+        ('say "x: y" # n', 'say "x: y"'),
+        ("a:\tb: c", "a:\tb: c"),
+        ("'it''s' so: x", "'it''s' so: x"),
     ],
-)  # fmt: skip
+)
 def test_lenient_repairs_one_line_values(value: str, text: str) -> None:
     """A value which only lacks quotes gets them, once, and quotes that were there stay in the text."""
     data = f"---\nname: brief\ndescription: {value}\n---\nx"

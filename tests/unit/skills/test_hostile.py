@@ -42,12 +42,30 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 @pytest.mark.parametrize(
     "lines",
     [
-        BOMB, "a: !!python/object/apply:os.system ['touch /tmp/x']", "a: !!python/name:os.system", "a: &x\n  <<: *x",
-        "? [a]\n: b", "%YAML 1.1\n--- # x", "a: " + "[" * 30_000, "a: " + "{a: " * 10_000, "- " * 20_000, "a: !<tag:x> y",
-        "\tb: c", "a: \x07", "a: \x7f", "a: 'open", "a: |9\n x", "a: >\n\tx", "{" * 10_000, "a:\n" + "".join(" " * i + "b:\n" for i in range(1, 300)),
-        "a: [" + "b, " * 3000 + "]", "k: " + "v" * 70_000, "? " * 5_000, "a: \ufeff\x01",
+        BOMB,
+        "a: !!python/object/apply:os.system ['touch /tmp/x']",
+        "a: !!python/name:os.system",
+        "a: &x\n  <<: *x",
+        "? [a]\n: b",
+        "%YAML 1.1\n--- # x",
+        "a: " + "[" * 30_000,
+        "a: " + "{a: " * 10_000,
+        "- " * 20_000,
+        "a: !<tag:x> y",
+        "\tb: c",
+        "a: \x07",
+        "a: \x7f",
+        "a: 'open",
+        "a: |9\n x",
+        "a: >\n\tx",
+        "{" * 10_000,
+        "a:\n" + "".join(" " * i + "b:\n" for i in range(1, 300)),
+        "a: [" + "b, " * 3000 + "]",
+        "k: " + "v" * 70_000,
+        "? " * 5_000,
+        "a: \ufeff\x01",
     ],
-)  # fmt: skip
+)
 def test_hostile_yaml_is_refused_quickly(lines: str) -> None:
     """Bombs, tags, depth and broken syntax are `invalid_yaml` within a second."""
     started = time.monotonic()
@@ -87,10 +105,25 @@ def test_special_files_do_not_block(kind: str, put: Callable[..., Path]) -> None
 
 @pytest.mark.parametrize(
     ("name", "loads"),
-    [("'../../etc/passwd'", False), ("'/etc/passwd'", False), (r"'C:\x'", False), (r'"a\nb"', False), ('"a\\tb"', False), (r'"\e[2J"', False),
-     ("'<script>'", True), ("'$(rm -rf)'", True), ("'a b'", True), ("'~'", False), ("'*'", False), ("'a*'", True), ("'💥'", False), ("'x💥'", True),
-     ("'\u202egnp.exe'", True), ("'SK1'", True)],
-)  # fmt: skip
+    [
+        ("'../../etc/passwd'", False),
+        ("'/etc/passwd'", False),
+        (r"'C:\x'", False),
+        (r'"a\nb"', False),
+        ('"a\\tb"', False),
+        (r'"\e[2J"', False),
+        ("'<script>'", True),
+        ("'$(rm -rf)'", True),
+        ("'a b'", True),
+        ("'~'", False),
+        ("'*'", False),
+        ("'a*'", True),
+        ("'💥'", False),
+        ("'x💥'", True),
+        ("'\u202egnp.exe'", True),
+        ("'SK1'", True),
+    ],
+)
 def test_names_with_intent(name: str, loads: bool) -> None:
     """Paths and control characters never load; the rest becomes a plain id."""
     found = parse_skill_bytes(f"---\nname: {name}\ndescription: d\n---\nx".encode(), folder="brief")
@@ -154,14 +187,32 @@ _FILES = st.builds(
     lambda head, lines, close, body: head + b"\n".join(lines) + b"\n" + close + b"\n" + body,
     st.sampled_from([b"---\n", b"\xef\xbb\xbf---\n", b"--- \r\n", b""]),
     st.lists(
-        st.sampled_from([b"name: brief", b"description: d", b"name: [a]", b"description: a: b", b"tags: [", b"include_for: {a: b}",
-                         b"metadata: *x", b"\tx", b"? y", b"'a': b", b"name: ''", b"id: .", b"namespace: sk", b"x: |", b"  y: z", b"- a"])
+        st.sampled_from(
+            [
+                b"name: brief",
+                b"description: d",
+                b"name: [a]",
+                b"description: a: b",
+                b"tags: [",
+                b"include_for: {a: b}",
+                b"metadata: *x",
+                b"\tx",
+                b"? y",
+                b"'a': b",
+                b"name: ''",
+                b"id: .",
+                b"namespace: sk",
+                b"x: |",
+                b"  y: z",
+                b"- a",
+            ]
+        )
         | st.binary(max_size=20),
         max_size=8,
     ),
     st.sampled_from([b"---", b"...", b"", b"----"]),
     st.binary(max_size=20),
-)  # fmt: skip
+)
 
 
 @given(_BYTES | _FILES, st.sampled_from(VERDICTS), st.text(max_size=8))

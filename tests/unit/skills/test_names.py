@@ -26,18 +26,30 @@ def names(lines: str, folder: str = "brief") -> set[str]:
 @pytest.mark.parametrize(
     ("name", "codes"),
     [
-        ("brief", set()), ("  brief  ", set()), ("ｂｒｉｅｆ", set()), ("a1-b2", {"name_dir_mismatch"}),
+        ("brief", set()),
+        ("  brief  ", set()),
+        ("ｂｒｉｅｆ", set()),
+        ("a1-b2", {"name_dir_mismatch"}),
         ("Brief", {"name_not_lowercase", "name_dir_mismatch"}),
         ("my skill", {"name_bad_chars", "name_dir_mismatch", "id_normalised"}),
         ("a.b", {"name_bad_chars", "name_dir_mismatch", "id_normalised"}),
-        ("-a--B_-", {"name_bad_chars", "name_not_lowercase", "name_edge_hyphen", "name_double_hyphen",
-                     "name_dir_mismatch", "id_normalised"}),
+        (
+            "-a--B_-",
+            {
+                "name_bad_chars",
+                "name_not_lowercase",
+                "name_edge_hyphen",
+                "name_double_hyphen",
+                "name_dir_mismatch",
+                "id_normalised",
+            },
+        ),
         ("x" * 65, {"name_too_long", "name_dir_mismatch"}),
         ("é" * 64, {"name_not_ascii", "name_dir_mismatch"}),
         ("навык", {"name_not_ascii", "name_dir_mismatch"}),
         ("हिन्दी", {"name_not_ascii", "name_bad_chars", "name_dir_mismatch"}),
     ],
-)  # fmt: skip
+)
 def test_all_that_applies_is_reported(name: str, codes: set[str]) -> None:
     """Each rule about a name is judged by itself; limits count characters."""
     assert names(f"name: '{name}'") == codes
@@ -90,10 +102,23 @@ def test_names_are_the_characters_written(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "result"),
     [
-        ("a b", "a-b"), ("a  . b", "a-b"), ("a.b.c", "a-b-c"), ("A_b-C", "A_b-C"), (" x ", "x"), ("-x-", "x"), ("é ü", "é-ü"),
-        ("हिन्दी", "हिन्दी"), ("...", ""), ("a/../b", "a-b"), ("", ""), ("--", ""), ("_", "_"), ("٣", "٣"), ("a\u200bb", "a-b"),
+        ("a b", "a-b"),
+        ("a  . b", "a-b"),
+        ("a.b.c", "a-b-c"),
+        ("A_b-C", "A_b-C"),
+        (" x ", "x"),
+        ("-x-", "x"),
+        ("é ü", "é-ü"),
+        ("हिन्दी", "हिन्दी"),
+        ("...", ""),
+        ("a/../b", "a-b"),
+        ("", ""),
+        ("--", ""),
+        ("_", "_"),
+        ("٣", "٣"),
+        ("a\u200bb", "a-b"),
     ],
-)  # fmt: skip
+)
 def test_ids_hold_letters_marks_digits_and_two_signs(text: str, result: str) -> None:
     """Runs of anything else become one hyphen, edges go, case stays."""
     assert normal_id(text) == result
@@ -118,9 +143,16 @@ def test_nothing_left_is_unsafe(lines: str) -> None:
 
 @pytest.mark.parametrize(
     ("lines", "layout", "namespace"),
-    [("", None, "public"), ("", "acme", "acme"), ("namespace: own", "acme", "own"), ("namespace: a.b", None, "a-b"),
-     ("", "My Space", "My-Space"), ("namespace: ''", "acme", "acme"), ("namespace: Skills", None, "Skills")],
-)  # fmt: skip
+    [
+        ("", None, "public"),
+        ("", "acme", "acme"),
+        ("namespace: own", "acme", "own"),
+        ("namespace: a.b", None, "a-b"),
+        ("", "My Space", "My-Space"),
+        ("namespace: ''", "acme", "acme"),
+        ("namespace: Skills", None, "Skills"),
+    ],
+)
 def test_namespace_comes_from_field_then_layout(lines: str, layout: str | None, namespace: str) -> None:
     """The field wins over the folder, and `public` is the rest."""
     found = parsed(f"name: brief\n{lines}", layout_namespace=layout)
@@ -150,8 +182,10 @@ def test_a_fixed_namespace_ignores_the_field() -> None:
 def test_fallback_ids_are_never_empty() -> None:
     """A file that cannot be read still has an id."""
     assert [fallback_id(*given) for given in (("a b", None), ("...", "x.y"), ("", "//"))] == [
-        ("public", "a-b"), ("x-y", "unnamed"), ("public", "unnamed"),
-    ]  # fmt: skip
+        ("public", "a-b"),
+        ("x-y", "unnamed"),
+        ("public", "unnamed"),
+    ]
 
 
 def test_without_a_folder_nothing_is_compared() -> None:

@@ -15,19 +15,54 @@ from kdskills.skills.codes import all_codes, code_row
 # Spec skills §1.5, word for word: lenient, spec, skills-ref.
 TABLE = {
     **dict.fromkeys(
-        ("path_missing", "not_a_directory", "file_missing", "unreadable", "symlink", "too_large", "not_utf8",
-         "nul_byte", "no_frontmatter", "unclosed_frontmatter", "invalid_yaml", "not_a_mapping", "name_unsafe",
-         "description_missing"), "EEE"),
-    "dots_close": "WII", "bom": "WWW", "file_name_case": "WWI", "yaml_repaired": "W--", "duplicate_key": "WEE",
+        (
+            "path_missing",
+            "not_a_directory",
+            "file_missing",
+            "unreadable",
+            "symlink",
+            "too_large",
+            "not_utf8",
+            "nul_byte",
+            "no_frontmatter",
+            "unclosed_frontmatter",
+            "invalid_yaml",
+            "not_a_mapping",
+            "name_unsafe",
+            "description_missing",
+        ),
+        "EEE",
+    ),
+    "dots_close": "WII",
+    "bom": "WWW",
+    "file_name_case": "WWI",
+    "yaml_repaired": "W--",
+    "duplicate_key": "WEE",
     **dict.fromkeys(
-        ("name_missing", "name_bad_chars", "name_not_lowercase", "name_too_long", "name_edge_hyphen",
-         "name_double_hyphen", "name_dir_mismatch", "description_too_long", "compatibility_too_long",
-         "compatibility_type"), "WEE"),
-    "name_not_ascii": "IWI", "metadata_type": "WEI", "allowed_tools_type": "WEI", "unexpected_fields": "IEE",
-    "field_type": "WW-", "empty_body": "WWW",
+        (
+            "name_missing",
+            "name_bad_chars",
+            "name_not_lowercase",
+            "name_too_long",
+            "name_edge_hyphen",
+            "name_double_hyphen",
+            "name_dir_mismatch",
+            "description_too_long",
+            "compatibility_too_long",
+            "compatibility_type",
+        ),
+        "WEE",
+    ),
+    "name_not_ascii": "IWI",
+    "metadata_type": "WEI",
+    "allowed_tools_type": "WEI",
+    "unexpected_fields": "IEE",
+    "field_type": "WW-",
+    "empty_body": "WWW",
     **dict.fromkeys(("id_normalised", "id_name_differ", "compact_invalid", "sources_invalid", "skill_yaml"), "WW-"),
-    "tools_invalid": "EE-", "namespace_reserved": "EE-",
-}  # fmt: skip
+    "tools_invalid": "EE-",
+    "namespace_reserved": "EE-",
+}
 VERDICTS = ("lenient", "spec", "skills-ref")
 OWN_FIELDS = ("id", "namespace", "tags")
 
@@ -209,13 +244,20 @@ def test_findings_have_place_and_cure(put: Callable[..., Path]) -> None:
 
 def test_validate_adds_companions_sorted(put: Callable[..., Path]) -> None:
     """Findings of companions join, ordered by path, line and code."""
-    folder = put("brief", b"---\nname: other\ndescription: d\nfoo: 1\n---\n",
-                 **{"compact.md": b"", "sources.yml": b"5", "tools.yml": b"{}"})  # fmt: skip
+    folder = put(
+        "brief",
+        b"---\nname: other\ndescription: d\nfoo: 1\n---\n",
+        **{"compact.md": b"", "sources.yml": b"5", "tools.yml": b"{}"},
+    )
     found = [(f.path, f.code) for f in validate_skill(folder)]
     assert found == [
-        ("SKILL.md", "empty_body"), ("SKILL.md", "name_dir_mismatch"), ("SKILL.md", "unexpected_fields"),
-        ("compact.md", "compact_invalid"), ("sources.yml", "sources_invalid"), ("tools.yml", "tools_invalid"),
-    ]  # fmt: skip
+        ("SKILL.md", "empty_body"),
+        ("SKILL.md", "name_dir_mismatch"),
+        ("SKILL.md", "unexpected_fields"),
+        ("compact.md", "compact_invalid"),
+        ("sources.yml", "sources_invalid"),
+        ("tools.yml", "tools_invalid"),
+    ]
     assert found == [(f.path, f.code) for f in validate_skill(folder / "SKILL.md")]
 
 

@@ -21,16 +21,53 @@ def values(text: str):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("yes", "yes"), ("no", "no"), ("on", "on"), ("Off", "Off"), ("y", "y"), ("1:30", "1:30"), ("1_000", "1_000"),
-        ("2024-01-31", "2024-01-31"), ("2001-12-14t21:59:43.10-05:00", "2001-12-14t21:59:43.10-05:00"),
-        ("=", "="), ("<<", "<<"), ("0b11", "0b11"), ("true", True), ("True", True), ("TRUE", True), ("tRUE", "tRUE"),
-        ("false", False), ("null", None), ("~", None), ("", None), ("Null", None), ("nULL", "nULL"), ("12", 12),
-        ("-3", -3), ("+4", 4), ("007", 7), ("0o17", 15), ("0x1F", 31), ("0X1F", "0X1F"), ("2.50", 2.5), (".5", 0.5),
-        ("1.", 1.0), ("1e3", 1000.0), ("-1.5E-2", -0.015), (".inf", ".inf"), ("-.inf", "-.inf"), (".nan", ".nan"),
-        ("1e999", "1e999"), ("٣", "٣"), ("1.2.3", "1.2.3"), ("-", "-"), (".", "."), ("+", "+"), ("e3", "e3"),
+        ("yes", "yes"),
+        ("no", "no"),
+        ("on", "on"),
+        ("Off", "Off"),
+        ("y", "y"),
+        ("1:30", "1:30"),
+        ("1_000", "1_000"),
+        ("2024-01-31", "2024-01-31"),
+        ("2001-12-14t21:59:43.10-05:00", "2001-12-14t21:59:43.10-05:00"),
+        ("=", "="),
+        ("<<", "<<"),
+        ("0b11", "0b11"),
+        ("true", True),
+        ("True", True),
+        ("TRUE", True),
+        ("tRUE", "tRUE"),
+        ("false", False),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("Null", None),
+        ("nULL", "nULL"),
+        ("12", 12),
+        ("-3", -3),
+        ("+4", 4),
+        ("007", 7),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("0X1F", "0X1F"),
+        ("2.50", 2.5),
+        (".5", 0.5),
+        ("1.", 1.0),
+        ("1e3", 1000.0),
+        ("-1.5E-2", -0.015),
+        (".inf", ".inf"),
+        ("-.inf", "-.inf"),
+        (".nan", ".nan"),
+        ("1e999", "1e999"),
+        ("٣", "٣"),
+        ("1.2.3", "1.2.3"),
+        ("-", "-"),
+        (".", "."),
+        ("+", "+"),
+        ("e3", "e3"),
         ("9" * 5000, "9" * 5000),
     ],
-)  # fmt: skip
+)
 def test_plain_scalars_follow_the_core_schema(text: str, value: object) -> None:
     """Words, dates and sexagesimals are text; numbers JSON or Python cannot hold stay text."""
     assert (core_value(text), type(core_value(text))) == (value, type(value))
@@ -80,12 +117,25 @@ def test_source_of_a_flow_collection() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "a: &x 1", "a: &x 1\nb: *x", "a: !!str 1", "a: !foo 1", "a: ! 1", "&m {a: 1}", "a: !!python/object:os.system x",
-        "%YAML 1.2\n---\na: 1", "%TAG ! tag:x,2000:\n---\na: 1", "? [a]\n: b", "? {a: b}\n: c", "{[a]: b}",
-        "a: 1\n---\nb: 2", "!!python/object/apply:os.system [x]", "a: {&k b: c}", "- !!binary aGk=",
+        "a: &x 1",
+        "a: &x 1\nb: *x",
+        "a: !!str 1",
+        "a: !foo 1",
+        "a: ! 1",
+        "&m {a: 1}",
+        "a: !!python/object:os.system x",
+        "%YAML 1.2\n---\na: 1",
+        "%TAG ! tag:x,2000:\n---\na: 1",
+        "? [a]\n: b",
+        "? {a: b}\n: c",
+        "{[a]: b}",
+        "a: 1\n---\nb: 2",
+        "!!python/object/apply:os.system [x]",
+        "a: {&k b: c}",
+        "- !!binary aGk=",
         "*x",
     ],
-)  # fmt: skip
+)
 def test_what_skills_may_not_use_is_refused_for_good(text: str) -> None:
     """Anchors, aliases, tags, directives, other keys and further documents are refused, never repaired."""
     with pytest.raises(YamlRefused) as caught:
@@ -209,10 +259,16 @@ _SCALARS = (
 )
 _TREES = st.dictionaries(
     st.from_regex(r"[a-z]{1,8}", fullmatch=True),
-    st.recursive(_SCALARS, lambda deeper: st.lists(deeper, max_size=4) | st.dictionaries(
-        st.from_regex(r"[a-z]{1,8}", fullmatch=True), deeper, max_size=4), max_leaves=15),
+    st.recursive(
+        _SCALARS,
+        lambda deeper: (
+            st.lists(deeper, max_size=4)
+            | st.dictionaries(st.from_regex(r"[a-z]{1,8}", fullmatch=True), deeper, max_size=4)
+        ),
+        max_leaves=15,
+    ),
     max_size=6,
-)  # fmt: skip
+)
 
 
 @given(_TREES)
