@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
 from kdskills.errors import ExecRefused
-from kdskills.execution import ExecRequest, InputFile, Limits, ScriptCall, SkillMount
+from kdskills.execution import ExecRequest, Handle, InputFile, Limits, ScriptCall, SkillMount
 from kdskills.execution.options import ExecutionOptions
 from kdskills.skills.digest import tree_digest
 
@@ -566,3 +567,59 @@ async def test_cut_arguments_start_nothing(engine, monkeypatch):
     monkeypatch.setattr(run_module, "run_arguments", lambda *args: whole(*args)[:60].rpartition(b"--")[0])
     result = await engine.run(ExecRequest(argv=("sh", "-c", "echo ran")))
     assert (result.status, result.stdout.total) == ("infra_error", 0)
+
+
+async def test_a_tree_that_cannot_be_built_is_a_refusal(tmp_path):
+    """Nothing ran, so it is said as a refusal and as a failed probe, not as a crash."""
+    (tmp_path / "file").write_text("")
+    engine = BubblewrapExecutor(ExecutionOptions(cache_dir=tmp_path / "file/cache"))
+    with pytest.raises(ExecRefused) as caught:
+        await engine.run(ExecRequest(argv=("true",)))
+    assert caught.value.code == "engine_unavailable"
+    assert not (await engine.probe()).ok
+    short = BubblewrapExecutor(ExecutionOptions(image_packages=("no-such-package",)))
+    with pytest.raises(ExecRefused, match="no-such-package"):
+        await short.run(ExecRequest(argv=("true",)))
+
+
+async def test_a_handle_is_the_protocols(engine):
+    """What `start` returns is a `Handle`, for a run and for one that was over before it began."""
+    handle = await engine.start(ExecRequest(argv=("true",)))
+    assert isinstance(handle, Handle)
+    assert (await handle.wait()).status == "ok"
+    mount = SkillMount("a.x", Path("/nowhere"), "sha256:" + "0" * 64)
+    refused = await engine.start(ExecRequest(argv=("true",), skills=(mount,)))
+    assert isinstance(refused, Handle)
+    await refused.cancel()
+    refused.signal(signal.SIGTERM)
+    assert ((await refused.wait()).error.code, refused.tail()) == ("skills_mismatch", (b"", b""))
+
+
+async def test_swapped_inputs_never_leak(engine, tmp_path):
+    """A file swapped for a link while runs begin is copied as itself or refused, never as what the link names."""
+    secret, target = tmp_path / "secret", tmp_path / "data"
+    secret.write_bytes(b"SECRET")
+    target.write_bytes(b"honest")
+    stop = threading.Event()
+
+    def swap():
+        while not stop.is_set():
+            (tmp_path / "l").symlink_to(secret)
+            (tmp_path / "l").rename(target)
+            (tmp_path / "h").write_bytes(b"honest")
+            (tmp_path / "h").rename(target)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    seen = set()
+    try:
+        for _ in range(40):
+            try:
+                result = await engine.run(ExecRequest(argv=("cat", "x"), inputs=(InputFile("x", target),)))
+                seen.add(result.stdout.data)
+            except ExecRefused:
+                seen.add(b"refused")
+    finally:
+        stop.set()
+        thread.join()
+    assert seen <= {b"honest", b"refused"}

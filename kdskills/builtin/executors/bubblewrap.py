@@ -98,6 +98,8 @@ class BubblewrapExecutor:
             ground, job = await asyncio.to_thread(self._prepare, request)
         except (RootChanged, RootMissing) as error:
             return _mismatch(error)
+        except (ExecFailed, OSError) as error:
+            raise ExecRefused(f"what a sandbox needs cannot be prepared: {error}", engine=self.name) from error
         run = BubblewrapRun(ground, job)
         await run.begin()
         return run
@@ -190,6 +192,8 @@ class BubblewrapExecutor:
             run = await self._start(ExecRequest(argv=canary_argv(rootfs.python, rootfs.entry)))
         except (ExecRefused, ExecFailed) as error:
             return ProbeReport(self.name, self.level, ok=False, cure=error.message)
+        except OSError as error:
+            return ProbeReport(self.name, self.level, ok=False, cure=f"make what a sandbox needs accessible: {error}")
         assert isinstance(run, BubblewrapRun)
         result = await run.wait()
         checks = (*judge(result.stdout.data), *_seen_from_outside(run, ground))
