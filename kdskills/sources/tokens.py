@@ -219,8 +219,6 @@ class _InlineCode:
 
     def after(self, start: int, stop: int) -> int | None:
         """Return where the code that the run opens ends, or the run's own end if it opens none; None: not yet known."""
-        if stop == self._end and not self._whole:
-            return None
         if self._runs is None:
             self._runs = self._find(start)
         length = stop - start

@@ -138,6 +138,8 @@ def test_each_skill_stands_once_and_whole():
     body = "line\n" * 50_000 + "end"
     text, _ = render_block([BlockPart("a", "x.a", body), BlockPart("b", "x.b", ""), BlockPart("a", "x.a", body)])
     assert text == f"[ACTIVE SKILLS]\n## Skill: a (x.a)\n{body}"
+    text, found = render_block([BlockPart("a", "x.a", "first"), BlockPart("a", "x.a", "## Skill: second")])
+    assert (text, found) == ("[ACTIVE SKILLS]\n## Skill: a (x.a)\nfirst", ())
 
 
 def test_hidden_parts_are_not_named():
