@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import logging
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 from kdskills.errors import Diagnostic
 from kdskills.models import Redactor
@@ -23,10 +26,12 @@ from kdskills.solver.result import TRANSCRIPT_SCHEMA
 Sink = Callable[[Event], Awaitable[None] | None]
 """Takes events one by one; may be async."""
 
-E = TypeVar("E", bound=Event)
+_LOG = logging.getLogger("kdskills.solver")
 
 SLOW = 256
 """Events that may wait for a reader before deltas are merged."""
+SINK_GRACE_S = 5.0
+"""How long the end of a turn waits for sinks that are behind."""
 
 
 class Reader:
@@ -105,9 +110,13 @@ class EventBus:
         self._tasks: list[asyncio.Task[None]] = []
         self._path = transcript
         self._file: IO[str] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
 
     def open(self) -> None:
-        """Open the transcript and start the sinks' tasks."""
+        """Open the transcript and start the sinks' tasks; called in the turn's own loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         if self._path is not None:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,8 +135,12 @@ class EventBus:
         self._readers.append(reader)
         return reader
 
-    def emit(self, kind: type[E], **fields: Any) -> E:
+    def emit(self, kind: type[Event], **fields: Any) -> None:
         """Number an event, mask its secrets, write it and hand it on; `step` says which step it is of, if not the present one."""
+        if self._loop is not None and threading.get_ident() != self._thread:
+            # Files are read in threads; numbering and queues belong to the turn's own.
+            self._loop.call_soon_threadsafe(partial(self.emit, kind, **fields))
+            return
         self._seq += 1
         step = fields.pop("step", self.step)
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -142,7 +155,6 @@ class EventBus:
                 self._drop_transcript(error)
         for reader in self._readers:
             reader.put(event)
-        return event
 
     def diagnose(self, diagnostic: Diagnostic) -> None:
         """Keep a finding for the result, and tell it."""
@@ -153,7 +165,11 @@ class EventBus:
         """Close the queues, wait for the sinks, close the transcript."""
         for reader in self._readers:
             reader.close()
-        await asyncio.gather(*self._tasks)
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=SINK_GRACE_S)
+            for task in late:
+                _LOG.warning("an event sink did not take its last events within %g s", SINK_GRACE_S)
+                task.cancel()
         self._tasks.clear()
         if self._file is not None:
             self._file.close()

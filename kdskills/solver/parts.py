@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kdskills.errors import BadRequest
 from kdskills.models import Message, Usage
+from kdskills.session.inputs import INPUTS
 from kdskills.solver.result import SkillUse, Step, TokenUsage, TurnStatus
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ class SolverParts:
     @property
     def tool_ids(self) -> tuple[str, ...]:
         """Ids of every tool of a turn: what the tool gates of skills are held against."""
-        return (*(spec.tool_id for spec in self.runtime.tool_specs()), *self.tools.ids)
+        skill_tools = tuple(tool for tool in INPUTS if tool != "skills.run_script" or self.executor is not None)
+        return (*skill_tools, *self.tools.ids)
 
     def model(self, role: str) -> ModelProvider:
         """Return the provider of a role; roles without one of their own use the decision model."""

@@ -52,6 +52,38 @@ async def test_a_slow_reader_gets_deltas_merged_and_nothing_else():
     assert sum(isinstance(event, ToolOutput) for event in got) == 10
 
 
+async def test_events_told_by_threads_keep_their_order_and_numbers():
+    """Files are read in threads; what they tell is numbered like the rest."""
+    reader = Reader()
+    one = bus()
+    one.reader(reader)
+    one.open()
+    await asyncio.gather(
+        *(
+            asyncio.to_thread(one.emit, ToolOutput, call_id=str(n), tool="t", stream="stdout", text="x")
+            for n in range(200)
+        )
+    )
+    await one.aclose()
+    got = []
+    while (event := await reader.get()) is not None:
+        got.append(event)
+    assert [event.seq for event in got] == list(range(1, 201))
+    assert {event.call_id for event in got} == {str(n) for n in range(200)}
+
+
+async def test_a_sink_that_hangs_does_not_hold_up_the_end(build, monkeypatch):
+    """The turn waits a little for sinks that are behind, then goes."""
+    monkeypatch.setattr("kdskills.solver.bus.SINK_GRACE_S", 0.05)
+
+    async def hang(event):
+        await asyncio.sleep(3600)
+
+    async with build([say("ok")], sinks=(hang,)) as system:
+        result = await asyncio.wait_for(ReactSolver(system).run("x"), 10)
+    assert result.status == "final"
+
+
 async def test_a_failing_sink_becomes_one_diagnostic(build):
     """The others go on, and the turn is not harmed."""
     seen, slow = [], []
