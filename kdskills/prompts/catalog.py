@@ -83,13 +83,18 @@ class _Draft:
     hint: str
     environment: jinja2.Environment | None
 
-    def text(self, entries: Sequence[CatalogEntry], level: int, length: int | None, *, partial: bool = False) -> str:
-        rows = [_FORMS[self.format](self._at_level(entry, level, length), level, self.locations) for entry in entries]
+    def text(self, entries: Sequence[CatalogEntry], level: int, length: int | None) -> str:
+        return self.render(self.rows(entries, level, length))
+
+    def rows(self, entries: Sequence[CatalogEntry], level: int, length: int | None) -> list[dict[str, object]]:
+        form = _FORMS[self.format]
+        return [form(self._at_level(entry, level, length), level, self.locations) for entry in entries]
+
+    def render(self, rows: list[dict[str, object]], *, partial: bool = False) -> str:
         if self.format == "json":
             if partial:
-                rows.append(
-                    {"shown": len(rows), "total": len(self.entries)} | ({"more": self.hint} if self.hint else {})
-                )
+                more: dict[str, object] = {"shown": len(rows), "total": len(self.entries)}
+                rows = [*rows, more | ({"more": self.hint} if self.hint else {})]
             return json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
         hint = xml_value(self.hint) if self.format == "xml" else self.hint
         values = {"entries": rows, "total": len(self.entries), "partial": partial, "hint": hint}
@@ -101,8 +106,9 @@ class _Draft:
             return entry
         if level == 1:
             return replace(entry, when_to_use=entry.when_to_use[:1], category=None, tags=(), tools=())
-        text = entry.description.strip() if self.format == "xml" else one_line(entry.description)
-        short = cut(text, length) if level == 2 and length else ""
+        short = ""
+        if level == 2 and length:
+            short = cut(entry.description.strip() if self.format == "xml" else one_line(entry.description), length)
         return replace(
             entry,
             description=short,
@@ -165,11 +171,12 @@ def _partial(draft: _Draft, pinned: frozenset[str], budget: int, count: TokenCou
     first = {e.full_id for e in draft.entries if pinned & {e.full_id, e.display_name, e.short_id}}
     order = sorted(draft.entries, key=lambda e: e.full_id not in first)
     total = len(order)
+    rows = draft.rows(order, 4, None)  # made once, for every try shows the beginning of the same list
     best: tuple[int, str, int] | None = None
     low, high = 0, total - 1
     while low <= high and total:
         middle = (low + high) // 2
-        text = draft.text(order[:middle], 4, None, partial=True)
+        text = draft.render(rows[:middle], partial=True)
         tokens = count(text)
         if tokens <= budget:
             best, low = (middle, text, tokens), middle + 1
