@@ -33,7 +33,7 @@ BUILDER = 3
 GROUND_FLOOR = ("errors", "models", "skills", "bundle", "sources", "prompts", "turn")
 PYTHON = "/usr/local/bin/python3"
 SANDBOX_UID = 10001
-KEEP_S = 24 * 3600.0
+KEEP_S = 3 * 3600.0
 
 _FILES = {
     "etc/passwd": "root:x:0:0:root:/:/bin/sh\nsandbox:x:10001:10001:sandbox:/work:/bin/sh\n",
@@ -198,7 +198,7 @@ def _build_ours(base: Path, work: Path, ours: list[tuple[Path, Path]]) -> None:
 
 
 def _prune(top: Path, *keep: str) -> None:
-    """Remove trees nobody has used for a day; a process in use of one touches it when it starts."""
+    """Remove trees nobody has used for three hours; every run touches the one it uses, and none lasts that long."""
     oldest = time.time() - KEEP_S
     for path in top.iterdir():
         if path.name in keep or path.name.endswith(".lock") or path.lstat().st_mtime > oldest:

@@ -9,7 +9,7 @@ import tarfile
 import pytest
 
 from kdskills.errors import ExecFailed
-from kdskills.execution import rootfs_copy
+from kdskills.execution import rootfs, rootfs_copy
 from kdskills.execution.rootfs import GROUND_FLOOR, build_rootfs, image_recipe_dir, rootfs_for_image
 
 
@@ -114,3 +114,16 @@ def test_the_recipe_is_shipped():
     """The recipe's files are found beside the code."""
     names = {path.name for path in image_recipe_dir().iterdir()}
     assert {"tools.txt", "packages.txt", "seccomp.json", "Dockerfile"} <= names
+
+
+def test_trees_nobody_uses_are_removed(tmp_path):
+    """Old trees and archives go when a new one is built; fresh ones and locks stay."""
+    top = tmp_path / "rootfs"
+    for name in ("old", "fresh", "kept"):
+        (top / name).mkdir(parents=True)
+    for name in ("old.tar", ".lock"):
+        (top / name).touch()
+    for name in ("old", "kept", "old.tar", ".lock"):
+        os.utime(top / name, (1, 1))
+    rootfs._prune(top, "kept")
+    assert sorted(path.name for path in top.iterdir()) == [".lock", "fresh", "kept"]
