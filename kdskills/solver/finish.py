@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kdskills.errors import Diagnostic
 from kdskills.solver.citing import cited_sids, drop_unknown, issues_of, rendered
 from kdskills.solver.events import TurnFinished
-from kdskills.solver.folder import discard_if_empty, produced_files
+from kdskills.solver.folder import discard, produced_files
 from kdskills.solver.parts import DECISION
 from kdskills.solver.result import TurnResult
 
@@ -44,7 +44,8 @@ def _result(turn: Turn) -> TurnResult:
     drop = turn.parts.settings.on_unknown_sid == "drop"
     text = drop_unknown(log.text, pool) if drop else log.text
     files = produced_files(turn.workspace)
-    discard_if_empty(turn.workspace, files)
+    if not files:
+        discard(turn.workspace)
     model = turn.parts.model(DECISION)
     return TurnResult(
         turn_id=turn.id,

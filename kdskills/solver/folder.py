@@ -98,10 +98,9 @@ def produced_files(workspace: FolderWorkspace) -> tuple[TurnFile, ...]:
     return tuple(found)
 
 
-def discard_if_empty(workspace: FolderWorkspace, files: Sequence[TurnFile]) -> None:
+def discard(workspace: FolderWorkspace) -> None:
     """Remove the folder of a turn that produced nothing: it holds copies only."""
-    if not files:
-        shutil.rmtree(workspace.root, ignore_errors=True)
+    shutil.rmtree(workspace.root, ignore_errors=True)
 
 
 def _bad(name: str, why: str) -> BadRequest:

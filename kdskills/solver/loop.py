@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kdskills.errors import ModelFailed
-from kdskills.models import Message, ModelReply, ModelRequest, ToolSpec
+from kdskills.models import Message, ModelReply, ModelRequest, ToolCall, ToolSpec
 from kdskills.session.compact import compact
 from kdskills.solver.asking import Asked
 from kdskills.solver.citing import unknown_sids
@@ -32,6 +34,7 @@ class Loop:
         self._settings = turn.parts.settings
         self._dispatcher = Dispatcher(turn)
         self._decisions = 0
+        self._call_ids: set[str] = set()
 
     async def run(self) -> None:
         """Run to the end; the outcome stands in the log.
@@ -73,7 +76,7 @@ class Loop:
         self._dispatcher.offered = frozenset(spec.tool_id for spec in specs)
         before = await turn.active_names()
         asked, prompt = await self._decide(specs, before)
-        reply = asked.reply
+        reply = replace(asked.reply, calls=unique_calls(asked.reply.calls, self._call_ids))
         self._dispatcher.answered = []
         try:
             if reply.calls:
@@ -204,3 +207,16 @@ class Loop:
         parts.append(f"[SOURCES]\nCite as [[S:n]].\n{sources}" if sources else "")
         parts.append("Write the answer to the request.")
         return "\n\n".join(part for part in parts if part)
+
+
+def unique_calls(calls: Sequence[ToolCall], taken: set[str]) -> tuple[ToolCall, ...]:
+    """Return *calls* with ids of their own, and add those to *taken*: some servers leave ids out or use them twice."""
+    found = []
+    for call in calls:
+        name, number = call.id, 1
+        while not name or name in taken:
+            number += 1
+            name = f"{call.id or 'call'}_{number}"
+        taken.add(name)
+        found.append(replace(call, id=name))
+    return tuple(found)

@@ -17,7 +17,7 @@ from kdskills.session.scope import TurnSources
 from kdskills.solver.bus import EventBus, Reader
 from kdskills.solver.events import Event, SourcesMerged, TurnFinished, TurnStarted
 from kdskills.solver.finish import finish, tell_started
-from kdskills.solver.folder import GivenFile, open_workspace
+from kdskills.solver.folder import GivenFile, discard, open_workspace
 from kdskills.solver.loop import Loop
 from kdskills.solver.parts import DECISION, check_request
 from kdskills.solver.relay import relay_to
@@ -167,8 +167,12 @@ class ReactSolver:
         workspace = await asyncio.to_thread(
             open_workspace, turn_id, work_dir=parts.settings.work_dir, data=data if data.is_dir() else None, files=files
         )
-        session = await self._session(parts, session_id)
-        turn = _turn(parts, turn_id, request, self.consumer, session, workspace)
+        try:
+            session = await self._session(parts, session_id)
+            turn = _turn(parts, turn_id, request, self.consumer, session, workspace)
+        except BaseException:
+            discard(workspace)
+            raise
         if reader is not None:
             turn.bus.reader(reader)
             turn.streaming = True

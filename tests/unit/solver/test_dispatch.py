@@ -6,6 +6,7 @@ import json
 import pytest
 
 from kdskills.errors import ExecFailed, ExecRefused
+from kdskills.models import ModelReply, ToolCall
 from kdskills.session.wiring import Denial
 from kdskills.solver import PlainWiring, ReactSolver, ToolContext, ToolError
 from kdskills.testing.models import ScriptedModel, call, call_raw, say, together
@@ -39,6 +40,28 @@ async def test_three_invalid_calls_in_a_row_end_the_turn(solve):
     """A model that cannot call a tool does not go on forever."""
     result = await solve([call_raw("react_read", "{"), call("react_read", refs=[]), call("react_read", nope=1)])
     assert (result.status, result.stop_reason, len(result.steps)) == ("stuck", "invalid_argument", 3)
+
+
+class Unnumbered(ScriptedModel):
+    """Gives replies with the very ids they were written with."""
+
+    def _numbered(self, reply):
+        return reply
+
+
+async def test_ids_left_out_or_used_twice_become_unique(build):
+    """Each call has a result of its own, paired by an id of its own, whatever the server wrote."""
+    twice = ModelReply(
+        calls=tuple(
+            ToolCall(name, "react_read", f'{{"refs": ["src:{n}"]}}') for n, name in enumerate(["a", "a", "", ""])
+        )
+    )
+    model = Unnumbered([twice, twice, say("ok")])
+    async with build(model=model) as system:
+        await ReactSolver(system).run("x")
+    asked = [one.id for message in model.requests[-1].messages for one in message.calls]
+    assert len(set(asked)) == len(asked) == 8
+    assert [message.call_id for message in results(model)] == asked
 
 
 async def test_an_unknown_tool_is_answered_with_the_known_ones(build):

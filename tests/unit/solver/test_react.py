@@ -190,7 +190,7 @@ async def test_skills_stay_loaded_in_a_session(build):
     assert model.requests[-1].active == ("sales",)
 
 
-async def test_a_session_belongs_to_its_consumer(build):
+async def test_a_session_belongs_to_its_consumer(build, tmp_path):
     """Another agent cannot take over a conversation's skills."""
     async with build([say("ok")]) as system:
         await ReactSolver(system).run("x", session_id="chat-1")
@@ -198,6 +198,7 @@ async def test_a_session_belongs_to_its_consumer(build):
             await ReactSolver(system, consumer="someone.else").run("x", session_id="chat-1")
         with pytest.raises((BadRequest, ToolCallRefused, SessionError)):
             await ReactSolver(system).run("x", session_id="no blanks!")
+    assert list((tmp_path / "turns").iterdir()) == []
 
 
 async def test_skills_can_be_given_by_code(build):
