@@ -26,9 +26,14 @@ def send_outputs(out: BinaryIO, folder: str, globs: list[str], max_files: int, m
     """Write what *globs* name below *folder* to *out*, at most *max_files* and *max_bytes*."""
     if not globs:
         return
-    top = os.open(folder, _FOLDER)
+    outbox = _Outbox(out, [pattern.split("/") for pattern in globs], max_files, max_bytes)
     try:
-        _Outbox(out, [pattern.split("/") for pattern in globs], max_files, max_bytes).walk(top, [])
+        top = os.open(folder, _FOLDER)
+    except OSError as error:
+        outbox.problem([], "unreadable", error.strerror or "cannot be listed")
+        return
+    try:
+        outbox.walk(top, [])
     finally:
         os.close(top)
 
@@ -63,11 +68,11 @@ class _Outbox:
                 for entry in entries:
                     self._entries -= 1
                     if self._entries < 0:
-                        self._problem(prefix, "too_many", f"more than {MAX_ENTRIES} entries to look at")
+                        self.problem(prefix, "too_many", f"more than {MAX_ENTRIES} entries to look at")
                         break
                     names.append(entry.name)
         except OSError as error:
-            self._problem(prefix, "unreadable", error.strerror or "cannot be listed")
+            self.problem(prefix, "unreadable", error.strerror or "cannot be listed")
         for name in sorted(names):
             self._visit(folder, name, [*prefix, name])
 
@@ -86,22 +91,22 @@ class _Outbox:
                     finally:
                         os.close(deeper)
             elif stat.S_ISLNK(mode):
-                self._problem(path, "link", "is a link")
+                self.problem(path, "link", "is a link")
             elif matched and not stat.S_ISREG(mode):
-                self._problem(path, "not_regular", "is no regular file")
+                self.problem(path, "not_regular", "is no regular file")
             elif matched:
                 self._file(folder, name, path)
         except OSError as error:
-            self._problem(path, "unreadable", error.strerror or "cannot be read")
+            self.problem(path, "unreadable", error.strerror or "cannot be read")
 
     def _file(self, folder: int, name: str, path: list[str]) -> None:
         fd = os.open(name, _FILE, dir_fd=folder)
         try:
             facts = os.fstat(fd)
             if self._files <= 0:
-                self._problem(path, "too_many", "more files match than may be collected")
+                self.problem(path, "too_many", "more files match than may be collected")
             elif facts.st_size > self._bytes:
-                self._problem(path, "too_large", f"only {self._bytes} bytes may still be collected")
+                self.problem(path, "too_large", f"only {self._bytes} bytes may still be collected")
             elif stat.S_ISREG(facts.st_mode):
                 self._files -= 1
                 self._bytes -= facts.st_size
@@ -119,7 +124,8 @@ class _Outbox:
             self._out.write(piece)
             size -= len(piece)
 
-    def _problem(self, path: list[str], code: str, message: str) -> None:
+    def problem(self, path: list[str], code: str, message: str) -> None:
+        """Name an output that is not sent; a flood of them is cut."""
         self._problems -= 1
         if self._problems >= 0:
             self._line({"kind": "problem", "path": "/".join(path) or ".", "code": code, "message": message})
