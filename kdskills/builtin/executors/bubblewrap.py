@@ -18,11 +18,12 @@ from kdskills.execution.bwrap.run import ENGINE, LEVEL, BubblewrapRun, Ground, J
 from kdskills.execution.cgroup import find_parent
 from kdskills.execution.check import LIMIT_NAMES, check_request, require_limits
 from kdskills.execution.dirs import cache_dir, state_dir
+from kdskills.execution.finished import FinishedRun, skills_mismatch
 from kdskills.execution.lifecycle import RunRecords, reap
 from kdskills.execution.payload import build_payload, entry_argv
 from kdskills.execution.probing import canary_argv, failed, judge
 from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
-from kdskills.execution.request import ExecError, ExecRequest, ExecResult, Limits, Stream
+from kdskills.execution.request import ExecRequest, ExecResult, Limits
 from kdskills.execution.rootfs import Rootfs, build_rootfs
 from kdskills.execution.seccomp import Arch, program_bytes
 from kdskills.execution.stage import read_inputs, stage_skill
@@ -74,9 +75,7 @@ class BubblewrapExecutor:
 
     async def run(self, request: ExecRequest) -> ExecResult:
         """Run to the end. Raises as the protocol says."""
-        started = await self._start(request)
-        if isinstance(started, ExecResult):
-            return started
+        started = await self.start(request)
         try:
             return await started.wait()
         except asyncio.CancelledError:
@@ -85,24 +84,20 @@ class BubblewrapExecutor:
 
     async def start(self, request: ExecRequest) -> BubblewrapRun | FinishedRun:
         """Start and return at once. Raises as `run`."""
-        started = await self._start(request)
-        return FinishedRun(started) if isinstance(started, ExecResult) else started
-
-    async def reap(self) -> ReapReport:
-        """End what dead owners left: cgroups and launchers."""
-        records = RunRecords(self._options.state_dir or state_dir())
-        return await asyncio.to_thread(lambda: reap(records, find_parent()))
-
-    async def _start(self, request: ExecRequest) -> BubblewrapRun | ExecResult:
         try:
             ground, job = await asyncio.to_thread(self._prepare, request)
         except (RootChanged, RootMissing) as error:
-            return _mismatch(error)
+            return skills_mismatch(error, self.name, self.level)
         except (ExecFailed, OSError) as error:
             raise ExecRefused(f"what a sandbox needs cannot be prepared: {error}", engine=self.name) from error
         run = BubblewrapRun(ground, job)
         await run.begin()
         return run
+
+    async def reap(self) -> ReapReport:
+        """End what dead owners left: cgroups and launchers."""
+        records = RunRecords(self._options.state_dir or state_dir())
+        return await asyncio.to_thread(lambda: reap(records, find_parent()))
 
     def _prepare(self, request: ExecRequest) -> tuple[Ground, Job]:
         """Decide and stage everything that needs no sandbox. Raises ExecRefused, RootChanged, RootMissing."""
@@ -189,7 +184,7 @@ class BubblewrapExecutor:
     async def _probe(self) -> ProbeReport:
         try:
             ground, rootfs = await asyncio.to_thread(self._prepared)
-            run = await self._start(ExecRequest(argv=canary_argv(rootfs.python, rootfs.entry)))
+            run = await self.start(ExecRequest(argv=canary_argv(rootfs.python, rootfs.entry)))
         except (ExecRefused, ExecFailed) as error:
             return ProbeReport(self.name, self.level, ok=False, cure=error.message)
         except OSError as error:
@@ -209,27 +204,6 @@ class BubblewrapExecutor:
         )
 
 
-class FinishedRun:
-    """A handle of a run that was over before anything started."""
-
-    def __init__(self, result: ExecResult) -> None:
-        self._result = result
-
-    async def wait(self) -> ExecResult:
-        """Return the result."""
-        return self._result
-
-    async def cancel(self) -> None:
-        """There is nothing to end."""
-
-    def signal(self, number: int) -> None:
-        """There is nobody to hear it."""
-
-    def tail(self, limit: int = 8192) -> tuple[bytes, bytes]:
-        """Return nothing, for nothing was written."""
-        return b"", b""
-
-
 def _fit(inputs: Sequence[tuple[str, bytes]], limits: Limits) -> None:
     """Refuse inputs the launcher itself could not put in place within the program's own limits."""
     problem = None
@@ -240,22 +214,6 @@ def _fit(inputs: Sequence[tuple[str, bytes]], limits: Limits) -> None:
         problem = f"an input has {largest} bytes, more than the file size limit of {limits.fsize}"
     if problem:
         raise ExecRefused(problem, code="bad_request", who="caller")
-
-
-def _mismatch(error: RootChanged | RootMissing) -> ExecResult:
-    """Return the result of a run whose skills are not the ones that were checked (spec execution §6)."""
-    return ExecResult(
-        status="refused",
-        exit_code=None,
-        signal=None,
-        stdout=Stream(),
-        stderr=Stream(),
-        duration_s=0.0,
-        engine=ENGINE,
-        level=LEVEL,
-        limits_enforced=frozenset(),
-        error=ExecError("skills", "skills_mismatch", error.message),
-    )
 
 
 def _seen_from_outside(run: BubblewrapRun, ground: Ground) -> tuple[ProbeCheck, ...]:

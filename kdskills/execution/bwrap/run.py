@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from kdskills.execution.cgroup import CgroupParent, Leaf
 from kdskills.execution.check import Plan
 from kdskills.execution.code_run import MAX_REPORT, apply_report
 from kdskills.execution.collect import Collection, collect, new_collection
+from kdskills.execution.ended import Ended, status_of
 from kdskills.execution.lifecycle import RunRecords, leaf_name
 from kdskills.execution.pump import Ending, HeadBuffer, Pump, TailBuffer
 from kdskills.execution.request import ExecError, ExecResult, IsolationLevel, Status
@@ -210,19 +210,12 @@ class BubblewrapRun:
 
     def _result_of(self, ending: Ending, exit_code: int | None, oom: int, found: Collection) -> ExecResult:
         number = _signal_of(exit_code)
-        error = None
-        status: Status
-        if ending.reason != "exited":
-            status, exit_code, number = ending.reason, None, None
-        elif oom and exit_code != 0:
-            status = "oom"  # without an exit code when the kernel chose the sandbox's own first process
-        elif exit_code is None:
-            status, error = "infra_error", self._start_error()
-        elif number in {signal.SIGXCPU, signal.SIGXFSZ}:
-            status = "limit"
-            error = ExecError("program", "cpu" if number == signal.SIGXCPU else "fsize", "the program hit its limit")
-        else:
-            status = "ok" if exit_code == 0 else "nonzero"
+        trouble = self._start_error() if exit_code is None and ending.reason == "exited" else None
+        status, exit_code, number, error = status_of(
+            Ended(ending.reason, exit_code, number, ending.duration_s, trouble)
+        )
+        if oom and ending.reason == "exited" and exit_code != 0:
+            status, error = "oom", None  # without an exit code when the kernel chose the sandbox's own first process
         return ExecResult(
             status=status,
             exit_code=exit_code,
