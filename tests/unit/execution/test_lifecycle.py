@@ -32,6 +32,7 @@ def test_our_own_leaves_are_in_use():
         ("../../etc", False),
         ("", False),
     ],
+    ids=["reused pid", "nobody", "another namespace", "ourselves", "a slice", "a path", "nothing"],
 )
 def test_leaves_of_others(name, leftover):
     """Only names in our own form, of this namespace, whose process is gone are leftovers."""
