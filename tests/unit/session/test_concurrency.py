@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 
@@ -247,3 +248,18 @@ async def test_keys_fly_apart():
     gate.set()
     assert await slow == 1
     flights.close()
+
+
+async def test_what_changed_just_now_is_read_again(bundle):
+    """A file whose time lies under two seconds before the read is hashed each time; an older one is read once."""
+    reader = SlowReader()
+    bodies = Bodies(2 * 1024 * 1024, reader=reader)
+    view = bundle.subsystem().view("desk")
+    old, new = view.skills["acme.sales"], view.skills["acme.charts"]
+    long_ago = time.time_ns() - 3_000_000_000
+    os.utime(bundle.root / "skills/acme/sales/SKILL.md", ns=(long_ago, long_ago))
+    for _ in range(3):
+        assert (await bodies.current(old)).digest == old.digest
+        assert (await bodies.current(new)).digest == new.digest
+    assert sorted(reader.reads) == ["charts", "charts", "charts", "sales"]
+    bodies.close()

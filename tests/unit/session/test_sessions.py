@@ -41,7 +41,7 @@ async def refused(awaiting):
         {"interpreters": {".rb": "ruby {path}"}},
         {"view": object()},
     ],
-    ids=lambda options: "-".join(options),
+    ids="-".join,
 )
 def test_config_invalid(bundle, options):
     """What cannot work is refused when the runtime is built."""
