@@ -8,7 +8,9 @@ engine's own, which also queue runs: docker does not get faster by more callers.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
@@ -98,6 +100,7 @@ class DockerExecutor:
 
         with self._lock:
             if self._client is None:
+                _knock()
                 self._client = docker.from_env(timeout=60)
             return self._client
 
@@ -213,3 +216,17 @@ class DockerExecutor:
             except DockerException as error:
                 lost.append(f"container {container.name}: {error}")
         return ReapReport(tuple(ended), tuple(lost))
+
+
+def _knock() -> None:
+    """Raise DockerException when nobody listens on the daemon's socket: the SDK would leave sockets open finding out."""
+    from docker.errors import DockerException
+
+    host = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    if not host.startswith("unix://"):
+        return
+    with socket.socket(socket.AF_UNIX) as knock:
+        try:
+            knock.connect(host.removeprefix("unix://"))
+        except OSError as error:
+            raise DockerException(f"{host}: {error.strerror or error}") from error
