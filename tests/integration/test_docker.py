@@ -126,11 +126,15 @@ async def test_the_image_is_ours_and_local(executor, client):
 
 
 async def test_queued_runs_can_be_cancelled(executor):
-    """A run that still waits its turn is cancelled without a container."""
-    request = ExecRequest(argv=("sleep", "3"))
+    """A run that still waits its turn is cancelled at once, without a container; whoever waits for it hears so."""
+    request = ExecRequest(argv=("sleep", "20"))
     first = [await executor.start(request) for _ in range(2)]
-    waiting = await executor.start(dataclasses.replace(request, request_id="waits"))
-    await waiting.cancel()
-    assert (await waiting.wait()).status == "cancelled"
+    queued = await executor.start(dataclasses.replace(request, request_id="waits"))
+    waiter = asyncio.create_task(queued.wait())
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(3):
+        await queued.cancel()
+        assert (await waiter).status == "cancelled"
+        assert (await queued.wait()).status == "cancelled"
     for handle in first:
         await handle.cancel()

@@ -76,7 +76,13 @@ class DockerRun:
     async def wait(self) -> ExecResult:
         """Wait for the end; waiting may be cancelled without ending the run."""
         assert self._future is not None
-        return await asyncio.shield(asyncio.wrap_future(self._future))
+        try:
+            return await asyncio.shield(asyncio.wrap_future(self._future))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._future.cancelled() or (task is not None and task.cancelling()):
+                raise
+        return self._result(Answer(self._job.plan, self._job.nonce, self._stdout), {}, None, 0.0)
 
     async def cancel(self) -> None:
         """End the container: TERM, grace, KILL."""
@@ -95,8 +101,10 @@ class DockerRun:
         return self._stdout.tail(limit), self._stderr.tail(limit)
 
     def _end(self) -> None:
-        """TERM, then KILL until the worker thread is through."""
+        """Leave the queue; or TERM, then KILL until the worker thread is through."""
         assert self._future is not None
+        if self._future.cancel():
+            return
         number: int = signal.SIGTERM
         while not self._future.done():
             container = self._container
