@@ -119,6 +119,13 @@ def test_bare_id_allows_public_and_denies_everywhere() -> None:
     assert denying.match("acme.briefing") is None
 
 
+def test_exact_rules_keep_case() -> None:
+    """A rule that is a reference matches the id as written: ids keep their case."""
+    for bare in ("public", "anywhere"):
+        rules = compile_rules(["acme.Brief"], bare=bare)
+        assert [rules.match(full_id) for full_id in ("acme.Brief", "acme.brief")] == ["acme.Brief", None]
+
+
 def test_rules_take_prefixes() -> None:
     """A rule that is a reference may have any prefix."""
     rules = compile_rules(["skill:acme.brief", "skills.other"], bare="anywhere")

@@ -30,7 +30,7 @@ from kdskills.turn import (
 REQUIRED = [{"id": "io.save", "required": True}]
 REFS = [
     "acme.brief", "acme.low", "acme.denied", "acme.tooled", "acme.forw", "acme.people", "acme.agents", "acme.zhidden",
-    "acme.broken", "acme.plugged", "internal.core", "public.plain", "plain", "brief", "low", "denied", "skill:acme.brief",
+    "acme.broken", "acme.plugged", "internal.core", "internal.spare", "public.plain", "plain", "brief", "low", "denied", "skill:acme.brief",
     "sk:1", "SK1", "SK2", "SK3", "SK9", "gone", "acme.gone", "a.b.c", "", "acme.flat", "public.flat", "zhidden",
 ]  # fmt: skip
 
@@ -50,6 +50,7 @@ def world(write, build, bundle):
     write("acme.zhidden", agent_disclosure="hidden")
     write("acme.broken", description="")
     write("internal.core", body="Core.")
+    write("internal.spare")
     write("public.plain", id="plain")
     for place, text in {
         "flat": "---\nname: flat\ndescription: Flat.\n---\nFlat.\n",
@@ -190,6 +191,7 @@ def test_shape_of_an_export(world, bundle: Path) -> None:
         "acme.broken": "skill_invalid",
         "acme.denied": "denied",
         "internal.core": "internal",
+        "internal.spare": "internal",
     }
     assert inner["fingerprint"] == world().fingerprint
     assert str(bundle) not in json.dumps({key: value for key, value in inner.items() if key != "mounts"})
