@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,18 +37,24 @@ async def dispatch(runtime: SkillRuntime, session_id: str, call: Mapping[str, An
     Args:
         runtime: Answers.
         session_id: The conversation.
-        call: An entry of `tool_calls` (chat completions) or a `tool_use` block (messages).
+        call: An entry of `tool_calls` (chat completions) or a `tool_use` block (messages). Arguments may be an object or
+            its JSON text in both, as servers differ; anything else is answered `invalid_argument`.
 
     Raises:
         ToolCallRefused: `invalid_argument` when *call* has neither form.
     """
     function = call.get("function")
     if isinstance(function, Mapping):
-        reply = await runtime.call(session_id, str(function.get("name")), str(function.get("arguments") or "{}"))
+        reply = await runtime.call(session_id, str(function.get("name")), arguments_of(function.get("arguments")))
         return {"role": "tool", "tool_call_id": call.get("id"), "content": reply.text}
     if call.get("type") == "tool_use":
-        given = call.get("input")
-        arguments = given if isinstance(given, Mapping) else {}
-        reply = await runtime.call(session_id, str(call.get("name")), arguments)
+        reply = await runtime.call(session_id, str(call.get("name")), arguments_of(call.get("input")))
         return {"type": "tool_result", "tool_use_id": call.get("id"), "content": reply.text, "is_error": not reply.ok}
     raise invalid("a tool call has a function, or is a tool_use block", ("", "has neither form"))
+
+
+def arguments_of(given: object) -> Mapping[str, Any] | str:
+    """Return arguments as the runtime takes them: an object, or JSON text; nothing at all is an empty object."""
+    if given is None or given == "":
+        return {}
+    return given if isinstance(given, Mapping | str) else json.dumps(given, default=str)

@@ -75,7 +75,7 @@ async def reply(core: Core, call: Call, tool: str, arguments: Mapping[str, Any] 
 def failed(tool: str, error: KdskillsError) -> ToolReply:
     """Return the reply of a refusal; the gate's own reason is never in it."""
     wire = error.to_json()
-    return ToolReply(False, tool, error=wire["error"], text=json.dumps(wire, ensure_ascii=False))
+    return ToolReply(False, tool, error=wire["error"], text=wire_text(wire))
 
 
 def succeeded(core: Core, tool: str, found: Answer) -> ToolReply:
@@ -87,4 +87,14 @@ def succeeded(core: Core, tool: str, found: Answer) -> ToolReply:
             {"name": skill.name, "origin": skill.receipt.origin, "text": skill.body} for skill in found.bodies
         ]
         pin = " ".join(f"skill:{skill.receipt.id}@{skill.receipt.digest}" for skill in found.bodies) or None
-    return ToolReply(True, tool, result=wire, text=json.dumps(wire, ensure_ascii=False), pin=pin)
+    return ToolReply(True, tool, result=wire, text=wire_text(wire), pin=pin)
+
+
+def wire_text(wire: Mapping[str, Any]) -> str:
+    """Return *wire* as JSON text that every transport can encode: half of a surrogate pair stays an escape."""
+    text = json.dumps(wire, ensure_ascii=False)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # names and paths are repeated as the model gave them
+        return json.dumps(wire)
+    return text
