@@ -271,9 +271,12 @@ CHECKS: Mapping[int, Check] = MappingProxyType(
 """Steps 2 to 6, which decide what is in a view; step 1 is the lookup, step 7 depends on who asks."""
 
 
+_IN_ORDER = tuple(CHECKS.values())
+
+
 def refuse(policy: Policy, skill: Skill) -> Finding | None:
     """Return the first of steps 2 to 6 that refuses *skill*, or None."""
-    for check in CHECKS.values():
+    for check in _IN_ORDER:
         finding = check(policy, skill)
         if finding is not None:
             return finding

@@ -196,26 +196,26 @@ def build_view(home: Home, policy: Policy) -> SkillView:
     """Ask the gate about every skill once and number what is listed."""
     known = home.known(policy.include_internal)
     codes: dict[str, str] = dict(known.refused)
-    passed: list[Skill] = []
-    for skill in known.skills.values():
+    passed: dict[str, Skill] = {}
+    for full_id, skill in known.skills.items():
         finding = refuse(policy, skill)
         if finding is None:
-            passed.append(skill)
+            passed[full_id] = skill
         else:
-            codes[skill.full_id] = finding.code
+            codes[full_id] = finding.code
     if policy.imports == "strict":
-        broken = broken_imports(known, policy, passed)
-        codes |= {skill.full_id: "import_refused" for skill in passed if skill.full_id in broken}
-        passed = [skill for skill in passed if skill.full_id not in broken]
-    passed.sort(key=lambda skill: skill.full_id)
-    listed = [skill for skill in passed if not skill.hidden and refuse_by(skill, "model") is None]
+        for full_id in broken_imports(known, policy, tuple(passed.values())) & passed.keys():
+            codes[full_id] = "import_refused"
+            del passed[full_id]
+    passed = dict(sorted(passed.items()))
+    listed = {i: skill for i, skill in passed.items() if not skill.hidden and refuse_by(skill, "model") is None}
     return SkillView(
         consumer=policy.consumer,
         tools=policy.tools,
         include_internal=policy.include_internal,
-        skills=MappingProxyType({skill.full_id: skill for skill in passed}),
-        listed=MappingProxyType({skill.full_id: skill for skill in listed}),
-        short_ids=MappingProxyType({f"SK{number}": skill.full_id for number, skill in enumerate(listed, 1)}),
+        skills=MappingProxyType(passed),
+        listed=MappingProxyType(listed),
+        short_ids=MappingProxyType({f"SK{number}": full_id for number, full_id in enumerate(listed, 1)}),
         names=MappingProxyType(_names(listed)),
         home=home,
         known=known,
@@ -224,12 +224,12 @@ def build_view(home: Home, policy: Policy) -> SkillView:
     )
 
 
-def _names(listed: list[Skill]) -> dict[str, str]:
+def _names(listed: Mapping[str, Skill]) -> dict[str, str]:
     """Name each skill by its bare id where that is unique and no short id, else by its full id."""
     count: dict[str, int] = {}
-    for skill in listed:
+    for skill in listed.values():
         count[skill.id] = count.get(skill.id, 0) + 1
-    return {skill.id if _is_name(skill.id, count) else skill.full_id: skill.full_id for skill in listed}
+    return {skill.id if _is_name(skill.id, count) else full_id: full_id for full_id, skill in listed.items()}
 
 
 def _is_name(bare: str, count: Mapping[str, int]) -> bool:
