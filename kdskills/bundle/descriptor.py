@@ -20,6 +20,7 @@ from kdskills.skills.selection import Rules
 FIELDS = ("version", "custom_skills_root", "agents_config", "bundle_root", "allow_outside_bundle", "extra")
 UPPER = {"custom_skills_root": "CUSTOM_SKILLS_ROOT", "agents_config": "AGENTS_CONFIG"}
 EVERYONE = "*"
+_MOST_BITS = 2_000  # Python always writes numbers of this size, however it is set up
 
 
 class SkillsDescriptor(BaseModel):
@@ -50,7 +51,12 @@ class SkillsDescriptor(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read(cls, value: Any) -> Any:
-        return value if isinstance(value, SkillsDescriptor) else _normalise(value)
+        if isinstance(value, SkillsDescriptor):
+            return value
+        try:
+            return _normalise(value)
+        except ValueError as error:  # a number of thousands of digits, which Python does not write out
+            raise refuse("descriptor_type", "descriptor", f"it cannot be understood: {error}") from error
 
     @field_validator("agents_config", "extra", mode="after")
     @classmethod
@@ -265,7 +271,7 @@ def _extra(value: object) -> dict[str, Any]:
 
 def _json_value(value: object, key: str, depth: int = 0) -> Any:
     """Return *value* as plain JSON, so that a descriptor can travel."""
-    if value is None or isinstance(value, (bool, int, str)):
+    if value is None or isinstance(value, (bool, str)) or (isinstance(value, int) and value.bit_length() <= _MOST_BITS):
         return value
     if isinstance(value, float) and math.isfinite(value):
         return value

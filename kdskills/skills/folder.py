@@ -72,11 +72,13 @@ class DiskContent:
     Args:
         folder: The skill's folder.
         file_name: Name of its skill file.
+        verdict: Under which it was parsed: only `lenient` lets dots end the frontmatter.
     """
 
-    __slots__ = ("_body", "_compact", "_file_name", "_folder", "_sources")
+    __slots__ = ("_body", "_compact", "_file_name", "_folder", "_sources", "_verdict")
 
-    def __init__(self, folder: Path, file_name: str) -> None:
+    def __init__(self, folder: Path, file_name: str, verdict: Verdict = "lenient") -> None:
+        self._verdict: Verdict = verdict
         self._folder = folder
         self._file_name = file_name
         self._body: str | None = None
@@ -86,7 +88,8 @@ class DiskContent:
     def body(self) -> str:
         """Return the body. Raises `FileRefused` when the file is gone since."""
         if self._body is None:
-            self._body = read_body(read_file(self._folder, self._file_name, limit=MAX_SKILL_BYTES).data)
+            data = read_file(self._folder, self._file_name, limit=MAX_SKILL_BYTES).data
+            self._body = read_body(data, self._verdict)
         return self._body
 
     def compact(self) -> str | None:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from kdskills.skills.findings import Findings
+from kdskills.skills.model import Verdict
 from kdskills.skills.repair import Repair, repair_lines
 from kdskills.skills.yaml_core import Document, Fields, YamlRefused, load_yaml
 
@@ -111,9 +112,9 @@ def trim_body(text: str) -> str:
     return text[leading.end() :] if leading else text
 
 
-def read_body(data: bytes) -> str:
-    """Return the body of a skill file that parsed before; "" when it has no closed frontmatter."""
-    findings = Findings("lenient", "")
+def read_body(data: bytes, verdict: Verdict = "lenient") -> str:
+    """Return the body of a skill file that parsed before under *verdict*; "" when it has no closed frontmatter."""
+    findings = Findings(verdict, "")
     text = decode(data, findings)
     parts = split(text, findings) if text is not None else None
     return trim_body(parts.text[parts.after :]) if parts is not None else ""

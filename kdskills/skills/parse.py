@@ -250,7 +250,7 @@ def parse_skill(path: str | Path, *, verdict: Verdict = "lenient", extra_fields:
         verdict=verdict,
         extra_fields=frozenset(extra_fields),
         path=opened.folder / opened.file_name,
-        content=DiskContent(opened.folder, opened.file_name),
+        content=DiskContent(opened.folder, opened.file_name, verdict),
         tools=opened.tools,
         findings=opened.findings,
     )

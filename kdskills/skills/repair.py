@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_LINE = re.compile(
-    r"(?P<head>(?P<key>[^\s#\-?:,\[\]{}&*!|>'\"%@`][^:#]*?)[ \t]*:[ \t]+)(?P<value>\S.*?)(?P<tail>[ \t]*)"
-)
+_LINE = re.compile(r"(?P<head>(?P<key>[^\s#\-?:,\[\]{}&*!|>'\"%@`][^:#]*+):[ \t]++)(?P<rest>\S.*+)")  # linear
 _COMMENT = re.compile(r"[ \t]#")
 _DOUBLE = re.compile(r'"(?:[^"\\]|\\.)*"')
 _SINGLE = re.compile(r"'(?:[^']|'')*'")
@@ -42,12 +40,13 @@ def repair_lines(text: str) -> tuple[str, tuple[Repair, ...]]:
         match = _LINE.fullmatch(line)
         if match is None:
             continue
-        value, comment = _without_comment(match["value"])
+        key, written = match["key"].rstrip(" \t"), match["rest"].rstrip(" \t")
+        value, comment = _without_comment(written)
         waiting = _opens(value)
-        if waiting or _goes_on(lines, number) or not _needs_quotes(match["key"], value):
+        if waiting or _goes_on(lines, number) or not _needs_quotes(key, value):
             continue
-        lines[number] = f"{match['head']}{single_quoted(value)}{comment}{match['tail']}"
-        done.append(Repair(number, match["key"], line, lines[number]))
+        lines[number] = f"{match['head']}{single_quoted(value)}{comment}{match['rest'][len(written) :]}"
+        done.append(Repair(number, key, line, lines[number]))
     return "\n".join(lines), tuple(done)
 
 

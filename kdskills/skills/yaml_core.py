@@ -29,7 +29,7 @@ _WORDS: dict[str, bool | None] = {
 }  # fmt: skip
 _TYPED_START = frozenset("~nNtTfF-+.0123456789")
 _NUMBER_START = frozenset("-+.0123456789")
-_MOST_DIGITS = 4_000
+_MOST_DIGITS = 500  # Python always writes numbers of 640 decimal digits, however it is set up
 _PRIVATE = ("\ue000", "\ue001", "\ue002")
 
 
@@ -137,7 +137,7 @@ class Document:
 def core_value(text: str) -> Any:
     """Return the value of a plain scalar by the YAML 1.2 core schema.
 
-    Numbers that JSON or Python cannot hold (infinite, or of thousands of digits) stay text.
+    Numbers that JSON or Python cannot hold (infinite, or of over 500 digits) stay text.
     """
     if text and text[0] not in _TYPED_START:
         return text
@@ -202,6 +202,7 @@ def load_yaml(text: str, limits: Limits = FRONTMATTER_LIMITS, *, text_only: bool
         raise YamlRefused(str(error)) from error
     if shielded is not None and document.root is not None:
         _unshield(document.root, shielded[1])
+        document.duplicates = [(key.translate(shielded[1]), mark) for key, mark in document.duplicates]
     return document
 
 

@@ -65,8 +65,8 @@ def usable_url(text: str | None) -> str | None:
     if not text:
         return None
     parsed = parse_url(text)
-    scheme = parsed.text.partition(":")[0]
-    if parsed.bad or scheme not in _LINKS or parsed.text == f"{scheme}:":
+    scheme, _, rest = parsed.text.partition(":")
+    if parsed.bad or scheme not in _LINKS or not rest:
         return None
     return _UNSAFE.sub(lambda found: quote(found[0], safe="", errors="replace"), parsed.text)
 

@@ -384,3 +384,20 @@ def test_anything_else_is_a_descriptor_error(value) -> None:
     else:
         found = ("descriptor", True)
     assert found == ("descriptor", True)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"note": 10**5000},
+        {"extra": {"a": [10**5000]}},
+        {"version": 10**5000},
+        {10**5000: 1},
+        {"allow_outside_bundle": 10**5000},
+        {"agents_config": {10**5000: {}}},
+        {"agents_config": {"w": {"imports": 10**5000}}},
+    ],
+)
+def test_numbers_nobody_can_write_are_refused(value) -> None:
+    """A number of thousands of digits, which neither JSON nor a message can hold, is refused by name."""
+    assert refusal(value)[0] == "descriptor_type"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.skills import parse_skill_bytes
+from kdskills.skills import parse_skill, parse_skill_bytes
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES, read_body, trim_body
 from kdskills.skills.repair import repair_lines
 
@@ -83,6 +86,33 @@ def test_dots_close_leniently_only() -> None:
     for verdict in ("spec", "skills-ref"):
         found = parse_skill_bytes(text.encode(), folder="brief", verdict=verdict).diagnostics
         assert [(f.code, f.severity) for f in found] == [("dots_close", "info"), ("unclosed_frontmatter", "error")]
+
+
+def test_dots_before_the_fence_do_not_close_strictly(tmp_path: Path) -> None:
+    """Where only dashes close, the body on disk begins behind the dashes too."""
+    (tmp_path / "SKILL.md").write_text(f"---\n{HEAD}\n...\n---\nbody\n")
+    found = [parse_skill(tmp_path, verdict=verdict).skill for verdict in ("lenient", "spec", "skills-ref")]
+    assert [None if one is None else one.body for one in found] == ["---\nbody", None, None]
+    folder = tmp_path / "brief"
+    folder.mkdir()
+    (tmp_path / "SKILL.md").rename(folder / "SKILL.md")
+    assert [parse_skill(folder, verdict=v).skill.body for v in ("spec", "skills-ref")] == ["body", "body"]
+
+
+@pytest.mark.parametrize(
+    "line", ["x" + " " * 60_000 + "x", "license: a: b" + " \t" * 30_000 + "x", "license: a: b #" + " " * 60_000]
+)
+def test_repair_is_linear(line: str) -> None:
+    """A long run of blanks costs one look at each."""
+    started = time.process_time()
+    parse_skill_bytes(f"---\n{HEAD}\nlicense: a: b\n{line}\n---\n".encode(), folder="brief")
+    assert time.process_time() - started < 1
+
+
+def test_repair_keeps_blanks_around_the_value() -> None:
+    """What stands around a quoted value stays: blanks before the colon, behind it, and at the end."""
+    text, repairs = repair_lines("license \t:  a: b \t#c  ")
+    assert (text, [repair.key for repair in repairs]) == ("license \t:  'a: b' \t#c  ", ["license"])
 
 
 def test_dots_after_the_fence_are_body() -> None:

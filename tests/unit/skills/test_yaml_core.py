@@ -300,3 +300,17 @@ class _Quoting(yaml.SafeDumper):
 def test_scalar_null_is_plain_only() -> None:
     """A quoted null is a text."""
     assert [Scalar("null", plain, None).null for plain in (True, False)] == [True, False]
+
+
+@pytest.mark.parametrize("written", ["9" * 501, "0x" + "f" * 3990, "0o" + "7" * 3990, "-" + "1" * 4000])
+def test_numbers_too_long_to_be_written_stay_text(written: str) -> None:
+    """Every number that is read can be written as JSON again, in whatever base it stands."""
+    found = values(f"a: {written}\nb: {written[:500]}\n")
+    assert found["a"] == written
+    assert isinstance(found["b"], int)
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_keys_that_stand_twice_are_named_as_written() -> None:
+    """A line separator within a key comes back in the list of duplicates too."""
+    assert [key for key, _ in load_yaml("k\u2028: 1\nk\u2028: 2\n").duplicates] == ["k\u2028"]

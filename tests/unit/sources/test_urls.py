@@ -97,6 +97,7 @@ def test_normalising_twice_is_normalising_once(text):
     [
         "javascript:alert(1)", "JavaScript:alert(1)", "java\tscript:alert(1)", " \x01javascript:alert(1)", "data:text/html,x",
         "vbscript:x", "file:///etc/passwd", "data/x.csv", "", None, "mailto:", "ftp://example.com/x", "skill://a/b",
+        "https", "http", "mailto", " https\n",
     ],
 )  # fmt: skip
 def test_only_http_https_and_mailto_become_links(text):
