@@ -189,19 +189,30 @@ class _Rewriting:
         self._own.add(self.writer.write(f"[[S:{items}]]"))
 
     def settle(self) -> str:
-        """Return the written text in which exactly the tokens written here are live.
+        """Return the written text in which no tokens but those written here are live.
 
         What went may have joined the pieces of another token, or of the backticks that made one code.
         """
         text, own = self.writer.take(everything=True), self._own
         for _ in range(_PASSES):
-            foreign = [token.start for token in find_tokens(text) if token.start not in own]
+            tokens = find_tokens(text)
+            foreign = [token.start for token in tokens if token.start not in own]
             if not foreign:
+                if len(tokens) < len(own):
+                    self._note_hidden(tokens)
                 return text
             text, own = self._break(text, foreign, own)
         while foreign := [found.start() for found in _written_tokens(text) if found.start() not in own]:
             text, own = self._break(text, foreign, own)
+        self._note_hidden(find_tokens(text))
         return text
+
+    def _note_hidden(self, live: list[Token]) -> None:
+        """Count as used only what *live* tokens cite: what went may also have joined marks that make others code."""
+        shown = dict.fromkeys(first for token in live for first, _ in token.items)
+        if shown.keys() != self.used.keys():
+            self._report("code", "a dropped citation left marks that make text behind it code, with its citations")
+        self.used = shown
 
     def _break(self, text: str, starts: list[int], own: set[int]) -> tuple[str, set[int]]:
         """Part the first two characters of each foreign token, which makes it text for good."""

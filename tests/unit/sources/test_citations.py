@@ -186,6 +186,15 @@ def test_forged_tokens_are_reported():
     assert [f.ref for f in rewrite_citations("[[[[S:9]]S:4]]", {}).diagnostics] == ["9", "joined"]
 
 
+@pytest.mark.parametrize("text", ["[[S:9]]~~~\n[[S:1]]", "``[[S:9]]` [[S:1]] ```", "``` [[S:`]]\n[[S:1]]"])
+def test_citations_that_became_code_are_not_used(text):
+    """Where a dropped token's neighbours make the rest code, what is code counts as uncited, and a finding says so."""
+    result = rewrite_citations(text, {1: 5})
+    assert (result.used, extract_citations(result.text)) == ((), [])
+    assert result.diagnostics[-1].ref == "code"
+    assert rewrite_citations(f"[[S:1]] {text}", {1: 5}).used == (5,)
+
+
 def test_rewriting_properties(texts):
     """Rewriting twice is rewriting once under the identity; only mapped sids are ever live; an empty map leaves none."""
     sids = st.sampled_from([1, 2, 3, 4, 9])
