@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kdskills.execution import ExecutorFactory
     from kdskills.hooks import Register
     from kdskills.models import ModelProvider
+    from kdskills.session import SessionStore
     from kdskills.session.wiring import AccessRequest, Denial
     from kdskills.skills import Skill, SkillRoot
     from kdskills.solver import SolverTool, Turn, TurnResult
@@ -43,6 +44,11 @@ hookspec = pluggy.HookspecMarker(NAME)
 @hookspec
 def kdskills_register_executors(register: Register[ExecutorFactory]) -> None:
     """Add execution engines: ``register(name, factory)``; ``factory(options)`` gets the operator's `ExecutionOptions`."""
+
+
+@hookspec
+def kdskills_register_stores(register: Register[Callable[[str], SessionStore]]) -> None:
+    """Add session stores by URL scheme: ``register("sqlite", factory)``; ``factory(url)`` opens one."""
 
 
 @hookspec

@@ -48,7 +48,17 @@ def _fpdf2() -> str | None:
     return None if importlib.util.find_spec("fpdf") else "fpdf2 is not installed"
 
 
-PROBES = {"bubblewrap": _bubblewrap, "docker": _docker, "documents": _fpdf2}
+def _postgres() -> str | None:
+    return None if postgres_bin() else "no PostgreSQL server is installed"
+
+
+def postgres_bin() -> Path | None:
+    """Return the folder of PostgreSQL's server programs, the newest version first."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    return found[-1].parent if found else None
+
+
+PROBES = {"postgres": _postgres, "bubblewrap": _bubblewrap, "docker": _docker, "documents": _fpdf2}
 
 
 @cache

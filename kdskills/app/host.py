@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import jinja2
 
     from kdskills.execution import Executor, ReapReport
+    from kdskills.session import SessionStore
 
 Emit = Callable[[Any], None]
 
@@ -72,6 +73,15 @@ class Host:
     def engines(self) -> tuple[Executor, ...]:
         """Return every registered engine, built once for this Host."""
         return self._engines
+
+    def session_store(self, url: str) -> SessionStore:
+        """Open the session store at *url*, such as `sqlite:///sessions.db`; its scheme names the plugin.
+
+        Raises:
+            UnknownName: No plugin registered the scheme.
+            StoreUnavailable: The store does not answer.
+        """
+        return self.registers.stores[url.partition(":")[0]](url)
 
     def bundle(self, path: str | Path) -> Bundle:
         """Load the bundle at *path*. Raises BundleError."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kdskills.errors import Diagnostic
     from kdskills.execution import ExecutorFactory
     from kdskills.models import ModelFactory
+    from kdskills.session import SessionStore
     from kdskills.session.wiring import AccessRequest, Denial
     from kdskills.skills import Skill, SkillRoot
     from kdskills.solver import SolverTool
@@ -31,6 +32,8 @@ BUILTIN = (
     "kdskills.builtin.executors.bubblewrap",
     "kdskills.builtin.executors.docker",
     "kdskills.builtin.executors.subprocess",
+    "kdskills.builtin.stores.memory",
+    "kdskills.builtin.stores.sql",
     "kdskills.builtin.models.replay",
     "kdskills.builtin.models.pydantic_ai",
     "kdskills.builtin.models.record",
@@ -95,6 +98,7 @@ class Registers:
 
     executors: Register[ExecutorFactory]
     models: Register[ModelFactory]
+    stores: Register[Callable[[str], SessionStore]]
     tools: Register[SolverTool]
     interpreters: Register[Sequence[str]]
 
@@ -105,9 +109,12 @@ def collect(pm: PluginManager) -> Registers:
     Raises:
         NameTaken: Two plugins claim one name.
     """
-    registers = Registers(Register("executor"), Register("model"), Register("tool"), Register("interpreter"))
+    registers = Registers(
+        Register("executor"), Register("model"), Register("store"), Register("tool"), Register("interpreter")
+    )
     pm.hook.kdskills_register_executors(register=registers.executors)
     pm.hook.kdskills_register_models(register=registers.models)
+    pm.hook.kdskills_register_stores(register=registers.stores)
     pm.hook.kdskills_register_tools(register=registers.tools)
     pm.hook.kdskills_register_interpreters(register=registers.interpreters)
     return registers

@@ -64,6 +64,9 @@ class Settings(BaseSettings):
     image_packages: tuple[str, ...] = Field(
         (), description="Further installed packages to copy into the sandbox image."
     )
+    pool: int = Field(
+        0, ge=0, le=64, description="Sandboxes the bubblewrap engine keeps ready ahead of time, each for one run."
+    )
     model: str = Field("replay", description="Model of `kdskills run` and `demo`, such as `openai:gpt-5` or `replay`.")
     index_dir: Path | None = Field(None, description="Folder of the persisted skill index; empty means the user cache.")
     plugins_blocked: tuple[str, ...] = Field((), description="Dotted names of plugins that must not be loaded.")
@@ -81,6 +84,7 @@ class Settings(BaseSettings):
             best_effort=frozenset(self.best_effort_limits),
             allow_unisolated=self.allow_unisolated,
             image_packages=self.image_packages,
+            pool=self.pool,
         )
 
     @classmethod

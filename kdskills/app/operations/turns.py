@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from kdskills.app.operations.table import Input, Operation, Output
+from kdskills.app.operations.transcripts import footnoted
 from kdskills.errors import BadRequest
 from kdskills.models.cassette import Cassette, read_cassette
 from kdskills.solver import ReactSolver, SolverSettings, SolverSystem, TurnResult
-from kdskills.sources import render_citations
 
 if TYPE_CHECKING:
     from kdskills.app.host import Emit, Host
@@ -66,11 +66,6 @@ def _unmet(demo: Cassette | None, result: TurnResult) -> tuple[str, ...]:
     return tuple(missing)
 
 
-def _footnoted(result: TurnResult) -> str:
-    """Return the answer with `[1]` for citations and the list of sources below, for readers without links."""
-    return render_citations(result.text, {row["sid"]: row for row in result.sources}, mode="footnotes")
-
-
 def _deliver(result: TurnResult, out: Path) -> tuple[str, ...]:
     """Copy the turn's files to *out* and return their paths."""
     made = []
@@ -111,7 +106,7 @@ async def run(host: Host, given: RunInput, emit: Emit | None = None) -> RunOutpu
     delivered = () if given.out is None else await asyncio.to_thread(_deliver, result, given.out)
     return RunOutput(
         result=result,
-        footnoted=_footnoted(result),
+        footnoted=footnoted(result),
         engine=engine,
         out=None if given.out is None else str(given.out),
         files=delivered,

@@ -1,0 +1,19 @@
+"""`memory:`: sessions in this process, gone with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kdskills.hooks import hookimpl
+from kdskills.session.store import MemoryStore
+
+if TYPE_CHECKING:
+    from kdskills.hooks import Register
+    from kdskills.session.store import SessionStore
+
+
+@hookimpl
+def kdskills_register_stores(register: Register[Callable[[str], SessionStore]]) -> None:
+    """Add the scheme `memory`."""
+    register("memory", lambda url: MemoryStore())

@@ -1,0 +1,349 @@
+"""`sqlite:` and `postgresql:`: sessions in a database, shared by processes and, with PostgreSQL, by machines.
+
+One implementation on SQLAlchemy Core. Every change is a compare-and-set on the record's version, in one transaction with
+the references to the texts it needs (spec runtime §1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kdskills.errors import MissingExtra
+from kdskills.hooks import hookimpl
+from kdskills.session.state import ImportedSkill, LoadedSkill, SessionHead, SessionRecord
+from kdskills.session.store import StoreConflict, StoreUnavailable
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from kdskills.hooks import Register
+    from kdskills.session.store import SessionStore
+
+T = TypeVar("T")
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+BUSY_MS = 30_000
+JOURNAL_LIMIT = 16 * 1024 * 1024
+SCHEMA_LOCK = 2_037_581
+"""Number of the advisory lock under which tables are made."""
+
+
+def micros(moment: datetime) -> int:
+    """Return microseconds since 1970, which every database keeps and compares alike."""
+    return (moment - EPOCH) // timedelta(microseconds=1)
+
+
+def moment_of(value: int) -> datetime:
+    """Return the time of `micros`."""
+    return EPOCH + timedelta(microseconds=value)
+
+
+def entries_to_text(record: SessionRecord) -> str:
+    """Return the record's entries as JSON text."""
+    rows = [
+        {
+            "id": entry.id,
+            "digest": entry.digest,
+            "tree": entry.tree_digest,
+            "at": micros(entry.loaded_at),
+            "by": entry.loaded_by,
+            "imports": [[item.id, item.digest, item.tree_digest] for item in entry.imports],
+        }
+        for entry in record.active
+    ]
+    return json.dumps(rows, separators=(",", ":"), ensure_ascii=False)
+
+
+def entries_of_text(text: str) -> tuple[LoadedSkill, ...]:
+    """Return the entries written by `entries_to_text`."""
+    return tuple(
+        LoadedSkill(
+            row["id"],
+            row["digest"],
+            row["tree"],
+            moment_of(row["at"]),
+            row["by"],
+            tuple(ImportedSkill(*item) for item in row["imports"]),
+        )
+        for row in json.loads(text)
+    )
+
+
+class Tables:
+    """The tables, described once per store; nothing of SQLAlchemy is imported before one is opened."""
+
+    def __init__(self) -> None:
+        import sqlalchemy as sa
+
+        # bytes are compared, not a language's order: pages must be sorted alike everywhere
+        word = sa.String(200).with_variant(sa.String(200, collation="C"), "postgresql")
+        self.metadata = sa.MetaData()
+        self.sessions = sa.Table(
+            "kd_sessions",
+            self.metadata,
+            sa.Column("session_id", word, primary_key=True),
+            sa.Column("consumer", sa.String(500), nullable=False, index=True),
+            sa.Column("version", sa.Integer, nullable=False),
+            sa.Column("created_at", sa.BigInteger, nullable=False),
+            sa.Column("touched_at", sa.BigInteger, nullable=False, index=True),
+            sa.Column("max_active", sa.Integer),
+            sa.Column("active", sa.Text, nullable=False),
+        )
+        self.uses = sa.Table(
+            "kd_session_texts",
+            self.metadata,
+            sa.Column("session_id", word, primary_key=True),
+            sa.Column("digest", sa.String(80), primary_key=True, index=True),
+        )
+        self.texts = sa.Table(
+            "kd_skill_texts",
+            self.metadata,
+            sa.Column("digest", sa.String(80), primary_key=True),
+            sa.Column("body", sa.Text, nullable=False),
+            sa.Column("kept_at", sa.BigInteger, nullable=False),
+        )
+
+
+class SqlStore:
+    """Keeps sessions in the database at *url*; tables are made when they are not there.
+
+    A text no session refers to goes with the next purge, once it is older than what the purge forgets.
+
+    Args:
+        url: `sqlite:///path` or `postgresql://…`.
+        clock: Gives the time texts are kept at.
+
+    Raises:
+        MissingExtra: SQLAlchemy or the database's driver is not installed.
+        StoreUnavailable: The database cannot be opened.
+    """
+
+    def __init__(self, url: str, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._clock = clock
+        self._engine = open_engine(url)
+        self._tables = Tables()
+        with self._speaking(), self._engine.begin() as link:
+            if link.dialect.name == "postgresql":  # two processes may open a new database at once
+                link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
+            self._tables.metadata.create_all(link, checkfirst=True)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await asyncio.to_thread(self._engine.dispose)
+
+    async def get(self, session_id: str) -> SessionRecord | None:
+        """Return the record, or None."""
+        return await self._read(lambda link: self._record(link, session_id))
+
+    async def put(self, record: SessionRecord, *, expect: int | None) -> None:
+        """Keep *record* if the kept version is *expect*; raises StoreConflict otherwise."""
+        await self._write(lambda link: self._put(link, record, expect))
+
+    async def touch(self, session_id: str, at: datetime) -> bool:
+        """Renew the idle clock, never backwards; False for an unknown id."""
+        table = self._tables.sessions
+
+        def change(link: sa.Connection) -> bool:
+            mine = table.c.session_id == session_id
+            link.execute(table.update().where(mine, table.c.touched_at < micros(at)).values(touched_at=micros(at)))
+            return link.execute(table.select().with_only_columns(table.c.version).where(mine)).first() is not None
+
+        return await self._write(change)
+
+    async def delete(self, session_id: str) -> bool:
+        """Forget the session; False for an unknown id."""
+
+        def change(link: sa.Connection) -> bool:
+            self._forget_uses(link, session_id)
+            table = self._tables.sessions
+            return link.execute(table.delete().where(table.c.session_id == session_id)).rowcount > 0
+
+        return await self._write(change)
+
+    async def page(self, *, consumer: str | None, after: str | None, limit: int) -> list[SessionHead]:
+        """Return up to *limit* heads sorted by id."""
+        table = self._tables.sessions
+        query = table.select().order_by(table.c.session_id).limit(limit)
+        if consumer is not None:
+            query = query.where(table.c.consumer == consumer)
+        if after is not None:
+            query = query.where(table.c.session_id > after)
+        rows = await self._read(lambda link: link.execute(query).mappings().all())
+        return [record_of(row).head() for row in rows]
+
+    async def purge(self, idle_before: datetime) -> int:
+        """Forget every session touched before *idle_before*, and texts nobody refers to any longer."""
+        import sqlalchemy as sa
+
+        sessions, uses, texts = self._tables.sessions, self._tables.uses, self._tables.texts
+        idle = sessions.c.touched_at < micros(idle_before)
+
+        def change(link: sa.Connection) -> int:
+            gone = sa.select(sessions.c.session_id).where(idle)
+            link.execute(uses.delete().where(uses.c.session_id.in_(gone)))
+            count = link.execute(sessions.delete().where(idle)).rowcount
+            unused = texts.c.digest.not_in(sa.select(uses.c.digest))
+            link.execute(texts.delete().where(unused, texts.c.kept_at < micros(idle_before)))
+            return count
+
+        return await self._write(change)
+
+    async def put_body(self, digest: str, text: str) -> None:
+        """Keep the SKILL.md text of *digest*; keeping it again renews how long it stays unused."""
+        table = self._tables.texts
+        values = {"digest": digest, "body": text, "kept_at": micros(self._clock())}
+
+        def change(link: sa.Connection) -> None:
+            statement = upsert(link.dialect.name, table).values(values)
+            kept = {"kept_at": statement.excluded.kept_at}
+            link.execute(statement.on_conflict_do_update(index_elements=["digest"], set_=kept))
+
+        await self._write(change)
+
+    async def get_body(self, digest: str) -> str | None:
+        """Return the SKILL.md text of *digest*, or None."""
+        table = self._tables.texts
+        query = table.select().with_only_columns(table.c.body).where(table.c.digest == digest)
+        return await self._read(lambda link: link.execute(query).scalar())
+
+    def _record(self, link: sa.Connection, session_id: str) -> SessionRecord | None:
+        table = self._tables.sessions
+        row = link.execute(table.select().where(table.c.session_id == session_id)).mappings().first()
+        return None if row is None else record_of(row)
+
+    def _put(self, link: sa.Connection, record: SessionRecord, expect: int | None) -> None:
+        table = self._tables.sessions
+        values = {
+            "consumer": record.consumer,
+            "version": record.version,
+            "created_at": micros(record.created_at),
+            "touched_at": micros(record.touched_at),
+            "max_active": record.max_active,
+            "active": entries_to_text(record),
+        }
+        mine = table.c.session_id == record.session_id
+        if expect is None:
+            new = upsert(link.dialect.name, table).values(session_id=record.session_id, **values)
+            done = link.execute(new.on_conflict_do_nothing().returning(table.c.version)).first()
+        else:
+            change = table.update().where(mine, table.c.version == expect).values(values)
+            done = link.execute(change.returning(table.c.version)).first()
+        if done is None:
+            kept = self._record(link, record.session_id)
+            found = None if kept is None else kept.version
+            raise StoreConflict(
+                f"session {record.session_id} is at version {found}, not {expect}", expected=expect, found=found
+            )
+        self._forget_uses(link, record.session_id)
+        rows = [{"session_id": record.session_id, "digest": digest} for digest in sorted(record.digests)]
+        if rows:
+            link.execute(self._tables.uses.insert(), rows)
+
+    def _forget_uses(self, link: sa.Connection, session_id: str) -> None:
+        uses = self._tables.uses
+        link.execute(uses.delete().where(uses.c.session_id == session_id))
+
+    async def _read(self, question: Callable[[sa.Connection], T]) -> T:
+        def ask() -> T:
+            with self._speaking(), self._engine.connect() as link:
+                return question(link.execution_options(kdskills_reads=True))
+
+        return await asyncio.to_thread(ask)
+
+    async def _write(self, change: Callable[[sa.Connection], T]) -> T:
+        def act() -> T:
+            with self._speaking(), self._engine.begin() as link:
+                return change(link)
+
+        return await asyncio.to_thread(act)
+
+    @contextmanager
+    def _speaking(self) -> Iterator[None]:
+        """Turn the driver's own failures into `store_unavailable`; its message may hold a password and stays inside."""
+        from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+        try:
+            yield
+        except DBAPIError as error:
+            said = type(error.orig).__name__ if error.orig is not None else type(error).__name__
+            raise StoreUnavailable(f"the session store does not answer: {said}", driver=said) from error
+        except SQLAlchemyError as error:
+            raise StoreUnavailable(f"the session store cannot be used: {type(error).__name__}") from error
+
+
+def record_of(row: Mapping[Any, Any]) -> SessionRecord:
+    """Return the record a row holds."""
+    return SessionRecord(
+        row["session_id"],
+        row["consumer"],
+        row["version"],
+        moment_of(row["created_at"]),
+        moment_of(row["touched_at"]),
+        row["max_active"],
+        entries_of_text(row["active"]),
+    )
+
+
+def upsert(dialect: str, table: sa.Table) -> Any:
+    """Return an INSERT that can say what happens on conflict."""
+    if dialect == "postgresql":
+        from sqlalchemy.dialects.postgresql import insert as postgres_insert
+
+        return postgres_insert(table)
+    from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+    return sqlite_insert(table)
+
+
+def open_engine(url: str) -> sa.Engine:
+    """Return an engine with the settings both databases need for several writers.
+
+    Raises:
+        MissingExtra: SQLAlchemy or the driver is not installed.
+        StoreUnavailable: The URL is no database URL.
+    """
+    try:
+        import sqlalchemy as sa
+    except ImportError:
+        raise MissingExtra("a session store in a database", "jobs") from None
+    if url.startswith("postgresql://"):
+        url = "postgresql+psycopg://" + url.removeprefix("postgresql://")
+    try:
+        engine = sa.create_engine(url, pool_pre_ping=True, hide_parameters=True)
+    except ImportError:
+        raise MissingExtra("a session store in PostgreSQL", "jobs") from None
+    except sa.exc.ArgumentError:
+        raise StoreUnavailable("the session store's URL is no database URL") from None
+    if engine.dialect.name == "sqlite":
+        sa.event.listen(engine, "connect", _prepare_sqlite)
+        sa.event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # transactions are ours: the driver would begin them too late
+    for pragma in (
+        f"busy_timeout={BUSY_MS}",
+        "journal_mode=WAL",
+        "synchronous=NORMAL",
+        f"journal_size_limit={JOURNAL_LIMIT}",
+    ):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _begin_sqlite(link: sa.Connection) -> None:
+    # a writer takes its lock at once: a read that becomes a write later cannot wait and would fail
+    reads = link.get_execution_options().get("kdskills_reads", False)
+    link.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+@hookimpl
+def kdskills_register_stores(register: Register[Callable[[str], SessionStore]]) -> None:
+    """Add the schemes `sqlite` and `postgresql`."""
+    register("sqlite", SqlStore)
+    register("postgresql", SqlStore)
