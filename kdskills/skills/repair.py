@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from kdskills.skills.yaml_core import YamlRefused, load_yaml
+
 _LINE = re.compile(r"(?P<head>(?P<key>[^\s#\-?:,\[\]{}&*!|>'\"%@`][^:#]*+):[ \t]++)(?P<rest>\S.*+)")  # linear
 _COMMENT = re.compile(r"[ \t]#")
 _DOUBLE = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -27,8 +29,8 @@ def repair_lines(text: str) -> tuple[str, tuple[Repair, ...]]:
     """Return *text* with the top-level one-line values quoted which need it, and what was changed.
 
     A plain value is quoted if it contains `: `, ends in `:` or begins with `@`, `%` or a backtick; a quoted one if it
-    goes on after its closing quote, and a bracketed one if it goes on after its closing bracket in a field that is
-    text (`argument-hint: [file] [options]`). Flow collections, block scalars and comments stay as they are.
+    goes on after its closing quote, and a bracketed one if it is no YAML by itself in a field that is text
+    (`argument-hint: [file] [options]`). Flow collections, block scalars and comments stay as they are.
     """
     lines = text.split("\n")
     done: list[Repair] = []
@@ -95,17 +97,16 @@ def _needs_quotes(key: str, value: str) -> bool:
         quoted = _quoted(value)
         return quoted is not None and quoted.end() < len(value)
     if first in _CLOSERS:
-        return key in _HINTS and _past_bracket(value)
+        return key in _HINTS and _slips(value)
     if first in "|>&*!#":
         return False
     return first in "@%`" or value.endswith(":") or ": " in value or ":\t" in value
 
 
-def _past_bracket(value: str) -> bool:
-    """Whether something follows the bracket that closes the first one."""
-    depth = 0
-    for position, character in enumerate(value):
-        depth += (character in "[{") - (character in "]}")
-        if depth == 0:
-            return position + 1 < len(value)
+def _slips(value: str) -> bool:
+    """Whether a field cannot hold *value*, for a slip of syntax."""
+    try:
+        load_yaml(f"key: {value}")
+    except YamlRefused as refusal:
+        return refusal.repairable
     return False

@@ -47,7 +47,7 @@ class Draw:
 
     def pumped(self, size: int) -> bytes:
         """Return the rest, sometimes with a part of it repeated up to *size* bytes: what is slow then shows."""
-        if self.number(16) != 1:
+        if self.number(64) != 1:
             return self.rest()
         start, length = self.number(256), 1 + self.number(32)
         data = self.rest()

@@ -47,7 +47,7 @@ def check(data: bytes) -> None:
     mode = draw.choice(MODES)
     switches = draw.number(16)
     cuts = draw.number(1 << 16)
-    text = draw.pumped(60_000).decode("utf-8", "surrogateescape")
+    text = draw.pumped(20_000).decode("utf-8", "surrogateescape")
     _found(text)
     _rewritten(text, sid_map)
     options = {

@@ -88,6 +88,14 @@ def test_dots_close_leniently_only() -> None:
         assert [(f.code, f.severity) for f in found] == [("dots_close", "info"), ("unclosed_frontmatter", "error")]
 
 
+@pytest.mark.parametrize("hint", ["[--on | --clear [--skill name | --all]]", "[x]: y", "{a} or {b}", "[a] # not this"])
+def test_hints_in_brackets_are_quoted_when_they_are_no_lists(hint: str) -> None:
+    """Brackets as people write them in usages are text where YAML cannot read them."""
+    found = skill(f"---\n{HEAD}\nlicense: a: b\nargument-hint: {hint}\n---\nx")
+    assert found.argument_hint == hint.partition(" #")[0]
+    assert (found.license, repair_lines(f"argument-hint: {hint}")[1] == ()) == ("a: b", "#" in hint)
+
+
 def test_dots_before_the_fence_do_not_close_strictly(tmp_path: Path) -> None:
     """Where only dashes close, the body on disk begins behind the dashes too."""
     (tmp_path / "SKILL.md").write_text(f"---\n{HEAD}\n...\n---\nbody\n")
