@@ -60,6 +60,17 @@ class Leaf:
             "pids": int((self.pids / "pids.max").read_text(encoding="ascii")),
         }
 
+    def bound(self, memory: int, pids: int) -> None:
+        """Set other limits than it was made with. Raises OSError when the kernel will not hold them."""
+        if self.version == 2:
+            _write(self.memory / "memory.max", memory)
+        else:
+            swap = self.memory / "memory.memsw.limit_in_bytes"  # may never be below the other one: widen, set, narrow
+            _write(swap, memory, optional=True)
+            _write(self.memory / "memory.limit_in_bytes", memory)
+            _write(swap, memory, optional=True)
+        _write(self.pids / "pids.max", pids)
+
     def remove(self, patience_s: float = 1.0) -> bool:
         """Kill what is still inside and remove the leaf; False when the kernel will not let go of it in time."""
         end = time.monotonic() + patience_s

@@ -6,7 +6,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import SecretStr
+
 from kdskills.execution.protocol import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class E2bOptions:
+    """How to reach E2B, and how long its sandboxes live (spec execution §8).
+
+    Attributes:
+        api_key: The key; the variable `E2B_API_KEY` is read when None.
+        template: Template new sandboxes are made from.
+        api_url: Address of the API; the SDK's own when None.
+        sandbox_url: Address of sandboxes; the SDK's own when None.
+        idle_ttl_s: A sandbox nobody used for so long is ended.
+        hard_ttl_s: No sandbox is used for longer than this after it was made.
+    """
+
+    api_key: SecretStr | None = None
+    template: str = "base"
+    api_url: str | None = None
+    sandbox_url: str | None = None
+    idle_ttl_s: float = 300.0
+    hard_ttl_s: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +43,7 @@ class ExecutionOptions:
         image_packages: Further installed distributions to copy into the prepared tree.
         cache_dir: Folder of prepared trees; None for the default of `kdskills.execution.dirs`.
         state_dir: Folder of run records; None for the default.
+        pool: Sandboxes the bubblewrap engine keeps ready ahead of time, each for one run; 0 makes each when asked.
     """
 
     sandbox_uid: int = 10001
@@ -28,6 +52,7 @@ class ExecutionOptions:
     image_packages: tuple[str, ...] = ()
     cache_dir: Path | None = None
     state_dir: Path | None = None
+    pool: int = 0
 
 
 ExecutorFactory = Callable[[ExecutionOptions], Executor]

@@ -31,6 +31,7 @@ import sys
 import time
 
 from kdskills_runtime.outbox import send_outputs
+from kdskills_runtime.receiving import exactly, place_inputs
 from kdskills_runtime.stage0 import LIMITS
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing costs 5 ms
@@ -52,8 +53,8 @@ def main() -> int:
     if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) or libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         sys.stderr.write(f"container_init: prctl: {os.strerror(ctypes.get_errno())}\n")
         return 125
-    order = json.loads(_exactly(0, int.from_bytes(_exactly(0, 8), "big")))
-    _place_inputs(order["inputs"])
+    order = json.loads(exactly(0, int.from_bytes(exactly(0, 8), "big")))
+    place_inputs(0, order["inputs"])
     stdin_fd = _memory_file("stdin", order["stdin"])
     payload_fd = None if order["payload"] is None else _memory_file("payload", order["payload"])
     null = os.open(os.devnull, os.O_RDONLY)
@@ -75,32 +76,11 @@ def _alone() -> bool:
         return b"container_init.py" in file.read()
 
 
-def _exactly(fd: int, size: int) -> bytes:
-    """Read *size* bytes from *fd*."""
-    pieces = bytearray()
-    while len(pieces) < size:
-        piece = os.read(fd, min(size - len(pieces), 1 << 20))
-        if not piece:
-            raise EOFError("the order broke off")
-        pieces += piece
-    return bytes(pieces)
-
-
-def _place_inputs(inputs: list[tuple[str, int]]) -> None:
-    """Write the input files below /work; their paths were checked by the host."""
-    for path, size in inputs:
-        place = os.path.join("/work", path)  # noqa: PTH118 - pathlib costs 3 ms to import
-        os.makedirs(os.path.dirname(place), exist_ok=True)  # noqa: PTH103, PTH120 - pathlib costs 3 ms to import
-        fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
-        with open(fd, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
-            file.write(_exactly(0, size))
-
-
 def _memory_file(name: str, size: int) -> int:
     """Return a descriptor of a file in memory holding the next *size* bytes of the order, at its beginning."""
     fd = os.memfd_create(name)
     with open(fd, "wb", closefd=False) as file:
-        file.write(_exactly(0, size))
+        file.write(exactly(0, size))
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
 

@@ -36,10 +36,10 @@ def make(name: str):
         from kdskills.builtin.executors.docker import DockerExecutor
 
         return DockerExecutor(ExecutionOptions())
-    if name == "bubblewrap":
+    if name in {"bubblewrap", "bubblewrap-pool"}:
         from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
 
-        return BubblewrapExecutor(ExecutionOptions())
+        return BubblewrapExecutor(ExecutionOptions(pool=1 if name == "bubblewrap-pool" else 0))
     from kdskills.builtin.executors.subprocess import SubprocessExecutor
 
     return SubprocessExecutor(ExecutionOptions(allow_unisolated=True))
@@ -47,6 +47,7 @@ def make(name: str):
 
 ENGINES = [
     pytest.param("bubblewrap", marks=pytest.mark.needs("bubblewrap")),
+    pytest.param("bubblewrap-pool", marks=pytest.mark.needs("bubblewrap")),
     pytest.param("docker", marks=pytest.mark.needs("docker")),
     "subprocess",
 ]

@@ -7,14 +7,18 @@ import os
 import platform
 import shutil
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
 from kdskills.execution.bwrap.args import Launcher
-from kdskills.execution.bwrap.run import ENGINE, LEVEL, BubblewrapRun, Ground, Job
+from kdskills.execution.bwrap.pool import Pool, make_worker
+from kdskills.execution.bwrap.run import ENGINE, LEVEL, BubblewrapRun, Prepared
+from kdskills.execution.bwrap.stand import Ground, Job
 from kdskills.execution.cgroup import find_parent
 from kdskills.execution.check import LIMIT_NAMES, check_request, require_limits
 from kdskills.execution.dirs import cache_dir, state_dir
@@ -64,6 +68,7 @@ class BubblewrapExecutor:
         self._lock = threading.Lock()
         self._ground: Ground | None = None
         self._rootfs: Rootfs | None = None
+        self._pool: tuple[Ground, Pool] | None = None
         self._probed: tuple[tuple[object, ...], ProbeReport] | None = None
 
     async def probe(self) -> ProbeReport:
@@ -84,22 +89,59 @@ class BubblewrapExecutor:
 
     async def start(self, request: ExecRequest) -> BubblewrapRun | FinishedRun:
         """Start and return at once. Raises as `run`."""
+        return await self._start(request, self._pool_of)
+
+    async def _start(
+        self, request: ExecRequest, pool: Callable[[Ground, Rootfs], Pool | None]
+    ) -> BubblewrapRun | FinishedRun:
+        def prepare() -> Prepared:
+            try:
+                ground, rootfs, job = self._prepare(request)
+                return Prepared(ground, job, pool(ground, rootfs))
+            except (ExecFailed, OSError) as error:
+                raise ExecRefused(f"what a sandbox needs cannot be prepared: {error}", engine=self.name) from error
+
+        run = BubblewrapRun(request.limits, prepare)
         try:
-            ground, job = await asyncio.to_thread(self._prepare, request)
+            await run.begin()
         except (RootChanged, RootMissing) as error:
             return skills_mismatch(error, self.name, self.level)
-        except (ExecFailed, OSError) as error:
-            raise ExecRefused(f"what a sandbox needs cannot be prepared: {error}", engine=self.name) from error
-        run = BubblewrapRun(ground, job)
-        await run.begin()
         return run
+
+    def close(self) -> None:
+        """End the sandboxes that were made ahead of time; the end of the interpreter does the same."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool[1].close()
+
+    def ready(self) -> int:
+        """Return how many sandboxes wait in the pool."""
+        pool = self._pool
+        return 0 if pool is None else pool[1].idle()
 
     async def reap(self) -> ReapReport:
         """End what dead owners left: cgroups and launchers."""
         records = RunRecords(self._options.state_dir or state_dir())
         return await asyncio.to_thread(lambda: reap(records, find_parent()))
 
-    def _prepare(self, request: ExecRequest) -> tuple[Ground, Job]:
+    def _pool_of(self, ground: Ground, rootfs: Rootfs) -> Pool | None:
+        """Return the pool of sandboxes on this ground; one on older ground is closed."""
+        if self._options.pool <= 0:
+            return None
+        old = None
+        with self._lock:
+            if self._pool is None or self._pool[0] is not ground:
+                program = rootfs.entry.rpartition("/")[0] + "/pool_worker.py"
+                made = Pool(self._options.pool, partial(make_worker, ground, python=rootfs.python, program=program))
+                old, self._pool = self._pool, (ground, made)
+                weakref.finalize(self, made.close)
+            pool = self._pool[1]
+        if old is not None:
+            old[1].close()
+        return pool
+
+    def _prepare(self, request: ExecRequest) -> tuple[Ground, Rootfs, Job]:
         """Decide and stage everything that needs no sandbox. Raises ExecRefused, RootChanged, RootMissing."""
         plan = check_request(request)
         if request.network != "none":
@@ -128,7 +170,7 @@ class BubblewrapExecutor:
 
         inputs = tuple(read_inputs(request.inputs, request.limits))
         _fit(inputs, request.limits)
-        return ground, Job(plan, argv, payload, skills, inputs, enforced)
+        return ground, rootfs, Job(plan, argv, payload, skills, inputs, enforced)
 
     def _prepared(self) -> tuple[Ground, Rootfs]:
         with self._lock:
@@ -184,7 +226,8 @@ class BubblewrapExecutor:
     async def _probe(self) -> ProbeReport:
         try:
             ground, rootfs = await asyncio.to_thread(self._prepared)
-            run = await self.start(ExecRequest(argv=canary_argv(rootfs.python, rootfs.entry)))
+            canary = ExecRequest(argv=canary_argv(rootfs.python, rootfs.entry))
+            run = await self._start(canary, lambda *_: None)
         except (ExecRefused, ExecFailed) as error:
             return ProbeReport(self.name, self.level, ok=False, cure=error.message)
         except OSError as error:

@@ -9,11 +9,10 @@ fails when they were cut short, so a sandbox never starts with less than was mea
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kdskills.execution.check import Plan
 from kdskills.execution.request import Limits
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -51,12 +50,21 @@ class Launcher:
 
 
 def command_line(
-    launcher: Launcher, rootfs: Path, plan: Plan, argv: Sequence[str], fds: Fds, *, memory_by_rlimit: bool
+    launcher: Launcher, rootfs: Path, limits: Limits, cwd: str, argv: Sequence[str], fds: Fds, bounds: Sequence[str]
 ) -> list[str]:
-    """Return the launcher's command line up to the program's own arguments."""
-    limits = plan.request.limits
+    """Return the launcher's command line.
+
+    Args:
+        launcher: Programs and identity.
+        rootfs: The prepared tree.
+        limits: Sizes of the sandbox's tmpfs.
+        cwd: Absolute folder the program starts in.
+        argv: The program.
+        fds: Descriptors the launcher inherits.
+        bounds: What prlimit sets before anything else; see `rlimit_words`.
+    """
     return [
-        *_limits(launcher.prlimit, limits, memory_by_rlimit=memory_by_rlimit),
+        *(launcher.prlimit, *bounds),
         *_identity(launcher),
         launcher.bwrap,
         *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
@@ -72,12 +80,12 @@ def command_line(
         *("--args", str(fds.args)),
         *("--chmod", "0755", _MARKER, "--remount-ro", "/run", "--remount-ro", "/skills"),
         *("--ro-bind", "/proc/sys", "/proc/sys", "--remount-ro", "/dev", "--remount-ro", "/"),
-        *("--chdir", plan.cwd, "--", *argv),
+        *("--chdir", cwd, "--", *argv),
     ]
 
 
 def run_arguments(
-    plan: Plan,
+    cwd: str,
     skills: Sequence[tuple[str, Path]],
     inputs: Sequence[tuple[str, int]],
     env: Sequence[tuple[bytes, bytes]],
@@ -85,7 +93,7 @@ def run_arguments(
     """Return the arguments that travel by descriptor, each ended by NUL.
 
     Args:
-        plan: The checked request.
+        cwd: Absolute folder the program starts in.
         skills: (full id, staged copy) pairs.
         inputs: (path below /work, descriptor to copy from) pairs.
         env: Variables set inside, byte-exact.
@@ -93,7 +101,7 @@ def run_arguments(
     words: list[str | bytes] = []
     for name, folder in skills:
         words += ["--ro-bind", str(folder), f"/skills/{name}"]
-    for folder_path in _folders(plan, [path for path, _ in inputs]):
+    for folder_path in _folders(cwd, [path for path, _ in inputs]):
         words += ["--perms", "0755", "--dir", folder_path]
     for path, fd in inputs:
         words += ["--perms", "0644", "--file", str(fd), f"/work/{path}"]
@@ -105,13 +113,13 @@ def run_arguments(
     )
 
 
-def _folders(plan: Plan, paths: Sequence[str]) -> list[str]:
+def _folders(cwd: str, paths: Sequence[str]) -> list[str]:
     """Return every folder below /work that inputs and the workdir need, parents first."""
     wanted: set[str] = set()
     for path in paths:
         wanted.update(str(parent) for parent in Path("/work", path).parents)
-    wanted.add(plan.cwd)
-    wanted.update(str(parent) for parent in Path(plan.cwd).parents)
+    wanted.add(cwd)
+    wanted.update(str(parent) for parent in Path(cwd).parents)
     return sorted(folder for folder in wanted if folder.startswith("/work/"))
 
 
@@ -119,18 +127,21 @@ def _tmpfs(place: str, size: int, mode: str) -> tuple[str, ...]:
     return ("--perms", mode, "--size", str(size), "--tmpfs", place)
 
 
-def _limits(prlimit: str, limits: Limits, *, memory_by_rlimit: bool) -> list[str]:
+def rlimits(limits: Limits, *, memory: bool) -> dict[str, tuple[int, int]]:
+    """Return the (soft, hard) rlimits of a run by their short names; *memory* adds the bound on address space."""
     cpu = math.ceil(limits.wall_s if limits.cpu_s is None else limits.cpu_s)
-    words = [
-        prlimit,
-        "--core=0:0",
-        f"--nofile={limits.nofile}:{limits.nofile}",
-        f"--fsize={limits.fsize}:{limits.fsize}",
-    ]
-    words.append(f"--cpu={cpu}:{cpu + 1}")  # the soft limit is SIGXCPU, which says what happened; the hard one kills
-    if memory_by_rlimit:
-        words.append(f"--as={limits.memory}:{limits.memory}")
-    return words
+    bounds = {
+        "core": (0, 0),
+        "nofile": (limits.nofile, limits.nofile),
+        "fsize": (limits.fsize, limits.fsize),
+        "cpu": (cpu, cpu + 1),  # the soft limit is SIGXCPU, which says what happened; the hard one kills
+    }
+    return {**bounds, "as": (limits.memory, limits.memory)} if memory else bounds
+
+
+def rlimit_words(bounds: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Return *bounds* as arguments of prlimit."""
+    return [f"--{name}={soft}:{hard}" for name, (soft, hard) in bounds.items()]
 
 
 def _identity(launcher: Launcher) -> list[str]:

@@ -3,65 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
-from kdskills.execution.bwrap.args import Fds, Launcher, command_line, run_arguments
-from kdskills.execution.bwrap.box import Box, BoxFailed, Pipes, launch
-from kdskills.execution.cgroup import CgroupParent, Leaf
-from kdskills.execution.check import Plan
-from kdskills.execution.code_run import MAX_REPORT, apply_report
+from kdskills.execution.bwrap.box import Box, BoxFailed
+from kdskills.execution.bwrap.pool import Kind, Pool
+from kdskills.execution.bwrap.stand import Ground, Job, Standing, stand
+from kdskills.execution.code_run import MAX_REPORT, apply_report, read_report
 from kdskills.execution.collect import Collection, collect, new_collection
 from kdskills.execution.ended import Ended, status_of
-from kdskills.execution.lifecycle import RunRecords, leaf_name
 from kdskills.execution.pump import Ending, HeadBuffer, Pump, TailBuffer
-from kdskills.execution.request import ExecError, ExecResult, IsolationLevel, Status
+from kdskills.execution.request import ExecError, ExecResult, IsolationLevel, Limits, Status
 
 ENGINE = "bubblewrap"
 LEVEL = IsolationLevel.NAMESPACE
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What every run of one engine shares."""
+class Prepared:
+    """Everything a run needs that was decided without a sandbox; `pool` is None when it must have one of its own."""
 
-    launcher: Launcher
-    rootfs: Path
-    seccomp: bytes
-    spawner: ThreadPoolExecutor
-    cgroups: CgroupParent | None
-    nproc: bool
-    records: RunRecords
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One checked and staged run.
-
-    `argv` builds the program's arguments from the payload's and the report's descriptor; both are -1 without payload.
-    """
-
-    plan: Plan
-    argv: Callable[[int, int], Sequence[str]]
-    payload: bytes | None
-    skills: tuple[tuple[str, Path], ...]
-    inputs: tuple[tuple[str, bytes], ...]
-    enforced: frozenset[str]
+    ground: Ground
+    job: Job
+    pool: Pool | None = None
 
 
 class BubblewrapRun:
     """A started run: the `Handle` of the bubblewrap engine."""
 
-    def __init__(self, ground: Ground, job: Job) -> None:
-        self._ground = ground
-        self._job = job
-        limits = job.plan.request.limits
+    def __init__(self, limits: Limits, prepare: Callable[[], Prepared]) -> None:
+        self._prepare = prepare
         self._stdout, self._stderr = TailBuffer(limits.stdout), TailBuffer(limits.stderr)
         self._report = HeadBuffer(MAX_REPORT)
         self._lock = threading.Lock()
@@ -70,6 +45,7 @@ class BubblewrapRun:
         self._box: Box | None = None
         self._started: Future[None] = Future()
         self._result: Future[ExecResult] = Future()
+        self._enforced: frozenset[str] = frozenset()
         self._host_uid = -1
         self._bounds: dict[str, int] = {}
 
@@ -84,7 +60,7 @@ class BubblewrapRun:
         return self._bounds
 
     async def begin(self) -> None:
-        """Start the thread and wait until the program runs, or the run is already over."""
+        """Start the thread and wait until the program runs, or the run is already over. Raises what preparing raises."""
         threading.Thread(target=self._main, name="kdskills-bubblewrap", daemon=True).start()
         try:
             await asyncio.shield(asyncio.wrap_future(self._started))
@@ -103,7 +79,9 @@ class BubblewrapRun:
             pump = self._pump
         if pump is not None:
             pump.cancel()
-        await asyncio.shield(asyncio.wrap_future(self._result))
+        over = asyncio.wrap_future(self._result)
+        await asyncio.wait({over})
+        over.exception()  # told to whoever waits for the result
 
     def signal(self, number: int) -> None:
         """Send a signal to the program; one that is already gone hears nothing."""
@@ -118,13 +96,14 @@ class BubblewrapRun:
     def _main(self) -> None:
         began = time.monotonic()
         try:
-            result = self._run()
+            result = self._run(self._prepare())
         except BoxFailed as error:
             status: Status = "cancelled" if self._cancelled else "infra_error"
             result = self._failed(status, ExecError("setup", error.code, error.message), time.monotonic() - began)
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits, not swallowed
             self._result.set_exception(error)
-            self._tell_started()
+            if not self._started.done():
+                self._started.set_exception(error)
             return
         self._result.set_result(result)
         self._tell_started()
@@ -133,19 +112,24 @@ class BubblewrapRun:
         if not self._started.done():
             self._started.set_result(None)
 
-    def _run(self) -> ExecResult:
+    def _run(self, prepared: Prepared) -> ExecResult:
+        job, pool = prepared.job, prepared.pool
+        self._enforced = job.enforced
         with ExitStack() as stack:
-            pipes = Pipes.make(code=self._job.payload is not None)
-            stack.callback(pipes.close)
-            leaf = self._leaf(stack)
-            box = self._open(stack, pipes, leaf)
-            pump = self._pump_for(box, pipes)
+            if pool is not None:
+                stack.callback(pool.want, Kind.of(job))  # last of all: making sandboxes does not hold up a run
+            standing = self._stand(prepared, stack)
+            box, leaf = standing.box, standing.leaf
+            self._host_uid = box.host_uid
+            self._bounds = {} if leaf is None else leaf.bounds()
+            pump = self._pump_for(standing, job.limits.wall_s)
             with self._lock:
                 self._pump, self._box = pump, box
                 if self._cancelled:
                     pump.cancel()
             started = time.monotonic()
-            box.release()
+            if standing.waiting:
+                box.release()
             self._tell_started()
             try:
                 ending = pump.drive(started)
@@ -154,63 +138,51 @@ class BubblewrapRun:
                     self._box = None
             exit_code = box.finish()
             oom = leaf.oom_kills() if leaf is not None else 0
-            found = self._collect(box, exit_code, ending)
-            return self._report_on(self._result_of(ending, exit_code, oom, found), exit_code)
+            trouble = self._trouble(job, standing, exit_code, ending)
+            if trouble is not None:
+                exit_code = None
+            found = self._collect(job, box, exit_code, ending)
+            return self._report_on(job, self._result_of(ending, exit_code, oom, found, trouble), exit_code)
 
-    def _leaf(self, stack: ExitStack) -> Leaf | None:
-        if self._ground.cgroups is None:
-            return None
-        limits = self._job.plan.request.limits
-        try:
-            # bwrap itself needs two processes beside the program's.
-            leaf = self._ground.cgroups.leaf(leaf_name(), limits.memory, limits.pids + 2)
-            self._bounds = leaf.bounds()
-        except OSError as error:
-            raise BoxFailed(f"no cgroup could be made: {error}") from error
-        stack.callback(leaf.remove)
-        return leaf
+    def _stand(self, prepared: Prepared, stack: ExitStack) -> Standing:
+        """Return a sandbox of the pool, or one of its own."""
+        ground, job = prepared.ground, prepared.job
+        if self._cancelled:
+            raise BoxFailed("cancelled before a sandbox was made")
+        worker = prepared.pool.take(Kind.of(job)) if prepared.pool is not None else None
+        if worker is not None:
+            return worker.give(job, stack, memory_by_rlimit=ground.cgroups is None)
+        return stand(ground, job, stack)
 
-    def _open(self, stack: ExitStack, pipes: Pipes, leaf: Leaf | None) -> Box:
-        ground, job = self._ground, self._job
-        held = ExitStack()  # the launcher's copies of what it only reads; ours are closed once it has them
-        with held:
-            seccomp = _memory_file(held, ground.seccomp)
-            inputs = [(path, _memory_file(held, data)) for path, data in job.inputs]
-            fds = Fds(pipes.theirs["args"], pipes.theirs["status"], pipes.theirs["block"], seccomp)
-            argv = job.argv(pipes.theirs.get("payload", -1), pipes.theirs.get("report", -1))
-            command = command_line(
-                ground.launcher, ground.rootfs, job.plan, argv, fds, memory_by_rlimit=ground.cgroups is None
-            )
-            box = launch(ground.spawner, command, pipes, [seccomp, *(fd for _, fd in inputs)])
-            stack.callback(box.close)
-        if leaf is None:
-            record = ground.records.write(job.plan.request, box.pid)
-            stack.callback(record.unlink, missing_ok=True)
-        arguments = run_arguments(job.plan, job.skills, inputs, job.plan.env)
-        nproc = job.plan.request.limits.pids + 1 if ground.nproc else None
-        box.bring_up(arguments, ground.rootfs, leaf, nproc)
-        self._host_uid = box.host_uid
-        return box
-
-    def _pump_for(self, box: Box, pipes: Pipes) -> Pump:
-        request = self._job.plan.request
+    def _pump_for(self, standing: Standing, wall_s: float) -> Pump:
+        box, pipes = standing.box, standing.pipes
         outputs: list[tuple[int, Callable[[bytes], None]]]
         outputs = [(pipes.take("stdout"), self._stdout.feed), (pipes.take("stderr"), self._stderr.feed)]
-        inputs = [(pipes.take("stdin"), request.stdin)]
-        if self._job.payload is not None:
+        if "report" in pipes.ours:
             outputs.append((pipes.take("report"), self._report.feed))
-            inputs.append((pipes.take("payload"), self._job.payload))
-        return Pump(box.launcher_fd, outputs, inputs, request.limits.wall_s, box.terminate, box.kill)
+        inputs = [(pipes.take(name), data) for name, data in standing.feeds]
+        return Pump(box.launcher_fd, outputs, inputs, wall_s, box.terminate, box.kill)
 
-    def _collect(self, box: Box, exit_code: int | None, ending: Ending) -> Collection:
-        limits = self._job.plan.request.limits
+    @staticmethod
+    def _collect(job: Job, box: Box, exit_code: int | None, ending: Ending) -> Collection:
         if exit_code is None and ending.reason == "exited":
-            return new_collection((), limits)
-        return collect(box.work, self._job.plan.globs, limits)
+            return new_collection((), job.limits)
+        return collect(box.work, job.plan.globs, job.limits)
 
-    def _result_of(self, ending: Ending, exit_code: int | None, oom: int, found: Collection) -> ExecResult:
+    def _trouble(self, job: Job, standing: Standing, exit_code: int | None, ending: Ending) -> ExecError | None:
+        """Say why no program ran, when none did."""
+        if ending.reason != "exited":
+            return None
+        if exit_code is None:
+            return self._start_error()
+        if not standing.waiting and job.payload is None:
+            return read_report(self._report.value()).error  # a prepared sandbox tells nothing else of a plain program
+        return None
+
+    def _result_of(
+        self, ending: Ending, exit_code: int | None, oom: int, found: Collection, trouble: ExecError | None
+    ) -> ExecResult:
         number = _signal_of(exit_code)
-        trouble = self._start_error() if exit_code is None and ending.reason == "exited" else None
         status, exit_code, number, error = status_of(
             Ended(ending.reason, exit_code, number, ending.duration_s, trouble)
         )
@@ -225,14 +197,14 @@ class BubblewrapRun:
             duration_s=ending.duration_s,
             engine=ENGINE,
             level=LEVEL,
-            limits_enforced=self._job.enforced,
+            limits_enforced=self._enforced,
             artifacts=tuple(found.artifacts),
             artifact_errors=tuple(found.errors),
             error=error,
         )
 
-    def _report_on(self, result: ExecResult, exit_code: int | None) -> ExecResult:
-        if self._job.payload is None or (exit_code is None and result.status == "infra_error"):
+    def _report_on(self, job: Job, result: ExecResult, exit_code: int | None) -> ExecResult:
+        if job.payload is None or (exit_code is None and result.status == "infra_error"):
             return result
         return apply_report(result, self._report.value())
 
@@ -253,7 +225,7 @@ class BubblewrapRun:
             duration_s=duration,
             engine=ENGINE,
             level=LEVEL,
-            limits_enforced=self._job.enforced,
+            limits_enforced=self._enforced,
             error=error,
         )
 
@@ -263,13 +235,3 @@ def _signal_of(exit_code: int | None) -> int | None:
     if exit_code is None or not 128 < exit_code <= 128 + 64:
         return None
     return exit_code - 128
-
-
-def _memory_file(stack: ExitStack, data: bytes) -> int:
-    fd = os.memfd_create("kdskills", os.MFD_CLOEXEC)
-    stack.callback(os.close, fd)
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd

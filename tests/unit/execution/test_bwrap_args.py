@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.execution.bwrap.args import DEFAULT_ENV, Fds, Launcher, command_line, run_arguments
+from kdskills.execution.bwrap.args import DEFAULT_ENV, Fds, Launcher, command_line, rlimit_words, rlimits, run_arguments
 from kdskills.execution.check import check_request
 from kdskills.execution.request import ExecRequest, Limits
 
@@ -16,7 +16,9 @@ def line(drop_to=10001, *, memory_by_rlimit=False, **fields) -> list[str]:
     """Return the command line of a request."""
     plan = check_request(ExecRequest(**({"argv": ("prog", "--opt")} | fields)))
     launcher = Launcher("/usr/bin/bwrap", "/usr/bin/prlimit", "/usr/bin/setpriv", drop_to)
-    return command_line(launcher, ROOT, plan, plan.argv, FDS, memory_by_rlimit=memory_by_rlimit)
+    limits = plan.request.limits
+    bounds = rlimit_words(rlimits(limits, memory=memory_by_rlimit))
+    return command_line(launcher, ROOT, limits, plan.cwd, plan.argv, FDS, bounds)
 
 
 def test_root_drops_its_uid_before_bwrap_starts():
@@ -92,7 +94,7 @@ def parts(data: bytes) -> list[bytes]:
 def test_what_travels_by_descriptor():
     """Skills, folders, inputs and variables, then the marker."""
     plan = check_request(ExecRequest(argv=("x",), workdir="deep/er", env={"A": "1"}))
-    words = parts(run_arguments(plan, [("a.x", Path("/stage/1"))], [("in/b/c", 20)], plan.env))
+    words = parts(run_arguments(plan.cwd, [("a.x", Path("/stage/1"))], [("in/b/c", 20)], plan.env))
     assert words[:3] == [b"--ro-bind", b"/stage/1", b"/skills/a.x"]
     folders = [words[place + 1] for place, word in enumerate(words) if word == b"--dir"]
     assert folders == [b"/work/deep", b"/work/deep/er", b"/work/in", b"/work/in/b", b"/run/complete"]
@@ -104,7 +106,7 @@ def test_what_travels_by_descriptor():
 def test_variables_are_single_words(value):
     """A value cannot become an option, whatever it holds."""
     plan = check_request(ExecRequest(argv=("x",), env={"V": value, "PATH": "/mine"}))
-    words = parts(run_arguments(plan, [], [], plan.env))
+    words = parts(run_arguments(plan.cwd, [], [], plan.env))
     pairs = {words[place + 1]: words[place + 2] for place in range(0, len(words) - 2, 3)}
     assert {words[place] for place in range(0, len(words) - 2, 3)} == {b"--setenv"}
     assert pairs == {**dict(DEFAULT_ENV), b"PATH": b"/mine", b"V": value.encode("utf-8", "surrogateescape")}

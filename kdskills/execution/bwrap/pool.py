@@ -1,0 +1,237 @@
+"""Sandboxes made ahead of time, each for one run (spec execution §7).
+
+A worker is a sandbox like any other, with its own cgroup and a fresh `/work`, in which a Python process has started and
+waits for one order on a pipe. What is fixed when a sandbox is made (skills and sizes) is its kind; a run takes a worker
+of exactly its kind or none. A worker is ended after its run, whatever came of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from kdskills.errors import ExecFailed, ExecRefused
+from kdskills.execution.bwrap.args import DEFAULT_ENV, Fds, command_line, rlimit_words, rlimits, run_arguments
+from kdskills.execution.bwrap.box import SETUP_S, Box, BoxFailed, Pipes, launch
+from kdskills.execution.bwrap.stand import (
+    OWN_PROCESSES,
+    Ground,
+    Job,
+    Standing,
+    keep_record,
+    make_leaf,
+    memory_file,
+)
+from kdskills.execution.cgroup import Leaf
+from kdskills.execution.request import ExecRequest, Limits
+
+KEEP_S = 300.0
+"""A worker older than this is not used any more: what it mounts may have been tidied away."""
+_DEFAULTS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What cannot be changed once a sandbox stands: the skills (in staged copies named by digest) and its sizes."""
+
+    skills: tuple[tuple[str, Path], ...]
+    work_size: int
+    tmp_size: int
+
+    @classmethod
+    def of(cls, job: Job) -> Kind:
+        """Return the kind of sandbox *job* needs."""
+        return cls(job.skills, job.limits.work_size, job.limits.tmp_size)
+
+
+@dataclass(slots=True)
+class Worker:
+    """A sandbox of the pool; `fds` are the numbers of payload and report inside."""
+
+    kind: Kind
+    box: Box
+    pipes: Pipes
+    leaf: Leaf | None
+    fds: tuple[int, int]
+    stack: ExitStack
+    made: float
+
+    def usable(self) -> bool:
+        """Whether it still stands and is not too old."""
+        gone = select.select([self.box.launcher_fd], [], [], 0)[0]
+        return not gone and time.monotonic() - self.made < KEEP_S
+
+    def give(self, job: Job, stack: ExitStack, *, memory_by_rlimit: bool) -> Standing:
+        """Hand the worker over to one run; *stack* ends it.
+
+        Raises:
+            BoxFailed: The run's bounds cannot be set.
+        """
+        stack.enter_context(self.stack.pop_all())
+        limits = job.limits
+        try:
+            if self.leaf is not None and (limits.memory, limits.pids) != (_DEFAULTS.memory, _DEFAULTS.pids):
+                self.leaf.bound(limits.memory, limits.pids + OWN_PROCESSES)
+        except OSError as error:
+            raise BoxFailed(f"the bounds of a prepared sandbox cannot be set: {error}") from error
+        order = build_order(job, self.fds, memory_by_rlimit=memory_by_rlimit, nproc=self.leaf is None)
+        feeds = (("stdin", job.plan.request.stdin), ("payload", order))
+        return Standing(self.box, self.pipes, self.leaf, feeds, waiting=False)
+
+
+def build_order(job: Job, fds: tuple[int, int], *, memory_by_rlimit: bool, nproc: bool) -> bytes:
+    """Return what `kdskills_runtime.pool_worker` reads: its length, the order, inputs, and the payload of code.
+
+    Generated code without variables of its own runs in the waiting process itself; everything else replaces it.
+    """
+    plan, bounds = job.plan, rlimits(job.limits, memory=memory_by_rlimit)
+    if nproc:
+        bounds["nproc"] = (job.limits.pids + 1,) * 2
+    argv = None if job.payload is not None and not plan.env else list(job.argv(*fds))
+    env = {**dict(DEFAULT_ENV), **dict(plan.env)}
+    order = {
+        "argv": argv,
+        "env": {_text(key): _text(value) for key, value in env.items()},
+        "cwd": plan.cwd,
+        "limits": bounds,
+        "inputs": [(path, len(data)) for path, data in job.inputs],
+        "code": job.payload is not None,
+    }
+    head = json.dumps(order).encode("ascii")
+    return b"".join([len(head).to_bytes(8, "big"), head, *(data for _, data in job.inputs), job.payload or b""])
+
+
+def make_worker(ground: Ground, kind: Kind, python: str, program: str) -> Worker:
+    """Make a sandbox of *kind* and wait until its process waits for an order.
+
+    Raises:
+        BoxFailed: It did not come up.
+    """
+    limits = Limits(work_size=kind.work_size, tmp_size=kind.tmp_size)
+    with ExitStack() as stack:
+        pipes = Pipes.make(code=True)
+        stack.callback(pipes.close)
+        leaf = make_leaf(ground, limits, stack)
+        fds = (pipes.theirs["payload"], pipes.theirs["report"])
+        argv = [python, "-I", program, *map(str, fds), *(["skills"] if kind.skills else [])]
+        with ExitStack() as held:
+            seccomp = memory_file(held, ground.seccomp)
+            passed = Fds(pipes.theirs["args"], pipes.theirs["status"], pipes.theirs["block"], seccomp)
+            bounds = rlimit_words({"core": (0, 0)})  # the worker itself takes on the run's, inside and for good
+            command = command_line(ground.launcher, ground.rootfs, limits, "/work", argv, passed, bounds)
+            box = launch(ground.spawner, command, pipes, [seccomp])
+            stack.callback(box.close)
+        if leaf is None:
+            keep_record(ground, ExecRequest(), box, stack)
+        box.bring_up(run_arguments("/work", kind.skills, [], ()), ground.rootfs, leaf, None)
+        box.release()
+        report = pipes.ours["report"]
+        if not select.select([report], [], [], SETUP_S)[0] or os.read(report, 1) != b"\n":
+            raise BoxFailed("a prepared sandbox did not become ready")
+        return Worker(kind, box, pipes, leaf, fds, stack.pop_all(), time.monotonic())
+
+
+@dataclass(slots=True)
+class Pool:
+    """At most `size` workers of the kinds that were asked for last.
+
+    `make` makes one worker. Workers are made by one thread of the pool's own, after the run that took one has ended.
+    """
+
+    size: int
+    make: Callable[[Kind], Worker]
+    trouble: str | None = None
+    _idle: list[Worker] = field(default_factory=list)
+    _wanted: SimpleQueue[Kind | None] = field(default_factory=SimpleQueue)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _thread: threading.Thread | None = None
+    _closed: bool = False
+
+    def take(self, kind: Kind) -> Worker | None:
+        """Return a worker of *kind*, which is then the caller's; None when there is none."""
+        while True:
+            with self._lock:
+                worker = next((one for one in self._idle if one.kind == kind), None)
+                if worker is None:
+                    return None
+                self._idle.remove(worker)
+            if worker.usable():
+                return worker
+            worker.stack.close()
+
+    def idle(self, kind: Kind | None = None) -> int:
+        """Return how many workers wait, of one kind or of all."""
+        with self._lock:
+            return sum(kind in {None, one.kind} for one in self._idle)
+
+    def want(self, kind: Kind) -> None:
+        """Ask for workers of *kind*; those of kinds not asked for lately make room."""
+        with self._lock:
+            if self._closed:
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="kdskills-pool", daemon=True)
+                self._thread.start()
+        self._wanted.put(kind)
+
+    def close(self) -> None:
+        """End every worker; the pool stays empty."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            thread = self._thread
+        self._wanted.put(None)
+        for worker in idle:
+            worker.stack.close()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(SETUP_S)
+
+    def _serve(self) -> None:
+        while (kind := self._latest()) is not None:
+            try:
+                self._fill(kind)
+            except (ExecFailed, ExecRefused, OSError, RuntimeError) as error:
+                self.trouble = str(error)  # runs go on without a pool; the next one asks again
+
+    def _latest(self) -> Kind | None:
+        """Return the kind asked for last; what was asked for before it is out of date."""
+        kind = self._wanted.get()
+        while kind is not None:
+            try:
+                kind = self._wanted.get_nowait()
+            except Empty:
+                break
+        return kind
+
+    def _fill(self, kind: Kind) -> None:
+        while True:
+            with self._lock:
+                if self._closed or sum(one.kind == kind for one in self._idle) >= self.size:
+                    return
+                old = next((one for one in self._idle if one.kind != kind), None)
+                if old is not None and len(self._idle) >= self.size:
+                    self._idle.remove(old)
+                else:
+                    old = None
+            if old is not None:
+                old.stack.close()
+            worker = self.make(kind)
+            with self._lock:
+                keep = not self._closed
+                if keep:
+                    self._idle.append(worker)
+            if not keep:
+                worker.stack.close()
+                return
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")

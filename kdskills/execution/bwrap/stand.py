@@ -1,0 +1,129 @@
+"""Sandboxes that stand and whose program has not started yet (spec execution §3)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from kdskills.execution.bwrap.args import Fds, Launcher, command_line, rlimit_words, rlimits, run_arguments
+from kdskills.execution.bwrap.box import Box, BoxFailed, Pipes, launch
+from kdskills.execution.cgroup import CgroupParent, Leaf
+from kdskills.execution.check import Plan
+from kdskills.execution.lifecycle import RunRecords, leaf_name
+from kdskills.execution.request import ExecRequest, Limits
+
+OWN_PROCESSES = 2
+"""bwrap itself needs two processes beside the program's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What every run of one engine shares."""
+
+    launcher: Launcher
+    rootfs: Path
+    seccomp: bytes
+    spawner: ThreadPoolExecutor
+    cgroups: CgroupParent | None
+    nproc: bool
+    records: RunRecords
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One checked and staged run.
+
+    `argv` builds the program's arguments from the payload's and the report's descriptor; both are -1 without payload.
+    """
+
+    plan: Plan
+    argv: Callable[[int, int], Sequence[str]]
+    payload: bytes | None
+    skills: tuple[tuple[str, Path], ...]
+    inputs: tuple[tuple[str, bytes], ...]
+    enforced: frozenset[str]
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds of the run."""
+        return self.plan.request.limits
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A sandbox that stands.
+
+    Attributes:
+        box: The sandbox.
+        pipes: Our ends of its pipes.
+        leaf: Its cgroup.
+        feeds: Bytes to write once it is let go, by the pipe's name.
+        waiting: Whether its program waits behind bwrap's gate; one of the pool waits for its order instead.
+    """
+
+    box: Box
+    pipes: Pipes
+    leaf: Leaf | None
+    feeds: tuple[tuple[str, bytes], ...]
+    waiting: bool
+
+
+def stand(ground: Ground, job: Job, stack: ExitStack) -> Standing:
+    """Make a sandbox for *job*; *stack* ends it and lets go of everything.
+
+    Raises:
+        BoxFailed: It did not come up.
+    """
+    pipes = Pipes.make(code=job.payload is not None)
+    stack.callback(pipes.close)
+    leaf = make_leaf(ground, job.limits, stack)
+    bounds = rlimit_words(rlimits(job.limits, memory=ground.cgroups is None))
+    argv = job.argv(pipes.theirs.get("payload", -1), pipes.theirs.get("report", -1))
+    with ExitStack() as held:  # the launcher's copies of what it only reads; ours are closed once it has them
+        seccomp = memory_file(held, ground.seccomp)
+        inputs = [(path, memory_file(held, data)) for path, data in job.inputs]
+        fds = Fds(pipes.theirs["args"], pipes.theirs["status"], pipes.theirs["block"], seccomp)
+        command = command_line(ground.launcher, ground.rootfs, job.limits, job.plan.cwd, argv, fds, bounds)
+        box = launch(ground.spawner, command, pipes, [seccomp, *(fd for _, fd in inputs)])
+        stack.callback(box.close)
+    if leaf is None:
+        keep_record(ground, job.plan.request, box, stack)
+    arguments = run_arguments(job.plan.cwd, job.skills, inputs, job.plan.env)
+    box.bring_up(arguments, ground.rootfs, leaf, job.limits.pids + 1 if ground.nproc else None)
+    feeds = [("stdin", job.plan.request.stdin)]
+    if job.payload is not None:
+        feeds.append(("payload", job.payload))
+    return Standing(box, pipes, leaf, tuple(feeds), waiting=True)
+
+
+def make_leaf(ground: Ground, limits: Limits, stack: ExitStack) -> Leaf | None:
+    """Make a cgroup leaf with these bounds, where there are any. Raises BoxFailed."""
+    if ground.cgroups is None:
+        return None
+    try:
+        leaf = ground.cgroups.leaf(leaf_name(), limits.memory, limits.pids + OWN_PROCESSES)
+    except OSError as error:
+        raise BoxFailed(f"no cgroup could be made: {error}") from error
+    stack.callback(leaf.remove)
+    return leaf
+
+
+def keep_record(ground: Ground, request: ExecRequest, box: Box, stack: ExitStack) -> None:
+    """Record the launcher for `reap`, until *stack* ends."""
+    record = ground.records.write(request, box.pid)
+    stack.callback(record.unlink, missing_ok=True)
+
+
+def memory_file(stack: ExitStack, data: bytes) -> int:
+    """Return a descriptor of a file in memory holding *data*, at its beginning; *stack* closes it."""
+    fd = os.memfd_create("kdskills", os.MFD_CLOEXEC)
+    stack.callback(os.close, fd)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd

@@ -1,0 +1,101 @@
+"""The first program of a sandbox made ahead of time: says that it is ready, waits for one order, carries it out.
+
+::
+
+    python3 -I PATH/pool_worker.py PAYLOAD_FD REPORT_FD [skills]     with `skills`, stage 1 is imported while waiting
+    report  <- one newline                                            ready
+    payload -> 8 bytes: length; the order, JSON; input files; the payload of generated code, to the end
+
+Order: {"argv": [...] or null, "env": {name: value}, "cwd", "limits": {rlimit: [soft, hard]}, "inputs": [[path, size]],
+"code": bool}. Without argv the payload is carried out by this very process (`py_code_exec_entry` says how); with argv this
+process becomes that program. What keeps it from doing so is told on the report as one `failed` line, which a program
+cannot write: the descriptor is closed when it starts.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import sys
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing costs 5 ms
+if TYPE_CHECKING:
+    from typing import Any
+
+    from kdskills_runtime.reporting import Reporter
+
+FAILED = 125
+SCRIPT_SHELL = b"/bin/sh"
+
+
+def main(argv: list[str]) -> int:
+    """Get ready, serve one order, and return the exit code."""
+    here = __file__.rpartition("/")[0].rpartition("/")[0]
+    if here not in sys.path:
+        sys.path.append(here)
+    import json
+
+    from kdskills_runtime import program, stage0  # noqa: F401 - imported while nobody waits
+    from kdskills_runtime.receiving import exactly, place_inputs
+    from kdskills_runtime.reporting import Reporter
+
+    if "skills" in argv:
+        import kdskills.turn  # noqa: F401 - imported while nobody waits
+        from kdskills_runtime import skills  # noqa: F401 - as above
+    payload, report = int(argv[0]), int(argv[1])
+    os.set_inheritable(payload, False)
+    reporter = Reporter(report)
+    os.write(report, b"\n")
+    try:
+        order = json.loads(exactly(payload, int.from_bytes(exactly(payload, 8), "big")))
+    except EOFError:
+        return FAILED  # nobody is left who could want anything
+    stage = "inputs"
+    try:
+        place_inputs(payload, order["inputs"])
+        if order["cwd"].split("/")[1] == "work":
+            os.makedirs(order["cwd"], exist_ok=True)  # noqa: PTH103 - pathlib costs 3 ms to import
+        os.chdir(order["cwd"])
+        stage = "limits"
+        for name, bound in order["limits"].items():
+            resource.setrlimit(stage0.LIMITS[name], tuple(bound))
+    except (OSError, ValueError) as error:
+        reporter.failed("setup", "setup_failed", f"{stage}: {error}")
+        return FAILED
+    if order["argv"] is None:
+        return stage0.run(["--payload-fd", str(payload), "--report-fd", str(report)])
+    if order["code"]:
+        os.set_inheritable(payload, True)
+        os.set_inheritable(report, True)
+    else:
+        os.close(payload)
+    return become(order, reporter)
+
+
+def become(order: dict[str, Any], reporter: Reporter) -> int:
+    """Become the program of *order*; return only when that cannot be done."""
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored, signal.SIG_DFL)  # this interpreter ignores them, and a program would inherit that
+    argv = [word.encode("utf-8", "surrogateescape") for word in order["argv"]]
+    env = {name.encode("utf-8", "surrogateescape"): value.encode("utf-8", "surrogateescape") for name, value in order["env"].items()}  # fmt: skip
+    number = errno.ENOENT
+    for path in places(argv[0], env.get(b"PATH", b"")):
+        try:
+            os.execve(path, argv, env)  # noqa: S606 - argv by execve is the contract
+        except OSError as error:
+            if error.errno == errno.ENOEXEC:  # as execvp does: a file without a first line is the shell's
+                os.execve(SCRIPT_SHELL, [SCRIPT_SHELL, path, *argv[1:]], env)  # noqa: S606 - as above
+            number = error.errno or number if error.errno != errno.ENOENT else number
+    reporter.failed("exec", "program_missing", f"{order['argv'][0]}: {os.strerror(number)}")
+    return FAILED
+
+
+def places(name: bytes, path: bytes) -> list[bytes]:
+    """Return the files *name* may stand for, in the order of PATH."""
+    return [name] if b"/" in name else [folder + b"/" + name for folder in path.split(b":") if folder]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
