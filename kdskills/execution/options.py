@@ -44,6 +44,7 @@ class ExecutionOptions:
         cache_dir: Folder of prepared trees; None for the default of `kdskills.execution.dirs`.
         state_dir: Folder of run records; None for the default.
         pool: Sandboxes the bubblewrap engine keeps ready ahead of time, each for one run; 0 makes each when asked.
+        e2b: The remote engine's own settings.
     """
 
     sandbox_uid: int = 10001
@@ -53,6 +54,7 @@ class ExecutionOptions:
     cache_dir: Path | None = None
     state_dir: Path | None = None
     pool: int = 0
+    e2b: E2bOptions = E2bOptions()
 
 
 ExecutorFactory = Callable[[ExecutionOptions], Executor]

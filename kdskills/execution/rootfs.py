@@ -125,6 +125,11 @@ def _runtime_dir() -> Path:
     return _package_dir().parent / "runtime" / "kdskills_runtime"
 
 
+def ground_floor_files() -> list[tuple[Path, Path]]:
+    """Return (path below a folder of packages, host file) of everything of kdskills that runs behind a wall, sorted."""
+    return _our_files()
+
+
 def _our_files() -> list[tuple[Path, Path]]:
     """Return (path below site-packages, host file) of the ground floor and the entry, sorted."""
     package, runtime = _package_dir(), _runtime_dir()
