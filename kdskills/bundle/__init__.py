@@ -2,10 +2,41 @@
 
 `rules` and `descriptor` understand what people write, strictly: a typo must not lose a denial. `load` finds the one
 descriptor file of a folder and fixes it to that folder (spec skills §3.1, §3.2).
+
+Each name is loaded when it is first used: a process that only restores an export needs few of them.
 """
 
-from kdskills.bundle.descriptor import SkillsDescriptor
-from kdskills.bundle.load import Bundle, load_bundle
-from kdskills.bundle.rules import AgentRules
+from __future__ import annotations
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kdskills.bundle.descriptor import SkillsDescriptor
+    from kdskills.bundle.load import Bundle, load_bundle
+    from kdskills.bundle.rules import AgentRules
 
 __all__ = ["AgentRules", "Bundle", "SkillsDescriptor", "load_bundle"]
+
+_PLACES = MappingProxyType(
+    {
+        "kdskills.bundle.descriptor": ("SkillsDescriptor",),
+        "kdskills.bundle.load": ("Bundle", "load_bundle"),
+        "kdskills.bundle.rules": ("AgentRules",),
+    }
+)
+
+
+def __getattr__(name: str) -> object:
+    """Return a name of this room, importing its module now."""
+    for place, names in _PLACES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(place), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return what is here, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Literal, NoReturn
 
-from kdskills.bundle.descriptor import UPPER, SkillsDescriptor, lies_inside
-from kdskills.bundle.rules import refuse, resembling
+from kdskills.bundle.descriptor import SkillsDescriptor
+from kdskills.bundle.terms import UPPER, lies_inside, refuse, resembling
 from kdskills.errors import BundleError, DescriptorError, Diagnostic, FileRefused
 from kdskills.skills.safe_open import read_file
 from kdskills.skills.yaml_core import Limits, YamlRefused, load_yaml, to_python

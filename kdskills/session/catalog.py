@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import MappingProxyType
 
-from kdskills.bundle import SkillsDescriptor
+from kdskills.bundle.terms import Terms
 from kdskills.errors import CallerMustAct, Diagnostic
 from kdskills.session.codes import not_found
 from kdskills.session.source import Gate
@@ -98,7 +98,7 @@ class SkillCatalog:
             generation=self._generation,
             built_at=0,
         )
-        return Home(SkillsDescriptor(), snapshot)
+        return Home(Terms(), snapshot)
 
 
 class CatalogSource:

@@ -3,24 +3,33 @@
 `parse_skill` reads one folder, `SkillRegistry` finds all skills below its roots, `kdskills.skills.selection` holds the
 steps of the one policy gate. Reading is pure once bytes are there; the file system is touched at the rim only
 (spec skills §1, §2, §4).
+
+Each name is loaded when it is first used: a process that only restores an export needs few of them.
 """
 
-from kdskills.skills.arguments import render_body
-from kdskills.skills.model import (
-    ParsedSkill,
-    RenderedBody,
-    Skill,
-    SkillArgument,
-    SkillContent,
-    SkillTool,
-    Verdict,
-    estimate_tokens,
-)
-from kdskills.skills.parse import parse_skill, parse_skill_bytes
-from kdskills.skills.registry import SkillRegistry
-from kdskills.skills.roots import SkillRoot, agent_skill_roots
-from kdskills.skills.snapshot import InvalidSkill, RefreshReport, RootState, Snapshot
-from kdskills.skills.validate import validate_skill
+from __future__ import annotations
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kdskills.skills.arguments import render_body
+    from kdskills.skills.model import (
+        ParsedSkill,
+        RenderedBody,
+        Skill,
+        SkillArgument,
+        SkillContent,
+        SkillTool,
+        Verdict,
+        estimate_tokens,
+    )
+    from kdskills.skills.parse import parse_skill, parse_skill_bytes
+    from kdskills.skills.registry import SkillRegistry
+    from kdskills.skills.roots import SkillRoot, agent_skill_roots
+    from kdskills.skills.snapshot import InvalidSkill, RefreshReport, RootState, Snapshot
+    from kdskills.skills.validate import validate_skill
 
 __all__ = [
     "InvalidSkill",
@@ -43,3 +52,38 @@ __all__ = [
     "render_body",
     "validate_skill",
 ]
+
+_PLACES = MappingProxyType(
+    {
+        "kdskills.skills.arguments": ("render_body",),
+        "kdskills.skills.model": (
+            "ParsedSkill",
+            "RenderedBody",
+            "Skill",
+            "SkillArgument",
+            "SkillContent",
+            "SkillTool",
+            "Verdict",
+            "estimate_tokens",
+        ),
+        "kdskills.skills.parse": ("parse_skill", "parse_skill_bytes"),
+        "kdskills.skills.registry": ("SkillRegistry",),
+        "kdskills.skills.roots": ("SkillRoot", "agent_skill_roots"),
+        "kdskills.skills.snapshot": ("InvalidSkill", "RefreshReport", "RootState", "Snapshot"),
+        "kdskills.skills.validate": ("validate_skill",),
+    }
+)
+
+
+def __getattr__(name: str) -> object:
+    """Return a name of this room, importing its module now."""
+    for place, names in _PLACES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(place), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return what is here, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -2,33 +2,42 @@
 
 `view` is the one gate: everything that reaches a skill asks `SkillView.resolve`. `context` holds what is active here,
 set and reset by handles only. `export` and `restore` carry a view into another process, where it answers the same.
+
+Each name is loaded when it is first used: a process that only restores an export needs few of them.
 """
 
-from kdskills.skills.closure import Closure
-from kdskills.skills.explain import ExplainedStep, Explanation
-from kdskills.skills.selection import Granted, Refused
-from kdskills.turn.blocks import instruction_block
-from kdskills.turn.context import (
-    Activation,
-    bound,
-    get_active_skills_subsystem,
-    get_active_view,
-    set_active_skills_subsystem,
-)
-from kdskills.turn.facade import (
-    build_skill_short_id_map,
-    build_skills_instruction_block,
-    get_skill,
-    import_skillset,
-    resolve_skill_ref,
-    skills_for_consumer,
-    skills_gallery_text,
-)
-from kdskills.turn.mounts import remap_mounts
-from kdskills.turn.restore import set_skills_descriptor
-from kdskills.turn.results import InstructionBlock, PickerEntry, SkillSet
-from kdskills.turn.subsystem import SkillsSubsystem
-from kdskills.turn.view import SkillView
+from __future__ import annotations
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kdskills.skills.closure import Closure
+    from kdskills.skills.explain import ExplainedStep, Explanation
+    from kdskills.skills.selection import Granted, Refused
+    from kdskills.turn.blocks import instruction_block
+    from kdskills.turn.context import (
+        Activation,
+        bound,
+        get_active_skills_subsystem,
+        get_active_view,
+        set_active_skills_subsystem,
+    )
+    from kdskills.turn.facade import (
+        build_skill_short_id_map,
+        build_skills_instruction_block,
+        get_skill,
+        import_skillset,
+        resolve_skill_ref,
+        skills_for_consumer,
+        skills_gallery_text,
+    )
+    from kdskills.turn.mounts import remap_mounts
+    from kdskills.turn.restore import set_skills_descriptor
+    from kdskills.turn.results import InstructionBlock, PickerEntry, SkillSet
+    from kdskills.turn.subsystem import SkillsSubsystem
+    from kdskills.turn.view import SkillView
 
 __all__ = [
     "Activation",
@@ -57,3 +66,47 @@ __all__ = [
     "skills_for_consumer",
     "skills_gallery_text",
 ]
+
+_PLACES = MappingProxyType(
+    {
+        "kdskills.skills.closure": ("Closure",),
+        "kdskills.skills.explain": ("ExplainedStep", "Explanation"),
+        "kdskills.skills.selection": ("Granted", "Refused"),
+        "kdskills.turn.blocks": ("instruction_block",),
+        "kdskills.turn.context": (
+            "Activation",
+            "bound",
+            "get_active_skills_subsystem",
+            "get_active_view",
+            "set_active_skills_subsystem",
+        ),
+        "kdskills.turn.facade": (
+            "build_skill_short_id_map",
+            "build_skills_instruction_block",
+            "get_skill",
+            "import_skillset",
+            "resolve_skill_ref",
+            "skills_for_consumer",
+            "skills_gallery_text",
+        ),
+        "kdskills.turn.mounts": ("remap_mounts",),
+        "kdskills.turn.restore": ("set_skills_descriptor",),
+        "kdskills.turn.results": ("InstructionBlock", "PickerEntry", "SkillSet"),
+        "kdskills.turn.subsystem": ("SkillsSubsystem",),
+        "kdskills.turn.view": ("SkillView",),
+    }
+)
+
+
+def __getattr__(name: str) -> object:
+    """Return a name of this room, importing its module now."""
+    for place, names in _PLACES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(place), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return what is here, loaded or not."""
+    return sorted({*globals(), *__all__})

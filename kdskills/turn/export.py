@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from kdskills.bundle.descriptor import EVERYONE
+from kdskills.bundle.terms import EVERYONE
 from kdskills.skills.model import Skill
 from kdskills.skills.snapshot import RootState
 from kdskills.turn.home import Home
@@ -34,7 +34,7 @@ def export_view(
         include_internal: Whether the internal namespace is open.
         refused: `{full id: code}` of everything else.
     """
-    config = home.descriptor.agents_config
+    config = home.terms.agents_config
     kept = {name: rules.to_json() for name, rules in config.items() if name in {EVERYONE, consumer}}
     activation = {
         "consumer": consumer,
@@ -47,7 +47,7 @@ def export_view(
 
 def export_whole(home: Home) -> dict[str, Any]:
     """Return the export of all skills, for any consumer."""
-    config = {name: rules.to_json() for name, rules in home.descriptor.agents_config.items()}
+    config = {name: rules.to_json() for name, rules in home.terms.agents_config.items()}
     refused = dict.fromkeys(home.snapshot.invalid, "skill_invalid")
     if home.exported is not None:
         refused |= home.exported.refused

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args
 
-from kdskills.bundle import SkillsDescriptor
+from kdskills.bundle.terms import Terms
 from kdskills.errors import DescriptorError
 from kdskills.skills.model import RootKind
 from kdskills.skills.roots import SkillRoot
@@ -43,7 +43,7 @@ class ExportedRoot:
 class Export:
     """An export, understood."""
 
-    descriptor: SkillsDescriptor
+    terms: Terms
     roots: tuple[ExportedRoot, ...]
     skills: tuple[ExportedSkill, ...]
     mounts: Mapping[str, str]
@@ -79,7 +79,7 @@ def read_export(value: Mapping[str, Any]) -> Export:
     """
     inner = value.get(EXPORT_KEY, value)
     content: dict[str, Any] = _typed({"": inner}, "", dict, "the export")
-    descriptor = SkillsDescriptor.model_validate(
+    terms = Terms.read(
         {key: content[key] for key in ("version", "custom_skills_root", "agents_config") if key in content}
     )
     mounts = {
@@ -101,7 +101,7 @@ def read_export(value: Mapping[str, Any]) -> Export:
         fingerprint=_typed(content, "fingerprint", str),
         uris=MappingProxyType({entry.full_id: entry.uri for entry in skills}),
     )
-    return Export(descriptor, roots, skills, MappingProxyType(mounts), exported)
+    return Export(terms, roots, skills, MappingProxyType(mounts), exported)
 
 
 def _root(value: object, mounts: Mapping[str, str]) -> ExportedRoot:

@@ -8,7 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from kdskills.bundle import SkillsDescriptor
+from kdskills.bundle.terms import Terms
 from kdskills.errors import PolicyUnavailable
 from kdskills.skills.digest import rows_digest
 from kdskills.skills.refs import INTERNAL_NAMESPACE
@@ -80,7 +80,7 @@ class Home:
     """One moment of a subsystem.
 
     Attributes:
-        descriptor: Its descriptor.
+        terms: What its descriptor says.
         snapshot: Its skills.
         mounts: `{URI prefix: folder on this host}`.
         environment: Templates, or None for the shipped ones.
@@ -88,7 +88,7 @@ class Home:
         exported: What the export said, on the restored side.
     """
 
-    descriptor: SkillsDescriptor
+    terms: Terms
     snapshot: Snapshot
     mounts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     environment: jinja2.Environment | None = None
@@ -109,9 +109,9 @@ class Home:
         """Digest over descriptor, root digests and winners; a restored subsystem has its exporter's."""
         if self.exported is not None:
             return self.exported.fingerprint
-        return rows_digest([["descriptor", self.descriptor.content_hash], ["skills", self.snapshot.digest]])
+        return rows_digest([["descriptor", self.terms.content_hash], ["skills", self.snapshot.digest]])
 
     @property
     def content_hash(self) -> str:
         """The descriptor's content hash, on the restored side that of the exporter."""
-        return self.descriptor.content_hash if self.exported is None else self.exported.content_hash
+        return self.terms.content_hash if self.exported is None else self.exported.content_hash

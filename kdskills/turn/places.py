@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kdskills.bundle import SkillsDescriptor
+from kdskills.bundle.terms import Terms
 from kdskills.skills.roots import SkillRoot
 from kdskills.turn.mounts import below, split_uri
 
@@ -21,7 +21,7 @@ def built_in_roots() -> tuple[SkillRoot, ...]:
 
 
 def place_roots(
-    descriptor: SkillsDescriptor, bundle_root: str | Path | None, further: Sequence[SkillRoot]
+    terms: Terms, bundle_root: str | Path | None, further: Sequence[SkillRoot]
 ) -> tuple[tuple[SkillRoot, ...], dict[str, str]]:
     """Return all roots, the custom one last, and the mounts that say where they are on this host.
 
@@ -37,10 +37,10 @@ def place_roots(
         uri = root.uri if _is_logical(root) and root.uri not in mounts else f"root://{root.kind}/{number}"
         placed.append(root if uri == root.uri else replace(root, uri=uri))
         mounts[uri] = os.path.realpath(root.path)
-    folder = descriptor.resolve_root(bundle_root)
+    folder = terms.resolve_root(bundle_root)
     if folder is None:
         return tuple(placed), mounts
-    base = bundle_root or descriptor.bundle_root
+    base = bundle_root or terms.bundle_root
     real = Path(os.path.realpath(folder))
     top = None if base is None else Path(os.path.realpath(base))
     if top is not None and real.is_relative_to(top):

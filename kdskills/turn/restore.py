@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from kdskills.bundle import SkillsDescriptor
+from kdskills.bundle.terms import Terms
 from kdskills.errors import Diagnostic, FileRefused, RootChanged, RootMissing
 from kdskills.skills.companions import COMPACT_FILE, SOURCES_FILES, TOOLS_FILES, limit_of
 from kdskills.skills.content import ContentReader
@@ -30,6 +30,9 @@ from kdskills.turn.exported import Export, ExportedSkill, is_export, read_export
 from kdskills.turn.mounts import locate, remap_mounts, split_uri
 from kdskills.turn.places import BUNDLE
 from kdskills.turn.subsystem import SkillsSubsystem, Source
+
+if TYPE_CHECKING:
+    from kdskills.bundle import SkillsDescriptor
 
 Verify = Literal["catalog", "tree", "none"]
 
@@ -68,7 +71,7 @@ def set_skills_descriptor(
         roots = tuple(entry.root for entry in export.roots)
         source = Source(registry, roots, export.mounts, export.exported)
         registry.snapshot()
-        subsystem = SkillsSubsystem(export.descriptor, auto_refresh=None, source=source)
+        subsystem = SkillsSubsystem(export.terms, auto_refresh=None, source=source)
         told = export.exported
         view = subsystem.view(told.consumer, told.tools, include_internal=told.include_internal)
     else:
@@ -81,7 +84,7 @@ def set_skills_descriptor(
 def _plain(descriptor: Mapping[str, Any] | SkillsDescriptor | None, bundle_root: str | Path | None) -> SkillsSubsystem:
     """Return the subsystem of a plain descriptor, whose root must be there; of None an empty one."""
     if descriptor is None:
-        return SkillsSubsystem(SkillsDescriptor(custom_skills_root=None), roots=(), index_dir=None, auto_refresh=None)
+        return SkillsSubsystem(Terms(root_omitted=False), roots=(), index_dir=None, auto_refresh=None)
     subsystem = SkillsSubsystem(descriptor, bundle_root=bundle_root, index_dir=None, auto_refresh=None)
     for state in subsystem.snapshot.roots:
         if not state.present:

@@ -8,11 +8,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from kdskills.bundle import SkillsDescriptor
-from kdskills.bundle.descriptor import EVERYONE
+from kdskills.bundle.terms import EVERYONE, Terms
 from kdskills.errors import Diagnostic
 from kdskills.skills.model import Skill
 from kdskills.skills.refs import compile_rules
@@ -30,6 +30,7 @@ from kdskills.turn.view import SkillView, build_view, picker_of
 if TYPE_CHECKING:
     import jinja2
 
+    from kdskills.bundle import SkillsDescriptor
     from kdskills.sources import SourceKey
 
 Filter = Callable[[str | None, Sequence[Skill]], Mapping[str, str]]
@@ -85,7 +86,7 @@ class SkillsSubsystem:
 
     def __init__(
         self,
-        descriptor: SkillsDescriptor | Mapping[str, Any] | None = None,
+        descriptor: SkillsDescriptor | Terms | Mapping[str, Any] | None = None,
         *,
         bundle_root: str | Path | None = None,
         roots: Sequence[SkillRoot] | None = None,
@@ -97,11 +98,12 @@ class SkillsSubsystem:
         source_key: SourceKey | None = None,
         source: Source | None = None,
     ) -> None:
-        given = SkillsDescriptor() if descriptor is None else SkillsDescriptor.model_validate(descriptor)
+        terms = Terms() if descriptor is None else Terms.read(descriptor)
         if source is None:
-            placed, mounts = place_roots(given, bundle_root, built_in_roots() if roots is None else tuple(roots))
+            placed, mounts = place_roots(terms, bundle_root, built_in_roots() if roots is None else tuple(roots))
             source = Source(SkillRegistry(placed, index_dir=index_dir, check=check), order_roots(placed), mounts)
-        self.descriptor = given
+        self._given = descriptor
+        self._terms = terms
         self.roots = source.roots
         self.filters = tuple(filters)
         self._source = source
@@ -114,6 +116,14 @@ class SkillsSubsystem:
         self._views: OrderedDict[tuple[str | None, frozenset[str] | None, bool], SkillView] = OrderedDict()
 
     # ---- what is there -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def descriptor(self) -> SkillsDescriptor:
+        """The descriptor; one given otherwise is made a model on first use, since the skills themselves need none."""
+        from kdskills.bundle import SkillsDescriptor
+
+        given = self._given
+        return given if isinstance(given, SkillsDescriptor) else SkillsDescriptor.from_json(self._terms.to_json())
 
     @property
     def registry(self) -> Mapping[str, Skill]:
@@ -135,11 +145,9 @@ class SkillsSubsystem:
         """Findings about the descriptor, roots, skills, and rules that match nothing."""
         home = self._now()
         known = home.known(include_internal=False).ids()
-        rules = [
-            self._policy(name, None, False).rule_findings(known) for name in (None, *self.descriptor.agents_config)
-        ]
+        rules = [self._policy(name, None, False).rule_findings(known) for name in (None, *self._terms.agents_config)]
         unmatched = dict.fromkeys(finding for found in rules for finding in found)
-        return (*self.descriptor.diagnostics, *home.snapshot.diagnostics, *unmatched)
+        return (*self._terms.diagnostics, *home.snapshot.diagnostics, *unmatched)
 
     def refresh(self) -> RefreshReport:
         """Look through the roots again; if that fails, what was known stays.
@@ -166,7 +174,7 @@ class SkillsSubsystem:
                 self._refreshed = time.monotonic()
             if self._home is None or self._home.snapshot is not snapshot:
                 self._home = Home(
-                    self.descriptor,
+                    self._terms,
                     snapshot,
                     self._source.mounts,
                     environment=self._environment,
@@ -221,7 +229,7 @@ class SkillsSubsystem:
 
     def picker(self, patterns: Iterable[str] | str | None = None) -> list[PickerEntry]:
         """Return what a person configures agents with: no hidden, internal, agent-only skills, none denied to all."""
-        denied = compile_rules(self.descriptor.rules(EVERYONE).disabled_for_all, bare="anywhere")
+        denied = compile_rules(self._terms.rules(EVERYONE).disabled_for_all, bare="anywhere")
         return picker_of((skill for skill in self.registry.values() if denied.match(skill.full_id) is None), patterns)
 
     def export_runtime_globals(self) -> dict[str, Any]:
@@ -265,7 +273,7 @@ class SkillsSubsystem:
         recorded = self._source.exported.refused if self._source.exported is not None else EMPTY
         told = {full_id: "as exported" for full_id, code in recorded.items() if code == "plugin_denied"}
         return Policy.of(
-            self.descriptor.rules(consumer),
+            self._terms.rules(consumer),
             consumer=consumer,
             tools=tools,
             include_internal=include_internal,

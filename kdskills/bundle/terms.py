@@ -1,0 +1,369 @@
+"""What a descriptor says, as plain values: read strictly, because a typo must not lose a denial (spec skills §3.1).
+
+`SkillsDescriptor` and `AgentRules` are the models people build and read; what their fields mean is decided here, so that
+a process which only restores an export understands its rules without loading models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePath
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, get_args
+
+from kdskills.errors import DescriptorError, Diagnostic
+from kdskills.skills.refs import is_number
+from kdskills.skills.selection import EMPTY, ImportPolicy, Rules
+
+IMPORT_POLICIES: tuple[ImportPolicy, ...] = get_args(ImportPolicy)  # loosest first
+FIELDS = ("version", "custom_skills_root", "agents_config", "bundle_root", "allow_outside_bundle", "extra")
+UPPER = {"custom_skills_root": "CUSTOM_SKILLS_ROOT", "agents_config": "AGENTS_CONFIG"}
+EVERYONE = "*"
+_MOST_BITS = 2_000  # Python always writes numbers of this size, however it is set up
+
+
+def refuse(code: str, key: str, message: str, **facts: Any) -> DescriptorError:
+    """Return the error of one key of a descriptor; *key* is its path, such as `agents_config.writer.enabled`."""
+    return DescriptorError(f"{key}: {message}", code=code, key=key, **facts)
+
+
+def resembling(key: str, known: Iterable[str], *, least: float = 0.75) -> str | None:
+    """Return the known name *key* is probably a misspelling of, or None. Case and punctuation do not count."""
+    from difflib import SequenceMatcher
+
+    folded = _fold(key)
+    for name in known:
+        other = _fold(name)
+        beginning = len(folded) >= 5 and other.startswith(folded)
+        if beginning or SequenceMatcher(None, folded, other, autojunk=False).ratio() >= least:
+            return name
+    return None
+
+
+def _fold(name: str) -> str:
+    return "".join(char for char in name.casefold() if char.isalnum())
+
+
+class AgentTerms(NamedTuple):
+    """Which skills one consumer may use; fields as in `AgentRules`."""
+
+    enabled: tuple[str, ...] | Literal[False] = ()
+    disabled: tuple[str, ...] | Literal[True] = ()
+    imports: ImportPolicy = "private"
+
+    @classmethod
+    def read(cls, value: object, prefix: str = "") -> AgentTerms:
+        """Read rules as people write them.
+
+        Args:
+            value: A mapping, `AgentRules`, or what this gave before.
+            prefix: Path of the rules with a dot behind it, for errors.
+
+        Raises:
+            DescriptorError: A key or value that is not understood.
+        """
+        said = value if isinstance(value, AgentTerms) else getattr(value, "terms", None)
+        return said if isinstance(said, AgentTerms) else _rules(value, prefix)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the rules as JSON, defaults left out."""
+        found: dict[str, Any] = {}
+        if self.enabled != ():
+            found["enabled"] = False if self.enabled is False else list(self.enabled)
+        if self.disabled != ():
+            found["disabled"] = True if self.disabled is True else list(self.disabled)
+        if self.imports != "private":
+            found["imports"] = self.imports
+        return found
+
+    def denying(self, denied: tuple[str, ...]) -> AgentTerms:
+        """Return the same rules with more denials."""
+        if self.disabled is True:
+            return self
+        return self._replace(disabled=tuple(dict.fromkeys((*self.disabled, *denied))))
+
+
+def _rules(value: object, prefix: str) -> AgentTerms:
+    """Bring rules as people write them into the three fields."""
+    place = prefix.rstrip(".") or "rules"
+    if not isinstance(value, Mapping):
+        raise refuse("descriptor_type", place, f"rules are a mapping, not {type(value).__name__}")
+    for key in value:
+        if key not in AgentTerms._fields:
+            hint = resembling(key, AgentTerms._fields) if isinstance(key, str) else None
+            meant = f"; did you mean {hint!r}?" if hint else "; known: enabled, disabled, imports"
+            raise refuse("descriptor_unknown_key", f"{prefix}{key}", f"not a key of rules{meant}")
+    found: dict[str, Any] = {}
+    enabled = value.get("enabled")
+    found["enabled"] = (
+        enabled if enabled is False else rule_list(None if enabled is True else enabled, f"{prefix}enabled")
+    )
+    disabled = value.get("disabled")
+    found["disabled"] = (
+        disabled if disabled is True else rule_list(None if disabled is False else disabled, f"{prefix}disabled")
+    )
+    if "imports" in value:
+        imports = value["imports"]
+        if not isinstance(imports, str) or imports not in IMPORT_POLICIES:
+            raise refuse("descriptor_type", f"{prefix}imports", f"one of {', '.join(IMPORT_POLICIES)}, not {imports!r}")
+        found["imports"] = imports
+    return AgentTerms(**found)
+
+
+def rule_list(value: object, key: str) -> tuple[str, ...]:
+    """Read a list of rules; a string is a list of one, None an empty one.
+
+    Raises:
+        DescriptorError: Another type, or a short id: numbers belong to one view (spec skills §4.1).
+    """
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        value = (value,)
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        raise refuse("descriptor_type", key, f"a list of rules, not {type(value).__name__}")
+    entries = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+    for entry in entries:
+        if not isinstance(entry, str):
+            raise refuse("descriptor_type", key, f"a rule is text, not {type(entry).__name__}")
+        if is_number(entry):
+            raise refuse("descriptor_short_id", key, f"{entry!r} is a number of one view; rules take ids and patterns")
+    return tuple(str(entry) for entry in entries)
+
+
+class Terms(NamedTuple):
+    """Where skills are and who may use which; fields as in `SkillsDescriptor`.
+
+    `root_omitted` says that nothing was said about the root, unlike a root said to be none.
+    """
+
+    custom_skills_root: str | None = None
+    root_omitted: bool = True
+    agents_config: Mapping[str, AgentTerms] = EMPTY
+    bundle_root: str | None = None
+    allow_outside_bundle: bool = False
+    extra: Mapping[str, Any] = EMPTY
+
+    @classmethod
+    def read(cls, value: object) -> Terms:
+        """Read a descriptor as people write it, a `SkillsDescriptor`, or what this gave before.
+
+        Raises:
+            DescriptorError: Whatever is not understood, with `.code` and the key's path in `details["key"]`.
+        """
+        said = value if isinstance(value, Terms) else getattr(value, "terms", None)
+        if isinstance(said, Terms):
+            return said
+        found = read_fields(value)
+        return cls(
+            custom_skills_root=found.get("custom_skills_root"),
+            root_omitted="custom_skills_root" not in found,
+            agents_config=MappingProxyType(found.get("agents_config", {})),
+            bundle_root=found.get("bundle_root"),
+            allow_outside_bundle=found.get("allow_outside_bundle", False),
+            extra=MappingProxyType(found.get("extra", {})),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the descriptor as JSON, defaults left out."""
+        found: dict[str, Any] = {}
+        if not self.root_omitted:
+            found["custom_skills_root"] = self.custom_skills_root
+        if self.agents_config:
+            found["agents_config"] = {name: rules.to_json() for name, rules in self.agents_config.items()}
+        if self.bundle_root is not None:
+            found["bundle_root"] = self.bundle_root
+        if self.allow_outside_bundle:
+            found["allow_outside_bundle"] = True
+        if self.extra:
+            found["extra"] = json.loads(json.dumps(dict(self.extra)))
+        return found
+
+    @property
+    def content_hash(self) -> str:
+        """sha256 over `to_json()` with sorted keys, without `bundle_root`: the same on every host."""
+        content = {key: value for key, value in self.to_json().items() if key != "bundle_root"}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """Warnings: keys that are not known, and parts of `"*"` that mean nothing."""
+        found = [
+            Diagnostic("descriptor_unknown_key", "warning", f"{key}: not a known key; it is kept and ignored", ref=key)
+            for key in self.extra
+        ]
+        everyone = self.agents_config.get(EVERYONE)
+        if everyone is not None and everyone.enabled:
+            message = 'agents_config.*.enabled is ignored: "*" denies, it cannot allow'
+            found.append(Diagnostic("rule_ignored", "warning", message, ref="agents_config.*.enabled"))
+        return tuple(found)
+
+    def rules(self, consumer: str | None) -> Rules:
+        """Return what holds for *consumer*: its own rules under the denials for all (spec skills §4.2).
+
+        The key counts exactly as written. The stricter `imports` of the two layers holds, and `enabled: false` under
+        `"*"` denies everything, for neither may be lost.
+        """
+        everyone = self.agents_config.get(EVERYONE, AgentTerms())
+        own = AgentTerms() if consumer in {None, EVERYONE} else self.agents_config.get(str(consumer), AgentTerms())
+        for_all = (EVERYONE,) if everyone.disabled is True or everyone.enabled is False else everyone.disabled
+        return Rules(
+            enabled=() if own.enabled is False else own.enabled or None,
+            disabled=(EVERYONE,) if own.disabled is True else own.disabled,
+            disabled_for_all=for_all,
+            imports=max(own.imports, everyone.imports, key=IMPORT_POLICIES.index),
+        )
+
+    def resolve_root(self, bundle_root: str | Path | None = None) -> Path | None:
+        """Return the custom root on this host, or None when there is none.
+
+        Args:
+            bundle_root: Folder relative roots are joined to, instead of the descriptor's own.
+
+        Raises:
+            DescriptorError: `descriptor_root_relative`, or `descriptor_root_outside_bundle` when a relative root leaves
+                the bundle by `..` or a link.
+        """
+        base = None if bundle_root is None and self.bundle_root is None else Path(bundle_root or self.bundle_root or "")
+        if self.root_omitted:
+            folder = None if base is None else base / "skills"
+            if folder is None or not folder.is_dir():
+                return None
+        elif self.custom_skills_root is None:
+            return None
+        else:
+            folder = Path(self.custom_skills_root)
+            if folder.is_absolute():
+                return folder
+            if base is None:
+                message = f"{self.custom_skills_root!r} is relative, and there is no bundle_root to join it to"
+                raise refuse("descriptor_root_relative", "custom_skills_root", message)
+            folder = base / folder
+        if not self.allow_outside_bundle and not lies_inside(folder, base or folder):
+            message = f"{folder.name!r} leads out of the bundle; give an absolute path, or set allow_outside_bundle"
+            raise refuse("descriptor_root_outside_bundle", "custom_skills_root", message)
+        return folder
+
+
+def lies_inside(path: Path, base: Path) -> bool:
+    """Whether *path* stays below *base* once links and `..` are followed, part by part."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(base))
+
+
+def read_fields(value: object) -> dict[str, Any]:
+    """Bring a descriptor as people write it into the fields of `SkillsDescriptor`; what was not said is left out."""
+    try:
+        return _fields(value)
+    except ValueError as error:  # a number of thousands of digits, which Python does not write out
+        raise refuse("descriptor_type", "descriptor", f"it cannot be understood: {error}") from error
+
+
+def _fields(value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise refuse("descriptor_type", "descriptor", f"a descriptor is a mapping, not {type(value).__name__}")
+    found: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    for key, entry in value.items():
+        if not isinstance(key, str):
+            raise refuse("descriptor_type", str(key), "keys are text")
+        name = next((field for field, upper in UPPER.items() if key == upper), key)
+        if name not in FIELDS:
+            meant = resembling(name, FIELDS)
+            if meant is not None:
+                raise refuse("descriptor_unknown_key", key, f"not a known key; did you mean {meant!r}?")
+            extra[key] = _json_value(entry, key)
+            continue
+        read = _READ[name](entry)
+        if name in found and found[name] != read:
+            raise refuse("descriptor_conflict", key, f"{name} and {UPPER[name]} say different things")
+        found[name] = read
+    if extra:
+        found["extra"] = {**found.get("extra", {}), **extra}
+    return found
+
+
+def _version(value: object) -> int:
+    if type(value) is not int or value < 1:
+        raise refuse("descriptor_type", "version", f"a whole number from 1, not {value!r}")
+    if value > 1:
+        raise refuse("descriptor_version", "version", f"this kdskills reads version 1, not {value}")
+    return value
+
+
+def _path_text(value: object, key: str) -> str:
+    text = str(value) if isinstance(value, PurePath) else value
+    if not isinstance(text, str):
+        raise refuse("descriptor_type", key, f"a path, not {type(value).__name__}")
+    if "\0" in text:
+        raise refuse("descriptor_type", key, "a path without NUL")
+    return text
+
+
+def _root(value: object) -> str | None:
+    if value is None or value is False:
+        return None
+    text = _path_text(value, "custom_skills_root")
+    return text if text.strip() else None
+
+
+def _bundle_root(value: object) -> str | None:
+    text = "" if value is None else _path_text(value, "bundle_root")
+    return text if text.strip() else None
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise refuse("descriptor_type", "allow_outside_bundle", f"true or false, not {value!r}")
+    return value
+
+
+def _agents(value: object) -> dict[str, AgentTerms]:
+    if not isinstance(value, Mapping):
+        raise refuse("descriptor_type", "agents_config", f"rules per consumer, not {type(value).__name__}")
+    found: dict[str, AgentTerms] = {}
+    for consumer, rules in value.items():
+        key = f"agents_config.{consumer}"
+        if not isinstance(consumer, str) or not consumer.strip():
+            raise refuse("descriptor_type", key, "a consumer is a name")
+        if EVERYONE in consumer and consumer != EVERYONE:
+            raise refuse("descriptor_consumer_pattern", key, 'consumers match exactly; only "*" stands for all')
+        found[consumer] = AgentTerms.read(rules, f"{key}.")
+    return found
+
+
+def _extra(value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise refuse("descriptor_type", "extra", f"a mapping, not {type(value).__name__}")
+    return {str(key): _json_value(entry, f"extra.{key}") for key, entry in value.items()}
+
+
+def _json_value(value: object, key: str, depth: int = 0) -> Any:
+    """Return *value* as plain JSON, so that a descriptor can travel."""
+    if value is None or isinstance(value, (bool, str)) or (isinstance(value, int) and value.bit_length() <= _MOST_BITS):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    if depth < 20 and isinstance(value, Mapping):
+        return {str(name): _json_value(entry, f"{key}.{name}", depth + 1) for name, entry in value.items()}
+    if depth < 20 and isinstance(value, (list, tuple)):
+        return [_json_value(entry, key, depth + 1) for entry in value]
+    raise refuse("descriptor_type", key, f"not a JSON value: {type(value).__name__}")
+
+
+_READ = MappingProxyType(
+    {
+        "version": _version,
+        "custom_skills_root": _root,
+        "agents_config": _agents,
+        "bundle_root": _bundle_root,
+        "allow_outside_bundle": _flag,
+        "extra": _extra,
+    }
+)
