@@ -98,6 +98,7 @@ class ModelRequest:
         active: Names of the active skills in load order, which cassettes compare.
         timeout_s: Seconds the provider may take.
         settings: Provider settings such as temperature.
+        answer_schema: JSON Schema the text of the answer must follow, for providers that can hold a model to one.
     """
 
     role: str
@@ -107,6 +108,7 @@ class ModelRequest:
     active: tuple[str, ...] = ()
     timeout_s: float | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    answer_schema: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,12 @@ class TurnFinished(Event):
 
 
 class PromptBuilt(Event):
-    """The top-level text of the next model call: its digest and size, the skills on offer and those active."""
+    """The top-level text of the next model call: its digest and size, the skills on offer and those active.
+
+    Attributes:
+        text: The text itself, the first time it is used in the turn; later events with the same digest leave it out.
+        asked: The last user message, where it is not the turn's request.
+    """
 
     type: Literal["prompt.built"] = "prompt.built"
     role: str
@@ -59,6 +64,8 @@ class PromptBuilt(Event):
     tokens: int
     available: tuple[str, ...] = ()
     active: tuple[str, ...] = ()
+    text: str = ""
+    asked: str = ""
 
 
 class CatalogTruncated(Event):

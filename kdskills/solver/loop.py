@@ -110,6 +110,7 @@ class Loop:
         """Ask the decision model; once more with a shorter history when the request did not fit."""
         turn = self._turn
         prompt = await turn.instructions()
+        last = next((message.text for message in reversed(self._log.messages) if message.role == "user"), "")
         turn.bus.emit(
             PromptBuilt,
             role=DECISION,
@@ -117,6 +118,8 @@ class Loop:
             tokens=prompt.tokens,
             available=tuple(turn.view.names),
             active=active,
+            text=prompt.text if self._log.first_time(prompt.digest) else "",
+            asked="" if last == turn.request else last,
         )
         room = turn.window * 6 // 10
         messages = await self._fitted(room)

@@ -85,6 +85,13 @@ class TurnLog:
         self.stop_reason = "not_run"
         self.skills: dict[tuple[str, str], SkillUse] = {}
         self._steps_begun = 0
+        self._told: set[str] = set()
+
+    def first_time(self, digest: str) -> bool:
+        """Whether a prompt of this digest has not been told before; it has afterwards."""
+        new = digest not in self._told
+        self._told.add(digest)
+        return new
 
     def begin_step(self) -> int:
         """Return the index of a step that begins now; generators asked within a step have steps of their own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -167,30 +167,46 @@ class TurnResult(Form):
         """Return the result a transcript ends with; it equals the one the turn gave.
 
         Raises:
-            BadRequest: The file is no transcript (`transcript_invalid`), or the turn did not end
-                (`transcript_incomplete`).
+            BadRequest: The file is missing (`transcript_missing`) or no transcript (`transcript_invalid`), or the turn
+                did not end (`transcript_incomplete`).
         """
-        result: TurnResult | None = None
-        with Path(path).open(encoding="utf-8") as lines:
-            head = _line(lines.readline(), path)
-            if head.get("schema") != TRANSCRIPT_SCHEMA:
-                raise BadRequest(f"{path} is no {TRANSCRIPT_SCHEMA} file", code="transcript_invalid", path=str(path))
-            for text in lines:
-                if not text.endswith("\n"):
-                    break  # a line cut by a crash
-                event = _line(text, path)
-                if event.get("type") == "turn.finished":
-                    result = cls.from_json(event["result"])
-        if result is None:
+        ended = [row for row in transcript_rows(path) if row is not None and row.get("type") == "turn.finished"]
+        if not ended:
             raise BadRequest(f"the turn of {path} did not end", code="transcript_incomplete", path=str(path))
-        return result
+        try:
+            return cls.from_json(ended[-1]["result"])
+        except (KeyError, ValueError):
+            raise _no_transcript(path) from None
+
+
+def transcript_rows(path: str | Path) -> Iterator[dict[str, Any] | None]:
+    """Give the events of a transcript as they stand in its lines; a last line cut by a crash is given as None.
+
+    Raises:
+        BadRequest: The file is missing (`transcript_missing`) or no transcript (`transcript_invalid`).
+    """
+    try:
+        with Path(path).open(encoding="utf-8", newline="\n") as lines:
+            if _line(lines.readline(), path).get("schema") != TRANSCRIPT_SCHEMA:
+                raise _no_transcript(path)
+            for text in lines:
+                yield _line(text, path) if text.endswith("\n") else None
+    except OSError as error:
+        message = f"cannot read the transcript {path}: {error.strerror}"
+        raise BadRequest(message, code="transcript_missing", path=str(path)) from error
+    except UnicodeDecodeError:
+        raise _no_transcript(path) from None
 
 
 def _line(text: str, path: str | Path) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise BadRequest(f"{path} is no {TRANSCRIPT_SCHEMA} file", code="transcript_invalid", path=str(path))
+        raise _no_transcript(path)
     return value
+
+
+def _no_transcript(path: str | Path) -> BadRequest:
+    return BadRequest(f"{path} is no {TRANSCRIPT_SCHEMA} file", code="transcript_invalid", path=str(path))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kdskills.errors import Diagnostic
-from kdskills.models import Message, ModelRequest, ToolSpec
+from kdskills.models import Message, ModelReply, ModelRequest, ToolSpec
 from kdskills.session.config import UNKNOWN_WINDOW, Budget
 from kdskills.session.receipts import text_digest
 from kdskills.skills.model import estimate_tokens
@@ -199,30 +199,42 @@ class Turn:
         for granted in block.granted:
             skill = granted.skill
             self.log.used(SkillUse(id=skill.full_id, name=skill.name, digest=skill.digest, how="generator"))
-        index = self.log.begin_step()
         instructions = "\n\n".join(part for part in (self.parts.settings.base_text.strip(), str(block)) if part)
-        provider = self.parts.model(role)
+        reply = await self._write(role, instructions, prompt)
+        usage = TokenUsage(input=reply.usage.input, output=reply.usage.output)
+        used = tuple(granted.full_id for granted in block.granted)
+        return Generated(reply.text, role, used, skipped, reply.model or self.parts.model(role).name, usage)
+
+    async def _write(self, role: str, instructions: str, prompt: str) -> ModelReply:
+        """Ask a generator, as a step of its own."""
+        index = self.log.begin_step()
         active = await self.active_names()
         digest = text_digest(instructions)
-        self.bus.emit(PromptBuilt, step=index, role=role, digest=digest, tokens=self.count(instructions), active=active)
-        asked = await self.asker(index).ask(
-            provider, ModelRequest(role, instructions, (Message("user", prompt),), (), active)
+        self.bus.emit(
+            PromptBuilt,
+            step=index,
+            role=role,
+            digest=digest,
+            tokens=self.count(instructions),
+            active=active,
+            text=instructions if self.log.first_time(digest) else "",
+            asked=prompt,
         )
+        request = ModelRequest(role, instructions, (Message("user", prompt),), (), active)
+        asked = await self.asker(index).ask(self.parts.model(role), request)
         reply = asked.reply
         self.log.usage += reply.usage
-        usage = TokenUsage(input=reply.usage.input, output=reply.usage.output)
         self.log.steps.append(
             Step(
                 index=index,
                 role=role,
                 duration_ms=asked.duration_ms,
                 text=reply.text,
-                usage=usage,
+                usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
                 retries=asked.retries,
                 active_before=active,
                 active_after=active,
                 prompt_digest=digest,
             )
         )
-        used = tuple(granted.full_id for granted in block.granted)
-        return Generated(reply.text, role, used, skipped, reply.model or provider.name, usage)
+        return reply

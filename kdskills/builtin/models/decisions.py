@@ -1,15 +1,16 @@
-"""`json:PROVIDER:MODEL`: tool calls as plain JSON text, for models without tool calling of their own.
+"""`json:PROVIDER:MODEL` and `json-schema:PROVIDER:MODEL`: tool calls as plain JSON text, for models without their own.
 
 The tools are described in the instructions, and one JSON object is read out of the answer: `{"tool": NAME,
 "arguments": {…}}` is a call, `{"answer": TEXT}` the answer. Text without such an object is the answer. An object that
 names a tool but is malformed becomes a call with its raw text as arguments: the solver answers that like any other
-invalid call, so that the model can mend it.
+invalid call, so that the model can mend it. `json-schema:` also sends the decision's JSON Schema, so that a server that
+can hold a model to one never lets it write anything else.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,25 +30,34 @@ Call one tool at a time; its result comes with the next message.
 Tools, as JSON Schema:
 """
 
+_SHAPE = frozenset({"type", "enum", "const", "required", "minItems"})
+"""Keywords that say what a value looks like. Others are left to the solver's own check: servers know few of them, and
+turn bounds such as `maxLength` into grammars too large to use."""
+
 
 class JsonDecisions:
     """Wraps a provider: tools go out as text, calls come back as JSON.
 
     Args:
         inner: The provider that answers in text.
+        constrained: Whether to send the decision's schema along.
     """
 
-    def __init__(self, inner: ModelProvider) -> None:
-        self.name = f"json:{inner.name}"
+    def __init__(self, inner: ModelProvider, *, constrained: bool = False) -> None:
+        self.name = f"json-schema:{inner.name}" if constrained else f"json:{inner.name}"
         self.context_window = inner.context_window
         self.replayed = inner.replayed
         self._inner = inner
+        self._constrained = constrained
 
     async def reply(self, request: ModelRequest) -> ModelReply:
         """Answer *request*; without tools the inner provider answers as it is."""
         if not request.tools:
             return await self._inner.reply(_as_text(request))
-        answer = await self._inner.reply(_as_text(request))
+        asked = _as_text(request)
+        if self._constrained:
+            asked = replace(asked, answer_schema=decision_schema(request.tools))
+        answer = await self._inner.reply(asked)
         if answer.calls:
             return answer
         number = sum(len(m.calls) for m in request.messages) + 1
@@ -67,6 +77,34 @@ class JsonDecisions:
     async def aclose(self) -> None:
         """Close the inner provider."""
         await self._inner.aclose()
+
+
+def decision_schema(tools: tuple[ToolSpec, ...]) -> dict[str, Any]:
+    """Return the JSON Schema of a decision: a call of one of *tools*, or an answer.
+
+    It is wider than what the tools take; the solver checks every call all the same.
+    """
+    calls = [_object({"tool": {"const": tool.name}, "arguments": _shape(tool.input_schema)}) for tool in tools]
+    return {"anyOf": [*calls, _object({"answer": {"type": "string"}})]}
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+def _shape(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *schema* with what says how a value looks, and nothing else."""
+    kept = {key: value for key, value in schema.items() if key in _SHAPE}
+    for key in ("items", "additionalProperties"):
+        below = schema.get(key)
+        if isinstance(below, Mapping):
+            kept[key] = _shape(below)
+        elif isinstance(below, bool):
+            kept[key] = below
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping):
+        kept["properties"] = {name: _shape(below) for name, below in properties.items()}
+    return kept
 
 
 def read_decision(answer: ModelReply, tools: tuple[ToolSpec, ...], number: int) -> ModelReply:
@@ -156,5 +194,6 @@ def _join_users(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 
 @hookimpl
 def kdskills_register_models(register: Register[ModelFactory]) -> None:
-    """Add the prefix `json`; the wrapped provider is looked up when a model is opened."""
+    """Add the prefixes `json` and `json-schema`; the wrapped provider is looked up when a model is opened."""
     register("json", lambda rest: JsonDecisions(open_model(register, rest)))
+    register("json-schema", lambda rest: JsonDecisions(open_model(register, rest), constrained=True))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from kdskills.errors import BadRequest, MissingExtra, ModelFailed
@@ -24,7 +25,14 @@ if TYPE_CHECKING:
     from kdskills.models import ModelAddress, ModelFactory
 
 RETRYABLE = frozenset({408, 409, 429})
-_FULL = ("context_length_exceeded", "context length", "maximum context", "context window", "prompt is too long")
+_FULL = (
+    "context_length_exceeded",
+    "context length",
+    "maximum context",
+    "context window",
+    "prompt is too long",
+    "available context size",
+)
 OLLAMA_URL = "http://localhost:11434/v1"
 
 
@@ -94,6 +102,7 @@ class PydanticAIModel:
 
 def _outgoing(request: ModelRequest) -> tuple[list[ModelMessage], ModelSettings, ModelRequestParameters]:
     from pydantic_ai.models import ModelRequestParameters
+    from pydantic_ai.output import OutputObjectDefinition
     from pydantic_ai.tools import ToolDefinition
 
     values: dict[str, Any] = dict(request.settings)
@@ -106,6 +115,9 @@ def _outgoing(request: ModelRequest) -> tuple[list[ModelMessage], ModelSettings,
         for t in request.tools
     ]
     parameters = ModelRequestParameters(function_tools=tools, allow_text_output=True)
+    if request.answer_schema is not None:
+        form = OutputObjectDefinition(dict(request.answer_schema), name="decision", strict=False)
+        parameters = replace(parameters, output_mode="native", output_object=form)
     return history(request.instructions, request.messages), cast("ModelSettings", values), parameters
 
 

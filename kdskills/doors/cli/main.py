@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from kdskills.app import Host
 from kdskills.app.resources import shipped_bundle
 from kdskills.doors.cli import bench as benchmarks
-from kdskills.doors.cli import demo, show
+from kdskills.doors.cli import demo, show, transcript
 from kdskills.doors.cli.output import failing, print_json
 
 app = typer.Typer(
@@ -252,6 +252,21 @@ def bench(ctx: typer.Context, name: Annotated[str, typer.Argument(help="Benchmar
     with failing(as_json=False):
         code = benchmarks.run(name, list(ctx.args))
     raise typer.Exit(code)
+
+
+turn = typer.Typer(help="What happened in turns.", no_args_is_help=True)
+app.add_typer(turn, name="turn")
+
+
+@turn.command("show")
+def show_turn(
+    ctx: typer.Context,
+    path: Annotated[Path, typer.Argument(metavar="TRANSCRIPT", help="The turn's transcript, `<turn id>.jsonl`.")],
+    full: Annotated[bool, typer.Option("--full", help="Print long prompts and results in full.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a turn from its transcript: prompts, tool calls, sources, citations, files and errors, in order."""
+    answer(ctx, "turns.show", lambda found: transcript.show(found, full=full), as_json=as_json, transcript=path)
 
 
 image = typer.Typer(help="The tree that sandboxes run in.", no_args_is_help=True)
