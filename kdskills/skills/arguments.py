@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kdskills.errors import Diagnostic
@@ -48,7 +48,7 @@ def render_body(
         return str(value) if value is not None else defaults[name]
 
     text = _PLACE.sub(fill, body)
-    return RenderedBody(text, tuple(_unknown(name, at, body) for name, at in unknown.items()))
+    return RenderedBody(text, tuple(_unknown(unknown, body)))
 
 
 def _check(body: object, arguments: object, values: object) -> None:
@@ -70,13 +70,19 @@ def _declared(argument: object) -> tuple[str, str]:
     return name, "" if default is None else str(default)
 
 
-def _unknown(name: str, at: int, body: str) -> Diagnostic:
-    return Diagnostic(
-        "unknown_placeholder",
-        "warning",
-        f"`{name}` stands in the body like an argument, but is not declared.",
-        line=body.count("\n", 0, at) + 1,
-        column=at - (body.rfind("\n", 0, at) + 1) + 1,
-        ref=name,
-        fix="Declare it under `arguments`, or write `\\$`.",
-    )
+def _unknown(names: Mapping[str, int], body: str) -> Iterator[Diagnostic]:
+    """Yield a finding for each name, given where each stands in *body*, in ascending order."""
+    line, begins, counted = 1, 0, 0
+    for name, at in names.items():  # each looks only at what is new, so that many names cost no more than one
+        line += body.count("\n", counted, at)
+        begins = max(begins, body.rfind("\n", counted, at) + 1)
+        counted = at
+        yield Diagnostic(
+            "unknown_placeholder",
+            "warning",
+            f"`{name}` stands in the body like an argument, but is not declared.",
+            line=line,
+            column=at - begins + 1,
+            ref=name,
+            fix="Declare it under `arguments`, or write `\\$`.",
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,3 +110,15 @@ def test_a_value_arrives_as_it_is(around: str, value: str) -> None:
     """Whatever the value, it stands in the text unchanged, and text without signs stays."""
     around = around.replace("$", "").replace("{", "").replace("\\", "")
     assert render_body(f"{around}$name {around}", ONE, {"name": value}).text == f"{around}{value} {around}"
+
+
+@pytest.mark.parametrize("between", [" ", "\n", " \n\n"])
+def test_many_unknown_names_cost_linear_time(between: str) -> None:
+    """Each unknown name is found at its own line and column, and a body full of them takes no long time."""
+    body = between.join(f"$v{number}" for number in range(100_000))
+    started = time.process_time()
+    found = render_body(body, [SkillArgument("x")], {}).diagnostics
+    assert time.process_time() - started < 2
+    lines = body.split("\n")
+    assert all(lines[f.line - 1][f.column - 1 :].startswith(f"${f.ref}") for f in found[:: 20_000 + 1])
+    assert len(found) == 100_000
