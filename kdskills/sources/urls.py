@@ -104,9 +104,8 @@ def _normal(text: str) -> str | None:
     query = query.rstrip(_EDGE)
     if not query:
         path = path.rstrip(_EDGE)
-    if len(path) > 1 and path.endswith("/") and not path.endswith("//"):
-        path = path[:-1]
-        path = path if query else path.rstrip(_EDGE)
+    while len(path) > 1 and path.endswith("/") and not path.endswith("//"):
+        path = path[:-1] if query else path[:-1].rstrip(_EDGE)  # which may lay the next slash bare
     if not path and host:
         path = "/"
     return f"{scheme}://{host}{path}{'?' + query if query else ''}"

@@ -85,6 +85,21 @@ def test_added_scheme_is_told(text):
     assert parse_url(text).scheme_added
 
 
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("https://a/x/ /", "https://a/x"),
+        ("https://a/x/ / /\u3000", "https://a/x"),
+        ("https://a/x// /", "https://a/x//"),
+        ("https://a/x/ /?q", "https://a/x/ ?q"),
+        ("https://a/ /", "https://a/"),
+    ],
+)
+def test_blanks_between_trailing_slashes_go_with_them(text, normal):
+    """What the end of a path leaves behind is an end again."""
+    assert (normalize_url(text), normalize_url(normal)) == (normal, normal)
+
+
 @given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=10).map("".join)))
 def test_normalising_twice_is_normalising_once(text):
     """A stored URL is its own stored spelling, whatever it was made from."""
