@@ -42,6 +42,23 @@ def _docker() -> str | None:
     return None
 
 
+def _landlock() -> str | None:
+    import ctypes
+
+    if os.geteuid() != 0:
+        return "landlock runs need root, which gives each program a uid of its own"
+    version = ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+    return None if version > 0 else "this kernel has no Landlock, or does not enable it"
+
+
+def _e2b() -> str | None:
+    import importlib.util
+
+    if os.geteuid() != 0 or shutil.which("nsenter") is None:
+        return "the local E2B server needs root and nsenter, which its machines are entered with"
+    return _bubblewrap() if importlib.util.find_spec("e2b") else "the package e2b is not installed"
+
+
 def _fpdf2() -> str | None:
     import importlib.util
 
@@ -58,7 +75,14 @@ def postgres_bin() -> Path | None:
     return found[-1].parent if found else None
 
 
-PROBES = {"postgres": _postgres, "bubblewrap": _bubblewrap, "docker": _docker, "documents": _fpdf2}
+PROBES = {
+    "postgres": _postgres,
+    "bubblewrap": _bubblewrap,
+    "docker": _docker,
+    "landlock": _landlock,
+    "documents": _fpdf2,
+    "e2b": _e2b,
+}
 
 
 @cache

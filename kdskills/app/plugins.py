@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 BUILTIN = (
     "kdskills.builtin.executors.bubblewrap",
     "kdskills.builtin.executors.docker",
+    "kdskills.builtin.executors.e2b",
+    "kdskills.builtin.executors.landlock",
     "kdskills.builtin.executors.subprocess",
     "kdskills.builtin.stores.memory",
     "kdskills.builtin.stores.sql",

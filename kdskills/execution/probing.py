@@ -18,11 +18,17 @@ def canary_argv(python: str, entry: str) -> tuple[str, ...]:
     return (python, "-I", entry.rpartition("/")[0] + "/canary.py", *CANARY_FILES, str(Path(__file__).resolve()))
 
 
-def judge(output: bytes) -> tuple[ProbeCheck, ...]:
-    """Return one check per promise of the probe, from the canary's own words; garbage fails as `canary`."""
+def judge(output: bytes, *, sockets: bool = True) -> tuple[ProbeCheck, ...]:
+    """Return one check per promise of the probe, from the canary's own words; garbage fails as `canary`.
+
+    Args:
+        output: What the canary printed.
+        sockets: Whether sockets may be made. Then the only interface must be `lo`; else no socket at all, as an engine
+            without a network namespace promises.
+    """
     try:
         seen = json.loads(output)
-        return tuple(_checks(seen))
+        return tuple(_checks(seen, sockets=sockets))
     except (ValueError, KeyError, TypeError) as error:
         return (ProbeCheck("canary", ok=False, found=f"the canary did not answer: {error!r}"),)
 
@@ -32,12 +38,15 @@ def failed(checks: Sequence[ProbeCheck]) -> str:
     return "; ".join(f"{check.name}: {check.found}" for check in checks if not check.ok)
 
 
-def _checks(seen: dict[str, Any]) -> Iterator[ProbeCheck]:
+def _checks(seen: dict[str, Any], *, sockets: bool) -> Iterator[ProbeCheck]:
     yield ProbeCheck("host_files", not seen["readable"], f"readable: {seen['readable']}")
     yield ProbeCheck("core_pattern", not seen["core_pattern_writable"], f"writable: {seen['core_pattern_writable']}")
     yield ProbeCheck("uid", seen["uid"] != 0, f"uid {seen['uid']}")
     yield ProbeCheck("capabilities", seen["cap_bounding"] == 0, f"bounding set {seen['cap_bounding']:#x}")
     yield ProbeCheck("seccomp", seen["seccomp"] == 2, f"mode {seen['seccomp']}")
     yield ProbeCheck("no_new_privs", seen["no_new_privs"] == 1, str(seen["no_new_privs"]))
-    yield ProbeCheck("network", seen["interfaces"] == ["lo"], f"interfaces {seen['interfaces']}")
+    if sockets:
+        yield ProbeCheck("network", seen["interfaces"] == ["lo"], f"interfaces {seen['interfaces']}")
+    else:
+        yield ProbeCheck("network", seen["sockets"] == [], f"sockets {seen['sockets']}")
     yield ProbeCheck("root_read_only", not seen["root_writable"], f"writable: {seen['root_writable']}")

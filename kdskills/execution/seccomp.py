@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -51,13 +52,17 @@ class Only:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One refused call: its number on each architecture (None where it does not exist), the error, the condition."""
+    """One refused call: its number on each architecture (None where it does not exist), the error, the condition.
+
+    With `only` and `also`, either condition refuses.
+    """
 
     name: str
     x86_64: int | None
     aarch64: int | None
     error: int = errno.EPERM
     only: Only | None = None
+    also: Only | None = None
 
     def number(self, arch: Arch) -> int | None:
         """Return the call's number on *arch*."""
@@ -157,8 +162,8 @@ class Instruction:
         return struct.pack("=HBBI", self.code, self.jt, self.jf, self.k)
 
 
-def assemble(arch: Arch) -> list[Instruction]:
-    """Return the filter for *arch*; another architecture's calls kill the program."""
+def assemble(arch: Arch, rules: Sequence[Rule] = RULES) -> list[Instruction]:
+    """Return the filter of *rules* for *arch*; another architecture's calls kill the program."""
     program = [
         Instruction(_LOAD, 0, 0, _ARCH),
         Instruction(_JEQ, 1, 0, AUDIT_ARCH[arch]),
@@ -167,7 +172,7 @@ def assemble(arch: Arch) -> list[Instruction]:
     ]
     if arch == "x86_64":
         program += [Instruction(_JGE, 0, 1, X32_BIT), Instruction(_RET, 0, 0, ERRNO | errno.ENOSYS)]
-    for rule in RULES:
+    for rule in rules:
         number = rule.number(arch)
         if number is not None:
             block = _block(rule)
@@ -186,15 +191,23 @@ def _block(rule: Rule) -> list[Instruction]:
     deny, allow = Instruction(_RET, 0, 0, ERRNO | rule.error), Instruction(_RET, 0, 0, ALLOW)
     if rule.only is None:
         return [deny]
-    load = Instruction(_LOAD, 0, 0, _ARGS + 8 * rule.only.arg)  # the low word: both architectures are little endian
-    values = rule.only.values
-    if rule.only.test == "any_bit":
+    tests = [rule.only] if rule.also is None else [rule.only, rule.also]
+    return [step for only in tests for step in _test(only, deny)] + [allow]
+
+
+def _test(only: Only, deny: Instruction) -> list[Instruction]:
+    """Return what refuses a call whose argument is as *only* says, and goes on past its end otherwise."""
+    load = Instruction(_LOAD, 0, 0, _ARGS + 8 * only.arg)  # the low word: both architectures are little endian
+    if only.test == "any_bit":
         mask = 0
-        for value in values:
+        for value in only.values:
             mask |= value
-        return [load, Instruction(_JSET, 0, 1, mask), deny, allow]
-    hits = [Instruction(_JEQ, len(values) - place, 0, value) for place, value in enumerate(values)]
-    return [load, *hits, *([deny, allow] if rule.only.test == "not_in" else [allow, deny])]
+        return [load, Instruction(_JSET, 0, 1, mask), deny]
+    count = len(only.values)
+    if only.test == "not_in":  # a hit jumps over the refusal
+        return [load, *(Instruction(_JEQ, count - place, 0, value) for place, value in enumerate(only.values)), deny]
+    last = [Instruction(_JEQ, 0, 1, only.values[-1]), deny]
+    return [load, *(Instruction(_JEQ, count - 1 - place, 0, v) for place, v in enumerate(only.values[:-1])), *last]
 
 
 def docker_profile() -> dict[str, object]:

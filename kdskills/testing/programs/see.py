@@ -6,6 +6,14 @@ import sys
 
 import kdskills_runtime
 
+
+def listed(path):
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []
+
+
 kdskills_runtime.report(
     {
         "uid": os.getuid(),
@@ -13,7 +21,7 @@ kdskills_runtime.report(
         "cwd": os.getcwd(),
         "work": sorted(os.listdir(".")),
         "argv": len(sys.argv),
-        "interfaces": sorted(os.listdir("/sys/class/net")) if os.path.isdir("/sys/class/net") else [],
+        "interfaces": listed("/sys/class/net"),
         "routes": pathlib.Path("/proc/net/route").read_text().splitlines()[1:],
         "root_writable": os.access("/", os.W_OK) or os.access("/usr", os.W_OK) or os.access("/skills", os.W_OK),
     }

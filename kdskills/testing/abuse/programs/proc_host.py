@@ -3,7 +3,10 @@ import os
 
 from attempt import done, escape, must_fail, read, write
 
-pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+try:
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+except OSError:
+    pids = []
 if len(pids) > 8:
     escape(f"{len(pids)} processes are visible")
 for path in ("/proc/kcore", "/proc/kmsg", "/proc/1/environ" if os.getpid() != 1 else "/proc/kcore", "/proc/sys/kernel/cap_last_cap_"):

@@ -3,10 +3,17 @@ import os
 
 from attempt import done, must_fail, write
 
-for name in os.listdir("/proc"):
+try:
+    names = os.listdir("/proc")
+except OSError:
+    names = ["1", str(os.getppid())]
+for name in names:
     if name.isdigit() and int(name) not in {os.getpid()}:
-        with open(f"/proc/{name}/cmdline", "rb") as file:
-            words = file.read()
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                words = file.read()
+        except OSError:
+            continue
         if b"container_init" in words and b"docker-init" not in words:
             must_fail(f"memory of {name}", os.open, f"/proc/{name}/mem", os.O_RDWR)
             must_fail(f"descriptors of {name}", os.listdir, f"/proc/{name}/fd")

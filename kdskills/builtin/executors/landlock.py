@@ -1,0 +1,254 @@
+"""Programs under Landlock, for the inside of ordinary containers where no namespace can be made (spec execution §3)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
+from kdskills.execution.cgroup import CgroupParent, find_parent
+from kdskills.execution.check import LIMIT_NAMES, Plan, check_request, require_limits
+from kdskills.execution.dirs import cache_dir, private_dir, state_dir
+from kdskills.execution.finished import FinishedRun, skills_mismatch
+from kdskills.execution.landlock import abi
+from kdskills.execution.landlock.calls import program_bytes
+from kdskills.execution.landlock.leftovers import leftovers, note_uid
+from kdskills.execution.landlock.order import Wall
+from kdskills.execution.landlock.run import ENGINE, LEVEL, Job, LandlockRun
+from kdskills.execution.landlock.uids import Uids
+from kdskills.execution.lifecycle import RunRecords, reap
+from kdskills.execution.local_tree import RunFolder
+from kdskills.execution.payload import build_payload
+from kdskills.execution.probing import canary_argv, failed, judge
+from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
+from kdskills.execution.request import ExecRequest, ExecResult
+from kdskills.execution.rootfs import Rootfs, build_rootfs
+from kdskills.execution.stage import read_inputs, stage_skill
+from kdskills.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from kdskills.execution.options import ExecutionOptions, ExecutorFactory
+    from kdskills.execution.seccomp import Arch
+    from kdskills.hooks import Register
+
+_ARCHES: Final[dict[str, Arch]] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+_CAPABILITIES: Final = {"CHOWN": 0, "DAC_OVERRIDE": 1, "KILL": 5, "SETGID": 6, "SETUID": 7, "SETPCAP": 8}
+"""What the launcher needs of root: all of them are in what container engines give by default."""
+LEAST_MEMORY: Final = 16 * 1024 * 1024
+
+
+@hookimpl
+def kdskills_register_executors(register: Register[ExecutorFactory]) -> None:
+    """Register `landlock`."""
+    register(ENGINE, LandlockExecutor)
+
+
+class LandlockExecutor:
+    """Runs every program under Landlock, a system call filter and a uid of its own.
+
+    Only root can give a program a uid that owns nothing, so an ordinary user is refused: Landlock would let the
+    program change modes and times of every file of that user.
+
+    Args:
+        options: The operator's settings. `work`, `tmp` and, where no cgroup is writable, `memory` cannot be held exactly
+            and must be listed as best effort.
+    """
+
+    name = ENGINE
+    level = LEVEL
+
+    def __init__(self, options: ExecutionOptions) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._wall: Wall | None = None
+        self._rootfs: Rootfs | None = None
+        self._cgroups: CgroupParent | None = None
+        self._probed: tuple[tuple[object, ...], ProbeReport] | None = None
+
+    async def probe(self) -> ProbeReport:
+        """Run the canary; cached by the kernel and our uid."""
+        key = (platform.release(), os.geteuid())
+        if self._probed is None or self._probed[0] != key:
+            self._probed = (key, await self._probe())
+        return self._probed[1]
+
+    async def run(self, request: ExecRequest) -> ExecResult:
+        """Run to the end. Raises as the protocol says."""
+        handle = await self.start(request)
+        try:
+            return await handle.wait()
+        except asyncio.CancelledError:
+            await asyncio.shield(handle.cancel())
+            raise
+
+    async def start(self, request: ExecRequest) -> LandlockRun | FinishedRun:
+        """Start and return at once. Raises as `run`."""
+        try:
+            return await asyncio.to_thread(self._start, request)
+        except (RootChanged, RootMissing) as error:
+            return skills_mismatch(error, self.name, self.level)
+        except (ExecFailed, OSError) as error:
+            raise ExecRefused(f"what a run needs cannot be prepared: {error}", engine=self.name) from error
+
+    async def reap(self) -> ReapReport:
+        """End processes, cgroups and folders of dead owners."""
+        return await asyncio.to_thread(self._reap)
+
+    def _reap(self) -> ReapReport:
+        if os.geteuid() != 0:
+            return ReapReport()  # nothing of ours can be here: an ordinary user's runs are refused
+        runs = leftovers(self._runs(), self._uids())
+        groups = reap(RunRecords(self._options.state_dir or state_dir()), find_parent())
+        return ReapReport(runs.ended + groups.ended, runs.failed + groups.failed)
+
+    def _runs(self) -> Path:
+        return private_dir(private_dir(self._options.state_dir or state_dir()) / "landlock-runs")
+
+    def _uids(self) -> Uids:
+        # One place for the whole machine, wherever an instance keeps its state: uids are the machine's.
+        return Uids(self._options.sandbox_uid, private_dir(state_dir()) / "uids")
+
+    def _start(self, request: ExecRequest) -> LandlockRun:
+        plan = check_request(request)
+        if request.network != "none":
+            raise ExecRefused(
+                "landlock runs programs without network only", code="limit_not_enforceable", engine=ENGINE
+            )
+        if request.limits.memory < LEAST_MEMORY:
+            raise ExecRefused(
+                f"landlock itself needs a memory limit of at least {LEAST_MEMORY}",
+                code="limit_not_enforceable",
+                limits=["memory"],
+                engine=ENGINE,
+            )
+        wall, rootfs = self._prepared()
+        enforced = LIMIT_NAMES - {"work", "tmp"} - (set() if self._cgroups is not None else {"memory"})
+        require_limits(enforced, self._options.best_effort, self.name)
+        cache = self._options.cache_dir or cache_dir()
+        places = {mount.id: str(stage_skill(mount, cache)) for mount in request.skills}
+        inputs = read_inputs(request.inputs, request.limits)
+        lease = self._uids().lease()
+        try:
+            folder = RunFolder.make(self._runs(), request)
+        except BaseException:
+            lease.close()
+            raise
+        try:
+            _furnish(folder, inputs, plan, lease.uid)
+            entry, python = (f"{wall.tree}{path}" for path in (rootfs.entry, rootfs.python))
+            payload = None if request.code is None else _payload(request, folder, places)
+            run = LandlockRun(
+                Job(plan, wall, folder, lease, places, entry, python, payload, self._cgroups, frozenset(enforced))
+            )
+            run.spawn()
+        except BaseException:
+            folder.remove()
+            lease.close()
+            raise
+        return run
+
+    def _prepared(self) -> tuple[Wall, Rootfs]:
+        """Return what every run shares. Raises ExecRefused when this machine or user cannot have it."""
+        with self._lock:
+            if self._wall is None or self._rootfs is None or not self._rootfs.path.is_dir():
+                version = _usable_version()
+                arch = _ARCHES.get(platform.machine())
+                if arch is None:
+                    raise ExecRefused(f"no system call filter for {platform.machine()}", engine=self.name)
+                self._rootfs = build_rootfs(self._options.cache_dir, packages=self._options.image_packages)
+                for place in (self._rootfs.path, self._runs()):
+                    _demand_reachable(place)
+                self._cgroups = find_parent()
+                self._wall = Wall(self._rootfs.path, version, program_bytes(arch, version))
+            os.utime(self._rootfs.path)  # in use: not to be pruned by a newer version's build
+            return self._wall, self._rootfs
+
+    async def _probe(self) -> ProbeReport:
+        try:
+            wall, rootfs = await asyncio.to_thread(self._prepared)
+            argv = canary_argv(f"{wall.tree}{rootfs.python}", f"{wall.tree}{rootfs.entry}")
+            run = await self.start(ExecRequest(argv=argv))
+        except (ExecRefused, ExecFailed) as error:
+            return ProbeReport(self.name, self.level, ok=False, cure=error.message)
+        except OSError as error:
+            return ProbeReport(self.name, self.level, ok=False, cure=f"make what a run needs accessible: {error}")
+        assert isinstance(run, LandlockRun)
+        bounds = run.bounds
+        result = await run.wait()
+        held = f"cgroup holds {bounds}" if bounds else "RLIMIT_AS per process"
+        checks = (
+            ProbeCheck("landlock", ok=True, found=f"ABI {wall.abi}"),
+            *judge(result.stdout.data, sockets=False),
+            ProbeCheck("limits", ok=True, found=f"{held}, RLIMIT_NPROC of a uid of its own"),
+        )
+        ok = result.status == "ok" and all(check.ok for check in checks)
+        words = result.error.message if result.error else failed(checks)
+        cure = None if ok else f"look into the sandbox's set-up: {words}"
+        return ProbeReport(self.name, self.level, ok, checks, result.limits_enforced, cure)
+
+
+def _usable_version() -> int:
+    """Return Landlock's version here. Raises ExecRefused with the cure when something is missing."""
+    version, why = abi.version()
+    if version < 1:
+        raise ExecRefused(why, engine=ENGINE)
+    if os.geteuid() != 0:
+        raise ExecRefused(
+            "an ordinary user cannot give programs a uid that owns nothing, and Landlock does not stop a program from"
+            " changing modes and times of its own user's files: run kdskills as root of its container (programs never"
+            " run as root), or use bubblewrap or docker",
+            engine=ENGINE,
+        )
+    missing = sorted(name for name, bit in _CAPABILITIES.items() if not effective_capabilities() >> bit & 1)
+    if missing:
+        names = ", ".join(f"CAP_{name}" for name in missing)
+        raise ExecRefused(
+            f"give the container the capabilities {names}: programs get a uid of their own", engine=ENGINE
+        )
+    if shutil.which("du") is None:
+        raise ExecRefused("du not found; install the package coreutils", engine=ENGINE)
+    return version
+
+
+def effective_capabilities() -> int:
+    """Return our effective capabilities as a mask."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+    return next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
+
+
+def _demand_reachable(place: Path) -> None:
+    """Refuse a place a foreign uid cannot reach. Raises ExecRefused."""
+    closed = next((path for path in (place, *place.parents) if not path.stat().st_mode & 0o001), None)
+    if closed is not None:
+        raise ExecRefused(
+            f"{closed} is closed to programs' uids: choose another folder for cache and state", engine=ENGINE
+        )
+
+
+def _furnish(folder: RunFolder, inputs: list[tuple[str, bytes]], plan: Plan, uid: int) -> None:
+    """Fill the run's folders and give the program its own; nobody has been here yet."""
+    note_uid(folder, uid)
+    folder.place(inputs, plan.cwd)
+    folder.path.chmod(0o711)
+    folder.control.chmod(0o755)
+    for top in (folder.work, folder.tmp):
+        for path, _, files in os.walk(top):
+            for name in (path, *(os.path.join(path, file) for file in files)):  # noqa: PTH118 - walk gives text
+                os.chown(name, uid, uid, follow_symlinks=False)
+
+
+def _payload(request: ExecRequest, folder: RunFolder, places: dict[str, str]) -> bytes:
+    """Write the program where it cannot write itself, and return its payload."""
+    assert request.code is not None
+    program = folder.control / "main.py"
+    payload = build_payload(
+        request, program_path=str(program), with_source=False, places=places, work_dir=str(folder.work)
+    )
+    program.write_bytes(request.code.encode("utf-8", "surrogatepass"))
+    program.chmod(0o644)
+    return payload

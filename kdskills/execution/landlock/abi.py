@@ -1,0 +1,156 @@
+"""What Landlock can hold back on this kernel, and the rules of one run (spec execution §3).
+
+Rights are those of the kernel's documented interface, by the version (ABI) each came with. What a version lacks is
+made up for elsewhere, so that the wall is the same on all of them: see `calls.py` for `truncate`, and the uid of
+their own for signals.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+CREATE_RULESET: Final = 444
+_VERSION_FLAG: Final = 1
+
+EXECUTE: Final = 1 << 0
+WRITE_FILE: Final = 1 << 1
+READ_FILE: Final = 1 << 2
+READ_DIR: Final = 1 << 3
+REMOVE_DIR: Final = 1 << 4
+REMOVE_FILE: Final = 1 << 5
+MAKE_CHAR: Final = 1 << 6
+MAKE_DIR: Final = 1 << 7
+MAKE_REG: Final = 1 << 8
+MAKE_SOCK: Final = 1 << 9
+MAKE_FIFO: Final = 1 << 10
+MAKE_BLOCK: Final = 1 << 11
+MAKE_SYM: Final = 1 << 12
+REFER: Final = 1 << 13
+TRUNCATE: Final = 1 << 14
+IOCTL_DEV: Final = 1 << 15
+
+_FILE_RIGHTS: Final = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
+"""The rights that mean something for what is no folder; the kernel refuses others there."""
+
+LOOK: Final = EXECUTE | READ_FILE | READ_DIR
+READ: Final = READ_FILE | READ_DIR
+WRITE: Final = (
+    LOOK | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | MAKE_FIFO | MAKE_SYM | REFER | TRUNCATE
+)
+DEVICE: Final = READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEV
+
+DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+FACTS: Final = (
+    *("/proc/cpuinfo", "/proc/loadavg", "/proc/meminfo", "/proc/stat", "/proc/uptime", "/proc/version"),
+    *("/sys/devices/system/cpu", "/etc/ld.so.cache", "/etc/localtime"),
+)
+"""What a program may read of the machine, beside the files of its own process in /proc."""
+
+SHEBANGS: Final = ("/bin/sh", "/bin/bash", "/usr/bin/bash", "/usr/bin/env")
+"""Programs that first lines of scripts name by path, and which are therefore allowed where the host has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """The rights a ruleset takes away unless a rule gives them back, as the kernel's masks."""
+
+    fs: int
+    net: int
+    scoped: int
+    size: int
+
+    def attr(self) -> bytes:
+        """Return `struct landlock_ruleset_attr`, as long as this kernel knows it."""
+        return b"".join(value.to_bytes(8, "little") for value in (self.fs, self.net, self.scoped))[: self.size]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One hierarchy, or one file, and what may be done there."""
+
+    path: str
+    access: int
+
+
+def version() -> tuple[int, str]:
+    """Return (ABI version, why it is 0): Landlock's version on this kernel, asked of the kernel itself."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    found = libc.syscall(ctypes.c_long(CREATE_RULESET), None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG))
+    if found > 0:
+        return int(found), ""
+    number = ctypes.get_errno()
+    reasons = {
+        errno.ENOSYS: "this kernel is built without Landlock",
+        errno.EOPNOTSUPP: "Landlock is built into this kernel but not enabled: boot with lsm=landlock,...",
+        errno.EPERM: "the container's system call filter refuses landlock_create_ruleset: use a newer container engine,"
+        " or a seccomp profile that allows the landlock calls",
+    }
+    return 0, reasons.get(number, f"landlock_create_ruleset: {os.strerror(number)}")
+
+
+def handled(abi: int) -> Handled:
+    """Return everything version *abi* can take away."""
+    known = {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)
+    return Handled(
+        fs=(1 << known) - 1,
+        net=0b11 if abi >= 4 else 0,  # binding and connecting TCP sockets
+        scoped=0b11 if abi >= 6 else 0,  # abstract sockets and signals of processes outside
+        size=24 if abi >= 6 else 16 if abi >= 4 else 8,
+    )
+
+
+def rules(tree: Path, skills: Sequence[Path], control: Path, writable: Sequence[Path], abi: int) -> list[Rule]:
+    """Return the rules of one run, for the rights version *abi* knows; paths that are not there are left out.
+
+    Args:
+        tree: The prepared tree: read and execute.
+        skills: Staged skills: read and execute.
+        control: Folder of generated code: read.
+        writable: The run's own folders.
+        abi: Landlock's version here.
+    """
+    wanted = [
+        Rule(str(tree), LOOK),
+        *(Rule(str(skill), LOOK) for skill in skills),
+        Rule(str(control), READ),
+        *(Rule(str(folder), WRITE) for folder in writable),
+        *(Rule(path, EXECUTE | READ_FILE) for path in host_programs(tree)),
+        *(Rule(path, DEVICE) for path in DEVICES),
+        *(Rule(path, READ) for path in FACTS),
+    ]
+    known = handled(abi).fs
+    return [Rule(rule.path, access) for rule in wanted if (access := _fitting(rule, known))]
+
+
+def host_programs(tree: Path) -> Iterator[str]:
+    """Return files of the host that programs of *tree* need by absolute path: the loader, shared libraries, shells.
+
+    These are the originals of files in the tree, one rule each; their folders stay closed.
+    """
+    for folder in library_folders(tree):
+        for path in sorted((tree / folder).iterdir()):
+            if not path.is_dir() and Path("/", folder, path.name).is_file():
+                yield str(Path("/", folder, path.name))
+    yield from (path for path in SHEBANGS if Path(path).is_file())
+
+
+def library_folders(tree: Path) -> list[str]:
+    """Return the folders of *tree* that hold shared libraries, relative to it."""
+    found = {str(path.parent.relative_to(tree)) for top in ("usr/lib", "usr/lib64", "lib", "lib64")
+             if (tree / top).is_dir() and not (tree / top).is_symlink()
+             for path in (tree / top).rglob("*.so*")}  # fmt: skip
+    return sorted(found)
+
+
+def _fitting(rule: Rule, known: int) -> int:
+    """Return the rights of *rule* that this kernel knows and that fit what is there; 0 when nothing is."""
+    path = Path(rule.path)
+    if not path.exists():
+        return 0
+    return rule.access & known if path.is_dir() else rule.access & known & _FILE_RIGHTS

@@ -1,0 +1,56 @@
+"""The system call filter of Landlock runs: the shared table, and what namespaces do elsewhere (spec execution §3).
+
+Without namespaces of their own, programs of one machine share the network, System V memory and message queues, which
+Landlock does not know about. So no socket can be made, named or connected at all, and none of the others opened.
+Connected pairs of stream sockets stay, because event loops are built on them and they lead nowhere.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from kdskills.execution.seccomp import RULES, Arch, Only, Rule, assemble
+
+_STREAM, _NONBLOCK, _CLOEXEC = 1, 0x800, 0x80000
+_PAIRS: Final = tuple(_STREAM | nonblock | cloexec for nonblock in (0, _NONBLOCK) for cloexec in (0, _CLOEXEC))
+
+NO_SOCKETS: Final[tuple[Rule, ...]] = (
+    Rule("socket", 41, 198, error=errno.EACCES),
+    Rule("socketpair", 53, 199, error=errno.EACCES, only=Only(0, "not_in", (1,)), also=Only(1, "not_in", _PAIRS)),
+    Rule("connect", 42, 203, error=errno.EACCES),
+    Rule("bind", 49, 200, error=errno.EACCES),
+    Rule("listen", 50, 201, error=errno.EACCES),
+    Rule("accept", 43, 202, error=errno.EACCES),
+    Rule("accept4", 288, 242, error=errno.EACCES),
+)
+SHARED: Final[tuple[Rule, ...]] = (
+    Rule("shmget", 29, 194),
+    Rule("shmat", 30, 196),
+    Rule("shmctl", 31, 195),
+    Rule("semget", 64, 190),
+    Rule("semop", 65, 193),
+    Rule("semctl", 66, 191),
+    Rule("semtimedop", 220, 192),
+    Rule("msgget", 68, 186),
+    Rule("msgsnd", 69, 189),
+    Rule("msgrcv", 70, 188),
+    Rule("msgctl", 71, 187),
+    Rule("mq_open", 240, 180),
+    Rule("mq_unlink", 241, 181),
+    Rule("inotify_add_watch", 254, 27),  # tells of other people's files without opening them
+)
+BY_PATH: Final = Rule("truncate", 76, 45)
+"""Landlock before version 3 does not hold it back; `ftruncate` needs a file that was opened for writing."""
+
+
+def landlock_rules(abi: int) -> tuple[Rule, ...]:
+    """Return the refused calls of a Landlock run."""
+    replaced = {rule.name for rule in NO_SOCKETS}
+    kept = tuple(rule for rule in RULES if rule.name not in replaced)
+    return (*kept, *NO_SOCKETS, *SHARED, *((BY_PATH,) if abi < 3 else ()))
+
+
+def program_bytes(arch: Arch, abi: int) -> bytes:
+    """Return the filter as `prctl(2)` reads it."""
+    return b"".join(step.pack() for step in assemble(arch, landlock_rules(abi)))

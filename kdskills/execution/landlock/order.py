@@ -1,0 +1,120 @@
+"""The order for `kdskills_runtime.landlock_init`, as a pure function of a checked request (spec execution §3)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kdskills.execution.check import Plan
+from kdskills.execution.container import rlimits
+from kdskills.execution.landlock.abi import READ, Rule, handled, library_folders
+from kdskills.execution.local_tree import RunFolder
+
+TERM_ALL, KILL_ALL = b"\x00", b"\xff"
+"""Words on the control pipe; any other byte is a signal for the program."""
+
+GUARD_SLACK: Final = 16 * 1024 * 1024
+"""What the workdir may take on the disk beyond its bound: folders take room there, which they do not in a tmpfs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wall:
+    """What every run of one engine shares.
+
+    Attributes:
+        tree: The prepared tree.
+        abi: Landlock's version.
+        seccomp: The system call filter.
+    """
+
+    tree: Path
+    abi: int
+    seccomp: bytes
+
+
+def build_order(
+    wall: Wall,
+    plan: Plan,
+    folder: RunFolder,
+    *,
+    argv: Sequence[str],
+    places: Mapping[str, str],
+    uid: int,
+    rules: Sequence[Rule],
+    keep: Sequence[int],
+    cgroups: Sequence[str],
+) -> bytes:
+    """Return the order.
+
+    Args:
+        wall: The engine's part.
+        plan: The checked request.
+        folder: The run's own folders.
+        argv: The program and its arguments, with paths of this host.
+        places: Where each mounted skill is, by full id.
+        uid: The leased uid.
+        rules: From `abi.rules`.
+        keep: Descriptors the program inherits.
+        cgroups: `cgroup.procs` files of the run's leaf; without one memory is bounded for each process.
+    """
+    limits = plan.request.limits
+    bounds = rlimits(limits) | {"nproc": (limits.pids, limits.pids)}
+    if not cgroups:
+        bounds["as"] = (limits.memory, limits.memory)
+    wanted = handled(wall.abi)
+    order = {
+        "argv": list(argv),
+        "env": environment(wall.tree, plan, folder),
+        "cwd": host_place(plan.cwd, places, folder.work),
+        "uid": uid,
+        "limits": bounds,
+        "ruleset": wanted.attr().hex(),
+        "rules": [(rule.path, rule.access) for rule in rules],
+        "proc_rights": READ & wanted.fs,
+        "seccomp": wall.seccomp.hex(),
+        "keep": list(keep),
+        "cgroups": list(cgroups),
+        "guard": [
+            (str(folder.work), limits.work_size + GUARD_SLACK),
+            (str(folder.tmp), limits.tmp_size + GUARD_SLACK),
+        ],
+    }
+    return json.dumps(order).encode("ascii")
+
+
+def environment(tree: Path, plan: Plan, folder: RunFolder) -> dict[str, str]:
+    """Return the program's variables.
+
+    The shared libraries of the tree come first: its Python may be linked against one that the program's uid cannot
+    reach on the host.
+    """
+    base = {
+        "PATH": ":".join(f"{tree}/{place}" for place in ("usr/local/bin", "usr/bin", "bin")),
+        "HOME": str(folder.work),
+        "LANG": "C.UTF-8",
+        "TMPDIR": str(folder.tmp),
+        "LD_LIBRARY_PATH": ":".join(f"{tree}/{place}" for place in library_folders(tree)),
+    }
+    return base | {name.decode(): value.decode("utf-8", "surrogateescape") for name, value in plan.env}
+
+
+def host_argv(plan: Plan, places: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the argument list with the script's place on this host; the caller's own arguments stay as they are."""
+    script = plan.request.script
+    if script is None:
+        return plan.argv
+    inside, here = f"/skills/{script.skill}/{script.path}", f"{places[script.skill]}/{script.path}"
+    count = len(plan.argv) - len(script.args)
+    return (*(word.replace(inside, here) for word in plan.argv[:count]), *script.args)
+
+
+def host_place(inside: str, places: Mapping[str, str], work: Path) -> str:
+    """Return the host's path of a path below /work or /skills."""
+    top, _, rest = inside.lstrip("/").partition("/")
+    if top == "skills":
+        skill, _, rest = rest.partition("/")
+        return str(Path(places[skill]) / rest)
+    return str(work / rest)

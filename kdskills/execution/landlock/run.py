@@ -1,0 +1,301 @@
+"""One run under Landlock, driven by a thread of its own (spec execution §1, §5)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from kdskills.execution.cgroup import CgroupParent, Leaf
+from kdskills.execution.check import Plan
+from kdskills.execution.code_run import MAX_REPORT, apply_report
+from kdskills.execution.collect import Collection, collect, new_collection
+from kdskills.execution.ended import Ended, status_of
+from kdskills.execution.landlock.abi import rules
+from kdskills.execution.landlock.order import KILL_ALL, TERM_ALL, Wall, build_order, host_argv
+from kdskills.execution.landlock.uids import Lease
+from kdskills.execution.lifecycle import leaf_name
+from kdskills.execution.local_tree import RunFolder
+from kdskills.execution.payload import entry_argv, host_entry
+from kdskills.execution.pump import Ending, HeadBuffer, Pump, TailBuffer
+from kdskills.execution.request import ExecError, ExecResult, IsolationLevel
+
+ENGINE: Final = "landlock"
+LEVEL: Final = IsolationLevel.LANDLOCK
+_STATUS_SIZE: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One checked and staged run."""
+
+    plan: Plan
+    wall: Wall
+    folder: RunFolder
+    lease: Lease
+    places: Mapping[str, str]
+    entry: str
+    python: str
+    payload: bytes | None
+    cgroups: CgroupParent | None
+    enforced: frozenset[str]
+
+    def argv(self, payload_fd: int, report_fd: int) -> tuple[str, ...]:
+        """Return the program and its arguments, with paths of this host."""
+        if self.payload is None:
+            return host_argv(self.plan, self.places)
+        return entry_argv(self.python, self.entry, payload_fd=payload_fd, report_fd=report_fd)
+
+
+class LandlockRun:
+    """A started run: the `Handle` of the landlock engine."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        limits = job.plan.request.limits
+        self._stdout, self._stderr = TailBuffer(limits.stdout), TailBuffer(limits.stderr)
+        self._report, self._status = HeadBuffer(MAX_REPORT), HeadBuffer(_STATUS_SIZE)
+        self._result: Future[ExecResult] = Future()
+        self._lock = threading.Lock()
+        self._stack = ExitStack()
+        self._control = -1
+        self._leaf: Leaf | None = None
+        self._pump: Pump | None = None
+        self._launcher: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bounds(self) -> dict[str, int]:
+        """Memory and pids limits as the kernel holds them for this run; empty without a cgroup."""
+        return {} if self._leaf is None else self._leaf.bounds()
+
+    async def wait(self) -> ExecResult:
+        """Wait for the end and return the result; cancelling the wait does not end the run."""
+        return await asyncio.shield(asyncio.wrap_future(self._result))
+
+    async def cancel(self) -> None:
+        """End the whole tree and return when it is gone; `wait` then gives `cancelled`."""
+        if self._pump is not None:
+            self._pump.cancel()
+        await asyncio.wait([asyncio.wrap_future(self._result)])
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the program; one that is already gone hears nothing."""
+        if 0 < number < KILL_ALL[0]:
+            self._say(bytes([number]))
+
+    def tail(self, limit: int = 8192) -> tuple[bytes, bytes]:
+        """Return the last *limit* bytes of stdout and stderr so far."""
+        return self._stdout.tail(limit), self._stderr.tail(limit)
+
+    def spawn(self) -> None:
+        """Start the launcher and the thread that watches it. Raises OSError when it cannot be started."""
+        with ExitStack() as stack:
+            pipes = _Pipes(stack)
+            if self._job.cgroups is not None:
+                limits = self._job.plan.request.limits
+                self._leaf = self._job.cgroups.leaf(leaf_name(), limits.memory, limits.pids)
+                stack.callback(self._leaf.remove)
+            stdin, stdout, stderr = pipes.to_program(), pipes.from_program(), pipes.from_program()
+            order, status, control = pipes.to_program(), pipes.from_program(), pipes.to_program()
+            code = self._job.payload is not None
+            payload = pipes.to_program() if code else (-1, -1)
+            report = pipes.from_program() if code else (-1, -1)
+            keep = [payload[1], report[1]] if code else []
+            words = self._order(self._job.argv(payload[1], report[1]), keep)
+            started = time.monotonic()
+            self._launcher = subprocess.Popen(
+                [sys.executable, "-I", str(host_entry().with_name("landlock_init.py")), *(str(p[1]) for p in (order, status, control))],
+                stdin=stdin[1], stdout=stdout[1], stderr=stderr[1], cwd="/", env={"PATH": "/usr/bin:/bin"},
+                pass_fds=[order[1], status[1], control[1], *keep], start_new_session=True, umask=0o022,
+            )  # fmt: skip
+            pipes.close_theirs()
+            self._control = control[0]
+            os.set_blocking(self._control, False)
+            self._pump = self._made_pump(stdin, stdout, stderr, (order[0], words), status, payload, report)
+            self._stack = stack.pop_all()
+        threading.Thread(target=self._watch, args=(self._pump, started), name="kdskills-landlock", daemon=True).start()
+
+    def _order(self, argv: Sequence[str], keep: Sequence[int]) -> bytes:
+        job = self._job
+        skills = [Path(place) for place in job.places.values()]
+        return build_order(
+            job.wall,
+            job.plan,
+            job.folder,
+            argv=argv,
+            places=job.places,
+            uid=job.lease.uid,
+            rules=rules(job.wall.tree, skills, job.folder.control, (job.folder.work, job.folder.tmp), job.wall.abi),
+            keep=keep,
+            cgroups=[] if self._leaf is None else [str(path / "cgroup.procs") for path in self._leaf.folders],
+        )
+
+    def _made_pump(self, stdin: Pipe, stdout: Pipe, stderr: Pipe, order: tuple[int, bytes], status: Pipe, payload: Pipe, report: Pipe) -> Pump:  # fmt: skip
+        assert self._launcher is not None
+        request = self._job.plan.request
+        outputs: list[tuple[int, Callable[[bytes], None]]] = [
+            (stdout[0], self._stdout.feed),
+            (stderr[0], self._stderr.feed),
+            (status[0], self._status.feed),
+        ]
+        inputs = [order, (stdin[0], request.stdin)]
+        if self._job.payload is not None:
+            outputs.append((report[0], self._report.feed))
+            inputs.append((payload[0], self._job.payload))
+        fd = os.pidfd_open(self._launcher.pid)
+        return Pump(
+            fd, outputs, inputs, request.limits.wall_s, lambda: self._say(TERM_ALL), lambda: self._say(KILL_ALL)
+        )
+
+    def _say(self, word: bytes) -> None:
+        """Tell the launcher something; one that is gone has already ended the tree."""
+        with self._lock:
+            if self._control >= 0:
+                try:
+                    os.write(self._control, word)
+                except (BrokenPipeError, BlockingIOError):
+                    return
+
+    def _watch(self, pump: Pump, started: float) -> None:
+        """Drive the pump to the end, collect, and hand over the result. Runs in a thread of its own."""
+        assert self._launcher is not None
+        try:
+            ending = pump.drive(started)
+            self._launcher.wait()
+            facts = _facts(self._status.value())
+            if "left" not in facts:
+                facts = {**facts, "left": end_uid(self._job.lease.uid)}
+            result = self._result_of(ending, facts)
+        except BaseException as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it was
+            self._clean_up(pump)
+            self._result.set_exception(error)
+            return
+        self._clean_up(pump)
+        self._result.set_result(result)
+
+    def _clean_up(self, pump: Pump) -> None:
+        os.close(pump.pidfd)
+        with self._lock:
+            fd, self._control = self._control, -1
+        os.close(fd)
+        self._stack.close()
+        self._job.folder.remove()
+        self._job.lease.close()
+
+    def _result_of(self, ending: Ending, facts: Mapping[str, Any]) -> ExecResult:
+        trouble = self._trouble(facts) if ending.reason == "exited" else None
+        ended = Ended(ending.reason, facts.get("code"), facts.get("signal"), ending.duration_s, trouble)
+        status, exit_code, number, error = status_of(ended)
+        if facts["left"]:
+            status, exit_code, number = "infra_error", None, None
+            error = ExecError("end", "survived", f"{facts['left']} processes would not die")
+        oom = self._leaf.oom_kills() if self._leaf is not None else 0
+        if oom and ending.reason == "exited" and exit_code != 0 and trouble is None:
+            status, error = "oom", None
+        if facts.get("over") and ending.reason == "exited":
+            name = "work" if facts["over"] == str(self._job.folder.work) else "tmp"
+            status, error = "limit", ExecError("program", name, f"{name} outgrew its bound and the run was ended")
+        result = ExecResult(
+            status=status,
+            exit_code=exit_code,
+            signal=number,
+            stdout=self._stdout.stream(),
+            stderr=self._stderr.stream(),
+            duration_s=ended.duration_s,
+            engine=ENGINE,
+            level=LEVEL,
+            limits_enforced=self._job.enforced,
+            error=error,
+        )
+        if trouble is not None or facts["left"]:
+            return result
+        found = self._collected()
+        result = replace(result, artifacts=tuple(found.artifacts), artifact_errors=tuple(found.errors))
+        return apply_report(result, self._report.value()) if self._job.payload is not None else result
+
+    def _collected(self) -> Collection:
+        limits = self._job.plan.request.limits
+        if not self._job.plan.globs:
+            return new_collection((), limits)
+        with self._job.folder.opened() as work:
+            return collect(work, self._job.plan.globs, limits)
+
+    def _trouble(self, facts: Mapping[str, Any]) -> ExecError | None:
+        """Say why no program ran, or why its end was not seen."""
+        if facts.get("event") == "ended":
+            return None
+        if facts.get("event") == "failed":
+            stage, number = str(facts["stage"]), int(facts["errno"])
+            program = self._job.plan.argv[0] if self._job.plan.argv else "python3"
+            what = {"exec": program, "workdir": self._job.plan.cwd}.get(stage, stage)
+            code = {"exec": "program_missing", "workdir": "workdir_missing"}.get(stage, "setup_failed")
+            return ExecError(stage, code, f"{what}: {os.strerror(number) if number else facts.get('found', '')}")
+        words = self._stderr.tail(2000).decode("utf-8", "replace").strip()
+        if facts.get("event") == "started":
+            return ExecError("end", "init_lost", "the launcher ended before the program")
+        return ExecError("setup", "setup_failed", words or "the launcher ended before the program began")
+
+
+Pipe = tuple[int, int]
+"""Our end and the program's."""
+
+
+class _Pipes:
+    """Pipes of a run that is being started: ours stay with whoever takes them, all are closed when that fails."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._ours: list[int] = []
+        self._theirs: list[int] = []
+        self._done = False
+        stack.callback(self._close)
+
+    def to_program(self) -> Pipe:
+        """Make a pipe that we write."""
+        reading, writing = os.pipe()
+        self._ours.append(writing)
+        self._theirs.append(reading)
+        return writing, reading
+
+    def from_program(self) -> Pipe:
+        """Make a pipe that we read."""
+        reading, writing = os.pipe()
+        self._ours.append(reading)
+        self._theirs.append(writing)
+        return reading, writing
+
+    def close_theirs(self) -> None:
+        """Close what the launcher has now; ours belong to the pump from here on."""
+        while self._theirs:
+            os.close(self._theirs.pop())
+        self._ours.clear()
+
+    def _close(self) -> None:
+        for fd in (*self._theirs, *self._ours):
+            os.close(fd)
+
+
+def end_uid(uid: int) -> int:
+    """End every process of a leased uid from here, and return how many would not die."""
+    command = [sys.executable, "-I", str(host_entry().with_name("landlock_init.py")), "--end", str(uid)]
+    return subprocess.run(
+        command, env={"PATH": "/usr/bin:/bin"}, cwd="/", stdin=subprocess.DEVNULL, check=False
+    ).returncode
+
+
+def _facts(data: bytes) -> dict[str, Any]:
+    """Return the launcher's last line."""
+    lines = data.splitlines()
+    found: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    if found.get("event") == "failed":
+        found["left"] = 0
+    return found

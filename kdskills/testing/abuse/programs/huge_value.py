@@ -1,0 +1,9 @@
+"""Hand back a value far beyond what a report may carry."""
+from kdskills_runtime import report
+
+try:
+    report("x" * (64 << 20))
+    print("ESCAPED: 64 MiB handed back")
+except (ValueError, MemoryError):
+    pass
+print("attempts made")

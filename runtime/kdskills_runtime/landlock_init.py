@@ -1,0 +1,389 @@
+"""Start a program under Landlock and a uid of its own, watch its whole tree, and end it (spec execution §3, §5).
+
+::
+
+    python3 -I landlock_init.py ORDER_FD STATUS_FD CONTROL_FD     run one order
+    python3 -I landlock_init.py --end UID                         end everything that has UID
+
+Started by the host as root, before the wall: it carries the wall to the program. The order is one JSON object, read to
+the end of ORDER_FD:
+
+    argv, env, cwd      the program; text is UTF-8 with surrogateescape
+    uid                 the uid and gid nobody else has
+    limits              {rlimit: [soft, hard]}
+    ruleset             hex of struct landlock_ruleset_attr
+    rules               [[path, rights]]; `proc_rights` are those to the program's own folder in /proc
+    seccomp             hex of the filter
+    keep                descriptors the program inherits beside 0, 1 and 2
+    cgroups             cgroup.procs files the program writes itself into
+    guard               [[folder, bytes]]: the run is ended when a folder grows beyond
+
+JSON lines on STATUS_FD: {"event": "failed", "stage", "errno"} when no program was started, or {"event": "started"} and
+then {"event": "ended", "code" | "signal", "over": folder or null, "left": number of processes that would not die}.
+
+One byte on CONTROL_FD is a signal number for the program; 0 is TERM to the whole tree, 255 KILL. Its end means that
+the host is gone, which ends the tree too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing costs 5 ms
+if TYPE_CHECKING:
+    from typing import Any
+
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 24, 36, 38
+SYS_CREATE_RULESET, SYS_ADD_RULE, SYS_RESTRICT_SELF = 444, 445, 446
+RULE_PATH_BENEATH = 1
+LAST_CAPABILITY = 63
+LEAST_UID = 1000
+TERM_ALL, KILL_ALL = 0, 255
+PATIENCE_S = 2.0
+GUARD_S = 0.25
+
+
+class Stopped(Exception):
+    """The kernel refused a step of the way to the program."""
+
+    def __init__(self, stage: str, number: int) -> None:
+        super().__init__(stage)
+        self.stage = stage
+        self.number = number
+
+
+def main(argv: list[str]) -> int:
+    """Do what *argv* says."""
+    if len(argv) == 2 and argv[0] == "--end":
+        return 1 if end_all(int(argv[1])) else 0
+    order_fd, status_fd, control_fd = map(int, argv)
+    with open(order_fd, "rb") as stream:  # noqa: PTH123 - a descriptor, not a path
+        order = json.loads(stream.read())
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)  # a terminal's signals are the host's affair
+    return _Watch(order, status_fd, control_fd).run()
+
+
+class _Watch:
+    """One program, from its start until nothing of it is left."""
+
+    def __init__(self, order: dict[str, Any], status_fd: int, control_fd: int) -> None:
+        self._order = order
+        self._status = status_fd
+        self._control = control_fd
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._look_again = time.monotonic() + GUARD_S
+        self._over: str | None = None
+
+    def run(self) -> int:
+        """Start, watch, end, tell."""
+        trouble, theirs = os.pipe()
+        wake, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        try:
+            ruleset = make_ruleset(self._order)
+        except Stopped as error:
+            return self._tell({"event": "failed", "stage": error.stage, "errno": error.number})
+        pid = os.fork()
+        if pid == 0:
+            _become(self._order, ruleset, theirs)
+        own = os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY)  # its rule lasts as long as its place in the cache
+        os.close(ruleset)
+        os.close(theirs)
+        self._let_go()
+        words = os.read(trouble, 4096)
+        if words:
+            end_all(self._order["uid"])
+            stage, number, found = words.decode("utf-8", "replace").split(":", 2)
+            return self._tell({"event": "failed", "stage": stage, "errno": int(number), "found": found})
+        self._tell({"event": "started"})
+        status = self._until_the_end(pid, wake)
+        left = end_all(self._order["uid"])
+        os.close(own)
+        if self._guard is not None:
+            self._guard.kill()
+        end: dict[str, Any] = {"event": "ended", "over": self._over, "left": left}
+        if os.WIFSIGNALED(status):
+            end["signal"] = os.WTERMSIG(status)
+        else:
+            end["code"] = os.WEXITSTATUS(status)
+        return self._tell(end)
+
+    def _tell(self, line: dict[str, Any]) -> int:
+        """Write a line about the run; a host that is gone does not hear it."""
+        try:
+            os.write(self._status, json.dumps(line).encode() + b"\n")
+        except BrokenPipeError:
+            return 1
+        return 0
+
+    def _let_go(self) -> None:
+        """Close our copies of what the program reads and writes, so that its end is seen by whoever listens."""
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1):
+            os.dup2(null, fd)
+        for fd in self._order["keep"]:
+            os.close(fd)
+
+    def _until_the_end(self, pid: int, wake: int) -> int:
+        """Reap, obey and guard until the program itself is gone; return its wait status."""
+        readers = [wake, self._control]
+        while True:
+            ready, _, _ = select.select(readers, [], [], GUARD_S)
+            if wake in ready:
+                os.read(wake, 4096)
+            if self._control in ready and not self._obey(pid):
+                readers.remove(self._control)
+            status = self._reap(pid)
+            if status is not None:
+                return status
+            self._look()
+
+    def _obey(self, pid: int) -> bool:
+        """Do what the host asks; False when it is gone."""
+        words = os.read(self._control, 64)
+        for word in words:
+            if word in (TERM_ALL, KILL_ALL):
+                send_all(self._order["uid"], signal.SIGTERM if word == TERM_ALL else signal.SIGKILL)
+            else:
+                _send(pid, word)
+        if not words:
+            send_all(self._order["uid"], signal.SIGKILL)
+        return bool(words)
+
+    def _reap(self, pid: int) -> int | None:
+        """Reap every child that is gone; return the status of *pid* when it is among them."""
+        status = None
+        while True:
+            try:
+                found, got = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return status
+            if found == 0:
+                return status
+            if found == pid:
+                status = got
+            elif self._guard is not None and found == self._guard.pid:
+                self._judge(self._guard, got)
+
+    def _look(self) -> None:
+        """Measure the guarded folders now and then, by a program that takes trees of any depth."""
+        if self._guard is None and self._order["guard"] and time.monotonic() >= self._look_again:
+            self._asked = time.monotonic()
+            command = ["du", "-sxB1", "--", *(folder for folder, _ in self._order["guard"])]
+            self._guard = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+    def _judge(self, guard: subprocess.Popen[bytes], status: int) -> None:
+        """End the run when a folder has outgrown its bound."""
+        guard.returncode = os.waitstatus_to_exitcode(status)
+        assert guard.stdout is not None
+        with guard.stdout as stream:
+            lines = stream.read().splitlines()
+        self._guard = None
+        took = time.monotonic() - self._asked
+        self._look_again = time.monotonic() + max(GUARD_S, 4 * took)
+        for line, (folder, most) in zip(lines, self._order["guard"], strict=False):
+            if int(line.split(b"\t")[0]) > most and self._over is None:
+                self._over = folder
+                send_all(self._order["uid"], signal.SIGKILL)
+
+
+def make_ruleset(order: dict[str, Any]) -> int:
+    """Return a ruleset's descriptor. Raises Stopped."""
+    attr = bytes.fromhex(order["ruleset"])
+    ruleset = _syscall("landlock", SYS_CREATE_RULESET, attr, ctypes.c_size_t(len(attr)), ctypes.c_uint32(0))
+    for path, rights in order["rules"]:
+        _allow(ruleset, path, rights)
+    return ruleset
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    """Add a rule for what is at *path*; what is gone needs none."""
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        beneath = rights.to_bytes(8, "little") + fd.to_bytes(4, "little", signed=True)
+        _syscall("landlock", SYS_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(RULE_PATH_BENEATH), beneath, ctypes.c_uint32(0))  # fmt: skip
+    finally:
+        os.close(fd)
+
+
+def _become(order: dict[str, Any], ruleset: int, trouble: int) -> None:
+    """In the child: lose everything the program must not have, and become it. Never returns."""
+    stage = "setup"
+    try:
+        os.setsid()
+        for name in signal.valid_signals():
+            if name not in (signal.SIGKILL, signal.SIGSTOP):
+                signal.signal(name, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.umask(0o022)
+        for path in order["cgroups"]:
+            with open(path, "wb", buffering=0) as stream:  # noqa: PTH123 - pathlib costs 3 ms to import
+                stream.write(b"0")
+        _allow(ruleset, f"/proc/{os.getpid()}", order["proc_rights"])
+        for fd in order["keep"]:
+            os.set_inheritable(fd, True)
+        stage = "limits"
+        for name, bound in order["limits"].items():
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name.upper()}"), tuple(bound))
+        stage = "identity"
+        give_up(order["uid"])
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        stage = "workdir"
+        os.chdir(_bytes(order["cwd"]))
+        stage = "landlock"
+        _prctl(PR_SET_NO_NEW_PRIVS, 1)
+        _syscall("landlock", SYS_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0))
+        stage = "seccomp"
+        _filter(bytes.fromhex(order["seccomp"]))
+        stage = "exec"
+        _close_others({0, 1, 2, trouble, *order["keep"]})
+        env = {_bytes(name): _bytes(value) for name, value in order["env"].items()}
+        argv = [_bytes(word) for word in order["argv"]]
+        os.execvpe(argv[0], argv, env)  # noqa: S606 - argv by execve is the contract
+    except BaseException as error:  # noqa: BLE001 - whatever it was, no program was started and the host must know
+        number = error.number if isinstance(error, Stopped) else getattr(error, "errno", None)
+        os.write(trouble, f"{stage}:{number or 0}:{error!r}".encode())
+    finally:
+        os._exit(127)
+
+
+def give_up(uid: int) -> None:
+    """Become *uid* for good, without groups and capabilities. Raises Stopped or OSError when anything is left.
+
+    From here on nothing can be imported: the interpreter's own files may be closed to *uid*.
+    """
+    if uid < LEAST_UID:
+        raise Stopped("identity", 0)
+    for capability in range(LAST_CAPABILITY + 1):
+        try:
+            _prctl(PR_CAPBSET_DROP, capability)
+        except Stopped:
+            break  # beyond the last this kernel knows; what it could not drop, the canary sees
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    with open("/proc/self/status", "rb") as stream:  # noqa: PTH123 - pathlib costs 3 ms
+        held = [int(line.split()[1], 16) for line in stream if line.startswith((b"CapEff", b"CapPrm", b"CapInh"))]
+    if os.getresuid() != (uid, uid, uid) or len(held) != 3 or any(held):
+        raise Stopped("identity", 0)
+
+
+def send_all(uid: int, number: int) -> None:
+    """Send a signal to every process of *uid* at once, as that uid itself, which may signal nobody else.
+
+    One call to `kill(-1)` cannot be outrun by forking. A helper that was killed by the others is followed by another.
+    """
+    for _ in range(100):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                give_up(uid)
+                os.kill(-1, number)
+            except (OSError, Stopped):
+                os._exit(3)  # nobody to signal, or not allowed to become that uid: `end_all` looks what is left
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        if os.WIFEXITED(status):
+            return
+
+
+def end_all(uid: int) -> int:
+    """KILL every process of *uid* until none is left; return how many would not die in time."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        send_all(uid, signal.SIGKILL)
+        _reap_all()
+        left = _alive(uid)
+        if not left or time.monotonic() >= until:
+            return left
+        time.sleep(0.002)
+
+
+def _alive(uid: int) -> int:
+    """Return how many processes have *uid*, those aside that are dead and wait to be reaped by somebody else."""
+    count = 0
+    for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib costs 3 ms to import
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/status", "rb") as stream:  # noqa: PTH123 - pathlib costs 3 ms to import
+                    fields = dict(line.split(b":", 1) for line in stream if b":" in line)
+            except OSError:
+                continue
+            dead = fields.get(b"State", b"").split()[:1] in ([b"Z"], [b"X"])
+            count += not dead and str(uid).encode() in fields.get(b"Uid", b"").split()[:3]
+    return count
+
+
+def _reap_all() -> None:
+    """Reap whatever is dead."""
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return
+        except ChildProcessError:
+            return
+
+
+def _filter(program: bytes) -> None:
+    """Put the system call filter in force. Raises Stopped."""
+    code = ctypes.create_string_buffer(program, len(program))
+    # struct sock_fprog: a length, and after padding a pointer
+    fprog = (len(program) // 8).to_bytes(8, "little") + ctypes.addressof(code).to_bytes(8, "little")
+    _prctl(PR_SET_SECCOMP, 2, fprog)
+
+
+def _close_others(kept: set[int]) -> None:
+    """Close every descriptor but *kept*."""
+    low = 0
+    for fd in sorted(kept):
+        if low < fd:  # an empty range, as close_range(2) counts, ends at the last descriptor of all
+            os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, 1 << 20)
+
+
+def _prctl(option: int, value: int, pointer: bytes | None = None) -> None:
+    """Call prctl(2). Raises Stopped."""
+    if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), pointer, None, None):
+        raise Stopped("prctl", ctypes.get_errno())
+
+
+def _syscall(stage: str, number: int, *arguments: Any) -> int:
+    """Make a system call. Raises Stopped."""
+    found = ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *arguments)
+    if found < 0:
+        raise Stopped(stage, ctypes.get_errno())
+    return int(found)
+
+
+def _send(pid: int, number: int) -> None:
+    """Send a signal to a process that may be gone."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
