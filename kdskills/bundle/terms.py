@@ -39,7 +39,9 @@ def resembling(key: str, known: Iterable[str], *, least: float = 0.75) -> str | 
     for name in known:
         other = _fold(name)
         beginning = len(folded) >= 5 and other.startswith(folded)
-        if beginning or SequenceMatcher(None, folded, other, autojunk=False).ratio() >= least:
+        # Texts of very different length cannot be alike: a key of a megabyte is not even compared.
+        comparable = 2 * min(len(folded), len(other)) >= least * (len(folded) + len(other))
+        if beginning or (comparable and SequenceMatcher(None, folded, other, autojunk=False).ratio() >= least):
             return name
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import time
 from pathlib import Path
 
 import pytest
@@ -401,3 +402,11 @@ def test_anything_else_is_a_descriptor_error(value) -> None:
 def test_numbers_nobody_can_write_are_refused(value) -> None:
     """A number of thousands of digits, which neither JSON nor a message can hold, is refused by name."""
     assert refusal(value)[0] == "descriptor_type"
+
+
+@pytest.mark.parametrize("key", ["versio" * 100_000, "_" * 600_000, "agents_confi" * 50_000])
+def test_long_keys_cost_little(key: str) -> None:
+    """Whether a key is a misspelling is not asked of one that is far too long to be one."""
+    started = time.process_time()
+    assert SkillsDescriptor.from_json({key: 1}).extra == {key: 1}
+    assert time.process_time() - started < 1
