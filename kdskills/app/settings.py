@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -18,11 +18,12 @@ from pydantic_settings import (
 
 from kdskills.errors import OperatorMustAct
 from kdskills.execution import ExecutionOptions, IsolationLevel
+from kdskills.execution.options import E2bOptions
 
 SYSTEM_CONFIG = Path("/etc/kdskills/config.toml")
 
 #: Fields that widen what programs may do: a variable or a bundle must never set them (spec execution §2).
-FILE_ONLY = frozenset({"allow_unisolated", "best_effort_limits", "sandbox_uid"})
+FILE_ONLY = frozenset({"allow_unisolated", "best_effort_limits", "sandbox_uid", "e2b_api_url", "e2b_sandbox_url"})
 
 
 class SettingsInvalid(OperatorMustAct):
@@ -67,6 +68,12 @@ class Settings(BaseSettings):
     pool: int = Field(
         0, ge=0, le=64, description="Sandboxes the bubblewrap engine keeps ready ahead of time, each for one run."
     )
+    e2b_api_key: SecretStr | None = Field(None, description="API key of E2B; empty means the variable `E2B_API_KEY`.")
+    e2b_template: str = Field("base", description="Template that E2B sandboxes are made from.")
+    e2b_idle_ttl_s: float = Field(300.0, gt=0, description="Seconds after which an unused E2B sandbox is ended.")
+    e2b_hard_ttl_s: float = Field(3600.0, gt=0, description="Seconds after which an E2B sandbox is replaced.")
+    e2b_api_url: str | None = Field(None, description="Address of E2B's API; settings files only.")
+    e2b_sandbox_url: str | None = Field(None, description="Address of E2B's sandboxes; settings files only.")
     model: str = Field("replay", description="Model of `kdskills run` and `demo`, such as `openai:gpt-5` or `replay`.")
     index_dir: Path | None = Field(None, description="Folder of the persisted skill index; empty means the user cache.")
     plugins_blocked: tuple[str, ...] = Field((), description="Dotted names of plugins that must not be loaded.")
@@ -85,6 +92,14 @@ class Settings(BaseSettings):
             allow_unisolated=self.allow_unisolated,
             image_packages=self.image_packages,
             pool=self.pool,
+            e2b=E2bOptions(
+                api_key=self.e2b_api_key,
+                template=self.e2b_template,
+                api_url=self.e2b_api_url,
+                sandbox_url=self.e2b_sandbox_url,
+                idle_ttl_s=self.e2b_idle_ttl_s,
+                hard_ttl_s=self.e2b_hard_ttl_s,
+            ),
         )
 
     @classmethod

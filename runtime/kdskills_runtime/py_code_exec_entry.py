@@ -31,10 +31,10 @@ import sys
 
 
 def _importable() -> None:
-    """Make this package importable where it runs from a plain folder instead of site-packages."""
+    """Make this package importable where it runs from a plain folder, before another copy in site-packages."""
     here = __file__.rpartition("/")[0].rpartition("/")[0]
     if here and here not in sys.path:
-        sys.path.append(here)
+        sys.path.insert(0, here)
 
 
 def main(argv: list[str]) -> int:

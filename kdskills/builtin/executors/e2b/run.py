@@ -1,0 +1,286 @@
+"""One run in a sandbox, from the wait for its lease to the answer (spec execution §8)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import threading
+import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from kdskills.builtin.executors.e2b.delivery import HOME, Box
+from kdskills.builtin.executors.e2b.order import Read, Talk, build_order, read_answer
+from kdskills.builtin.executors.e2b.sdk import Trouble
+from kdskills.errors import ExecRefused
+from kdskills.execution.check import require_limits
+from kdskills.execution.code_run import apply_report
+from kdskills.execution.ended import status_of
+from kdskills.execution.pump import GRACE_S, TailBuffer
+from kdskills.execution.request import ExecError, ExecResult, IsolationLevel, Status
+from kdskills.execution.seccomp import program_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kdskills.builtin.executors.e2b.lease import Lease
+    from kdskills.execution.check import Plan
+
+COLLECT_S: Final = 20.0
+HOLD_S: Final = 180.0
+"""What a lease allows for beyond the run's own time: making a sandbox, deliveries, collecting."""
+_FORWARDED: Final = {
+    int(number): f"{int(number)}"
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+} | {int(signal.SIGKILL): "RTMIN+2"}
+
+
+class Sandboxes(Protocol):
+    """Where a run gets its owner's sandbox from."""
+
+    def lease(self, job: Job, given_up: threading.Event) -> Lease | None:
+        """Wait for the owner's turn."""
+        ...
+
+    def box(self, lease: Lease, job: Job) -> Box:
+        """Return the owner's sandbox, made or found again."""
+        ...
+
+    def lost(self, lease: Lease, job: Job) -> None:
+        """Forget a sandbox that is gone."""
+        ...
+
+    def release(self, lease: Lease, job: Job) -> None:
+        """Give the turn back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything decided before a sandbox is asked for."""
+
+    plan: Plan
+    key: str
+    labels: dict[str, str]
+    staged: dict[str, tuple[str, Path]]
+    inputs: list[tuple[str, bytes]]
+    payload: bytes | None
+    best_effort: frozenset[str]
+
+
+class E2bRun:
+    """A run in a sandbox: waiting, running or over. Made by `E2bExecutor.start`."""
+
+    def __init__(self, sandboxes: Sandboxes, job: Job) -> None:
+        self._sandboxes = sandboxes
+        self._job = job
+        limits = job.plan.request.limits
+        self._stdout, self._stderr = TailBuffer(limits.stdout), TailBuffer(limits.stderr)
+        self._future: Future[ExecResult] = Future()
+        self._cancelled = threading.Event()
+        self._box: Box | None = None
+        self._pid: int | None = None
+
+    def begin(self) -> None:
+        """Start the thread that sees the run through; runs wait for their owner's lease there."""
+        threading.Thread(target=self._thread, name="kdskills-e2b", daemon=True).start()
+
+    async def wait(self) -> ExecResult:
+        """Wait for the end; waiting may be cancelled without ending the run.
+
+        Raises:
+            ExecRefused: Nothing was run: E2B refused, or its sandboxes cannot hold what was asked.
+        """
+        return await asyncio.shield(asyncio.wrap_future(self._future))
+
+    async def cancel(self) -> None:
+        """End the run by its process id: TERM, grace, KILL of everything it started."""
+        self._cancelled.set()
+        await asyncio.to_thread(self._end)
+
+    def signal(self, number: int) -> None:
+        """Send one of the polite signals, or KILL, to the program."""
+        word = _FORWARDED.get(number)
+        if word is not None:
+            threading.Thread(target=self._send, args=(word,), name="kdskills-e2b-signal", daemon=True).start()
+
+    def tail(self, limit: int = 8192) -> tuple[bytes, bytes]:
+        """Return the last *limit* bytes of stdout and stderr so far; in a flood, what was seen of them."""
+        return self._stdout.tail(limit), self._stderr.tail(limit)
+
+    def _end(self) -> None:
+        """Ask the far side to end the run; when it does not, KILL our init there, with which everything goes."""
+        asked = 0
+        while not self._future.done():
+            if self._pid is not None:
+                if asked == 0:
+                    self._send("RTMIN+1")
+                elif self._box is not None:
+                    with contextlib.suppress(Trouble):  # gone already, or out of reach: the thread finds out, too
+                        self._box.machine.end(self._pid)
+                asked += 1
+            with contextlib.suppress(FutureTimeout):
+                self._future.exception(timeout=(2 * GRACE_S if asked == 1 else GRACE_S) if asked else 0.05)
+
+    def _send(self, word: str) -> None:
+        box, pid = self._box, self._pid
+        if box is not None and pid is not None and not self._future.done():
+            with contextlib.suppress(Trouble):  # nobody is there to hear it
+                box.machine.run(f"kill -{word} {pid}" if word.isdigit() else f"kill -s {word} {pid}")
+
+    def _thread(self) -> None:
+        """See the run through. Runs in a thread of its own."""
+        try:
+            result = self._run()
+        except BaseException as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it was
+            self._future.set_exception(error)
+            return
+        self._future.set_result(result)
+
+    def _run(self) -> ExecResult:
+        lease = self._sandboxes.lease(self._job, self._cancelled)
+        if lease is None:
+            return self._result("cancelled", None, 0.0)
+        try:
+            try:
+                folder = self._ready(lease)
+            except Trouble as trouble:
+                raise ExecRefused(f"no E2B sandbox can be had: {trouble}", engine="e2b", reason=trouble.code) from None
+            assert self._box is not None
+            if self._cancelled.is_set():
+                return self._result("cancelled", None, 0.0)
+            return self._drive(self._box, folder, lease)
+        finally:
+            self._sandboxes.release(lease, self._job)
+
+    def _ready(self, lease: Lease) -> str:
+        """Have the sandbox, the skills and the order in place; a sandbox found gone is replaced once."""
+        for last in (False, True):
+            try:
+                box = self._sandboxes.box(lease, self._job)
+                require_limits(box.facts.limits, self._job.best_effort, "e2b")
+                skills = {name: box.deliver(tree, path) for name, (tree, path) in self._job.staged.items()}
+                folder = f"{HOME}/runs/{lease.token}-{secrets.token_hex(8)}"
+                box.machine.write(f"{folder}/order", self._order(box, skills))
+                self._box = box
+            except Trouble as trouble:
+                if trouble.code != "gone" or last:
+                    raise
+                self._sandboxes.lost(lease, self._job)
+            else:
+                return folder
+        raise AssertionError("unreachable")
+
+    def _order(self, box: Box, skills: dict[str, str]) -> bytes:
+        job = self._job
+        argv = job.plan.argv
+        if job.payload is not None:
+            argv = (box.facts.python, "-I", box.entry, "--payload-fd", "{payload_fd}", "--report-fd", "{report_fd}")
+        return build_order(
+            job.plan, argv, job.inputs, skills, seccomp=program_bytes(box.facts.arch), payload=job.payload
+        )
+
+    def _drive(self, box: Box, folder: str, lease: Lease) -> ExecResult:
+        """Run it and read the answer; the machine may go away at any moment."""
+        started = time.monotonic()
+        wall = self._job.plan.request.limits.wall_s
+        talk = Talk(self._stdout.feed, self._stderr.feed)
+        trouble: Trouble | None = None
+        words = ""
+        try:
+            code, err = box.machine.follow(
+                box.command("run", folder, str(lease.token)), wall + COLLECT_S, self._started, talk.feed
+            )
+            words = f"exit code {code}: {err.strip()[-300:]}"
+        except Trouble as error:
+            trouble = error
+        self._pid = None
+        if self._cancelled.is_set():
+            return self._result("cancelled", None, time.monotonic() - started)
+        if trouble is not None and trouble.code == "gone":
+            self._sandboxes.lost(lease, self._job)
+            return self._failed("sandbox_lost", str(trouble), started)
+        if trouble is None and talk.last.get("kind") != "done":
+            return self._not_done(talk, words, started)
+        # A broken connection does not end the program: its answer may still come.
+        patience = 0.0 if trouble is None else max(0.0, started + wall + COLLECT_S - time.monotonic())
+        try:
+            read = read_answer(self._job.plan, self._fetch(box, f"{folder}/answer", patience))
+        except Trouble as error:
+            return self._failed("sandbox_lost" if error.code == "gone" else "engine_failed", str(error), started)
+        if read is None:
+            return self._failed("answer_broken", "the sandbox left an answer that cannot be understood", started)
+        return self._answered(read, box)
+
+    def _started(self, pid: int) -> None:
+        self._pid = pid
+        if self._cancelled.is_set():
+            self._send("RTMIN+1")
+
+    def _fetch(self, box: Box, path: str, patience: float) -> bytes:
+        """Read the answer, waiting for it for *patience* seconds. Raises Trouble."""
+        until = time.monotonic() + patience
+        while True:
+            try:
+                return box.machine.read(path)
+            except Trouble as trouble:
+                if trouble.code == "gone" or time.monotonic() >= until or self._cancelled.is_set():
+                    raise
+            self._cancelled.wait(0.5)
+
+    def _not_done(self, talk: Talk, words: str, started: float) -> ExecResult:
+        """Return the result of a run our init did not finish."""
+        match talk.last.get("kind"):
+            case "fenced":
+                return self._failed("lease_lost", "another process took the sandbox over", started)
+            case "failed":
+                return self._failed("setup_failed", str(talk.last.get("message"))[:300], started)
+            case _:
+                return self._failed("init_lost", f"the sandbox ended the run without an answer ({words})", started)
+
+    def _failed(self, code: str, message: str, started: float) -> ExecResult:
+        return self._result("infra_error", ExecError("sandbox", code, message), time.monotonic() - started)
+
+    def _result(self, status: Status, error: ExecError | None, duration: float) -> ExecResult:
+        """Return the result of a run without an answer: what was seen of its output is all there is."""
+        return ExecResult(
+            status=status,
+            exit_code=None,
+            signal=None,
+            stdout=self._stdout.stream(),
+            stderr=self._stderr.stream(),
+            duration_s=duration,
+            engine="e2b",
+            level=IsolationLevel.VM,
+            limits_enforced=frozenset() if self._box is None else self._box.facts.limits,
+            error=error,
+        )
+
+    def _answered(self, read: Read, box: Box) -> ExecResult:
+        """Return the result an answer tells."""
+        end = read.answer.end
+        if end is None or not read.answer.done:
+            message = read.answer.broken or "the answer broke off"
+            return self._result("infra_error", ExecError("sandbox", "answer_broken", message), 0.0)
+        status, exit_code, number, error = status_of(end)
+        result = ExecResult(
+            status="oom" if read.oom and status == "nonzero" else status,
+            exit_code=exit_code,
+            signal=number,
+            stdout=read.stdout,
+            stderr=read.stderr,
+            duration_s=end.duration_s,
+            engine="e2b",
+            level=IsolationLevel.VM,
+            limits_enforced=box.facts.limits - (frozenset() if read.memory else {"memory"}),
+            artifacts=tuple(read.answer.found.artifacts),
+            artifact_errors=tuple(read.answer.found.errors),
+            error=error,
+        )
+        if self._job.payload is not None and end.trouble is None:
+            return apply_report(result, read.answer.report or b"")
+        return result

@@ -1,0 +1,225 @@
+"""Walls inside a remote machine: namespaces, fresh folders, a cgroup leaf, a program without privileges (spec execution §8).
+
+The machine is the wall towards us; these walls keep runs apart from each other and from what delivers them: code,
+skills and control files belong to root, programs run as uid 10001 and see a machine that is read-only but for `/work`,
+`/tmp` and `/dev/shm`. Everything here runs as root of that machine, standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import resource
+import signal
+import socket
+import struct
+import time
+from pathlib import Path
+
+from kdskills_runtime.stage0 import LIMITS
+
+TYPE_CHECKING = False  # the name type checkers know
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+UID = 10001
+CGROUPS = "/sys/fs/cgroup"
+PARENT = "kdskills"
+
+NEW_NS, NEW_UTS, NEW_IPC, NEW_PID, NEW_NET = 0x00020000, 0x04000000, 0x08000000, 0x20000000, 0x40000000
+_NOSUID, _NODEV, _BIND, _REC, _PRIVATE, _RDONLY = 2, 4, 4096, 16384, 1 << 18, 1
+_MOUNT_SETATTR, _AT_RECURSIVE = 442, 0x8000
+_PDEATHSIG, _CAPBSET_DROP, _NO_NEW_PRIVS, _SECCOMP = 1, 24, 38, 22
+_GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1
+
+
+class Libc:
+    """The few calls Python has no name for; a failure is an OSError."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(self, name: str, *arguments: Any) -> int:
+        """Call *name* and return its result."""
+        result: int = getattr(self._libc, name)(*arguments)
+        if result < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"{name}: {os.strerror(number)}")
+        return result
+
+    def unshare(self, flags: int) -> None:
+        """Leave namespaces for new ones."""
+        self.call("unshare", flags)
+
+    def mount(self, source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+        """Mount *source* at *target*."""
+        self.call(
+            "mount", source.encode(), target.encode(), kind and kind.encode(), ctypes.c_ulong(flags), data.encode()
+        )
+
+    def prctl(self, option: int, argument: Any, third: Any = 0) -> None:
+        """Set a property of this process."""
+        self.call("prctl", option, argument, third, 0, 0)
+
+    def read_only(self, path: str, *, recursive: bool, off: bool = False) -> None:
+        """Make the mount at *path* read-only and free of setuid programs; or *off*, writable again."""
+        attributes = struct.pack("=QQQQ", 0 if off else _RDONLY | _NOSUID, _RDONLY if off else 0, 0, 0)
+        flags = _AT_RECURSIVE if recursive else 0
+        self.call("syscall", _MOUNT_SETATTR, -100, path.encode(), flags, attributes, len(attributes))
+
+
+def fresh_folders(libc: Libc, work_size: int, tmp_size: int, skills: dict[str, str]) -> None:
+    """Take this process into mounts of its own, with empty folders for a program and its *skills* (id: folder) only."""
+    libc.unshare(NEW_NS)
+    libc.mount("none", "/", None, _REC | _PRIVATE)
+    inside = f"uid={UID},gid={UID},mode=0700,nr_inodes=16384,size="
+    for place, size in (("/work", work_size), ("/tmp", tmp_size), ("/dev/shm", tmp_size)):  # noqa: S108 - fresh here
+        Path(place).mkdir(parents=True, exist_ok=True)
+        libc.mount("tmpfs", place, "tmpfs", _NOSUID | _NODEV, f"{inside}{size}")
+    Path("/skills").mkdir(exist_ok=True)
+    libc.mount("tmpfs", "/skills", "tmpfs", _NOSUID | _NODEV, "mode=0755,size=1m")
+    for name, folder in skills.items():
+        place = f"/skills/{name}"
+        Path(place).mkdir()
+        libc.mount(folder, place, None, _BIND)
+
+
+def close_machine(libc: Libc) -> None:
+    """As pid 1 of new namespaces: own /proc, everything read-only but the fresh folders, loopback up."""
+    libc.unshare(NEW_NS)
+    libc.read_only("/", recursive=True)
+    libc.mount("proc", "/proc", "proc", _NOSUID | _NODEV)
+    libc.mount("/proc/sys", "/proc/sys", None, _BIND)
+    libc.read_only("/proc/sys", recursive=False)
+    for place in ("/work", "/tmp", "/dev/shm"):  # noqa: S108 - fresh here
+        libc.read_only(place, recursive=False, off=True)
+    socket.sethostname("sandbox")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        name = struct.pack("16sh14x", b"lo", 0)
+        flags = struct.unpack("16sh14x", fcntl.ioctl(any_socket, _GET_FLAGS, name))[1]
+        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh14x", b"lo", flags | _UP))
+
+
+def die_with_parent(libc: Libc) -> None:
+    """Have the kernel KILL this process when the one that started it is gone."""
+    libc.prctl(_PDEATHSIG, int(signal.SIGKILL))
+
+
+def give_up_privileges(libc: Libc, limits: dict[str, Any], seccomp: bytes) -> None:
+    """Become uid 10001 for good: rlimits, no groups, no capabilities, no new privileges, the system call filter."""
+    Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
+    for name, bound in limits.items():
+        resource.setrlimit(LIMITS[name], tuple(bound))
+    for capability in range(64):
+        try:
+            libc.prctl(_CAPBSET_DROP, capability)
+        except OSError:
+            break
+    os.setgroups([])
+    os.setresgid(UID, UID, UID)
+    os.setresuid(UID, UID, UID)
+    libc.prctl(_NO_NEW_PRIVS, 1)
+    code = ctypes.create_string_buffer(seccomp, len(seccomp))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(seccomp) // 8, ctypes.addressof(code)))
+    libc.prctl(_SECCOMP, 2, program)
+
+
+class Leaf:
+    """A cgroup leaf of one run, in hierarchies of version 1 or 2."""
+
+    def __init__(self, folders: list[Path]) -> None:
+        self._folders = folders
+
+    def doors(self) -> list[int]:
+        """Return descriptors; whoever writes `0` to each moves itself in."""
+        return [os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in self._folders]
+
+    def oom_kills(self) -> int:
+        """Return how many processes the kernel killed for want of memory."""
+        count = 0
+        for folder in self._folders:
+            for name in ("memory.events", "memory.oom_control"):
+                for line in _lines(folder / name):
+                    count += int(line.split()[1]) if line.startswith("oom_kill ") else 0
+        return count
+
+    def remove(self) -> None:
+        """KILL what is inside and remove the leaf; gives up after a second."""
+        until = time.monotonic() + 1
+        while any(folder.is_dir() for folder in self._folders) and time.monotonic() < until:
+            for folder in self._folders:
+                for pid in _lines(folder / "cgroup.procs"):
+                    _kill(int(pid))
+                _rmdir(folder)
+            time.sleep(0.002)
+
+
+def make_leaf(name: str, memory: int, pids: int) -> Leaf | None:
+    """Return a new leaf with these bounds, or None where this machine lets us make none."""
+    try:
+        if Path(CGROUPS, "cgroup.controllers").exists():
+            parent = Path(CGROUPS, PARENT)
+            _write(Path(CGROUPS, "cgroup.subtree_control"), "+memory +pids")
+            parent.mkdir(exist_ok=True)
+            _write(parent / "cgroup.subtree_control", "+memory +pids")
+            folders = [parent / name]
+            bounds = [(0, "memory.max", memory), (0, "pids.max", pids)]
+            swap = (0, "memory.swap.max", 0)
+        else:
+            folders = [Path(CGROUPS, "memory", PARENT, name), Path(CGROUPS, "pids", PARENT, name)]
+            bounds = [(0, "memory.limit_in_bytes", memory), (1, "pids.max", pids)]
+            swap = (0, "memory.memsw.limit_in_bytes", memory)
+        for folder in folders:
+            folder.parent.mkdir(exist_ok=True)
+            folder.mkdir(exist_ok=True)
+        for place, knob, bound in bounds:
+            _write(folders[place] / knob, str(bound))
+    except OSError:
+        return None
+    if (folders[0] / swap[1]).exists():
+        with contextlib.suppress(OSError):  # a machine without swap accounting has no swap to use up either
+            _write(folders[0] / swap[1], str(swap[2]))
+    return Leaf(folders)
+
+
+def leaves(prefix: str) -> Iterator[Leaf]:
+    """Return the leaves whose names begin with *prefix*."""
+    if Path(CGROUPS, "cgroup.controllers").exists():
+        tops = [Path(CGROUPS, PARENT)]
+    else:
+        tops = [Path(CGROUPS, "memory", PARENT), Path(CGROUPS, "pids", PARENT)]
+    for top in tops:
+        for folder in sorted(top.glob(f"{prefix}*")) if top.is_dir() else ():
+            yield Leaf([folder])
+
+
+def _write(path: Path, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode("ascii"))
+    finally:
+        os.close(fd)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []
+
+
+def _rmdir(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError:
+        return  # still in use; whoever called looks again
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,340 @@
+"""One run in a remote machine, from its walls to its answer. Used by `remote_init`; standard library only."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+from kdskills_runtime import remote_jail
+from kdskills_runtime.outbox import send_outputs
+
+TYPE_CHECKING = False  # the name type checkers know
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+MAX_REPORT = 2 * 1024 * 1024
+CHUNK = 1 << 16
+LIVE = 8192
+LIVE_FAST = 256 * 1024
+"""After so many bytes of live view it is renewed once a second only."""
+
+END, KILL = signal.SIGRTMIN + 1, signal.SIGRTMIN + 2
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def try_walls() -> str | None:
+    """Build the walls around nothing, in this process; say why they cannot stand, or None."""
+    libc = remote_jail.Libc()
+    try:
+        remote_jail.fresh_folders(libc, 1 << 20, 1 << 20, {})
+        libc.unshare(remote_jail.NEW_PID | remote_jail.NEW_NET | remote_jail.NEW_IPC | remote_jail.NEW_UTS)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                remote_jail.close_machine(libc)
+            except OSError as error:
+                os._exit(error.errno or 1)
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+    except OSError as error:
+        return str(error)
+    code = os.waitstatus_to_exitcode(status)
+    return f"the machine cannot be closed: {os.strerror(code)}" if code > 0 else None
+
+
+class Tail:
+    """Keeps the last bytes of a stream, counts all, and has a view of what came since it was last looked at."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.total = 0
+        self._data = bytearray()
+        self._fresh = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes that came."""
+        self.total += len(data)
+        self._data += data
+        if len(self._data) > 2 * self.limit:
+            del self._data[: len(self._data) - self.limit]
+        self._fresh = (self._fresh + data)[-LIVE:]
+
+    def kept(self) -> bytes:
+        """Return the last bytes."""
+        return bytes(self._data[-self.limit :]) if self.limit else b""
+
+    def look(self) -> str:
+        """Return what came since the last look, at most its end, as base64."""
+        text = base64.b64encode(self._fresh).decode("ascii")
+        self._fresh.clear()
+        return text
+
+
+class RemoteRun:
+    """A program behind its walls.
+
+    Args:
+        order: See `remote_init`.
+        bodies: The bytes the order announces.
+        name: Name of the run's cgroup leaf.
+    """
+
+    def __init__(self, order: dict[str, Any], bodies: memoryview, name: str) -> None:
+        self._order = order
+        self._bodies = bodies
+        self._libc = remote_jail.Libc()
+        self._leaf = remote_jail.make_leaf(name, order["memory"], order["pids"])
+        self._streams = (Tail(order["stdout"]), Tail(order["stderr"]))
+        self._report = bytearray()
+        self._reason = "exited"
+        self._live_sent = 0
+        self._live_next = 0.0
+        self._status = b""
+
+    def serve(self, answer: Path, say: Callable[[dict[str, Any]], None]) -> None:
+        """Run the program and write the answer. Raises OSError when the walls cannot be built."""
+        order = self._order
+        remote_jail.fresh_folders(self._libc, order["work_size"], order["tmp_size"], order["skills"])
+        self._place_inputs()
+        stdin = _memory_file(self._take(order["stdin"]))
+        payload = None if order["payload"] is None else _memory_file(self._take(order["payload"]))
+        doors = [] if self._leaf is None else self._leaf.doors()
+        pipes = {name: os.pipe() for name in ("stdout", "stderr", "report", "status")}
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        self._libc.unshare(remote_jail.NEW_PID | remote_jail.NEW_NET | remote_jail.NEW_IPC | remote_jail.NEW_UTS)
+        started = time.monotonic()
+        first = os.fork()
+        if first == 0:
+            _First(self._libc, order, doors, pipes, (stdin, payload)).be()
+        for _, theirs in pipes.values():
+            os.close(theirs)
+        for number in (*FORWARDED, KILL):
+            signal.signal(number, lambda got, _frame: _send(first, got))
+        signal.signal(END, lambda *_: self._cancelled())
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        end = self._watch(first, {name: ours for name, (ours, _) in pipes.items()}, wake_read, started, say)
+        oom = self._leaf is not None and self._leaf.oom_kills() > 0
+        if self._leaf is not None:
+            self._leaf.remove()
+        self._write(answer, end, oom=oom)
+
+    def _cancelled(self) -> None:
+        if self._reason == "exited":
+            self._reason = "cancelled"
+
+    def _take(self, size: int) -> memoryview:
+        """Return the next announced bytes."""
+        piece, self._bodies = self._bodies[:size], self._bodies[size:]
+        return piece
+
+    def _place_inputs(self) -> None:
+        """Write the input files into the empty /work; their paths were checked by the host."""
+        for path, size in self._order["inputs"]:
+            place = Path("/work")
+            for part in path.split("/")[:-1]:
+                place /= part
+                if not place.is_dir():
+                    place.mkdir()
+                    os.chown(place, remote_jail.UID, remote_jail.UID)
+            place /= path.rpartition("/")[2]
+            place.write_bytes(self._take(size))
+            os.chown(place, remote_jail.UID, remote_jail.UID)
+
+    def _watch(
+        self, first: int, pipes: dict[str, int], wake: int, started: float, say: Callable[[dict[str, Any]], None]
+    ) -> dict[str, Any]:
+        """Read everything until all ends are closed: they are when the last process behind the walls is gone."""
+        deadline = started + self._order["wall"]
+        ending = False
+        names = {fd: name for name, fd in pipes.items()}
+        while names:
+            if self._reason == "cancelled" and not ending:
+                deadline = min(deadline, time.monotonic())
+            left = deadline - time.monotonic()
+            if left <= 0:
+                if self._reason == "exited":
+                    self._reason = "timeout"
+                _send(first, signal.SIGKILL if ending else END)
+                deadline = time.monotonic() + self._order["grace"]
+                ending = True
+                continue
+            ready, _, _ = select.select([*names, wake], [], [], min(left, 0.25))
+            for fd in ready:
+                if fd == wake:
+                    os.read(fd, 4096)
+                    continue
+                data = os.read(fd, CHUNK)
+                if data:
+                    self._feed(names[fd], data)
+                else:
+                    del names[fd]
+            self._live(say)
+        os.waitpid(first, 0)
+        return self._ended(time.monotonic() - started)
+
+    def _feed(self, name: str, data: bytes) -> None:
+        if name == "status":
+            self._status += data
+        elif name == "report":
+            self._report += data[: MAX_REPORT - len(self._report)]
+        else:
+            self._streams[name == "stderr"].feed(data)
+
+    def _live(self, say: Callable[[dict[str, Any]], None]) -> None:
+        """Show what is new, often at first and rarely in a flood."""
+        now = time.monotonic()
+        if now < self._live_next:
+            return
+        out, err = (stream.look() for stream in self._streams)
+        if out or err:
+            say({"kind": "live", "out": out, "err": err})
+            self._live_sent += len(out) + len(err)
+            self._live_next = now + (0.02 if self._live_sent < LIVE_FAST else 1.0)
+
+    def _ended(self, duration: float) -> dict[str, Any]:
+        """Return how the program ended, as far as its first process could tell."""
+        end: dict[str, Any] = {"kind": "end", "reason": self._reason, "duration": duration}
+        kind, _, number = self._status.decode("ascii").partition(":")
+        if kind in {"code", "signal"}:
+            end[kind] = int(number)
+        elif kind:
+            end.update(stage=kind, errno=int(number))
+        elif self._reason == "exited":
+            end["signal"] = int(signal.SIGKILL)  # the first process was killed, and everything with it
+        return end
+
+    def _write(self, answer: Path, end: dict[str, Any], *, oom: bool) -> None:
+        kept = [stream.kept() for stream in self._streams]
+        head = json.dumps(
+            {
+                "streams": [[len(data), stream.total] for data, stream in zip(kept, self._streams, strict=True)],
+                "oom": oom,
+                "limits": ["memory"] if self._leaf is not None else [],
+            }
+        ).encode("ascii")
+        out = io.BytesIO()
+        out.write(b"".join([len(head).to_bytes(8, "big"), head, *kept]))
+        out.write(json.dumps(end).encode("ascii") + b"\n")
+        if self._order["payload"] is not None:
+            out.write(json.dumps({"kind": "report", "size": len(self._report)}).encode("ascii") + b"\n" + self._report)
+        send_outputs(out, "/work", self._order["outputs"], self._order["max_files"], self._order["max_bytes"])
+        out.write(b'{"kind": "done"}\n')
+        fd = os.open(answer.with_suffix(".new"), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(fd, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
+            file.write(out.getbuffer())
+        answer.with_suffix(".new").rename(answer)
+
+
+class _First:
+    """The first process behind the walls: starts the program, reaps, and takes everything with it when it ends."""
+
+    def __init__(
+        self,
+        libc: remote_jail.Libc,
+        order: dict[str, Any],
+        doors: list[int],
+        pipes: dict[str, tuple[int, int]],
+        inputs: tuple[int, int | None],
+    ) -> None:
+        self._libc = libc
+        self._order = order
+        self._doors = doors
+        self._pipes = pipes
+        self._stdin, self._payload = inputs
+
+    def be(self) -> None:
+        """Be pid 1. Never returns."""
+        status = self._pipes["status"][1]
+        try:
+            remote_jail.die_with_parent(self._libc)
+            remote_jail.close_machine(self._libc)
+            trouble_read, trouble_write = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                self._become(trouble_write)
+            os.close(trouble_write)
+            for name in ("stdout", "stderr", "report"):
+                os.close(self._pipes[name][1])
+            for number in FORWARDED:
+                signal.signal(number, lambda got, _frame: _send(pid, got))
+            signal.signal(KILL, lambda *_: _send(pid, signal.SIGKILL))
+            signal.signal(END, lambda *_: _send(-1, signal.SIGTERM))
+            words = os.read(trouble_read, 4096)
+            ended = os.waitstatus_to_exitcode(_wait(pid))
+            os.write(status, words or (f"code:{ended}" if ended >= 0 else f"signal:{-ended}").encode("ascii"))
+        except OSError as error:
+            os.write(status, f"walls:{error.errno or 0}".encode("ascii"))
+        finally:
+            os._exit(0)
+
+    def _become(self, trouble: int) -> None:
+        """In the child: put everything in place and become the program. Never returns."""
+        stage = "limits"
+        try:
+            os.setsid()
+            for restored in (*FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(restored, signal.SIG_DFL)
+            for door in self._doors:
+                os.write(door, b"0")
+            for fd, name in ((1, "stdout"), (2, "stderr")):
+                os.dup2(self._pipes[name][1], fd)
+            os.dup2(self._stdin, 0)
+            argv = [_bytes(word) for word in self._order["argv"]]
+            if self._payload is not None:
+                report = self._pipes["report"][1]
+                os.set_inheritable(self._payload, True)
+                os.set_inheritable(report, True)
+                numbers = {b"{payload_fd}": self._payload, b"{report_fd}": report}
+                argv = [str(numbers[word]).encode() if word in numbers else word for word in argv]
+            limits = dict(self._order["limits"])
+            if not self._doors:
+                limits["nproc"] = (self._order["pids"],) * 2  # one run at a time: all of this uid is this run
+            remote_jail.give_up_privileges(self._libc, limits, bytes.fromhex(self._order["seccomp"]))
+            stage, cwd = "workdir", _bytes(self._order["cwd"])
+            if cwd.startswith(b"/work/"):
+                Path(os.fsdecode(cwd)).mkdir(parents=True, exist_ok=True)
+            os.chdir(cwd)
+            stage = "exec"
+            env = {_bytes(name): _bytes(value) for name, value in self._order["env"].items()}
+            os.execvpe(argv[0], argv, env)  # noqa: S606 - argv by execve is the contract
+        except (OSError, ValueError) as error:
+            os.write(trouble, f"{stage}:{getattr(error, 'errno', 0) or 0}".encode("ascii"))
+        finally:
+            os._exit(127)
+
+
+def _memory_file(data: memoryview) -> int:
+    """Return a descriptor of a file in memory holding *data*, at its beginning."""
+    fd = os.memfd_create("given")
+    with open(fd, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _send(pid: int, number: int) -> None:
+    """Send a signal, if anybody is there to get it."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _wait(pid: int) -> int:
+    """Reap until *pid* ends; return its status."""
+    while True:
+        found, status = os.wait()
+        if found == pid:
+            return status
