@@ -28,7 +28,7 @@ SKILL_FILE = "SKILL.md"
 
 _BOM = b"\xef\xbb\xbf"
 _COMMENT = re.compile(r"(?:^|\s)#")
-_QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*\"""")
+_QUOTED = re.compile(r"""'[^']*+'|"(?:[^"\\]|\\.)*+(?:"|(?P<open>\\?\Z))""", re.DOTALL)  # one never closed stays
 _RAW_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
@@ -274,11 +274,16 @@ def _join_tools(data: bytes) -> bytes | None:
         return None
     raw = _Raw(data)
     first, last = fields.keys[key].line + 1, _last_line(read[0], node) + 1
-    if any(_COMMENT.search(_QUOTED.sub("", line)) for line in raw.lines[first : last + 1]):
+    if any(_COMMENT.search(_QUOTED.sub(_left, line)) for line in raw.lines[first : last + 1]):
         return None  # a comment would be lost
     raw.put(first, f"{key}: {_scalar(joined)}")
     del raw.lines[first + 1 : last + 1]
     return raw.data()
+
+
+def _left(quoted: re.Match[str]) -> str:
+    """Return what of a quoted text may hold a comment: all of one that is never closed."""
+    return "" if quoted["open"] is None else quoted[0]
 
 
 def _last_line(front: Frontmatter, node: Items) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -236,3 +237,13 @@ def test_mending_never_changes_fields_or_body(
                 assert getattr(after.skill, name) == getattr(before.skill, name)
         apply_fix(plan)
         assert planned(folder).changed is False
+
+
+@pytest.mark.parametrize("item", ['x "' + '\\"' * 25_000, 'x "' + "\\" * 50_001, "x '" + "''" * 25_000])
+def test_planning_is_linear(put: Callable[..., Path], item: str) -> None:
+    """Quotes that are never closed are looked through once; a comment behind one is still seen."""
+    head = "---\nname: brief\ndescription: d\nallowed-tools:\n- "
+    started = time.process_time()
+    assert planned(put("brief", f"{head}{item}\n---\nx".encode())).changed
+    assert time.process_time() - started < 1
+    assert not planned(put("brief", f"{head}{item} # why\n---\nx".encode())).changed
