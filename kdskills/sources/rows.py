@@ -17,6 +17,7 @@ MAX_SID = 999_999_999
 MAX_FIELD = 64 * 1024
 
 _MAX_DEPTH = 20
+_MOST_BITS = 2_000  # Python always writes numbers of this size, however it is set up
 
 FIELDS = {
     "url": ("url", "href", "value"),
@@ -190,7 +191,7 @@ def _fields(raw: Mapping[Any, Any], place: str, findings: list[Diagnostic]) -> d
     """Return the fields of a row as JSON values, without those that are too large."""
     fields: dict[str, Any] = {}
     for raw_key, raw_value in raw.items():
-        name = str(raw_key)
+        name = _name(raw_key)
         if name in fields:
             continue
         value = _plain(raw_value, 0)
@@ -204,16 +205,30 @@ def _fields(raw: Mapping[Any, Any], place: str, findings: list[Diagnostic]) -> d
 
 def _plain(value: Any, depth: int) -> Any:
     """Return *value* as JSON can hold it; what it cannot becomes text."""
-    if value is None or isinstance(value, (bool, int, str)):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return _whole(value)
+    if isinstance(value, int):
+        return value if value.bit_length() <= _MOST_BITS else hex(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if depth < _MAX_DEPTH:
         if isinstance(value, Mapping):
-            return {str(key): _plain(item, depth + 1) for key, item in value.items()}
+            return {_name(key): _plain(item, depth + 1) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return [_plain(item, depth + 1) for item in value]
-    return type(value).__name__ if isinstance(value, (Mapping, list, tuple)) else str(value)
+    return type(value).__name__ if isinstance(value, (Mapping, list, tuple)) else _whole(str(value))
+
+
+def _name(key: Any) -> str:
+    """Return the key of a mapping as text."""
+    return _whole(key) if isinstance(key, str) else str(_plain(key, _MAX_DEPTH))
+
+
+def _whole(text: str) -> str:
+    """Return *text* with U+FFFD for halves of characters, which no file and no reply can hold."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _take(fields: dict[str, Any], name: str, ref: str, findings: list[Diagnostic]) -> str | None:

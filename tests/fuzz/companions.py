@@ -81,7 +81,7 @@ def _rows(rows: object) -> None:
         assert row.sid is None or 1 <= row.sid <= MAX_SID
         assert row.identity
         assert row.title.strip()
-        json.dumps(row.to_json(), allow_nan=False)
+        json.dumps(row.to_json(), allow_nan=False, ensure_ascii=False).encode()
     again, findings = normalize_sources([row.to_json() for row in normal])
     assert again == normal, findings
     pool = SourcesPool.from_rows(rows)

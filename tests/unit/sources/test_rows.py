@@ -210,3 +210,14 @@ def test_normalising_rows_again_changes_nothing(raw_rows):
         assert normalize_sources(rows) == (rows, ())
 
     check()
+
+
+def test_what_nothing_can_store_is_replaced():
+    """Halves of characters and numbers of thousands of digits, in fields and in keys, become text that can be written."""
+    rows, _ = normalize_sources('[{"url": "a", "title": "x\\ud800\\ud83d\\ude00", "\\udc00": ["\\udfff"]}]')
+    assert rows == ({"title": "x\ufffd\U0001f600", "url": "a", "text": "", "\ufffd": ["\ufffd"]},)
+    huge = 10**5000
+    (row,), _ = normalize_sources([{"url": "a", "x": huge, "y": [-huge], "z": {huge: 1}, huge: 2, "title": huge}])
+    assert (row["x"], row["y"], row["z"], row[hex(huge)]) == (hex(huge), [hex(-huge)], {hex(huge): 1}, 2)
+    assert row.title == hex(huge)
+    json.dumps(row.to_json(), ensure_ascii=False).encode()
