@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
 from kdskills.errors import Diagnostic
@@ -56,15 +56,15 @@ def dependency(known: Known, policy: Policy, importer: Skill, ref: str) -> Skill
     return decide_dependency(known, policy, importer, full_id, ref=ref)
 
 
-@dataclass(slots=True)
 class _Walk:
     """One depth-first walk, without recursion: an import chain may be as long as a root has skills."""
 
-    known: Known
-    policy: Policy
-    order: dict[str, Skill] = field(default_factory=dict)
-    skipped: list[Refused] = field(default_factory=list)
-    diagnostics: list[Diagnostic] = field(default_factory=list)
+    def __init__(self, known: Known, policy: Policy) -> None:
+        self.known = known
+        self.policy = policy
+        self.order: dict[str, Skill] = {}
+        self.skipped: list[Refused] = []
+        self.diagnostics: list[Diagnostic] = []
 
     def visit(self, top: Skill) -> None:
         if top.full_id in self.order:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kdskills.errors import Severity
 from kdskills.skills.model import Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+class Code(NamedTuple):
     """One row of the table of codes.
 
     A severity of None means that the finding is not reported under that verdict.

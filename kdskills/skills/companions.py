@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kdskills.errors import Diagnostic
 from kdskills.skills.field_names import near_required
@@ -33,24 +32,21 @@ _OPTIONAL = frozenset({"optional", "soft", "preferred", "recommended", "false", 
 _TOOL_KEYS = frozenset({"id", "role", "why", "reason", "description", "required", "hard_required", "availability"})
 
 
-@dataclass(frozen=True, slots=True)
-class CompactRead:
+class CompactRead(NamedTuple):
     """`compact.md`: its text, or None when it cannot be used."""
 
     text: str | None
     findings: tuple[Diagnostic, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ToolsRead:
+class ToolsRead(NamedTuple):
     """`tools.yaml`: its tools."""
 
     tools: tuple[SkillTool, ...]
     findings: tuple[Diagnostic, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SourcesRead:
+class SourcesRead(NamedTuple):
     """`sources.yaml`: its rows as written."""
 
     rows: tuple[Mapping[str, Any], ...]

@@ -6,21 +6,19 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from kdskills.errors import Diagnostic, FileRefused, RootChanged, RootMissing
 from kdskills.skills.digest import bytes_digest
-from kdskills.skills.marks import RACY_NS, newest_of, stamp_of
 from kdskills.skills.safe_open import read_file
+from kdskills.skills.stamps import RACY_NS, newest_of, stamp_of
 
 T = TypeVar("T")
 
 CACHE_BYTES = 16 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class ContentRead(Generic[T]):
+class ContentRead(NamedTuple, Generic[T]):
     """A long text as read just now: `value`, with `stale` among the findings when the file has changed."""
 
     value: T
@@ -32,8 +30,7 @@ class ContentRead(Generic[T]):
         return any(finding.code == "stale" for finding in self.diagnostics)
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded(Generic[T]):
+class Decoded(NamedTuple, Generic[T]):
     """What the bytes of a file mean, and about how many bytes of memory that takes."""
 
     value: T
@@ -41,8 +38,7 @@ class Decoded(Generic[T]):
     diagnostics: tuple[Diagnostic, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
+class _Kept(NamedTuple):
     stamp: bytes
     read_at: int
     digest: str

@@ -20,7 +20,8 @@ def bytes_digest(data: bytes) -> str:
 
 def rows_digest(rows: Iterable[Iterable[str | int]]) -> str:
     """Return the digest over compact UTF-8 JSON of *rows*; bytes of names that are no UTF-8 count as they are."""
-    text = json.dumps([list(row) for row in rows], ensure_ascii=False, separators=(",", ":"))
+    plain = [row if isinstance(row, tuple | list) else list(row) for row in rows]
+    text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
     return bytes_digest(text.encode("utf-8", "surrogateescape"))
 
 

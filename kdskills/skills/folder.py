@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kdskills.errors import Diagnostic, FileRefused
 from kdskills.skills.companions import (
@@ -30,8 +29,7 @@ SKILL_FILES = ("SKILL.md", "skill.md")
 YAML_FILES = ("skill.yaml", "skill.yml")
 
 
-@dataclass(frozen=True, slots=True)
-class FolderParts:
+class FolderParts(NamedTuple):
     """What of a skill folder is read to parse it."""
 
     folder: Path
@@ -41,8 +39,7 @@ class FolderParts:
     findings: tuple[Diagnostic, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TextContent:
+class TextContent(NamedTuple):
     """The long texts of a skill parsed from bytes: a body and nothing else."""
 
     text: str

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from kdskills.skills.findings import Findings
 from kdskills.skills.model import Verdict
-from kdskills.skills.repair import Repair, repair_lines
 from kdskills.skills.yaml_core import Document, Fields, YamlRefused, load_yaml
+
+if TYPE_CHECKING:
+    from kdskills.skills.repair import Repair
 
 MAX_SKILL_BYTES = 2 * 1024 * 1024
 BOM = "\ufeff"
@@ -18,8 +20,7 @@ _FENCE_OR_DOTS = re.compile(r"^(?:---|\.\.\.)[^\S\n]*$", re.MULTILINE)
 _LEADING_BLANK = re.compile(r"(?:[^\S\n]*\n)+")
 
 
-@dataclass(slots=True)
-class Split:
+class Split(NamedTuple):
     """A skill file cut at its fences; offsets count characters of `text`.
 
     Attributes:
@@ -42,8 +43,7 @@ class Split:
         return self.text[self.start : self.end]
 
 
-@dataclass(slots=True)
-class Frontmatter:
+class Frontmatter(NamedTuple):
     """Fields as nodes, and the body."""
 
     fields: Fields
@@ -146,6 +146,8 @@ def _load(text: str, findings: Findings) -> tuple[Document, tuple[Repair, ...]] 
     except YamlRefused as refusal:
         failure = refusal
     if findings.verdict == "lenient" and failure.repairable:
+        from kdskills.skills.repair import repair_lines
+
         mended, repairs = repair_lines(text)
         if repairs:
             try:

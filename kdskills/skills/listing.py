@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kdskills.errors import Diagnostic, FileRefused
+from kdskills.skills.findings import shown
 from kdskills.skills.marks import stamp_of
 from kdskills.skills.safe_open import MAX_DEPTH, open_folder_at
 
@@ -23,11 +24,6 @@ _KNOWN = frozenset((*SKILL_FILES, *SKILL_YAML, *COMPANIONS))
 def enters(name: str) -> bool:
     """Whether discovery looks into a folder of this name."""
     return not name.startswith(".") and name not in _NOT_ENTERED
-
-
-def shown(path: str) -> str:
-    """Return *path* as text that can be printed; bytes that are no UTF-8 become U+FFFD."""
-    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def join(folder: str, name: str) -> str:
@@ -206,3 +202,18 @@ def _descend(parent: int, path: str, names: list[str], found: Subtree, nested: b
 def _nested_note(path: str) -> Diagnostic:
     place = shown(path)
     return Diagnostic("nested_skill", "info", f"{place} lies inside another skill and is one of its resources.", place)
+
+
+__all__ = [
+    "MAX_BYTES",
+    "MAX_FILES",
+    "FolderMark",
+    "Listing",
+    "Subtree",
+    "enters",
+    "join",
+    "list_folder",
+    "shown",
+    "unreadable_note",
+    "walk_subtree",
+]

@@ -2,39 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import struct
 from dataclasses import dataclass
 
 from kdskills.errors import Diagnostic
 from kdskills.skills.model import Skill
-
-RACY_NS = 2_000_000_000
-
-_STAMP = struct.Struct("<qqQq")
-STAMP_BYTES = _STAMP.size
-NO_STAMP = _STAMP.pack(-1, -1, 0, -1)
-"""What no file has, so that the next walk looks again."""
-
-
-def stamp_of(found: os.stat_result) -> bytes:
-    """Return size, modification time, inode and change time of a file or folder, packed.
-
-    The change time goes beyond the specification: it tells of an edit by a tool that put the modification time back.
-    Packed, because ten thousand skills have more than twenty thousand stamps.
-    """
-    return _STAMP.pack(found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
-
-
-def newest_of(stamps: bytes) -> int:
-    """Return the latest modification time among packed stamps."""
-    newest: int = max(stamp[1] for stamp in _STAMP.iter_unpack(stamps))
-    return newest
-
-
-def sizes_of(stamps: bytes) -> list[int]:
-    """Return the sizes in packed stamps."""
-    return [stamp[0] for stamp in _STAMP.iter_unpack(stamps)]
+from kdskills.skills.stamps import NO_STAMP, RACY_NS, STAMP_BYTES, newest_of, sizes_of, stamp_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +81,6 @@ class RootScan:
     notes: tuple[Diagnostic, ...]
     digest: str
     present: bool
+
+
+__all__ = ["NO_STAMP", "RACY_NS", "PlainFolder", "RootScan", "SkillRecord", "newest_of", "stamp_of"]

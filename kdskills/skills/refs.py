@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 from fnmatch import translate
-from typing import Literal
+from typing import Literal, NamedTuple
 
 DEFAULT_NAMESPACE = "public"
 INTERNAL_NAMESPACE = "internal"
@@ -19,8 +18,7 @@ _DIGITS = re.compile(r"[0-9]+")
 _WILD = re.compile(r"[*?\[]")
 
 
-@dataclass(frozen=True, slots=True)
-class Ref:
+class Ref(NamedTuple):
     """A reference taken apart.
 
     Attributes:
@@ -73,15 +71,14 @@ def is_number(entry: str) -> bool:
     return not is_pattern(entry) and parse_ref(entry).kind == "number"
 
 
-@dataclass(frozen=True, slots=True)
-class Matcher:
+class Matcher(NamedTuple):
     """Rules, made ready to be asked for many full ids."""
 
     entries: tuple[str, ...]
-    exact: dict[str, str] = field(repr=False)
-    anywhere: dict[str, str] = field(repr=False)
-    patterns: tuple[str, ...] = field(repr=False)
-    joined: re.Pattern[str] | None = field(repr=False)
+    exact: dict[str, str]
+    anywhere: dict[str, str]
+    patterns: tuple[str, ...]
+    joined: re.Pattern[str] | None
 
     def match(self, full_id: str) -> str | None:
         """Return the rule that matches *full_id*, or None. Exact rules are named before patterns."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kdskills.skills.yaml_core import YamlRefused, load_yaml
 
@@ -15,8 +15,7 @@ _HINTS = frozenset({"argument-hint", "argument_hint", "description", "compatibil
 _CLOSERS = {"[": "]", "{": "}"}
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
+class Repair(NamedTuple):
     """One line that was quoted: `line` is 0-based, `key` the field."""
 
     line: int

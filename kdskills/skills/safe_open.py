@@ -12,9 +12,8 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, NamedTuple
 
 from kdskills.errors import FileRefused
 
@@ -26,16 +25,14 @@ MAX_DEPTH = 64
 EntryKind = Literal["file", "link", "other"]
 
 
-@dataclass(frozen=True, slots=True)
-class FileRead:
+class FileRead(NamedTuple):
     """Bytes of one regular file and what the system said about that very file."""
 
     data: bytes
     stat: os.stat_result
 
 
-@dataclass(frozen=True, slots=True)
-class TreeEntry:
+class TreeEntry(NamedTuple):
     """One file of a tree, found without following links.
 
     `path` is posix and relative to the tree's root. `size` is 0 unless `kind` is `file`; `target` is the text of a

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from kdskills.errors import Diagnostic
 from kdskills.skills.model import Skill
@@ -180,15 +180,14 @@ class Policy:
         return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """A step that refuses: its code, the sentence, the rule and where the rule stands."""
 
     code: str
     reason: str
     rule: str | None = None
     source: str | None = None
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = EMPTY
 
     def refusal(self, ref: str, full_id: str) -> Refused:
         """Return the refusal of *ref* by this finding."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -38,8 +37,7 @@ def has_libyaml() -> bool:
     return hasattr(yaml, "CSafeLoader")
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """Bounds of one YAML text (spec skills §1.1 step 4)."""
 
     depth: int = MAX_DEPTH
@@ -115,7 +113,6 @@ class Fields:
 Node = Scalar | Items | Fields
 
 
-@dataclass(slots=True)
 class Document:
     """A YAML text as nodes.
 
@@ -125,9 +122,12 @@ class Document:
         duplicates: Keys that stand twice in one mapping, with their marks; the first one is kept.
     """
 
-    root: Node | None
-    text: str
-    duplicates: list[tuple[str, Any]]
+    __slots__ = ("duplicates", "root", "text")
+
+    def __init__(self, root: Node | None, text: str, duplicates: list[tuple[str, Any]]) -> None:
+        self.root = root
+        self.text = text
+        self.duplicates = duplicates
 
     def source(self, node: Items | Fields) -> str:
         """Return how a flow collection is written."""

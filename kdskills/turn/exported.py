@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from kdskills.bundle.terms import Terms
 from kdskills.errors import DescriptorError
@@ -20,8 +19,7 @@ T = TypeVar("T")
 NOWHERE = Path("/nonexistent")  # the path of a root that is not on this host, whose skills are mounted one by one
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedSkill:
+class ExportedSkill(NamedTuple):
     """One skill of an export: where it is, and the digests of its file and of its whole folder."""
 
     full_id: str
@@ -30,8 +28,7 @@ class ExportedSkill:
     tree: str
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedRoot:
+class ExportedRoot(NamedTuple):
     """One root of an export, placed on this host where a mount covers it."""
 
     root: SkillRoot
@@ -39,8 +36,7 @@ class ExportedRoot:
     mounted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
+class Export(NamedTuple):
     """An export, understood."""
 
     terms: Terms

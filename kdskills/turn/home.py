@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kdskills.bundle.terms import Terms
 from kdskills.errors import PolicyUnavailable
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from kdskills.sources import SourceKey
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
+class Exported(NamedTuple):
     """What an export said about itself, kept on the restored side (spec skills §3.3).
 
     Attributes:

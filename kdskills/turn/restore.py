@@ -6,25 +6,24 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kdskills.bundle.terms import Terms
 from kdskills.errors import Diagnostic, FileRefused, RootChanged, RootMissing
 from kdskills.skills.companions import COMPACT_FILE, SOURCES_FILES, TOOLS_FILES, limit_of
 from kdskills.skills.content import ContentReader
 from kdskills.skills.digest import bytes_digest, tree_digest
-from kdskills.skills.folder import open_skill
-from kdskills.skills.load import RegistryContent
-from kdskills.skills.load import Source as Texts
+from kdskills.skills.folder import FolderParts, open_skill
 from kdskills.skills.model import Skill
 from kdskills.skills.parse import parse_parts
-from kdskills.skills.registry import SkillRegistry
 from kdskills.skills.roots import SkillRoot
 from kdskills.skills.safe_open import read_file
 from kdskills.skills.snapshot import RefreshReport, RootState, Snapshot
+from kdskills.skills.texts import RegistryContent
+from kdskills.skills.texts import Source as Texts
 from kdskills.turn.context import Activation
 from kdskills.turn.exported import Export, ExportedSkill, is_export, read_export
 from kdskills.turn.mounts import locate, remap_mounts, split_uri
@@ -163,6 +162,8 @@ class RestoredRegistry:
             raise _missing(root.label, root.uri)
         if self._verify == "none":
             return
+        from kdskills.skills.registry import SkillRegistry
+
         found = SkillRegistry([root], index_dir=None).snapshot().roots[0].digest
         if found != expected:
             raise _changed(root.label, root.uri, expected, found)
@@ -170,7 +171,7 @@ class RestoredRegistry:
     def _skill(self, row: ExportedSkill, root: SkillRoot) -> Skill:
         place = self._place(row)
         parts = open_skill(place.folder, "lenient")
-        if isinstance(parts, tuple):
+        if not isinstance(parts, FolderParts):
             raise _missing(row.full_id, row.uri)
         found = bytes_digest(parts.data)
         if self._verify != "none" and found != row.digest:
@@ -216,8 +217,7 @@ class RestoredRegistry:
         return _Place(real, str(real.parent), real.name)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """A skill's folder, and the same as a base and a name below it."""
 
     folder: Path

@@ -7,16 +7,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from kdskills.bundle.terms import EVERYONE, Terms
 from kdskills.errors import Diagnostic
 from kdskills.skills.model import Skill
 from kdskills.skills.refs import compile_rules
-from kdskills.skills.registry import SkillRegistry
 from kdskills.skills.roots import SkillRoot, order_roots
 from kdskills.skills.selection import EMPTY, Policy, tool_ids
 from kdskills.skills.snapshot import RefreshReport, Snapshot
@@ -55,8 +53,7 @@ class Registry(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """Where a subsystem's skills come from: a registry, its roots, and where they are on this host."""
 
     registry: Registry
@@ -100,6 +97,8 @@ class SkillsSubsystem:
     ) -> None:
         terms = Terms() if descriptor is None else Terms.read(descriptor)
         if source is None:
+            from kdskills.skills.registry import SkillRegistry
+
             placed, mounts = place_roots(terms, bundle_root, built_in_roots() if roots is None else tuple(roots))
             source = Source(SkillRegistry(placed, index_dir=index_dir, check=check), order_roots(placed), mounts)
         self._given = descriptor

@@ -6,19 +6,21 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from kdskills.errors import Diagnostic
-from kdskills.prompts import Catalog, CatalogEntry, CatalogFormat, Locations, render_catalog
 from kdskills.skills.closure import Closure, broken_imports, close, import_refusal
 from kdskills.skills.digest import rows_digest
-from kdskills.skills.explain import Explanation, explain_steps
 from kdskills.skills.model import Skill, TokenCounter, estimate_tokens
 from kdskills.skills.refs import INTERNAL_NAMESPACE, compile_rules, is_number, parse_ref
 from kdskills.skills.selection import By, Granted, Known, Policy, Refused, Via, decide, refuse, refuse_by
 from kdskills.turn.export import export_view
 from kdskills.turn.home import Home
 from kdskills.turn.results import PickerEntry
+
+if TYPE_CHECKING:
+    from kdskills.prompts import Catalog, CatalogEntry, CatalogFormat, Locations
+    from kdskills.skills.explain import Explanation
 
 _BY = frozenset(get_args(By))
 
@@ -115,6 +117,8 @@ class SkillView:
 
     def explain(self, ref: str, *, by: By = "model") -> Explanation:
         """Return every step of the gate about *ref*, with rule, source and result (spec skills §4.2)."""
+        from kdskills.skills.explain import Explanation, explain_steps
+
         outcome = self.gate(ref, by=by)
         full_id, via = self._target(ref, self.short_ids, True)
         steps = explain_steps(self.known, self.policy, full_id, outcome, by)
@@ -141,6 +145,8 @@ class SkillView:
         search_hint: str | None = None,
     ) -> Catalog:
         """Render the listed skills within a budget of tokens (spec skills §5.1)."""
+        from kdskills.prompts import render_catalog
+
         return render_catalog(
             self._entries,
             format,
@@ -244,6 +250,8 @@ def _nothing(ref: str) -> Refused:
 
 
 def _entry(skill: Skill, short_id: str, name: str) -> CatalogEntry:
+    from kdskills.prompts import CatalogEntry
+
     return CatalogEntry(
         short_id=short_id,
         full_id=skill.full_id,
