@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pytest
 
 _HERE = Path(__file__).parent
+MAX_WORDS = 256 * 1024
 _HELPERS = ("attempt.py", "fill.py")
 _FACTS = ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sys/kernel/modprobe", "/etc/passwd")
 
@@ -49,7 +50,8 @@ async def run_case(executor: Executor, case: Case) -> Verdict | None:
     with _bait() as bait:
         request = ExecRequest(
             code=(_HERE / "programs" / f"{case.name}.py").read_text(encoding="utf-8"),
-            globals=bait,
+            globals={**bait, "GIVEN": dict(case.env)},
+            env=case.env,
             inputs=tuple(InputFile(name, (_HERE / name).read_bytes()) for name in _HELPERS),
             outputs=case.outputs,
             limits=case.limits,
@@ -75,6 +77,10 @@ def _problems(case: Case, result: ExecResult, took: float, before: dict[str, byt
         yield f"collected {sorted(names)}"
     if any(b"root:" in item.content for item in result.artifacts):
         yield "collected a file of the host"
+    if case.code is not None and result.exit_code != case.code:
+        yield f"has exit code {result.exit_code}, not {case.code}"
+    if result.error is not None and len(repr(result.error)) > MAX_WORDS:
+        yield f"its error has {len(repr(result.error))} characters"
     if _host_facts() != before:
         yield "the host is not as it was"
 
@@ -83,6 +89,7 @@ def _problems(case: Case, result: ExecResult, took: float, before: dict[str, byt
 def _bait() -> Iterator[dict[str, Any]]:
     """Put out things of the host that a hostile program would like, and give their names."""
     abstract = f"kdskills-abuse-{secrets.token_hex(4)}"
+    secret = f"secret-{secrets.token_hex(8)}"
     with (
         tempfile.NamedTemporaryFile(prefix="kdskills-bait-") as file,
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -93,7 +100,16 @@ def _bait() -> Iterator[dict[str, Any]]:
         file.write(b"bait")
         file.flush()
         os.chmod(file.name, 0o644)  # noqa: PTH101 - an open file's name
-        yield {"HOST_FILE": file.name, "HOST_PORT": server.getsockname()[1], "HOST_ABSTRACT": abstract}
+        os.environ["ABUSE_SECRET"] = secret
+        try:
+            yield {
+                "HOST_FILE": file.name,
+                "HOST_PORT": server.getsockname()[1],
+                "HOST_ABSTRACT": abstract,
+                "HOST_SECRET": secret,
+            }
+        finally:
+            del os.environ["ABUSE_SECRET"]
 
 
 def _host_facts() -> dict[str, bytes]:

@@ -3,6 +3,6 @@ import sys
 
 sys.setrecursionlimit(1 << 30)
 nested = []
-for _ in range(1_000_000):
+for _ in range(300_000):
     nested = [nested]
 print(len(repr(nested)))

@@ -13,6 +13,6 @@ for name in os.listdir("/proc"):
             text = open(f"/proc/{name}/environ", "rb").read() + open(f"/proc/{name}/cmdline", "rb").read()
         except OSError:
             continue
-        if HOST_SECRET.encode() in text.replace(b"\0", b" ") and int(name) != os.getpid():
+        if HOST_SECRET.encode() in text.replace(b"\0", b" "):
             escape(f"the host's secret in process {name}")
 done()

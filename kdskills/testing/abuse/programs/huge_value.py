@@ -2,8 +2,8 @@
 from kdskills_runtime import report
 
 try:
-    report("x" * (64 << 20))
-    print("ESCAPED: 64 MiB handed back")
+    report("x" * (8 << 20))
+    print("ESCAPED: 8 MiB handed back")
 except (ValueError, MemoryError):
     pass
 print("attempts made")

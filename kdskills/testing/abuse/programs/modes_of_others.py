@@ -3,7 +3,7 @@ import os
 
 from attempt import done, must_fail
 
-for path in ("/", "/etc", "/usr", "/usr/bin/env", "/proc", "/proc/self/mem" if False else "/etc/passwd"):
+for path in ("/", "/etc", "/usr", "/usr/bin/env", "/proc", "/etc/passwd"):
     must_fail(f"chmod {path}", os.chmod, path, 0o777)
     must_fail(f"chown {path}", os.chown, path, os.getuid(), os.getgid())
     must_fail(f"utime {path}", os.utime, path, (1, 1))

@@ -1,11 +1,10 @@
 """Make namespaces by clone itself."""
 import ctypes
 import os
+import platform
 import signal
 
-from attempt import ARCH, done, escape
-
-import platform
+from attempt import done, escape
 
 libc = ctypes.CDLL(None, use_errno=True)
 number = {"x86_64": 56, "aarch64": 220}[platform.machine()]
