@@ -26,6 +26,9 @@ CLOSED = ("runs", "skills")
 
 def main(argv: list[str]) -> int:
     """Unpack one archive."""
+    if sys.version_info < (3, 11):
+        sys.stdout.write(f"not unpacked: python3 is {sys.version.split()[0]} here, and 3.11 is needed\n")
+        return 1
     archive, digest, folder = Path(argv[0]), argv[1], Path(argv[2])
     for name in CLOSED:
         (HOME / name).mkdir(parents=True, exist_ok=True)

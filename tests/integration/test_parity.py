@@ -49,14 +49,22 @@ ENGINES = [
     pytest.param("bubblewrap", marks=pytest.mark.needs("bubblewrap")),
     pytest.param("bubblewrap-pool", marks=pytest.mark.needs("bubblewrap")),
     pytest.param("docker", marks=pytest.mark.needs("docker")),
+    pytest.param("e2b", marks=pytest.mark.needs("e2b")),
     "subprocess",
 ]
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def engine(request):
-    """Return each engine in turn."""
-    return make(request.param)
+def engine(request, tmp_path_factory):
+    """Return each engine in turn; the remote one with a server of its own."""
+    if request.param != "e2b":
+        yield make(request.param)
+        return
+    from kdskills.builtin.executors.e2b import E2bExecutor
+    from kdskills.testing.e2b_server import E2bServer
+
+    with E2bServer() as server:
+        yield E2bExecutor(ExecutionOptions(e2b=server.options(), state_dir=tmp_path_factory.mktemp("state")))
 
 
 @pytest.fixture(scope="module")

@@ -205,7 +205,7 @@ class E2bRun:
             self._sandboxes.lost(lease, self._job)
             return self._failed("sandbox_lost", str(trouble), started)
         if trouble is None and talk.last.get("kind") != "done":
-            return self._not_done(talk, words, started)
+            return self._not_done(box, lease, talk, words, started)
         # A broken connection does not end the program: its answer may still come.
         patience = 0.0 if trouble is None else max(0.0, started + wall + COLLECT_S - time.monotonic())
         try:
@@ -232,15 +232,18 @@ class E2bRun:
                     raise
             self._cancelled.wait(0.5)
 
-    def _not_done(self, talk: Talk, words: str, started: float) -> ExecResult:
-        """Return the result of a run our init did not finish."""
+    def _not_done(self, box: Box, lease: Lease, talk: Talk, words: str, started: float) -> ExecResult:
+        """Return the result of a run our init did not finish; the API says whether the sandbox went away with it."""
         match talk.last.get("kind"):
             case "fenced":
                 return self._failed("lease_lost", "another process took the sandbox over", started)
             case "failed":
                 return self._failed("setup_failed", str(talk.last.get("message"))[:300], started)
-            case _:
-                return self._failed("init_lost", f"the sandbox ended the run without an answer ({words})", started)
+        with contextlib.suppress(Trouble):  # an API that does not answer says nothing about the sandbox
+            if not box.machine.living():
+                self._sandboxes.lost(lease, self._job)
+                return self._failed("sandbox_lost", f"the sandbox {box.machine.id} is gone", started)
+        return self._failed("init_lost", f"the sandbox ended the run without an answer ({words})", started)
 
     def _failed(self, code: str, message: str, started: float) -> ExecResult:
         return self._result("infra_error", ExecError("sandbox", code, message), time.monotonic() - started)

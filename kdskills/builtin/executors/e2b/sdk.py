@@ -135,6 +135,10 @@ class Machine:
         with self._cloud.translated():
             self._sandbox.set_timeout(round(timeout_s))
 
+    def living(self) -> bool:
+        """Ask the API whether the sandbox is there."""
+        return self._cloud.living(self.id)
+
     def write(self, path: str, data: bytes) -> None:
         """Write a file as root."""
         with self._inside():
