@@ -19,6 +19,7 @@ MAX_NODES = 2_000
 MAX_BYTES = 64 * 1024
 
 _BREAKS = re.compile("[\x85\u2028\u2029]")
+_HALVES = re.compile("[\ud800-\udfff]")
 _DIRECTIVE = re.compile(r"^%", re.MULTILINE)
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
@@ -200,6 +201,10 @@ def load_yaml(text: str, limits: Limits = FRONTMATTER_LIMITS, *, text_only: bool
         raise YamlRefused("a character there may not stand in YAML", place) from error
     except yaml.YAMLError as error:  # pragma: no cover - PyYAML raises nothing else today
         raise YamlRefused(str(error)) from error
+    except (ValueError, OverflowError) as error:  # PyYAML's own parser, from "\Uffffffff"
+        raise YamlRefused("an escape there is no character", repairable=True) from error
+    if LOADER is yaml.SafeLoader and document.root is not None:
+        _refuse_halves(document.root)
     if shielded is not None and document.root is not None:
         _unshield(document.root, shielded[1])
         document.duplicates = [(key.translate(shielded[1]), mark) for key, mark in document.duplicates]
@@ -314,6 +319,20 @@ class _Builder:
     def _refuse_properties(event: Any) -> None:
         what = f"anchors (`&{event.anchor}`)" if event.anchor is not None else f"tags (`{event.tag}`)"
         raise YamlRefused(f"{what} are not allowed", (event.start_mark.line, event.start_mark.column))
+
+
+def _refuse_halves(node: Node) -> None:
+    r"""Refuse halves of characters (`"\ud800"`), which libyaml refuses by itself."""
+    if isinstance(node, Scalar):
+        if _HALVES.search(node.text):
+            raise YamlRefused("an escape there is no character", (node.mark.line, node.mark.column), repairable=True)
+    elif isinstance(node, Items):
+        for item in node.items:
+            _refuse_halves(item)
+    else:
+        for key, item in node.items.items():
+            _refuse_halves(Scalar(key, plain=False, mark=node.keys[key]))
+            _refuse_halves(item)
 
 
 # libyaml still breaks lines at U+0085, U+2028 and U+2029, which YAML 1.2 calls plain characters. Where they occur they

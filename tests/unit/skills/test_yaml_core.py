@@ -231,6 +231,19 @@ def test_pure_loader_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
             load_yaml(refused)
 
 
+@pytest.mark.parametrize("pure", [False, True])
+@pytest.mark.parametrize("escape", ["\\U00110000", "\\Uffffffff", "\\ud800", "\\ud83d\\ude00", "\\x"])
+@pytest.mark.parametrize("place", ['a: "{}"', '"{}": a', '[a, {{b: ["{}"]}}]'])
+def test_escapes_that_are_no_characters_are_refused(
+    monkeypatch: pytest.MonkeyPatch, place: str, escape: str, pure: bool
+) -> None:
+    """With libyaml or without, a text never holds what no file can."""
+    if pure:
+        monkeypatch.setattr(yaml_core, "LOADER", yaml.SafeLoader)
+    with pytest.raises(YamlRefused):
+        load_yaml(place.format(escape))
+
+
 def test_libyaml_is_used_here() -> None:
     """This environment has the C parser."""
     assert yaml_core.has_libyaml() is True
