@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn
 from kdskills.bundle.descriptor import SkillsDescriptor
 from kdskills.bundle.terms import UPPER, lies_inside, refuse, resembling
 from kdskills.errors import BundleError, DescriptorError, Diagnostic, FileRefused
-from kdskills.skills.safe_open import read_file
+from kdskills.skills.safe_open import is_folder, read_file
 from kdskills.skills.yaml_core import Limits, YamlRefused, load_yaml, to_python
 
 NAMES = ("skills_descriptor.py", "skills_descriptor.yaml", "skills_descriptor.json")
@@ -68,16 +68,17 @@ def load_bundle(
     """
     if python not in {"execute", "refuse"}:
         raise TypeError(f"python is 'execute' or 'refuse', not {python!r}")
-    root = Path(os.path.realpath(path))
-    if not root.is_dir():
+    root = _folder(path)
+    if root is None:
         raise BundleError(f"there is no bundle folder at {path}", code="bundle_missing", path=str(path))
     found = [name for name in NAMES if os.path.lexists(root / name)]
     if len(found) > 1:
         raise BundleError(
             f"a bundle has one descriptor, this has {', '.join(found)}", code="bundle_ambiguous", files=found
         )
-    if not found and not (root / "skills").is_dir():
-        raise BundleError("a bundle has a skills_descriptor or a folder skills/", code="bundle_empty", path=str(path))
+    if not found and not is_folder(root / "skills"):
+        message = f"{path} is no bundle: it has neither a skills_descriptor nor a folder skills/ that can be seen"
+        raise BundleError(message, code="bundle_empty", path=str(path))
     findings: list[Diagnostic] = []
     content = _read(root, found[0], python) if found else {}
     descriptor = _placed(content, root, found[0] if found else None, allow_outside_bundle, findings)
@@ -89,6 +90,15 @@ def load_bundle(
         demo_path=_beside(root, "demo.yaml", findings),
         diagnostics=(*descriptor.diagnostics, *findings),
     )
+
+
+def _folder(path: str | Path) -> Path | None:
+    """Return the folder at *path* with links followed, or None; no file-system state and no text raises."""
+    try:
+        root = os.path.realpath(path)
+    except (OSError, ValueError):
+        return None
+    return Path(root) if is_folder(root) else None
 
 
 def _read(root: Path, name: str, python: str) -> Mapping[str, Any]:
@@ -111,9 +121,12 @@ def _python(data: bytes, path: Path) -> Mapping[str, Any]:
     try:
         code = compile(data, str(path), "exec", dont_inherit=True)
         exec(code, namespace)  # noqa: S102 - a bundle's Python descriptor is trusted code, by contract
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         line = _line(error, str(path))
-        message = f"{path.name}, line {line}: {type(error).__name__}: {error}"
+        words = traceback.format_exception_only(type(error), error)[-1].strip()
+        message = f"{path.name}, line {line}: {words}"
         raise BundleError(message, code="bundle_python_failed", file=path.name, line=line) from error
     known = (*UPPER.values(), WHOLE)
     for name, value in namespace.items():

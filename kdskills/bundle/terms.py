@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from kdskills.errors import DescriptorError, Diagnostic
 from kdskills.skills.refs import is_number
+from kdskills.skills.safe_open import is_folder
 from kdskills.skills.selection import EMPTY, ImportPolicy, Rules
 
 IMPORT_POLICIES: tuple[ImportPolicy, ...] = get_args(ImportPolicy)  # loosest first
@@ -234,7 +235,7 @@ class Terms(NamedTuple):
         base = None if bundle_root is None and self.bundle_root is None else Path(bundle_root or self.bundle_root or "")
         if self.root_omitted:
             folder = None if base is None else base / "skills"
-            if folder is None or not folder.is_dir():
+            if folder is None or not is_folder(folder):
                 return None
         elif self.custom_skills_root is None:
             return None

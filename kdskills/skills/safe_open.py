@@ -46,6 +46,14 @@ class TreeEntry(NamedTuple):
     target: str = ""
 
 
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether *path*, links followed, is a folder this user can see; no text and no file-system state raises."""
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def split_relative(relative: str) -> tuple[str, ...]:
     """Return the parts of a relative posix path.
 

@@ -10,6 +10,7 @@ from kdskills.skills.companions import COMPACT_FILE, SOURCES_FILES, read_compact
 from kdskills.skills.folder import read_companion
 from kdskills.skills.model import Verdict
 from kdskills.skills.parse import parse_skill
+from kdskills.skills.safe_open import is_folder
 
 
 def validate_skill(
@@ -27,17 +28,10 @@ def validate_skill(
     """
     findings = list(parse_skill(path, verdict=verdict, extra_fields=extra_fields).diagnostics)
     place = Path(path)
-    folder = place.parent if place.name in {"SKILL.md", "skill.md"} and not _is_folder(place) else place
-    if _is_folder(folder):
+    folder = place.parent if place.name in {"SKILL.md", "skill.md"} and not is_folder(place) else place
+    if is_folder(folder):
         findings.extend(_companions(folder, verdict))
     return sorted(findings, key=lambda found: (found.path or "", found.line or 0, found.code, found.column or 0))
-
-
-def _is_folder(place: Path) -> bool:
-    try:
-        return place.is_dir()
-    except (OSError, ValueError):
-        return False
 
 
 def _companions(folder: Path, verdict: Verdict) -> list[Diagnostic]:

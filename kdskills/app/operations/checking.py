@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,16 @@ from kdskills.app.operations.table import Finding, Input, Operation, Output
 from kdskills.bundle.load import NAMES as DESCRIPTOR_NAMES
 from kdskills.errors import BadRequest, Diagnostic
 from kdskills.skills import parse_skill, validate_skill
+from kdskills.skills.listing import SKILL_FILES, SKILL_YAML, enters, shown, unreadable_note
+from kdskills.skills.safe_open import is_folder
 
 if TYPE_CHECKING:
     from kdskills.app.host import Emit, Host
 
-SKILL_FILES = ("SKILL.md", "skill.md")
 DEPTH = 6
+DISCOVERED = frozenset(
+    {"symlink_skipped", "nested_skill", "duplicate_id", "root_is_skill", "scan_limit", "skill_large", "unreadable"}
+)
 
 
 class CheckInput(Input):
@@ -43,43 +48,89 @@ class CheckOutput(Output):
     diagnostics: tuple[Finding, ...]
 
 
-def skill_folders(top: Path) -> list[Path]:
-    """Return the folders below *top* that hold a skill file, at most six levels down, hidden ones left out."""
+def skill_folders(top: Path, findings: list[Diagnostic] | None = None, *, itself: bool = True) -> list[Path]:
+    """Return the folders below *top* that hold a skill file, at most six levels down, hidden ones left out.
+
+    Args:
+        top: Where to look.
+        findings: Gets what could not be looked into.
+        itself: Whether *top* may be a skill.
+    """
+
+    def unreadable(error: OSError) -> None:
+        place = Path(error.filename or top)
+        path = shown(place.relative_to(top).as_posix()) if place.is_relative_to(top) else shown(str(place))
+        if findings is not None:
+            findings.append(unreadable_note("" if path == "." else path, error.strerror or "the system refused"))
+
     found = []
-    for where, names, files in os.walk(top):
+    for where, names, files in os.walk(top, onerror=unreadable):
         folder = Path(where)
         depth = len(folder.relative_to(top).parts)
-        names[:] = sorted(n for n in names if not n.startswith(".") and n not in {"node_modules", "__pycache__"})
-        if any(name in files for name in (*SKILL_FILES, "skill.yaml")):
+        held = {*files, *names}  # of another kind than a file it is a skill that cannot be read
+        names[:] = sorted(name for name in names if enters(name))
+        owner = depth or itself
+        if owner and any(name in held for name in SKILL_FILES):
             found.append(folder)
             names.clear()
-        elif depth >= DEPTH:
+        elif owner and any(name in files for name in SKILL_YAML):
+            found.append(folder)  # not a skill, and worth a word; skills below it are
+        if depth >= DEPTH:
             names.clear()
     return found
 
 
+def _kind(path: Path) -> Literal["skill", "folder", "bundle"]:
+    if path.name in SKILL_FILES or not is_folder(path) or any(os.path.lexists(path / name) for name in SKILL_FILES):
+        return "skill"
+    is_bundle = any(os.path.lexists(path / name) for name in DESCRIPTOR_NAMES) or is_folder(path / "skills")
+    return "bundle" if is_bundle else "folder"
+
+
+def _bundle(host: Host, path: Path, findings: list[Diagnostic]) -> tuple[Path, list[Path]]:
+    """Return a bundle's root and the skill folders below it, and find what its descriptor and discovery say."""
+    bundle = host.bundle(path)
+    subsystem = host.subsystem(bundle)
+    findings += bundle.diagnostics
+    for consumer in (None, *bundle.descriptor.agents_config):
+        findings += subsystem.view(None if consumer == "*" else consumer).diagnostics
+    roots = subsystem.snapshot.roots
+    root = Path(roots[-1].root.path) if roots else path / "skills"
+    unread: list[Diagnostic] = []
+    folders = skill_folders(root, unread, itself=False)
+    for found in subsystem.diagnostics:
+        # What discovery says of a skill's own files is found by validating it; what it left out is not.
+        beside = found.code in DISCOVERED and found.severity != "error"
+        if found.path is None or (beside and os.path.lexists(root / found.path)):
+            findings.append(found)
+    for folder in folders:
+        place = folder.relative_to(root)
+        if len(place.parts) > 2:
+            message = f"{shown(place.as_posix())} lies deeper than <namespace>/<skill>, so that no agent gets it."
+            findings.append(Diagnostic("skill_too_deep", "warning", message, shown((place / "SKILL.md").as_posix())))
+    return root, folders
+
+
 async def check(host: Host, given: CheckInput, emit: Emit | None = None) -> CheckOutput:
     """Check a skill, a folder of skills or a bundle."""
+    return await asyncio.to_thread(check_path, host, given)
+
+
+def check_path(host: Host, given: CheckInput) -> CheckOutput:
+    """Check a skill, a folder of skills or a bundle, and wait for it."""
     path = given.path
-    if not path.exists() and not path.is_symlink():
+    if not os.path.lexists(path):
         raise BadRequest(f"{path} is not there", code="path_missing", path=str(path))
-    kind: Literal["skill", "folder", "bundle"]
+    kind = _kind(path)
     findings: list[Diagnostic] = []
-    if path.is_file() or path.is_symlink() or any((path / name).exists() for name in SKILL_FILES):
-        kind, folders, base = "skill", [path], path if path.is_dir() else path.parent
-    elif any((path / name).exists() for name in DESCRIPTOR_NAMES) or (path / "skills").is_dir():
-        bundle = host.bundle(path)
-        subsystem = host.subsystem(bundle)
-        findings += [*bundle.diagnostics, *(d for d in subsystem.diagnostics if d.path is None)]
-        for consumer in (None, *bundle.descriptor.agents_config):
-            findings += subsystem.view(None if consumer == "*" else consumer).diagnostics
-        roots = subsystem.snapshot.roots
-        root = Path(roots[-1].root.path) if roots else path / "skills"
-        kind, folders, base = "bundle", skill_folders(root), root
-    else:
-        kind, folders, base = "folder", skill_folders(path), path
+    base = path if is_folder(path) else path.parent
+    folders = [path]
+    if kind == "bundle":
+        base, folders = _bundle(host, path, findings)
+    elif kind == "folder":
+        folders = skill_folders(path, findings)
     for folder in folders:
-        place = "" if folder == base or kind == "skill" else folder.relative_to(base).as_posix() + "/"
+        place = "" if folder == base or kind == "skill" else shown(folder.relative_to(base).as_posix()) + "/"
         found = validate_skill(folder, verdict=given.verdict, extra_fields=given.extra_fields)
         skill = parse_skill(folder).skill
         found += host.answers.check_skill(skill) if skill is not None else ()
@@ -87,7 +138,7 @@ async def check(host: Host, given: CheckInput, emit: Emit | None = None) -> Chec
     unique = sorted(set(findings), key=lambda d: (d.path or "", d.line or 0, d.code, d.message))
     counts = [sum(d.severity == name for d in unique) for name in ("error", "warning", "info")]
     return CheckOutput(
-        path=str(path),
+        path=shown(str(path)),
         kind=kind,
         verdict=given.verdict,
         skills=len(folders),

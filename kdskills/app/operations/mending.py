@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from kdskills.app.operations.checking import skill_folders
+from kdskills.app.operations.checking import CheckInput, CheckOutput, check_path, skill_folders
 from kdskills.app.operations.table import Input, Operation, Output
-from kdskills.errors import BadRequest
+from kdskills.errors import BadRequest, FileRefused
 from kdskills.skills.fix import apply_fix, plan_fix
+from kdskills.skills.listing import shown
+from kdskills.skills.safe_open import is_folder
 
 if TYPE_CHECKING:
     from kdskills.app.host import Emit, Host
@@ -19,9 +23,10 @@ if TYPE_CHECKING:
 class FixInput(Input):
     """What to mend."""
 
-    path: Path = Field(description="A skill folder, or a folder of skills.")
+    path: Path = Field(description="A skill folder or file, a folder of skills, or a bundle.")
     rename: bool = Field(default=False, description="Fit folder names to skill names.")
     dry_run: bool = Field(default=False, description="Say what would be done, change nothing.")
+    verdict: Literal["lenient", "spec", "skills-ref"] = Field("lenient", description="Rules to judge what is left by.")
 
 
 class Change(Output):
@@ -34,26 +39,48 @@ class Change(Output):
 
 
 class FixOutput(Output):
-    """The changes, made or, in a dry run, planned."""
+    """The changes, made or, in a dry run, planned; `path` is where it all lies now, `left` what is found there now."""
 
+    path: str
     dry_run: bool
     changes: tuple[Change, ...]
+    left: CheckOutput
+
+
+def _mend(place: Path, given: FixInput) -> tuple[Change | None, Path]:
+    """Mend one skill; return what was done, if anything, and where the skill file lies now."""
+    plan = plan_fix(place, rename=given.rename)
+    if plan is None:
+        return None, place
+    done, skipped, file = plan.done, plan.skipped, plan.folder / plan.file_name
+    if plan.changed and not given.dry_run:
+        try:
+            file = apply_fix(plan)
+        except FileRefused as refusal:
+            done, skipped = (), (*skipped, f"{refusal.message}.")
+    if not (done or skipped):
+        return None, file
+    return Change(path=shown(str(place)), done=done, skipped=skipped, diff=plan.diff if done else ""), file
 
 
 async def fix(host: Host, given: FixInput, emit: Emit | None = None) -> FixOutput:
-    """Mend skill files."""
+    """Mend skill files; one that cannot be mended costs only itself."""
+    return await asyncio.to_thread(_fix, host, given)
+
+
+def _fix(host: Host, given: FixInput) -> FixOutput:
     top = given.path
-    if not top.is_dir():
-        raise BadRequest(f"{top} is no folder", code="path_missing", path=str(top))
+    if not os.path.lexists(top):
+        raise BadRequest(f"{top} is not there", code="path_missing", path=str(top))
+    whole = is_folder(top)
     changes = []
-    for folder in skill_folders(top):
-        plan = plan_fix(folder, rename=given.rename)
-        if plan is None or not (plan.changed or plan.skipped):
-            continue
-        changes.append(Change(path=str(folder), done=plan.done, skipped=plan.skipped, diff=plan.diff))
-        if plan.changed and not given.dry_run:
-            apply_fix(plan)
-    return FixOutput(dry_run=given.dry_run, changes=tuple(changes))
+    for place in skill_folders(top) if whole else [top]:
+        change, file = _mend(place, given)
+        changes += [] if change is None else [change]
+        if place == top and not given.dry_run and file != place:  # it may have another name now
+            top = file.parent if whole else file
+    left = check_path(host, CheckInput(path=top, verdict=given.verdict))
+    return FixOutput(path=shown(str(top)), dry_run=given.dry_run, changes=tuple(changes), left=left)
 
 
 FIX = Operation("skills.fix", "Mend skill files without touching a body.", FixInput, FixOutput, ("path_missing",), fix)

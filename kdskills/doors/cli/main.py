@@ -15,7 +15,7 @@ from kdskills.app import Host
 from kdskills.app.resources import shipped_bundle
 from kdskills.doors.cli import bench as benchmarks
 from kdskills.doors.cli import demo, show, transcript
-from kdskills.doors.cli.output import failing, print_json
+from kdskills.doors.cli.output import failing, lenient_streams, print_json
 
 app = typer.Typer(
     name="kdskills",
@@ -46,12 +46,18 @@ def host(ctx: typer.Context) -> Host:
 
 
 def answer(
-    ctx: typer.Context, operation: str, printer: Callable[[Any], int | None], *, as_json: bool, **arguments: Any
+    ctx: typer.Context,
+    operation: str,
+    printer: Callable[[Any], int | None],
+    *,
+    as_json: bool,
+    strict: bool = False,
+    **arguments: Any,
 ) -> None:
     """Run an operation, print its answer, and exit with the printer's code."""
     with failing(as_json=as_json):
         found: BaseModel = asyncio.run(host(ctx).call(operation, **arguments))
-        code = printer(found) if not as_json else show.exit_code(found)
+        code = printer(found) if not as_json else show.exit_code(found, strict=strict)
         if as_json:
             print_json(found)
     raise typer.Exit(code or 0)
@@ -77,13 +83,25 @@ def check(
     if (rename or dry_run) and not fix:
         raise typer.BadParameter("--rename and --dry-run go with --fix")
     if fix:
-        with failing(as_json=as_json):
-            fixed = asyncio.run(host(ctx).call("skills.fix", path=path, rename=rename, dry_run=dry_run))
-            print_json(fixed) if as_json else show.fixes(fixed)
-        if as_json or dry_run:
-            raise typer.Exit(0)
+        answer(
+            ctx,
+            "skills.fix",
+            lambda found: show.fixes(found, strict=strict),
+            as_json=as_json,
+            strict=strict,
+            path=path,
+            rename=rename,
+            dry_run=dry_run,
+            verdict=verdict,
+        )
     answer(
-        ctx, "skills.check", lambda found: show.check(found, strict=strict), as_json=as_json, path=path, verdict=verdict
+        ctx,
+        "skills.check",
+        lambda found: show.check(found, strict=strict),
+        as_json=as_json,
+        strict=strict,
+        path=path,
+        verdict=verdict,
     )
 
 
@@ -303,6 +321,7 @@ def build_cli(given: Host) -> typer.Typer:
 
 def main() -> None:
     """Run the command line; plugins may add commands."""
+    lenient_streams()
     with failing(as_json="--json" in sys.argv):
         cli = build_cli(Host())
     cli()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -26,7 +28,9 @@ EXITS = {
     "user": EXIT_NEGATIVE,
 }
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+#: What a terminal could obey or be fooled by, and what stands for bytes that are no text.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
@@ -36,9 +40,30 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False)
 
 
+def lenient_streams() -> None:
+    """Let stdout and stderr write what their encoding lacks as escapes, whatever the locale."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def print_json(value: BaseModel) -> None:
-    """Print an answer as JSON."""
-    sys.stdout.write(value.model_dump_json(indent=2) + "\n")
+    """Print an answer as JSON; bytes of a path that are no UTF-8 become U+FFFD."""
+    try:
+        text = value.model_dump_json(indent=2)
+    except PydanticSerializationError:  # a lone surrogate somewhere: JSON is text, and that is none
+        text = json.dumps(_as_text(value.model_dump()), indent=2, ensure_ascii=False)
+    sys.stdout.write(text + "\n")
+
+
+def _as_text(value: object) -> object:
+    if isinstance(value, str):
+        return SURROGATE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_as_text(key): _as_text(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_text(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float) else _as_text(str(value))
 
 
 @contextmanager
@@ -48,10 +73,10 @@ def failing(*, as_json: bool) -> Iterator[None]:
         yield
     except KdskillsError as error:
         if as_json:
-            sys.stdout.write(json.dumps(error.to_json(), default=str, ensure_ascii=False) + "\n")
+            sys.stdout.write(json.dumps(_as_text(error.to_json()), ensure_ascii=False) + "\n")
         else:
-            line = Text.assemble((f"{error.code}: ", "bold red"), error.message)
-            console(stderr=True).print(line)
+            said = Text.assemble((f"{error.code}: ", "bold red"), one_line(error.message))
+            console(stderr=True).print(said, soft_wrap=True)
         raise SystemExit(EXITS.get(error.who, EXIT_USAGE)) from None
     except BrokenPipeError:
         sys.stderr.close()
@@ -69,6 +94,16 @@ def table(*columns: str) -> Table:
 def plain(text: str | None) -> str:
     """Return *text* with console markup disarmed and terminal control characters shown: skill texts are hostile."""
     return escape(disarmed(text or ""))
+
+
+def one_line(text: str) -> str:
+    """Return *text* disarmed and on one line, so that a file name or message cannot forge further lines."""
+    return disarmed(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def line(text: str | None) -> str:
+    """Return *text* as `plain` does, on one line."""
+    return escape(one_line(text or ""))
 
 
 def disarmed(text: str) -> str:

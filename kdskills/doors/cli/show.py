@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from pydantic import BaseModel
@@ -16,15 +17,21 @@ from kdskills.doors.cli.output import (
     STYLES,
     console,
     disarmed,
+    line,
     mark,
     plain,
     table,
 )
 
 
-def exit_code(answer: BaseModel) -> int:
+def exit_code(answer: BaseModel, *, strict: bool = False) -> int:
     """Return the exit code of an answer printed as JSON: negative answers are 1, a machine without engine is 4."""
+    if hasattr(answer, "left"):
+        dry = getattr(answer, "dry_run", False)
+        return EXIT_OK if dry else exit_code(answer.left, strict=strict)
     if getattr(answer, "granted", None) is False or int(getattr(answer, "errors", False)) > 0:
+        return EXIT_NEGATIVE
+    if getattr(answer, "refused", None) or (strict and int(getattr(answer, "warnings", False)) > 0):
         return EXIT_NEGATIVE
     if hasattr(answer, "engines") and not getattr(answer, "ok", True):
         return EXIT_OPERATOR
@@ -37,12 +44,11 @@ def findings(diagnostics: tuple[Any, ...]) -> None:
     for found in diagnostics:
         place = ":".join(str(part) for part in (found.path, found.line, found.column) if part is not None)
         style = STYLES[found.severity]
-        ref = f" [dim]({plain(found.ref)})[/]" if found.ref else ""
-        out.print(
-            f"{plain(place)}{' ' if place else ''}[{style}]{found.severity}\\[{found.code}][/] {plain(found.message)}{ref}"
-        )
+        ref = f" [dim]({line(found.ref)})[/]" if found.ref else ""
+        what = f"[{style}]{found.severity}\\[{found.code}][/] {line(found.message)}{ref}"
+        out.print(f"{line(place)}{' ' if place else ''}{what}", soft_wrap=True)
         if found.fix:
-            out.print(f"    [green]cure:[/] {plain(found.fix)}")
+            out.print(f"    [green]cure:[/] {line(found.fix)}", soft_wrap=True)
 
 
 def check(answer: Any, *, strict: bool = False) -> int:
@@ -57,19 +63,22 @@ def check(answer: Any, *, strict: bool = False) -> int:
     return EXIT_NEGATIVE if failed else EXIT_OK
 
 
-def fixes(answer: Any) -> int:
-    """Print what was mended, as diffs, and what was left alone."""
+def fixes(answer: Any, *, strict: bool = False) -> int:
+    """Print what was mended, as diffs, what was left alone, and what is found now; a dry run only says."""
     out = console()
     for change in answer.changes:
         for what in change.done:
-            out.print(f"[green]{'would mend' if answer.dry_run else 'mended'}[/] {plain(change.path)}: {plain(what)}")
+            out.print(
+                f"[green]{'would mend' if answer.dry_run else 'mended'}[/] {line(change.path)}: {line(what)}",
+                soft_wrap=True,
+            )
         for what in change.skipped:
-            out.print(f"[yellow]left alone[/] {plain(change.path)}: {plain(what)}")
+            out.print(f"[yellow]left alone[/] {line(change.path)}: {line(what)}", soft_wrap=True)
         if change.diff:
-            out.print(Syntax(change.diff, "diff", background_color="default"))
+            out.print(Syntax(disarmed(change.diff), "diff", background_color="default"))
     if not any(change.done for change in answer.changes):
         out.print("nothing to mend")
-    return EXIT_OK
+    return EXIT_OK if answer.dry_run else check(answer.left, strict=strict)
 
 
 def skills(answer: Any) -> int:
@@ -84,7 +93,7 @@ def skills(answer: Any) -> int:
         cut = words if len(words) <= room else words[: room - 1] + "…"
         state = f"[{colours[row.state]}]{row.state}[/]"
         rows.add_row(row.short_id or "", plain(row.full_id), state, str(row.tokens or ""), plain(cut))
-    out.print(f"[bold]{plain(answer.bundle)}[/] for {plain(answer.consumer) or 'an anonymous consumer'}")
+    out.print(f"[bold]{line(answer.bundle)}[/] for {line(answer.consumer) or 'an anonymous consumer'}")
     out.print(rows)
     findings(answer.diagnostics)
     return EXIT_OK
@@ -96,27 +105,29 @@ def skill(answer: Any) -> int:
     facts = table("", "")
     facts.show_header = False
     for name in ("full_id", "name", "layer", "location", "path", "disclosure", "digest", "tree_digest"):
-        facts.add_row(name, plain(str(getattr(answer, name) or "")))
+        facts.add_row(name, line(str(getattr(answer, name) or "")))
     facts.add_row("size", f"{answer.size} bytes, about {answer.tokens} tokens")
     for name in ("imports", "closure", "tools"):
         if getattr(answer, name):
-            facts.add_row(name, plain(", ".join(getattr(answer, name))))
+            facts.add_row(name, line(", ".join(getattr(answer, name))))
     out.print(facts)
     out.print(Panel(Markdown(disarmed(answer.body)), title="instructions", title_align="left"))
     for row in answer.sources:
-        out.print(f"source {row.get('sid', '-')}: {plain(str(row.get('title', '')))} {plain(str(row.get('url', '')))}")
+        words = f"{line(str(row.get('sid', '-')))}: {line(str(row.get('title', '')))} {line(str(row.get('url', '')))}"
+        out.print(f"source {words}", soft_wrap=True)
     findings(answer.diagnostics)
     return EXIT_OK
 
 
 def rendered(answer: Any) -> int:
-    """Print the text byte by byte to stdout, and what it costs to stderr."""
-    print(answer.text)
+    """Print the text to stdout, as it is unless that is a terminal, and what it costs to stderr."""
+    print(disarmed(answer.text) if sys.stdout.isatty() else answer.text)
     notes = [f"{answer.tokens} tokens"]
     if answer.total is not None:
         notes.append(f"level {answer.level}, shown {answer.shown}/{answer.total}")
     notes += [f"{ref}: {code}" for ref, code in answer.refused.items()]
-    console(stderr=True).print(f"[dim]{plain('; '.join(notes))}[/]")
+    notes += [f"{found.code}: {found.message}" for found in answer.diagnostics]
+    console(stderr=True).print(f"[dim]{line('; '.join(notes))}[/]", soft_wrap=True)
     return EXIT_NEGATIVE if answer.refused else EXIT_OK
 
 
@@ -125,15 +136,15 @@ def why(answer: Any) -> int:
     out = console()
     verdict = "[green]granted[/]" if answer.granted else f"[red]refused: {answer.code}[/]"
     out.print(
-        f"[bold]{plain(answer.full_id or answer.ref)}[/] for {plain(answer.consumer) or 'an anonymous consumer'}: {verdict}"
+        f"[bold]{line(answer.full_id or answer.ref)}[/] for {line(answer.consumer) or 'an anonymous consumer'}: {verdict}"
     )
     words = {"pass": "[green]  pass[/]", "refuse": "[red]refuse[/]", "unknown": "[dim]     -[/]"}
     for step in answer.steps:
-        out.print(f"  {step.step} {words[step.result]}  {step.title}: {plain(step.reason)}")
+        out.print(f"  {step.step} {words[step.result]}  {step.title}: {line(step.reason)}", soft_wrap=True)
         if step.rule and step.source:
-            out.print(f"             [dim]rule {plain(repr(step.rule))} in {plain(step.source)}[/]")
+            out.print(f"             [dim]rule {line(repr(step.rule))} in {line(step.source)}[/]", soft_wrap=True)
     for note in answer.notes:
-        out.print(f"note: {plain(note)}")
+        out.print(f"note: {line(note)}", soft_wrap=True)
     return EXIT_OK if answer.granted else EXIT_NEGATIVE
 
 

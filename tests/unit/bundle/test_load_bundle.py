@@ -337,3 +337,35 @@ def test_shipped_bundles_load(repo: Path, name: str) -> None:
     """The bundles of this repository load without a finding."""
     bundle = load_bundle(repo / "bundles" / name)
     assert (bundle.name, bundle.diagnostics) == (name, ())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "raise BaseException('stop')",
+        "import asyncio\nraise asyncio.CancelledError",
+        "class Odd(Exception):\n    def __str__(self): return 1\nraise Odd",
+        "raise GeneratorExit",
+    ],
+)
+def test_whatever_a_python_descriptor_raises_is_a_bundle_error(tmp_path: Path, source: str) -> None:
+    """Errors outside the tree of Exception, or that cannot even be printed, do not get past the loader."""
+    (tmp_path / "skills_descriptor.py").write_text(source)
+    with pytest.raises(BundleError) as caught:
+        load_bundle(tmp_path)
+    assert (caught.value.code, caught.value.details["file"]) == ("bundle_python_failed", "skills_descriptor.py")
+
+
+def test_an_interrupt_by_the_user_is_not_a_bundle_error(tmp_path: Path) -> None:
+    """Ctrl-C while a descriptor runs ends the program."""
+    (tmp_path / "skills_descriptor.py").write_text("raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        load_bundle(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "a\0b", "/proc/self/mem/x", ""])
+def test_paths_no_system_takes_are_missing_bundles(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever text is given as a path, the answer is a BundleError."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BundleError):
+        load_bundle(path)
