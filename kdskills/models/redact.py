@@ -23,6 +23,7 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._secrets: tuple[str, ...] = ()
+        self._spellings: tuple[str, ...] = ()
         self.add(*secrets)
 
     def add(self, *secrets: str) -> None:
@@ -30,6 +31,8 @@ class Redactor:
         found = {*self._secrets, *(s for s in secrets if s.strip() and s != MASK)}
         # Longest first, so that no part of a secret is left beside the mask of a shorter one.
         self._secrets = tuple(sorted(found, key=lambda s: (-len(s), s)))
+        escaped = {secret: json.dumps(secret, ensure_ascii=False)[1:-1] for secret in self._secrets}
+        self._spellings = tuple(word for secret in self._secrets for word in dict.fromkeys((secret, escaped[secret])))
 
     def learn(self, arguments: Mapping[str, Any]) -> None:
         """Take the values of a call's `env` as secrets."""
@@ -39,11 +42,8 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """Return *text* with every secret replaced, in its plain and its JSON-escaped spelling."""
-        for secret in self._secrets:
-            text = text.replace(secret, MASK)
-            escaped = json.dumps(secret, ensure_ascii=False)[1:-1]
-            if escaped != secret:
-                text = text.replace(escaped, MASK)
+        for spelling in self._spellings:
+            text = text.replace(spelling, MASK)
         return text
 
     def value(self, value: Any) -> Any:

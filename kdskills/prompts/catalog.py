@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from kdskills.errors import Diagnostic
-from kdskills.prompts.environment import render
+from kdskills.prompts.environment import is_shipped, render
 from kdskills.prompts.escape import cut, one_line, xml_value
 from kdskills.skills.model import TokenCounter, estimate_tokens
 
@@ -22,6 +23,8 @@ LEVELS = ("full", "trimmed", "short", "names", "partial")
 """What is left out, by level: nothing, lists, long descriptions, descriptions, skills."""
 
 _SHORT_LENGTHS = (240, 120, 60)
+_FIRST_TRY = 32
+_GUESSES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,29 @@ class _Draft:
         return self.render(self.rows(entries, level, length))
 
     def rows(self, entries: Sequence[CatalogEntry], level: int, length: int | None) -> list[dict[str, object]]:
+        if self.format == "xml":  # most catalogs are this one, and it shows three fields only
+            return [_xml_row(entry, _description(entry, level, length), level, self.locations) for entry in entries]
         form = _FORMS[self.format]
-        return [form(self._at_level(entry, level, length), level, self.locations) for entry in entries]
+        return [form(self._at_level(entry, level, length)) for entry in entries]
+
+    def too_large(self, level: int, length: int | None, budget: int | None, count: TokenCounter) -> bool:
+        """Whether the text cannot fit, seen without rendering it; False when only rendering can tell.
+
+        The shipped template shows all values, and no escape makes one shorter. So where the estimate counts, bytes by
+        four, the frame and the bare values are a lower bound.
+        """
+        if budget is None or count is not estimate_tokens or self.format != "xml":
+            return False
+        if not is_shipped(_TEMPLATES["xml"], self.environment):
+            return False
+        size = len(self.entries) * _frame_size(level < 3, level < 3 and self.locations != "none")
+        for entry in self.entries:
+            if size > 4 * budget:
+                return True
+            size += len(entry.display_name)
+            if level < 3:
+                size += len(_description(entry, level, length)) + len(_location(entry, self.locations) or "")
+        return size > 4 * budget
 
     def render(self, rows: list[dict[str, object]], *, partial: bool = False) -> str:
         if self.format == "json":
@@ -106,12 +130,9 @@ class _Draft:
             return entry
         if level == 1:
             return replace(entry, when_to_use=entry.when_to_use[:1], category=None, tags=(), tools=())
-        short = ""
-        if level == 2 and length:
-            short = cut(entry.description.strip() if self.format == "xml" else one_line(entry.description), length)
         return replace(
             entry,
-            description=short,
+            description=cut(one_line(entry.description), length) if level == 2 and length else "",
             when_to_use=(),
             category=None,
             tags=(),
@@ -150,13 +171,15 @@ def render_catalog(
     Raises:
         ValueError: *format* or *locations* is none of the above.
     """
-    if format not in _FORMS:
+    if format != "xml" and format not in _FORMS:
         raise ValueError(f"unknown catalog format {format!r}: gallery, xml or json")
     if locations not in {"host", "logical", "none"}:
         raise ValueError(f"unknown locations {locations!r}: host, logical or none")
     draft = _Draft(_sorted(entries, format), format, locations, one_line(search_hint or ""), environment)
     total = len(draft.entries)
     for level, length in ((0, None), (1, None), *((2, length) for length in _SHORT_LENGTHS), (3, None)):
+        if (level == 1 and format == "xml") or draft.too_large(level, length, budget, count):
+            continue  # XML shows no lists, so without them it is as long as before
         text = draft.text(draft.entries, level, length)
         tokens = count(text)
         if budget is None or tokens <= budget:
@@ -173,15 +196,19 @@ def _partial(draft: _Draft, pinned: frozenset[str], budget: int, count: TokenCou
     total = len(order)
     rows = draft.rows(order, 4, None)  # made once, for every try shows the beginning of the same list
     best: tuple[int, str, int] | None = None
-    low, high = 0, total - 1
+    low, high, tries = 0, total - 1, 0
+    middle = min(_FIRST_TRY, high)
     while low <= high and total:
-        middle = (low + high) // 2
         text = draft.render(rows[:middle], partial=True)
         tokens = count(text)
         if tokens <= budget:
             best, low = (middle, text, tokens), middle + 1
         else:
             high = middle - 1
+        tries += 1
+        # Rows cost about the same: a guess by what this try took is nearly right. Should guesses lead nowhere, halve.
+        guess = middle * budget // tokens if tokens > 0 and tries <= _GUESSES else (low + high) // 2
+        middle = min(max(guess, low), high)
     if best is None and draft.hint:
         return _partial(replace(draft, hint=""), pinned, budget, count)
     if best is None:
@@ -208,7 +235,7 @@ def _version(entry: CatalogEntry) -> str:
     return version if version[:1] in {"v", "V"} and version[1:2].isdigit() else f"v{version}" if version else ""
 
 
-def _gallery_row(entry: CatalogEntry, level: int, locations: Locations) -> dict[str, object]:
+def _gallery_row(entry: CatalogEntry) -> dict[str, object]:
     labels = "; ".join(filter(None, (one_line(entry.category or ""), ", ".join(_lines(entry.tags)))))
     tools = [(one_line(tool), required) for tool, required in entry.tools]
     version = _version(entry)
@@ -223,17 +250,39 @@ def _gallery_row(entry: CatalogEntry, level: int, locations: Locations) -> dict[
     }
 
 
-def _xml_row(entry: CatalogEntry, level: int, locations: Locations) -> dict[str, object]:
-    location = {"host": entry.path or entry.location, "logical": entry.location, "none": None}[locations]
+def _description(entry: CatalogEntry, level: int, length: int | None) -> str:
+    """Return what the XML form shows of a description, not yet escaped."""
+    if level < 2:
+        return entry.description
+    return cut(entry.description.strip(), length) if level == 2 and length else ""
+
+
+def _location(entry: CatalogEntry, locations: Locations) -> str | None:
+    return None if locations == "none" else entry.location if locations == "logical" else entry.path or entry.location
+
+
+@cache
+def _frame_size(described: bool, located: bool) -> int:
+    """Return the characters the shipped XML template adds to the values of one skill."""
+    row = {"name": "", "description": "" if described else None, "location": "" if located else None}
+    sizes = [
+        len(render(_TEMPLATES["xml"], None, {"entries": rows, "total": 1, "partial": False, "hint": ""}))
+        for rows in ([row], [])
+    ]
+    return sizes[0] - sizes[1]
+
+
+def _xml_row(entry: CatalogEntry, description: str, level: int, locations: Locations) -> dict[str, object]:
+    location = _location(entry, locations)
     named_only = level >= 3
     return {
         "name": xml_value(entry.display_name),
-        "description": None if named_only else xml_value(entry.description),
+        "description": None if named_only else xml_value(description),
         "location": None if named_only or location is None else xml_value(location),
     }
 
 
-def _json_row(entry: CatalogEntry, level: int, locations: Locations) -> dict[str, object]:
+def _json_row(entry: CatalogEntry) -> dict[str, object]:
     row: dict[str, object] = {
         "short_id": one_line(entry.short_id),
         "id": one_line(entry.full_id),
@@ -249,5 +298,4 @@ def _json_row(entry: CatalogEntry, level: int, locations: Locations) -> dict[str
     return {key: value for key, value in row.items() if value}
 
 
-_Form = Callable[[CatalogEntry, int, Locations], dict[str, object]]
-_FORMS: Mapping[str, _Form] = {"gallery": _gallery_row, "xml": _xml_row, "json": _json_row}
+_FORMS: Mapping[str, Callable[[CatalogEntry], dict[str, object]]] = {"gallery": _gallery_row, "json": _json_row}

@@ -41,3 +41,11 @@ def render(template: str, environment: jinja2.Environment | None, values: Mappin
     """Render a template by name, without a final newline."""
     text = (environment or shipped_environment()).get_template(template).render(values)
     return text.removesuffix("\n")
+
+
+def is_shipped(template: str, environment: jinja2.Environment | None) -> bool:
+    """Whether *template* in *environment* is the file that came with kdskills, not one a plugin put in its place."""
+    shipped = shipped_environment()
+    if environment is None or environment is shipped:
+        return True
+    return environment.get_template(template).filename == shipped.get_template(template).filename

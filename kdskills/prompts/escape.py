@@ -45,6 +45,8 @@ def _no_surrogates(text: str) -> str:
 
 def xml_characters(text: str) -> str:
     """Replace what XML 1.0 forbids by U+FFFD."""
+    if text.isascii() and text.isprintable():
+        return text
     return _pattern("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]").sub("\ufffd", text)
 
 
@@ -70,7 +72,8 @@ def cut(text: str, length: int) -> str:
         return text
     head = text[:length]
     if not (text[length].isspace() or head[-1].isspace()):
-        head = head.rsplit(None, 1)[0] if len(head.split()) > 1 else head
+        words = head.rsplit(None, 1)
+        head = words[0] if len(words) > 1 else head
     return head.rstrip() + "…"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -118,7 +120,7 @@ def schema(tool_id: str, names: Sequence[str] = ()) -> dict[str, Any]:
     Every object says `additionalProperties: false`; there is no `$ref`, `anyOf` or null. With 1 to 250 *names* the
     skill fields carry them as an `enum`: it guides, the gate decides.
     """
-    raw = INPUTS[tool_id].model_json_schema()
+    raw = json.loads(_schema_text(tool_id))
     properties = {name: _plain(field) for name, field in raw["properties"].items()}
     if 0 < len(names) <= MAX_ENUM:
         if "names" in properties:
@@ -131,6 +133,12 @@ def schema(tool_id: str, names: Sequence[str] = ()) -> dict[str, Any]:
         "required": list(raw.get("required", ())),
         "additionalProperties": False,
     }
+
+
+@cache
+def _schema_text(tool_id: str) -> str:
+    """Return the schema of a tool without names: text, so that no caller can change another's."""
+    return json.dumps(INPUTS[tool_id].model_json_schema())
 
 
 def _plain(field: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import base64
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from kdskills.errors import FileRefused
 from kdskills.session.codes import invalid, not_found, path_denied, refuse
@@ -21,6 +21,9 @@ from kdskills.session.workspace import media_type
 from kdskills.skills.model import Skill
 from kdskills.skills.safe_open import ROOT_FLAGS, open_folder_at, read_file
 from kdskills.skills.selection import Refused
+
+SMALL: Final = 64 * 1024
+"""Bytes that are hashed and decoded on the spot: handing them to a thread would take longer."""
 
 MAX_SIBLINGS = 20
 MAX_ENTRIES = 100
@@ -103,6 +106,8 @@ async def read(core: Core, call: Call, path: str, skill: str | None, encoding: s
     facts = ReadResult(aim.name, clean, "binary", media_type(clean), len(data), "", offset)
     if encoding == "binary":
         return await asyncio.to_thread(_binary, facts, data, offset)
+    if len(data) <= SMALL:
+        return _text(core, call, aim, facts, data)
     return await asyncio.to_thread(_text, core, call, aim, facts, data)
 
 

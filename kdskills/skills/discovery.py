@@ -79,7 +79,7 @@ class Scanner:
         clock: Nanoseconds since the epoch.
         limits: Bounds.
 
-    `reread` counts the folders that had to be listed again.
+    `listed` holds the folders that had to be listed again, `reread` says how many.
     """
 
     def __init__(
@@ -105,7 +105,12 @@ class Scanner:
         self._skills: dict[str, SkillRecord] = {}
         self._seen = 0
         self._cut = False
-        self.reread = 0
+        self.listed: set[str] = set()
+
+    @property
+    def reread(self) -> int:
+        """How many folders had to be listed again."""
+        return len(self.listed)
 
     def run(self) -> RootScan:
         """Walk the root. The earlier result itself comes back when nothing had to be read.
@@ -215,7 +220,7 @@ class Scanner:
         return PlainFolder(listing.stamp, tuple(listing.folders) if depth < deepest else (), tuple(notes))
 
     def _list(self, folder: _Folder) -> Listing | None:
-        self.reread += 1
+        self.listed.add(folder.path)
         try:
             return list_folder(folder.descriptor(), folder.path)
         except FileRefused as refusal:
@@ -279,9 +284,10 @@ class Scanner:
 def root_digest(skills: dict[str, SkillRecord]) -> str:
     """Return the digest over skill files and companions, by path bytes (spec skills §2.3)."""
     rows = [
-        (os.fsencode(f"{path}/{name}"), f"{path}/{name}", size, digest)
+        (f"{path}/{name}", size, digest)
         for path, record in skills.items()
         for name, size, digest in zip(record.files, record.sizes, record.digests, strict=True)
     ]
-    rows.sort()
-    return rows_digest(row[1:] for row in rows)
+    # Text and bytes sort alike, but for names that are no UTF-8; those cannot be all ASCII.
+    rows.sort(key=None if all(row[0].isascii() for row in rows) else lambda row: os.fsencode(row[0]))
+    return rows_digest(rows)

@@ -83,7 +83,7 @@ class SkillRegistry:
         self._current: Snapshot | None = None
         self._scans: dict[int, RootScan] = {}
         self._index_notes: dict[int, Diagnostic] = {}
-        self._behind: dict[int, int] = {}
+        self._behind: dict[int, frozenset[str]] = {}
         self._judged: dict[str, _Judged] = {}
         self._generation = 0
 
@@ -154,12 +154,14 @@ class SkillRegistry:
         index_notes = dict(self._index_notes)
         for number, root in enumerate(self.roots):
             scans[number] = self._scan(number, root, index_notes)
+        old = self._current
+        if old is not None and index_notes == self._index_notes and self._same(scans):
+            return old, RefreshReport((), (), (), old.diagnostics, old.generation)
         found = [(root, scans[number]) for number, root in enumerate(self.roots)]
         merged = merge(found)
         skills, invalid, judged = self._judge(merged.winners, merged.diagnostics)
         diagnostics = tuple(self._severe(note) for note in (*index_notes.values(), *merged.diagnostics))
         states = tuple(RootState(root, scan.digest, scan.present) for root, scan in found)
-        old = self._current
         added, changed, removed = differences(dict(old.skills) if old is not None else {}, skills)
         kept = (
             old is not None
@@ -182,6 +184,10 @@ class SkillRegistry:
         self._scans, self._index_notes, self._judged, self._current = scans, index_notes, judged, snapshot
         return snapshot, RefreshReport(added, changed, removed, snapshot.diagnostics, snapshot.generation)
 
+    def _same(self, scans: dict[int, RootScan]) -> bool:
+        """Whether every root was found exactly as before: then nothing has to be merged and judged again."""
+        return all(scan is self._scans.get(number) for number, scan in scans.items())
+
     def _severe(self, note: Diagnostic) -> Diagnostic:
         """A root that is missing is an error in a verified child (spec skills §2.1)."""
         return replace(note, severity="error") if self.verified and note.code == "root_missing" else note
@@ -196,11 +202,12 @@ class SkillRegistry:
                 notes[number] = ignored
         scanner = Scanner(root, old, loader, self._clock, self._limits)
         scan = scanner.run()
-        # An index that is a little behind only makes the next start read a little more, and costs no writing now.
-        behind = self._behind.get(number, 0) + scanner.reread
-        if scan is not old and (old is None or behind * 100 > len(scan.skills)):
+        # An index that is a little behind only makes the next start read a little more, and costs no writing now. Folders
+        # are counted, not visits: one that changed a moment ago is listed at every look until its stamp proves something.
+        behind = self._behind.get(number, frozenset()) | scanner.listed
+        if scan is not old and (old is None or len(behind) * 100 > len(scan.skills)):
             failed = self._store.save(root, base, scan)
-            behind = 0
+            behind = frozenset()
             if failed is not None:
                 notes[number] = failed
         self._behind[number] = behind
