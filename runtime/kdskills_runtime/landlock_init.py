@@ -9,11 +9,11 @@ Started by the host as root, before the wall: it carries the wall to the program
 the end of ORDER_FD:
 
     argv, env, cwd      the program; text is UTF-8 with surrogateescape
-    uid                 the uid and gid nobody else has
+    uid                 the uid and gid nobody else has; null keeps ours, and the tree is what descends from us
     limits              {rlimit: [soft, hard]}
-    ruleset             hex of struct landlock_ruleset_attr
+    ruleset             hex of struct landlock_ruleset_attr; null for a program that brings a wall of its own
     rules               [[path, rights]]; `proc_rights` are those to the program's own folder in /proc
-    seccomp             hex of the filter
+    seccomp             hex of the filter, or null
     keep                descriptors the program inherits beside 0, 1 and 2
     cgroups             cgroup.procs files the program writes itself into
     guard               [[folder, bytes]]: the run is ended when a folder grows beyond
@@ -37,27 +37,19 @@ import subprocess
 import sys
 import time
 
+sys.path.append(__file__.rpartition("/")[0].rpartition("/")[0])  # started as a file, maybe of a plain folder
+
+from kdskills_runtime.uid_tree import Stopped, end_all, give_up, prctl, send, send_all, syscall
+
 TYPE_CHECKING = False  # the name type checkers know; importing typing costs 5 ms
 if TYPE_CHECKING:
     from typing import Any
 
-PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 24, 36, 38
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
 SYS_CREATE_RULESET, SYS_ADD_RULE, SYS_RESTRICT_SELF = 444, 445, 446
 RULE_PATH_BENEATH = 1
-LAST_CAPABILITY = 63
-LEAST_UID = 1000
 TERM_ALL, KILL_ALL = 0, 255
-PATIENCE_S = 2.0
 GUARD_S = 0.25
-
-
-class Stopped(Exception):
-    """The kernel refused a step of the way to the program."""
-
-    def __init__(self, stage: str, number: int) -> None:
-        super().__init__(stage)
-        self.stage = stage
-        self.number = number
 
 
 def main(argv: list[str]) -> int:
@@ -67,7 +59,7 @@ def main(argv: list[str]) -> int:
     order_fd, status_fd, control_fd = map(int, argv)
     with open(order_fd, "rb") as stream:  # noqa: PTH123 - a descriptor, not a path
         order = json.loads(stream.read())
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)  # a terminal's signals are the host's affair
     return _Watch(order, status_fd, control_fd).run()
@@ -99,7 +91,8 @@ class _Watch:
         if pid == 0:
             _become(self._order, ruleset, theirs)
         own = os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY)  # its rule lasts as long as its place in the cache
-        os.close(ruleset)
+        if ruleset is not None:
+            os.close(ruleset)
         os.close(theirs)
         self._let_go()
         words = os.read(trouble, 4096)
@@ -157,7 +150,7 @@ class _Watch:
             if word in (TERM_ALL, KILL_ALL):
                 send_all(self._order["uid"], signal.SIGTERM if word == TERM_ALL else signal.SIGKILL)
             else:
-                _send(pid, word)
+                send(pid, word)
         if not words:
             send_all(self._order["uid"], signal.SIGKILL)
         return bool(words)
@@ -199,10 +192,12 @@ class _Watch:
                 send_all(self._order["uid"], signal.SIGKILL)
 
 
-def make_ruleset(order: dict[str, Any]) -> int:
+def make_ruleset(order: dict[str, Any]) -> int | None:
     """Return a ruleset's descriptor. Raises Stopped."""
+    if order["ruleset"] is None:
+        return None
     attr = bytes.fromhex(order["ruleset"])
-    ruleset = _syscall("landlock", SYS_CREATE_RULESET, attr, ctypes.c_size_t(len(attr)), ctypes.c_uint32(0))
+    ruleset = syscall("landlock", SYS_CREATE_RULESET, attr, ctypes.c_size_t(len(attr)), ctypes.c_uint32(0))
     for path, rights in order["rules"]:
         _allow(ruleset, path, rights)
     return ruleset
@@ -216,12 +211,12 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         return
     try:
         beneath = rights.to_bytes(8, "little") + fd.to_bytes(4, "little", signed=True)
-        _syscall("landlock", SYS_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(RULE_PATH_BENEATH), beneath, ctypes.c_uint32(0))  # fmt: skip
+        syscall("landlock", SYS_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(RULE_PATH_BENEATH), beneath, ctypes.c_uint32(0))  # fmt: skip
     finally:
         os.close(fd)
 
 
-def _become(order: dict[str, Any], ruleset: int, trouble: int) -> None:
+def _become(order: dict[str, Any], ruleset: int | None, trouble: int) -> None:
     """In the child: lose everything the program must not have, and become it. Never returns."""
     stage = "setup"
     try:
@@ -235,22 +230,26 @@ def _become(order: dict[str, Any], ruleset: int, trouble: int) -> None:
         for path in order["cgroups"]:
             with open(path, "wb", buffering=0) as stream:  # noqa: PTH123 - pathlib costs 3 ms to import
                 stream.write(b"0")
-        _allow(ruleset, f"/proc/{os.getpid()}", order["proc_rights"])
+        if ruleset is not None:
+            _allow(ruleset, f"/proc/{os.getpid()}", order["proc_rights"])
         for fd in order["keep"]:
             os.set_inheritable(fd, True)
         stage = "limits"
         for name, bound in order["limits"].items():
             resource.setrlimit(getattr(resource, f"RLIMIT_{name.upper()}"), tuple(bound))
         stage = "identity"
-        give_up(order["uid"])
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if order["uid"] is not None:
+            give_up(order["uid"])
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         stage = "workdir"
         os.chdir(_bytes(order["cwd"]))
         stage = "landlock"
-        _prctl(PR_SET_NO_NEW_PRIVS, 1)
-        _syscall("landlock", SYS_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0))
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        if ruleset is not None:
+            syscall("landlock", SYS_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0))
         stage = "seccomp"
-        _filter(bytes.fromhex(order["seccomp"]))
+        if order["seccomp"] is not None:
+            _filter(bytes.fromhex(order["seccomp"]))
         stage = "exec"
         _close_others({0, 1, 2, trouble, *order["keep"]})
         env = {_bytes(name): _bytes(value) for name, value in order["env"].items()}
@@ -263,90 +262,12 @@ def _become(order: dict[str, Any], ruleset: int, trouble: int) -> None:
         os._exit(127)
 
 
-def give_up(uid: int) -> None:
-    """Become *uid* for good, without groups and capabilities. Raises Stopped or OSError when anything is left.
-
-    From here on nothing can be imported: the interpreter's own files may be closed to *uid*.
-    """
-    if uid < LEAST_UID:
-        raise Stopped("identity", 0)
-    for capability in range(LAST_CAPABILITY + 1):
-        try:
-            _prctl(PR_CAPBSET_DROP, capability)
-        except Stopped:
-            break  # beyond the last this kernel knows; what it could not drop, the canary sees
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
-    with open("/proc/self/status", "rb") as stream:  # noqa: PTH123 - pathlib costs 3 ms
-        held = [int(line.split()[1], 16) for line in stream if line.startswith((b"CapEff", b"CapPrm", b"CapInh"))]
-    if os.getresuid() != (uid, uid, uid) or len(held) != 3 or any(held):
-        raise Stopped("identity", 0)
-
-
-def send_all(uid: int, number: int) -> None:
-    """Send a signal to every process of *uid* at once, as that uid itself, which may signal nobody else.
-
-    One call to `kill(-1)` cannot be outrun by forking. A helper that was killed by the others is followed by another.
-    """
-    for _ in range(100):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                give_up(uid)
-                os.kill(-1, number)
-            except (OSError, Stopped):
-                os._exit(3)  # nobody to signal, or not allowed to become that uid: `end_all` looks what is left
-            finally:
-                os._exit(0)
-        _, status = os.waitpid(pid, 0)
-        if os.WIFEXITED(status):
-            return
-
-
-def end_all(uid: int) -> int:
-    """KILL every process of *uid* until none is left; return how many would not die in time."""
-    until = time.monotonic() + PATIENCE_S
-    while True:
-        send_all(uid, signal.SIGKILL)
-        _reap_all()
-        left = _alive(uid)
-        if not left or time.monotonic() >= until:
-            return left
-        time.sleep(0.002)
-
-
-def _alive(uid: int) -> int:
-    """Return how many processes have *uid*, those aside that are dead and wait to be reaped by somebody else."""
-    count = 0
-    for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib costs 3 ms to import
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/status", "rb") as stream:  # noqa: PTH123 - pathlib costs 3 ms to import
-                    fields = dict(line.split(b":", 1) for line in stream if b":" in line)
-            except OSError:
-                continue
-            dead = fields.get(b"State", b"").split()[:1] in ([b"Z"], [b"X"])
-            count += not dead and str(uid).encode() in fields.get(b"Uid", b"").split()[:3]
-    return count
-
-
-def _reap_all() -> None:
-    """Reap whatever is dead."""
-    while True:
-        try:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                return
-        except ChildProcessError:
-            return
-
-
 def _filter(program: bytes) -> None:
     """Put the system call filter in force. Raises Stopped."""
     code = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: a length, and after padding a pointer
     fprog = (len(program) // 8).to_bytes(8, "little") + ctypes.addressof(code).to_bytes(8, "little")
-    _prctl(PR_SET_SECCOMP, 2, fprog)
+    prctl(PR_SET_SECCOMP, 2, fprog)
 
 
 def _close_others(kept: set[int]) -> None:
@@ -357,28 +278,6 @@ def _close_others(kept: set[int]) -> None:
             os.closerange(low, fd)
         low = fd + 1
     os.closerange(low, 1 << 20)
-
-
-def _prctl(option: int, value: int, pointer: bytes | None = None) -> None:
-    """Call prctl(2). Raises Stopped."""
-    if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), pointer, None, None):
-        raise Stopped("prctl", ctypes.get_errno())
-
-
-def _syscall(stage: str, number: int, *arguments: Any) -> int:
-    """Make a system call. Raises Stopped."""
-    found = ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *arguments)
-    if found < 0:
-        raise Stopped(stage, ctypes.get_errno())
-    return int(found)
-
-
-def _send(pid: int, number: int) -> None:
-    """Send a signal to a process that may be gone."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
 
 
 def _bytes(text: str) -> bytes:

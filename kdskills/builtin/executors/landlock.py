@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,15 +19,15 @@ from kdskills.execution.finished import FinishedRun, skills_mismatch
 from kdskills.execution.landlock import abi
 from kdskills.execution.landlock.calls import program_bytes
 from kdskills.execution.landlock.leftovers import leftovers, note_uid
-from kdskills.execution.landlock.order import Wall
-from kdskills.execution.landlock.run import ENGINE, LEVEL, Job, LandlockRun
+from kdskills.execution.landlock.order import Wall, build_order, host_argv
+from kdskills.execution.landlock.run import Job, TreeRun
 from kdskills.execution.landlock.uids import Uids
 from kdskills.execution.lifecycle import RunRecords, reap
 from kdskills.execution.local_tree import RunFolder
-from kdskills.execution.payload import build_payload
+from kdskills.execution.payload import build_payload, entry_argv
 from kdskills.execution.probing import canary_argv, failed, judge
 from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
-from kdskills.execution.request import ExecRequest, ExecResult
+from kdskills.execution.request import ExecRequest, ExecResult, IsolationLevel
 from kdskills.execution.rootfs import Rootfs, build_rootfs
 from kdskills.execution.stage import read_inputs, stage_skill
 from kdskills.hooks import hookimpl
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from kdskills.execution.seccomp import Arch
     from kdskills.hooks import Register
 
+ENGINE: Final = "landlock"
+LEVEL: Final = IsolationLevel.LANDLOCK
 _ARCHES: Final[dict[str, Arch]] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 _CAPABILITIES: Final = {"CHOWN": 0, "DAC_OVERRIDE": 1, "KILL": 5, "SETGID": 6, "SETUID": 7, "SETPCAP": 8}
 """What the launcher needs of root: all of them are in what container engines give by default."""
@@ -86,7 +89,7 @@ class LandlockExecutor:
             await asyncio.shield(handle.cancel())
             raise
 
-    async def start(self, request: ExecRequest) -> LandlockRun | FinishedRun:
+    async def start(self, request: ExecRequest) -> TreeRun | FinishedRun:
         """Start and return at once. Raises as `run`."""
         try:
             return await asyncio.to_thread(self._start, request)
@@ -113,7 +116,7 @@ class LandlockExecutor:
         # One place for the whole machine, wherever an instance keeps its state: uids are the machine's.
         return Uids(self._options.sandbox_uid, private_dir(state_dir()) / "uids")
 
-    def _start(self, request: ExecRequest) -> LandlockRun:
+    def _start(self, request: ExecRequest) -> TreeRun:
         plan = check_request(request)
         if request.network != "none":
             raise ExecRefused(
@@ -140,11 +143,25 @@ class LandlockExecutor:
             raise
         try:
             _furnish(folder, inputs, plan, lease.uid)
-            entry, python = (f"{wall.tree}{path}" for path in (rootfs.entry, rootfs.python))
             payload = None if request.code is None else _payload(request, folder, places)
-            run = LandlockRun(
-                Job(plan, wall, folder, lease, places, entry, python, payload, self._cgroups, frozenset(enforced))
-            )
+            skills = [Path(place) for place in places.values()]
+            allowed = abi.rules(wall.tree, skills, folder.control, (folder.work, folder.tmp), wall.abi)
+
+            def order(payload_fd: int, report_fd: int, cgroups: Sequence[str]) -> bytes:
+                python, entry = f"{wall.tree}{rootfs.python}", f"{wall.tree}{rootfs.entry}"
+                code = entry_argv(python, entry, payload_fd=payload_fd, report_fd=report_fd)
+                return build_order(
+                    wall, plan, folder, places=places, uid=lease.uid, rules=allowed, cgroups=cgroups,
+                    argv=host_argv(plan, places) if payload is None else code,
+                    keep=[] if payload is None else [payload_fd, report_fd],
+                )  # fmt: skip
+
+            run = TreeRun(
+                Job(
+                    engine=ENGINE, level=LEVEL, plan=plan, folder=folder, lease=lease, order=order, payload=payload,
+                    stdin=request.stdin, cgroups=self._cgroups, reserve=(0, 0), enforced=frozenset(enforced),
+                )
+            )  # fmt: skip
             run.spawn()
         except BaseException:
             folder.remove()
@@ -177,7 +194,7 @@ class LandlockExecutor:
             return ProbeReport(self.name, self.level, ok=False, cure=error.message)
         except OSError as error:
             return ProbeReport(self.name, self.level, ok=False, cure=f"make what a run needs accessible: {error}")
-        assert isinstance(run, LandlockRun)
+        assert isinstance(run, TreeRun)
         bounds = run.bounds
         result = await run.wait()
         held = f"cgroup holds {bounds}" if bounds else "RLIMIT_AS per process"

@@ -22,7 +22,7 @@ GUARD_SLACK: Final = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Wall:
-    """What every run of one engine shares.
+    """What every Landlock run shares.
 
     Attributes:
         tree: The prepared tree.

@@ -1,4 +1,8 @@
-"""One run under Landlock, driven by a thread of its own (spec execution §1, §5)."""
+"""One run whose tree `kdskills_runtime.landlock_init` starts, watches and ends, driven by a thread of its own.
+
+It serves every engine without a pid namespace that it made itself (spec execution §1, §5): the landlock engine's
+programs, and launchers that bring walls of their own.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 from kdskills.execution.cgroup import CgroupParent, Leaf
@@ -21,44 +24,54 @@ from kdskills.execution.check import Plan
 from kdskills.execution.code_run import MAX_REPORT, apply_report
 from kdskills.execution.collect import Collection, collect, new_collection
 from kdskills.execution.ended import Ended, status_of
-from kdskills.execution.landlock.abi import rules
-from kdskills.execution.landlock.order import KILL_ALL, TERM_ALL, Wall, build_order, host_argv
+from kdskills.execution.landlock.order import KILL_ALL, TERM_ALL
 from kdskills.execution.landlock.uids import Lease
 from kdskills.execution.lifecycle import leaf_name
 from kdskills.execution.local_tree import RunFolder
-from kdskills.execution.payload import entry_argv, host_entry
+from kdskills.execution.payload import host_entry
 from kdskills.execution.pump import Ending, HeadBuffer, Pump, TailBuffer
 from kdskills.execution.request import ExecError, ExecResult, IsolationLevel
 
-ENGINE: Final = "landlock"
-LEVEL: Final = IsolationLevel.LANDLOCK
 _STATUS_SIZE: Final = 64 * 1024
+
+
+Order = Callable[[int, int, Sequence[str]], bytes]
+"""Builds the order from the payload's descriptor, the report's, and the `cgroup.procs` files of the run's leaf."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One checked and staged run."""
+    """One checked and staged run.
 
+    Attributes:
+        engine: Name of the engine.
+        level: Its level.
+        plan: The checked request.
+        folder: The run's own folders.
+        lease: The run's own uid; None when it has ours.
+        order: Builds the launcher's order.
+        payload: Work order of generated code that travels by descriptors; None for everything else.
+        stdin: What the program finds on standard input.
+        cgroups: Where a leaf can be made.
+        reserve: (memory, processes) the leaf holds beyond the program's limits, for a launcher inside it.
+        enforced: Limits that hold.
+    """
+
+    engine: str
+    level: IsolationLevel
     plan: Plan
-    wall: Wall
     folder: RunFolder
-    lease: Lease
-    places: Mapping[str, str]
-    entry: str
-    python: str
+    lease: Lease | None
+    order: Order
     payload: bytes | None
+    stdin: bytes
     cgroups: CgroupParent | None
+    reserve: tuple[int, int]
     enforced: frozenset[str]
 
-    def argv(self, payload_fd: int, report_fd: int) -> tuple[str, ...]:
-        """Return the program and its arguments, with paths of this host."""
-        if self.payload is None:
-            return host_argv(self.plan, self.places)
-        return entry_argv(self.python, self.entry, payload_fd=payload_fd, report_fd=report_fd)
 
-
-class LandlockRun:
-    """A started run: the `Handle` of the landlock engine."""
+class TreeRun:
+    """A started run: a `Handle`."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -103,7 +116,8 @@ class LandlockRun:
             pipes = _Pipes(stack)
             if self._job.cgroups is not None:
                 limits = self._job.plan.request.limits
-                self._leaf = self._job.cgroups.leaf(leaf_name(), limits.memory, limits.pids)
+                memory, pids = self._job.reserve
+                self._leaf = self._job.cgroups.leaf(leaf_name(), limits.memory + memory, limits.pids + pids)
                 stack.callback(self._leaf.remove)
             stdin, stdout, stderr = pipes.to_program(), pipes.from_program(), pipes.from_program()
             order, status, control = pipes.to_program(), pipes.from_program(), pipes.to_program()
@@ -111,7 +125,8 @@ class LandlockRun:
             payload = pipes.to_program() if code else (-1, -1)
             report = pipes.from_program() if code else (-1, -1)
             keep = [payload[1], report[1]] if code else []
-            words = self._order(self._job.argv(payload[1], report[1]), keep)
+            joined = [] if self._leaf is None else [str(path / "cgroup.procs") for path in self._leaf.folders]
+            words = self._job.order(payload[1], report[1], joined)
             started = time.monotonic()
             self._launcher = subprocess.Popen(
                 [sys.executable, "-I", str(host_entry().with_name("landlock_init.py")), *(str(p[1]) for p in (order, status, control))],
@@ -123,22 +138,9 @@ class LandlockRun:
             os.set_blocking(self._control, False)
             self._pump = self._made_pump(stdin, stdout, stderr, (order[0], words), status, payload, report)
             self._stack = stack.pop_all()
-        threading.Thread(target=self._watch, args=(self._pump, started), name="kdskills-landlock", daemon=True).start()
-
-    def _order(self, argv: Sequence[str], keep: Sequence[int]) -> bytes:
-        job = self._job
-        skills = [Path(place) for place in job.places.values()]
-        return build_order(
-            job.wall,
-            job.plan,
-            job.folder,
-            argv=argv,
-            places=job.places,
-            uid=job.lease.uid,
-            rules=rules(job.wall.tree, skills, job.folder.control, (job.folder.work, job.folder.tmp), job.wall.abi),
-            keep=keep,
-            cgroups=[] if self._leaf is None else [str(path / "cgroup.procs") for path in self._leaf.folders],
-        )
+        threading.Thread(
+            target=self._watch, args=(self._pump, started), name=f"kdskills-{self._job.engine}", daemon=True
+        ).start()
 
     def _made_pump(self, stdin: Pipe, stdout: Pipe, stderr: Pipe, order: tuple[int, bytes], status: Pipe, payload: Pipe, report: Pipe) -> Pump:  # fmt: skip
         assert self._launcher is not None
@@ -148,7 +150,7 @@ class LandlockRun:
             (stderr[0], self._stderr.feed),
             (status[0], self._status.feed),
         ]
-        inputs = [order, (stdin[0], request.stdin)]
+        inputs = [order, (stdin[0], self._job.stdin)]
         if self._job.payload is not None:
             outputs.append((report[0], self._report.feed))
             inputs.append((payload[0], self._job.payload))
@@ -174,8 +176,8 @@ class LandlockRun:
             self._launcher.wait()
             facts = _facts(self._status.value())
             if "left" not in facts:
-                facts = {**facts, "left": end_uid(self._job.lease.uid)}
-            result = self._result_of(ending, facts)
+                facts = {**facts, "left": 0 if self._job.lease is None else end_uid(self._job.lease.uid)}
+            result = self.result_of(ending, facts)
         except BaseException as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it was
             self._clean_up(pump)
             self._result.set_exception(error)
@@ -190,9 +192,11 @@ class LandlockRun:
         os.close(fd)
         self._stack.close()
         self._job.folder.remove()
-        self._job.lease.close()
+        if self._job.lease is not None:
+            self._job.lease.close()
 
-    def _result_of(self, ending: Ending, facts: Mapping[str, Any]) -> ExecResult:
+    def result_of(self, ending: Ending, facts: Mapping[str, Any]) -> ExecResult:
+        """Return the result of an end the launcher told of; the run's folders are still there."""
         trouble = self._trouble(facts) if ending.reason == "exited" else None
         ended = Ended(ending.reason, facts.get("code"), facts.get("signal"), ending.duration_s, trouble)
         status, exit_code, number, error = status_of(ended)
@@ -212,8 +216,8 @@ class LandlockRun:
             stdout=self._stdout.stream(),
             stderr=self._stderr.stream(),
             duration_s=ended.duration_s,
-            engine=ENGINE,
-            level=LEVEL,
+            engine=self._job.engine,
+            level=self._job.level,
             limits_enforced=self._job.enforced,
             error=error,
         )
