@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from functools import cache
 from pathlib import Path
 
 sys.path.append(os.fspath(Path(__file__).parent))
-from draw import Draw
+from draw import Draw, scratch
 
 from kdskills.skills import parse_skill, validate_skill
 from kdskills.skills.companions import read_compact, read_sources, read_tools
@@ -33,8 +32,7 @@ SKILL = b"---\nname: s\ndescription: Text.\n---\nBody.\n"
 @cache
 def _place() -> Path:
     """Return the folder of a sound skill."""
-    shared = Path("/dev/shm")
-    place = Path(tempfile.mkdtemp(prefix="fuzz-companions-", dir=shared if shared.is_dir() else None)) / "s"
+    place = scratch() / "s"
     place.mkdir()
     (place / "SKILL.md").write_bytes(SKILL)
     return place

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import sys
-import tempfile
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import cache
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(os.fspath(Path(__file__).parent))
-from draw import Draw
+from draw import Draw, scratch
 
 from kdskills import SkillsDescriptor, load_bundle
 from kdskills.errors import BundleError, DescriptorError
@@ -55,8 +54,7 @@ def _skills() -> dict[str, Skill]:
 
 @cache
 def _place() -> Path:
-    shared = Path("/dev/shm")
-    place = Path(tempfile.mkdtemp(prefix="fuzz-descriptor-", dir=shared if shared.is_dir() else None)) / "bundle"
+    place = scratch() / "bundle"
     (place / "skills").mkdir(parents=True)
     return place
 

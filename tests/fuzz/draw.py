@@ -1,8 +1,12 @@
-"""Turns the bytes of a fuzzer into choices; the same bytes always make the same choices."""
+"""What harnesses share: choices made of a fuzzer's bytes, always the same for the same bytes, and a folder for files."""
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -55,3 +59,11 @@ class Draw:
         if not part or len(data) >= size:
             return data
         return data[:start] + part * ((size - len(data)) // len(part)) + data[start:]
+
+
+def scratch() -> Path:
+    """Return a new folder, in memory where that is possible, which goes when the process ends."""
+    shared = Path("/dev/shm")
+    place = Path(tempfile.mkdtemp(prefix="kdskills-fuzz-", dir=shared if shared.is_dir() else None))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    return place

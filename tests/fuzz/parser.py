@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from functools import cache
 from pathlib import Path
 
 sys.path.append(os.fspath(Path(__file__).parent))
-from draw import Draw
+from draw import Draw, scratch
 
 from kdskills.skills import parse_skill, parse_skill_bytes, render_body, validate_skill
 from kdskills.skills.codes import code_row
@@ -34,8 +33,7 @@ WORDS = (
 @cache
 def _place() -> Path:
     """Return a folder of this process for skills that are read from files."""
-    shared = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="fuzz-parser-", dir=shared if shared.is_dir() else None))
+    return scratch()
 
 
 def check(data: bytes) -> None:
