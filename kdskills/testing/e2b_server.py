@@ -237,11 +237,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _envd(self, path: str, query: dict[str, str], body: bytes) -> None:
         """Answer as the agent inside a sandbox."""
-        name = self.headers.get("E2b-Sandbox-Id", "")
-        sandbox = self.e2b.sandboxes.get(name)
+        name, token = self.headers.get("E2b-Sandbox-Id"), self.headers.get("X-Access-Token", "")
+        if name is None:  # older SDKs count on the host name after connecting; here only the token tells
+            sandbox = next((one for one in list(self.e2b.sandboxes.values()) if one.token == token), None)
+        else:
+            sandbox = self.e2b.sandboxes.get(name)
         if sandbox is None:
             raise Answered(502, f"The sandbox {name} was not found")
-        if self.headers.get("X-Access-Token") != sandbox.token:
+        if token != sandbox.token:
             raise Answered(401, "invalid access token")
         if path == "/health":
             self._json(204, None)

@@ -50,13 +50,18 @@ class Vm:
             *("--ro-bind", str(tree.path), "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/sys"),
             *(cgroups if memory else ()),
             *("--tmpfs", "/tmp", "--tmpfs", "/work", "--tmpfs", "/skills", "--tmpfs", "/home"),  # noqa: S108 - inside
-            *("--bind", str(disk), "/opt", "/bin/sleep", "infinity"),
+            *("--bind", str(disk), "/opt", "/bin/sh", "-c", "echo up; exec sleep infinity >&2"),
         ]
-        self._bwrap = subprocess.Popen(argv, pass_fds=(info_write,), stdin=subprocess.DEVNULL)
+        self._bwrap = subprocess.Popen(
+            argv, pass_fds=(info_write,), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
         os.close(info_write)
         with open(info_read, "rb") as stream:  # noqa: PTH123 - a descriptor, not a path
             said = stream.read()
         self._init = int(json.loads(said)["child-pid"]) if said else 0
+        assert self._bwrap.stdout is not None
+        with self._bwrap.stdout as told:
+            told.readline()  # its mounts stand now, and it can be entered
 
     @property
     def alive(self) -> bool:
