@@ -21,11 +21,13 @@ FIELD_OF: dict[str, str] = {
 }
 """Every known key, with underscores or hyphens, and the field it fills."""
 
-RESTRICTING = frozenset({"include_for", "disclosure", "disable_model_invocation", "user_invocable"})
+RESTRICTING = frozenset(
+    {"include_for", "disclosure", "disable_model_invocation", "user_invocable", "insert", "namespace"}
+)
 """Fields that keep a skill from somebody: their misspellings count, lest a slip widens who may use it."""
 
-_WATCHED = ("include_for", "disclosure", "agent_disclosure", "disable_model_invocation", "user_invocable")
-_FIRST = frozenset("iduaIDUA")
+_WATCHED = (*sorted(RESTRICTING), "agent_disclosure")
+_FIRST = frozenset("iduanIDUAN")
 
 
 def misspelt(key: str) -> str | None:

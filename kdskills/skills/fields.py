@@ -122,6 +122,15 @@ class FieldReader:
         severity: Severity | None = "error" if field == "license" and self._findings.verdict == "spec" else None
         self._findings.add("field_type", f"`{field}` {what}.", place=self.place(field), ref=field, severity=severity)
 
+    def namespace(self) -> str | None:
+        """Return the namespace, None when absent or blank, "" when it is not understood: it may have meant `internal`."""
+        node = self._nodes.get("namespace")
+        if node is None or isinstance(node, Scalar):
+            return self.text("namespace")
+        self._coerced("namespace")
+        only = node.items[0] if isinstance(node, Items) and len(node.items) == 1 else None
+        return only.text.strip() if isinstance(only, Scalar) else ""
+
     def node(self, field: str) -> Node | None:
         """Return what is written for *field*, or None when it is absent."""
         return self._nodes.get(field)

@@ -177,7 +177,7 @@ def _own_id(reader: FieldReader, name: str, folder: str, notes: Findings) -> str
 
 
 def _namespace(reader: FieldReader, layout: str | None, fixed: str | None, notes: Findings) -> str:
-    given = reader.text("namespace")
+    given = reader.namespace()
     place = reader.place("namespace")
     written = clean_name(given) if given is not None else clean_folder(layout or DEFAULT_NAMESPACE)
     if fixed is not None:
@@ -187,7 +187,8 @@ def _namespace(reader: FieldReader, layout: str | None, fixed: str | None, notes
         return fixed
     namespace = normal_id(written)
     if not namespace:
-        notes.add("name_unsafe", f"Nothing of {written!r} can be a namespace.", place=place, ref="namespace")
+        what = f"of {written!r}" if written else "that is written"
+        notes.add("name_unsafe", f"Nothing {what} can be a namespace.", place=place, ref="namespace")
         return normal_id(layout or "") or DEFAULT_NAMESPACE
     if namespace != written:
         notes.add("id_normalised", f"The namespace {written!r} became {namespace!r}.", place=place, ref="namespace")

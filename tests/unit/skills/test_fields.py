@@ -406,3 +406,33 @@ def test_lenient_takes_what_spec_takes(fields: dict) -> None:
     data = f"---\n{json.dumps({'name': 'brief', 'description': 'd', **fields}, ensure_ascii=False)}\n---\nx".encode()
     spec, lenient = (parse_skill_bytes(data, folder="brief", verdict=v) for v in ("spec", "lenient"))
     assert lenient.ok or not spec.ok
+
+
+@pytest.mark.parametrize(
+    ("written", "namespace"),
+    [
+        ("namespace: [internal]", "internal"),
+        ("namspace: internal", "internal"),
+        ("Namespace: internal", "internal"),
+        ("name_space: internal", "internal"),
+        ("namespace: {internal: true}", None),
+        ("namespace: [internal, acme]", None),
+        ("namespace: []", None),
+        ("namespace: ''", "public"),
+        ("namespaced_by: somebody", "public"),
+    ],
+)
+def test_an_odd_namespace_does_not_make_an_internal_skill_public(written: str, namespace: str | None) -> None:
+    """A misspelt or oddly typed namespace counts as meant or refuses the skill; it never falls back to `public`."""
+    parsed = parse_skill_bytes(f"---\nname: s\ndescription: d\n{written}\n---\nDo it.\n".encode(), folder="s")
+    assert (parsed.skill.namespace if parsed.skill else None) == namespace
+    if namespace is None:
+        assert "name_unsafe" in {found.code for found in parsed.diagnostics}
+
+
+def test_a_misspelt_insert_still_keeps_the_skill_from_models() -> None:
+    """`Insert: user-message` is read as `insert`, with a finding."""
+    data = b"---\nname: s\ndescription: d\nInsert: user-message\n---\nDo it.\n"
+    parsed = parse_skill_bytes(data, folder="s")
+    assert parsed.skill is not None
+    assert (parsed.skill.insert, "field_type" in {found.code for found in parsed.diagnostics}) == ("user-message", True)
