@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,10 @@ from kdskills.execution.request import ExecRequest
 
 _LEAF = re.compile(r"(?P<ns>\d+)-(?P<pid>\d+)-(?P<start>\d+)-[0-9a-f]{16}")
 
+_PROBE = re.compile(r"probe-\d+-(?P<made>\d+)")
+PROBE_S = 10
+"""Whether leaves can be made is found out by making one, for milliseconds; an older one was forgotten."""
+
 
 def leaf_name() -> str:
     """Return a new name for a leaf of this process."""
@@ -30,6 +35,9 @@ def leaf_name() -> str:
 
 def leaf_is_leftover(name: str) -> bool:
     """Whether the process a leaf is named after is gone; leaves of other pid namespaces are not ours to judge."""
+    probe = _PROBE.fullmatch(name)
+    if probe is not None:
+        return time.monotonic_ns() - int(probe["made"]) > PROBE_S * 10**9
     found = _LEAF.fullmatch(name)
     if found is None or int(found["ns"]) != _own_namespace():
         return False

@@ -1,5 +1,6 @@
 """Cgroup leaves over a plain folder that looks like a hierarchy (spec execution §3)."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,17 @@ def test_real_leaves():
     finally:
         assert leaf.remove()
     assert not leaf.memory.exists()
+
+
+def test_a_real_leaf_takes_other_bounds():
+    """Bounds can be widened and narrowed as long as the leaf is empty."""
+    parent = find_parent()
+    if parent is None:
+        pytest.skip("no cgroup is writable here")
+    leaf = parent.leaf(f"probe-bounds-{os.getpid()}", 64 << 20, 8)
+    try:
+        for memory, pids in ((256 << 20, 66), (32 << 20, 4), (64 << 20, 8)):
+            leaf.bound(memory, pids)
+            assert leaf.bounds() == {"memory": memory, "pids": pids}
+    finally:
+        assert leaf.remove()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,14 @@ def test_our_own_leaves_are_in_use():
 def test_leaves_of_others(name, leftover):
     """Only names in our own form, of this namespace, whose process is gone are leftovers."""
     assert leaf_is_leftover(name) == leftover
+
+
+def test_forgotten_probe_leaves_are_leftovers():
+    """A leaf that was made to see whether leaves can be made is there for moments only."""
+    now = time.monotonic_ns()
+    assert leaf_is_leftover(f"probe-{os.getpid()}-{now - 11 * 10**9}")
+    assert leaf_is_leftover("probe-4194999-1")
+    assert not leaf_is_leftover(f"probe-4194999-{now}")
 
 
 def test_a_record_of_a_living_owner_stays(tmp_path):
