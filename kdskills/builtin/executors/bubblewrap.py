@@ -120,6 +120,11 @@ class BubblewrapExecutor:
         pool = self._pool
         return 0 if pool is None else pool[1].idle()
 
+    def lacking(self) -> int:
+        """Return how many sandboxes the pool still has to make after the last run."""
+        pool = self._pool
+        return 0 if pool is None else pool[1].size - pool[1].idle()
+
     async def reap(self) -> ReapReport:
         """End what dead owners left: cgroups and launchers."""
         records = RunRecords(self._options.state_dir or state_dir())

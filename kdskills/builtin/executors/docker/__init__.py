@@ -63,6 +63,7 @@ class DockerExecutor:
         self._lock = threading.Lock()
         self._client: DockerClient | None = None
         self._image: Image | None = None
+        self._enforced: frozenset[str] | None = None
         self._report: ProbeReport | None = None
         self._threads = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="kdskills-docker")
 
@@ -144,10 +145,13 @@ class DockerExecutor:
         )
 
     def _enforceable(self, client: DockerClient) -> frozenset[str]:
-        """Return the limits this daemon's kernel can hold."""
+        """Return the limits this daemon's kernel can hold; asked once, for it takes longer than all other preparing."""
+        if self._enforced is not None:
+            return self._enforced
         facts = client.info()
         missing = {name for name, fact in (("memory", "MemoryLimit"), ("pids", "PidsLimit")) if not facts.get(fact)}
-        return LIMIT_NAMES - missing
+        self._enforced = LIMIT_NAMES - missing
+        return self._enforced
 
     def _ensure_image(self, client: DockerClient) -> Image:
         """Import the prepared tree unless the daemon has it; nothing is ever pulled."""
