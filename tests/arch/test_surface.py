@@ -71,6 +71,21 @@ def test_import_loads_rooms_on_first_use() -> None:
     assert run.stdout.strip() == "[]"
 
 
+LAZY = ["kdskills.bundle", "kdskills.skills", "kdskills.turn"]
+
+
+@pytest.mark.parametrize("room", LAZY)
+def test_rooms_of_the_ground_floor_load_names_on_first_use(room: str) -> None:
+    """Importing such a room loads nothing below it; its names are listed, come from where they live, and no others exist."""
+    code = (
+        f"import sys, {room} as room; before = [m for m in sys.modules if m.startswith('{room}.')];"
+        "listed = set(room.__all__) <= set(dir(room)); wrong = hasattr(room, 'no_such_name');"
+        "same = all(getattr(room, n) is getattr(room, n) for n in room.__all__); print(before, listed, wrong, same)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[] True False True"
+
+
 def test_types_are_shipped(repo: Path) -> None:
     """The package says that it is typed."""
     assert (repo / "kdskills" / "py.typed").exists()

@@ -634,3 +634,36 @@ def test_in_another_process(world, tmp_path: Path) -> None:
     assert (short_ids, digest, block_text, heavy) == (said["short_ids"], said["digest"], text[0], [])
     expected = {ref: said[f"model {ref}"] for ref in REFS}
     assert codes == {ref: "granted" if len(answer) == 4 else answer[0] for ref, answer in expected.items()}
+
+
+def test_restoring_loads_only_what_it_needs(world, tmp_path: Path) -> None:
+    """Putting skills mounted one by one in force loads no models, templates, discovery or index; the descriptor's model comes when asked for."""
+    subsystem = world()
+    told = subsystem.view("w").export_runtime_globals()["SKILLS_DESCRIPTOR"]
+    folder = Path(told["mounts"]["bundle://"])
+    export = remap_mounts(told, {row["uri"]: folder / row["uri"].removeprefix("bundle://") for row in told["skills"]})
+    script = tmp_path / "child.py"
+    script.write_text(
+        "import json, sys, kdskills.turn as turn\n"
+        "turn.set_skills_descriptor(json.load(sys.stdin), verify='tree')\n"
+        "absent = {'pydantic', 'jinja2', 'importlib.metadata', 'kdskills.prompts', 'kdskills.sources',\n"
+        "          'kdskills.bundle.descriptor', 'kdskills.skills.registry', 'kdskills.skills.discovery',\n"
+        "          'kdskills.skills.index', 'kdskills.skills.rows', 'kdskills.skills.explain'}\n"
+        "loaded = sorted(absent & set(sys.modules))\n"
+        "descriptor = turn.get_active_skills_subsystem().descriptor\n"
+        "print(json.dumps([loaded, type(descriptor).__name__, descriptor.to_json()]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        input=json.dumps(export),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[3],
+    )
+    rules = {name: subsystem.descriptor.agents_config[name].to_json() for name in ("*", "w")}
+    assert json.loads(done.stdout) == [
+        [],
+        "SkillsDescriptor",
+        {"custom_skills_root": "bundle://skills", "agents_config": rules},
+    ]

@@ -187,3 +187,20 @@ def test_shipped_press_bundle(repo: Path) -> None:
     assert subsystem.view("solver.react.decision").resolve("press.embargo").code == "denied"
     assert "press.embargo" in subsystem.view("desk.editor").skills
     assert all(full_id.startswith("data.") for full_id in subsystem.view("solver.codegen").skills)
+
+
+@pytest.mark.parametrize("written", [None, {}, {"AGENTS_CONFIG": {"w": {"disabled": "a.b"}}, "owner": "us"}])
+def test_the_descriptor_is_a_model_whatever_was_given(written) -> None:
+    """A mapping is read at once and becomes the model it means on first use; a model given stays the same object."""
+    subsystem = SkillsSubsystem(written, roots=(), index_dir=None)
+    assert subsystem.descriptor == SkillsDescriptor.from_json(written or {})
+    assert subsystem.descriptor is subsystem.descriptor
+    given = SkillsDescriptor.from_json(written or {})
+    assert SkillsSubsystem(given, roots=(), index_dir=None).descriptor is given
+
+
+@pytest.mark.parametrize("written", [3, "skills", [], {"agents_config": {"w": {"disbled": ["x"]}}}])
+def test_a_descriptor_not_understood_is_refused_at_once(written) -> None:
+    """What is no descriptor never becomes a subsystem, although the model is made later."""
+    with pytest.raises(DescriptorError):
+        SkillsSubsystem(written, roots=(), index_dir=None)
