@@ -95,24 +95,32 @@ class _Draft:
         form = _FORMS[self.format]
         return [form(self._at_level(entry, level, length)) for entry in entries]
 
-    def too_large(self, level: int, length: int | None, budget: int | None, count: TokenCounter) -> bool:
-        """Whether the text cannot fit, seen without rendering it; False when only rendering can tell.
+    def estimable(self, count: TokenCounter) -> bool:
+        """Whether a text's size can be bounded from below without rendering it.
 
-        The shipped template shows all values, and no escape makes one shorter. So where the estimate counts, bytes by
+        The shipped XML template shows all values, and no escape makes one shorter. So where the estimate counts, bytes by
         four, the frame and the bare values are a lower bound.
         """
-        if budget is None or count is not estimate_tokens or self.format != "xml":
-            return False
-        if not is_shipped(_TEMPLATES["xml"], self.environment):
-            return False
-        size = len(self.entries) * _frame_size(level < 3, level < 3 and self.locations != "none")
+        return count is estimate_tokens and self.format == "xml" and is_shipped(_TEMPLATES["xml"], self.environment)
+
+    def bare_size(self, level: int) -> int:
+        """Return the characters of the frame, names and locations of all entries at *level*."""
+        located = level < 3 and self.locations != "none"
+        size = len(self.entries) * _frame_size(level < 3, located) + sum(
+            len(entry.display_name) for entry in self.entries
+        )
+        if located:
+            size += sum(len(_location(entry, self.locations) or "") for entry in self.entries)
+        return size
+
+    def described_size(self, level: int, length: int | None, most: int) -> int:
+        """Return the characters of the descriptions at *level*, or some number above *most* once they are more."""
+        size = 0
         for entry in self.entries:
-            if size > 4 * budget:
-                return True
-            size += len(entry.display_name)
-            if level < 3:
-                size += len(_description(entry, level, length)) + len(_location(entry, self.locations) or "")
-        return size > 4 * budget
+            size += len(_description(entry, level, length))
+            if size > most:
+                break
+        return size
 
     def render(self, rows: list[dict[str, object]], *, partial: bool = False) -> str:
         if self.format == "json":
@@ -177,9 +185,17 @@ def render_catalog(
         raise ValueError(f"unknown locations {locations!r}: host, logical or none")
     draft = _Draft(_sorted(entries, format), format, locations, one_line(search_hint or ""), environment)
     total = len(draft.entries)
+    room = 4 * budget if budget is not None and draft.estimable(count) else None
+    bare = draft.bare_size(0) if room is not None else 0
     for level, length in ((0, None), (1, None), *((2, length) for length in _SHORT_LENGTHS), (3, None)):
-        if (level == 1 and format == "xml") or draft.too_large(level, length, budget, count):
+        if level == 1 and format == "xml":
             continue  # XML shows no lists, so without them it is as long as before
+        if (
+            room is not None
+            and level < 3
+            and (bare > room or bare + draft.described_size(level, length, room - bare) > room)
+        ):
+            continue  # it cannot fit, which need not be rendered to be known
         text = draft.text(draft.entries, level, length)
         tokens = count(text)
         if budget is None or tokens <= budget:

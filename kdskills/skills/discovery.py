@@ -78,6 +78,7 @@ class Scanner:
         load: What to do with a skill's folder that is new or may have changed.
         clock: Nanoseconds since the epoch.
         limits: Bounds.
+        base: The root's folder, resolved just now; None: to be resolved.
 
     `listed` holds the folders that had to be listed again, `reread` says how many.
     """
@@ -89,9 +90,10 @@ class Scanner:
         load: Loader,
         clock: Callable[[], int],
         limits: ScanLimits = SCAN_LIMITS,
+        base: str | None = None,
     ) -> None:
         self._root = root
-        self._base = os.path.realpath(root.path)
+        self._base = os.path.realpath(root.path) if base is None else base
         self._prefix = self._base.rstrip("/") + "/"
         self._old_folders = old.folders if old is not None else {}
         self._old_skills = old.skills if old is not None else {}

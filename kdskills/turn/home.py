@@ -18,6 +18,8 @@ from kdskills.skills.snapshot import Snapshot
 if TYPE_CHECKING:
     import jinja2
 
+    from kdskills.prompts import CatalogEntry
+    from kdskills.skills.model import Skill
     from kdskills.sources import SourceKey
 
 
@@ -85,6 +87,7 @@ class Home:
         environment: Templates, or None for the shipped ones.
         source_key: Overrides what makes two rows one source.
         exported: What the export said, on the restored side.
+        entries: Catalog entries already made, by full id, each with the skill it was made of.
     """
 
     terms: Terms
@@ -93,6 +96,12 @@ class Home:
     environment: jinja2.Environment | None = None
     source_key: SourceKey | None = None
     exported: Exported | None = None
+    entries: dict[str, tuple[Skill, CatalogEntry]] = field(default_factory=dict, repr=False, compare=False)
+
+    def kept_entries(self, snapshot: Snapshot) -> dict[str, tuple[Skill, CatalogEntry]]:
+        """Return the entries of skills that are the same object in *snapshot*: for the moment that comes next."""
+        now = snapshot.skills
+        return {full_id: made for full_id, made in self.entries.items() if now.get(full_id) is made[0]}
 
     def known(self, include_internal: bool) -> Known:
         """Return the skills there are, and the ids known to be refused."""

@@ -179,6 +179,7 @@ class SkillsSubsystem:
                     environment=self._environment,
                     source_key=self._source_key,
                     exported=self._source.exported,
+                    entries=self._home.kept_entries(snapshot) if self._home is not None else {},
                 )
                 self._views.clear()
             return self._home

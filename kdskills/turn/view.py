@@ -160,8 +160,19 @@ class SkillView:
 
     @cached_property
     def _entries(self) -> tuple[CatalogEntry, ...]:
+        from kdskills.prompts import CatalogEntry
+
         names = {full_id: name for name, full_id in self.names.items()}
-        return tuple(_entry(self.listed[full_id], short, names[full_id]) for short, full_id in self.short_ids.items())
+        made = self.home.entries
+        entries = []
+        for short, full_id in self.short_ids.items():
+            skill, name = self.listed[full_id], names[full_id]
+            known, entry = made.get(full_id, (None, None))
+            if entry is None or known is not skill or (entry.short_id, entry.display_name) != (short, name):
+                entry = _entry(CatalogEntry, skill, short, name)
+                made[full_id] = (skill, entry)
+            entries.append(entry)
+        return tuple(entries)
 
     def picker(self, patterns: Iterable[str] | str | None = None) -> list[PickerEntry]:
         """Return what a person chooses from: without hidden, internal and agent-only skills.
@@ -249,10 +260,9 @@ def _nothing(ref: str) -> Refused:
     return Refused("unknown_skill", f"there is no skill {ref!r}", ref)
 
 
-def _entry(skill: Skill, short_id: str, name: str) -> CatalogEntry:
-    from kdskills.prompts import CatalogEntry
-
-    return CatalogEntry(
+def _entry(kind: type[CatalogEntry], skill: Skill, short_id: str, name: str) -> CatalogEntry:
+    # The class is handed in: its room is imported where it is used, and once for all entries.
+    return kind(
         short_id=short_id,
         full_id=skill.full_id,
         name=skill.name,
@@ -262,7 +272,7 @@ def _entry(skill: Skill, short_id: str, name: str) -> CatalogEntry:
         category=skill.category,
         tags=skill.tags,
         when_to_use=skill.when_to_use,
-        tools=tuple((tool.id, tool.required) for tool in skill.tools),
+        tools=tuple((tool.id, tool.required) for tool in skill.tools) if skill.tools else (),
         location=skill.location,
         path=skill.file,
         digest=skill.digest,

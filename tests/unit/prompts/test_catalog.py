@@ -402,3 +402,58 @@ def test_each_environment_is_new():
     """Extending one Host's environment leaves the next one as it was."""
     prompt_environment().filters["shout"] = str.upper
     assert "shout" not in prompt_environment().filters
+
+
+# ---- what is not rendered because it cannot fit -------------------------------------------------------------------
+
+
+def plain_count(text):
+    """The estimate under another name: catalogs cannot know what it counts, and render every level."""
+    return estimate_tokens(text)
+
+
+@given(
+    st.lists(st.text(max_size=300), min_size=1, max_size=12),
+    st.integers(0, 1200),
+    st.sampled_from(["host", "logical", "none"]),
+)
+def test_levels_passed_over_could_not_have_fitted(descriptions, budget, locations):
+    """Bounding a text's size instead of rendering it changes no catalog, whatever the descriptions hold."""
+    entries = [
+        CatalogEntry(f"SK{n}", f"a.s{n}", f"s{n}", f"s{n}", text, location=f"skill://a/s{n}/SKILL.md", path=f"/x/{n}")
+        for n, text in enumerate(descriptions, start=1)
+    ]
+    found = render_catalog(entries, "xml", budget=budget, locations=locations)
+    assert found == render_catalog(entries, "xml", budget=budget, locations=locations, count=plain_count)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_an_exact_budget_is_used_up(many, level):
+    """A text that fits to the last byte is not passed over."""
+    wanted = at_level(many, level, "xml") if level != 1 else render_catalog(many, "xml")
+    again = render_catalog(many, "xml", budget=wanted.tokens)
+    assert (again.text, again.tokens) == (wanted.text, wanted.tokens)
+
+
+def test_a_template_that_shows_less_gets_the_room_it_leaves(many):
+    """What the shipped template would need decides nothing about one put in its place."""
+    env = prompt_environment()
+    shorter = {"available_skills.xml.j2": "{% for entry in entries %}{{ entry.name }} {% endfor %}"}
+    env.loader = jinja2.ChoiceLoader([jinja2.DictLoader(shorter), env.loader])
+    budget = render_catalog(many, "xml", environment=env).tokens
+    assert render_catalog(many, "xml", environment=env, budget=budget).level == 0
+
+
+@pytest.mark.parametrize("count", [len, lambda text: len(text) ** 2, lambda text: int(len(text) ** 0.5)])
+def test_guessing_finds_what_halving_found(many, count):
+    """However a counter grows, as many names are shown as fit: the next larger number of names never does."""
+    sizes = {}
+    for characters in range(60, 1900, 10):
+        catalog = render_catalog(many, "json", budget=count("x" * characters), count=count)
+        assert catalog.tokens <= count("x" * characters)
+        if catalog.level == 4 and catalog.text:
+            sizes.setdefault(catalog.shown, catalog.tokens)
+            larger = [tokens for shown, tokens in sizes.items() if shown > catalog.shown]
+            assert all(tokens > count("x" * characters) for tokens in larger)
+    assert len(sizes) > 20
+    assert list(sizes) == sorted(sizes)

@@ -1,6 +1,7 @@
 """The registry finds skills once, keeps them, and notices every change."""
 
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.errors import CallerMustAct, Diagnostic, RootChanged
+from kdskills.skills.index import IndexStore
 from kdskills.skills.registry import SkillRegistry
 from kdskills.skills.roots import SkillRoot
 
@@ -451,3 +453,50 @@ def test_the_tree_digest_is_taken_now(root):
     (root / "acme/brief/scripts").mkdir()
     (root / "acme/brief/scripts/run.py").write_text("print(1)\n")
     assert before != skill.tree_digest()
+
+
+# ---- what an unchanged look leaves out ----------------------------------------------------------------------------
+
+
+def test_a_look_that_finds_nothing_new_judges_nothing(root, tmp_path):
+    """Without a change the report is empty and the findings of a check stay, though it is not asked again."""
+    asked = []
+
+    def check(skill):
+        asked.append(skill.full_id)
+        return [Diagnostic("odd", "warning", "odd")]
+
+    registry = SkillRegistry([bundle(root)], index_dir=tmp_path / "index", check=check)
+    first = registry.snapshot()
+    report = registry.refresh()
+    assert (report.added, report.changed, report.removed, report.generation) == ((), (), (), first.generation)
+    assert (report.diagnostics, registry.snapshot(), len(asked)) == (first.diagnostics, first, 3)
+
+
+def test_a_second_root_that_changes_is_seen_though_the_first_did_not(tmp_path):
+    """One unchanged root is no reason to pass over another."""
+    write(tmp_path / "one", "acme/brief")
+    write(tmp_path / "two", "acme/chart")
+    registry = SkillRegistry([bundle(tmp_path / "one"), bundle(tmp_path / "two")], index_dir=None)
+    registry.snapshot()
+    write(tmp_path / "two", "acme/chart", description="other")
+    assert registry.refresh().changed == ("acme.chart",)
+    shutil.rmtree(tmp_path / "two")
+    assert registry.refresh().removed == ("acme.chart",)
+
+
+def test_looking_again_at_one_young_file_writes_no_index(root, tmp_path, monkeypatch):
+    """A file that changed a moment ago is hashed at each look; that alone is no reason to write all skills again."""
+    for number in range(120):
+        write(root, f"acme/s{number:03}")
+    registry = SkillRegistry([bundle(root)], index_dir=tmp_path / "index")
+    registry.snapshot()
+    saved = []
+    monkeypatch.setattr(IndexStore, "save", lambda *given: saved.append(given))
+    (root / "acme/brief/SKILL.md").write_text(BODY.format(name="brief", description="new", body="B", more=""))
+    assert [registry.refresh().changed for _ in range(5)] == [("acme.brief",), (), (), (), ()]
+    assert saved == []
+    for number in range(3):
+        (root / f"acme/s{number:03}/SKILL.md").write_text(BODY.format(name="x", description="new", body="B", more=""))
+    registry.refresh()
+    assert len(saved) == 1
