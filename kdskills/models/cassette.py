@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -215,8 +215,17 @@ def stable_text(text: str) -> str:
     return text
 
 
-def check_fit(entry: Entry, request: ModelRequest, match: Match, index: int) -> None:
+def check_fit(
+    entry: Entry, request: ModelRequest, match: Match, index: int, *, mask: Callable[[str], str] = str
+) -> None:
     """Compare a request with what was recorded.
+
+    Args:
+        entry: What was recorded.
+        request: What is asked now.
+        match: How strictly they are compared.
+        index: Place of the entry on the cassette.
+        mask: What the recording did to texts that hold secrets.
 
     Raises:
         ReplayError: `replay_diverged`, with `index`, `field`, `expected` and `got`.
@@ -224,6 +233,7 @@ def check_fit(entry: Entry, request: ModelRequest, match: Match, index: int) -> 
     if match == "order":
         return
     got = describe(request, exact=match == "exact")
+    got = got.model_copy(update={"user": mask(got.user or "")})
     fields = ("user", "results", "active", "digest") if match == "exact" else ("user", "results", "active")
     for name in fields:
         expected, found = getattr(entry.when, name), getattr(got, name)

@@ -46,6 +46,28 @@ class Redactor:
             text = text.replace(spelling, MASK)
         return text
 
+    def whole(self, text: str) -> int:
+        """Return how much of a growing *text* can be told: what follows may be a part of a secret."""
+        spelt = [*self._secrets, *(json.dumps(secret, ensure_ascii=False)[1:-1] for secret in self._secrets)]
+        end = len(text)
+        for secret in spelt:
+            for size in range(min(len(secret) - 1, len(text)), 0, -1):
+                if text.endswith(secret[:size]):
+                    end = min(end, len(text) - size)
+                    break
+        while (before := self._outside(text, end, spelt)) < end:
+            end = before
+        return end
+
+    @staticmethod
+    def _outside(text: str, end: int, spelt: list[str]) -> int:
+        """Return *end*, or the beginning of a secret that reaches over it."""
+        for secret in spelt:
+            at = text.find(secret, max(0, end - len(secret) + 1), end + len(secret) - 1)
+            if at >= 0:
+                end = min(end, at)
+        return end
+
     def value(self, value: Any) -> Any:
         """Return a JSON value with secrets replaced; the values of any mapping named `env` are masked whole."""
         if isinstance(value, str):

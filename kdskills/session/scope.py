@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -89,6 +89,7 @@ class TurnScope:
         budget: Token shares of the model at hand, or None for the runtime's.
         count: The provider's token counter, or None for the runtime's.
         events: Listener of this turn, or None for the runtime's.
+        secrets: Told the secret values a script is given, before it runs.
     """
 
     view: Gate | None = None
@@ -100,6 +101,7 @@ class TurnScope:
     budget: Budget | None = None
     count: TokenCounter | None = None
     events: Sink | None = field(default=None, compare=False)
+    secrets: Callable[[Iterable[str]], None] | None = field(default=None, compare=False)
 
 
 NO_TURN = TurnScope()

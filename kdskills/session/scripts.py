@@ -176,6 +176,8 @@ async def _execute(core: Core, call: Call, ready: Ready, tree: str) -> ScriptRes
     operator = {} if core.config.script_env is None else {
         name: secret.get_secret_value() for name, secret in core.config.script_env(skill).items()
     }  # fmt: skip
+    if call.scope.secrets is not None:
+        call.scope.secrets(operator.values())
     request = ExecRequest(
         script=ScriptCall(skill.full_id, ready.clean, ready.run.args),
         interpreter=ready.command,

@@ -66,7 +66,7 @@ class Asker:
             tools=tools,
         )
         begun = time.monotonic()
-        with chat_span(provider, request) as span:
+        with chat_span(provider, request, self._bus.session_id) as span:
             attempt = 0
             while True:
                 try:
@@ -74,8 +74,7 @@ class Asker:
                     break
                 except ModelFailed as error:
                     if not error.retryable or attempt >= self._settings.model_retries:
-                        span.failed(error.code)
-                        raise
+                        raise self._masked(error) from None
                     attempt += 1
                     await self._wait(request.role, attempt, error)
             span.replied(replace(reply, text=self._bus.redactor.text(reply.text)))
@@ -93,13 +92,29 @@ class Asker:
             message = f"{provider.name} gave no answer within {limit:g} s"
             raise ModelFailed(message, code="model_timeout", retryable=True, model=provider.name) from None
 
+    def _masked(self, error: ModelFailed) -> ModelFailed:
+        """Return a failure without secrets: servers repeat what they were sent."""
+        redactor = self._bus.redactor
+        return ModelFailed(
+            redactor.text(error.message),
+            code=error.code,
+            retryable=error.retryable,
+            retry_after=error.retry_after,
+            **redactor.value(error.details),
+        )
+
     async def _read(self, provider: ModelProvider, request: ModelRequest) -> ModelReply:
         answer: ModelReply | None = None
+        waiting = ""  # the end of what was said, while it may be the beginning of a secret
         async for item in provider.stream(request):
             if isinstance(item, TextDelta):
-                self._bus.emit(ModelDelta, step=self._step, role=request.role, text=item.text)
+                waiting += item.text
+                end = self._bus.redactor.whole(waiting)
+                shown, waiting = waiting[:end], waiting[end:]
             else:
-                answer = item
+                answer, shown, waiting = item, waiting, ""
+            if shown:
+                self._bus.emit(ModelDelta, step=self._step, role=request.role, text=shown)
         if answer is None:
             raise ModelFailed(f"{provider.name} broke off its answer", retryable=True, model=provider.name)
         return answer

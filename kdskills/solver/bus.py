@@ -113,6 +113,11 @@ class EventBus:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
 
+    @property
+    def session_id(self) -> str:
+        """Id of the session whose turn this is."""
+        return self._ids["session_id"]
+
     def open(self) -> None:
         """Open the transcript and start the sinks' tasks; called in the turn's own loop."""
         self._loop = asyncio.get_running_loop()

@@ -21,7 +21,7 @@ from kdskills.solver.events import SkillRefused, ToolCalled, ToolFinished
 from kdskills.solver.guard import CallGuard, canonical, plan
 from kdskills.solver.result import CallRecord
 from kdskills.solver.shorten import shorten
-from kdskills.solver.spans import tool_span
+from kdskills.solver.spans import Span, tool_span
 from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext, ToolError
 
 if TYPE_CHECKING:
@@ -109,6 +109,8 @@ class Dispatcher:
             if isinstance(found, Ready):
                 ready.append(found)
             else:
+                with tool_span(found.tool if found.tool in self.offered else "unknown", call.id) as span:
+                    span.failed(found.error or "")
                 self._told(found)
                 answers[call.id] = found
         try:
@@ -192,7 +194,7 @@ class Dispatcher:
         with tool_span(ready.tool_id, ready.call.id) as span:
             try:
                 self._ask(ready)
-                answer = await self._timed(ready)
+                answer = await self._timed(ready, span)
             except TimeoutError:
                 answer = self._refused(
                     ready.call, ready.tool_id, "tool_timeout", "the tool took too long and was ended"
@@ -207,8 +209,6 @@ class Dispatcher:
                 )
             if answer.error:
                 span.failed(answer.error)
-            elif ready.tool is None:
-                span.skill_result(parse_object(answer.text) or {})
         return replace(answer, duration_ms=round((time.monotonic() - begun) * 1000))
 
     def _ask(self, ready: Ready) -> None:
@@ -221,10 +221,10 @@ class Dispatcher:
             turn.bus.emit(SkillRefused, ref=ready.tool_id, code="tool_denied", reason=denial.reason)
             raise ToolError(denial.public, code="tool_denied", who="operator")
 
-    async def _timed(self, ready: Ready) -> Answer:
+    async def _timed(self, ready: Ready, span: Span) -> Answer:
         limit = SLOW_TOOLS_S if ready.tool is None else ready.tool.timeout_s or self._turn.parts.settings.tool_timeout_s
         async with asyncio.timeout(limit):
-            return await (self._skill_tool(ready) if ready.tool is None else self._own_tool(ready, ready.tool))
+            return await (self._skill_tool(ready, span) if ready.tool is None else self._own_tool(ready, ready.tool))
 
     async def _own_tool(self, ready: Ready, tool: SolverTool) -> Answer:
         given = await tool.body(ready.arguments, ToolContext(self._turn, ready.call.id))
@@ -241,13 +241,14 @@ class Dispatcher:
             changed=answer.changed,
         )
 
-    async def _skill_tool(self, ready: Ready) -> Answer:
+    async def _skill_tool(self, ready: Ready, span: Span) -> Answer:
         reply = await self._turn.session.call(ready.tool_id, ready.raw)
         if not reply.ok:
             code = str((reply.error or {}).get("code", "invalid_argument"))
             return Answer(ready.call, ready.tool_id, False, reply.text, code)
-        self._turn.note_active(await self._turn.session.active())
-        result = reply.result or {}
+        active, result = await self._turn.session.active(), reply.result or {}
+        self._turn.note_active(active)
+        span.skill_result(result, () if ready.tool_id == "skills.unload" else active)
         artifacts = tuple(str(item["path"]) for item in result.get("artifacts", ()))
         changed = ready.barrier or bool(artifacts)
         if ready.tool_id == "skills.load":

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kdskills.errors import BadRequest
-from kdskills.models import Message, Usage
+from kdskills.models import Message, Redactor, Usage
 from kdskills.session.inputs import INPUTS
 from kdskills.solver.result import SkillUse, Step, TokenUsage, TurnStatus
 
@@ -69,6 +69,19 @@ class SolverParts:
     def model(self, role: str) -> ModelProvider:
         """Return the provider of a role; roles without one of their own use the decision model."""
         return self.models.get(role) or self.models[DECISION]
+
+    def learn(self, redactor: Redactor, secrets: Iterable[str]) -> None:
+        """Mask *secrets* from now on: in a turn by its *redactor*, and in what providers write down."""
+        found = tuple(secrets)
+        for one in (redactor, *map(redactor_of, self.models.values())):
+            if one is not None:
+                one.add(*found)
+
+
+def redactor_of(provider: ModelProvider) -> Redactor | None:
+    """Return what masks secrets in the files a provider writes or compares, or None when it has none."""
+    found = getattr(provider, "redactor", None)
+    return found if isinstance(found, Redactor) else None
 
 
 class TurnLog:

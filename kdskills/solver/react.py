@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kdskills.errors import BadRequest, KdskillsError, SessionError
@@ -22,7 +23,7 @@ from kdskills.solver.loop import Loop
 from kdskills.solver.parts import DECISION, check_request
 from kdskills.solver.relay import relay_to
 from kdskills.solver.result import TurnResult
-from kdskills.solver.spans import agent_span
+from kdskills.solver.spans import agent_span, code_of
 from kdskills.solver.turn import Turn
 from kdskills.sources import SourcesPool
 
@@ -142,12 +143,14 @@ class ReactSolver:
         """
         wall = turn.parts.settings.wall_s
         limit = wall if seconds is None else min(wall, seconds)
-        with agent_span(turn.consumer, turn.session_id) as span:
+        with agent_span(turn.consumer, turn.session_id, turn.parts.model(DECISION)) as span:
             try:
                 async with asyncio.timeout(limit):
                     await Loop(turn).run()
             except TimeoutError:
                 turn.log.end("budget", "wall_s" if limit == wall else "deadline")
+            finally:
+                span.used(turn.log.tokens.input, turn.log.tokens.output)
             if turn.log.status != "final":
                 span.failed(turn.log.stop_reason)
 
@@ -185,7 +188,7 @@ class ReactSolver:
                 yield turn
             except BaseException as error:
                 failure = error
-                turn.log.end("failed", _reason(error))
+                turn.log.end("failed", code_of(error))
                 raise
             finally:
                 result = await finish(turn)
@@ -211,7 +214,7 @@ def _turn(
     parts: SolverParts, turn_id: str, request: str, consumer: str, session: Session, workspace: FolderWorkspace
 ) -> Turn:
     settings = parts.settings
-    redactor = Redactor(secret.get_secret_value() for secret in settings.secrets)
+    redactor = Redactor(settings.secret_values())
     transcript = None if settings.transcripts is None else settings.transcripts / f"{turn_id}.jsonl"
     bus = EventBus(turn_id, session.id, redactor=redactor, sinks=parts.sinks, transcript=transcript)
 
@@ -228,6 +231,7 @@ def _turn(
         base=settings.base_text,
         budget=Budget.of(parts.model(DECISION).context_window),
         events=relay_to(bus),
+        secrets=partial(parts.learn, redactor),
     )
     return Turn(turn_id, request, consumer, parts, session.within(scope), view, sources, workspace, bus)
 
@@ -250,13 +254,6 @@ async def _begin(turn: Turn, skills: Sequence[str]) -> None:
     await turn.instructions()  # adopts the sources of what is active, in load order
     turn.note_active(await turn.session.active())
     tell_started(turn)
-
-
-def _reason(error: BaseException) -> str:
-    """Return why a turn failed, as a word."""
-    if isinstance(error, asyncio.CancelledError):
-        return "cancelled"
-    return error.code if isinstance(error, KdskillsError) else type(error).__name__
 
 
 def _seconds(deadline: Deadline) -> float | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from kdskills.models import ModelProvider
+from kdskills.session.config import ScriptEnv
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -34,6 +36,7 @@ class SolverSettings(BaseModel):
         base_text: The bundle's or application's own text between rules and catalog.
         model_settings: Passed to the provider, such as `{"temperature": 0}`.
         secrets: Values masked as `***` in events, transcripts and results.
+        script_env: Gives the variables of a skill's scripts; their values are masked likewise.
         work_dir: Where turn folders are made; None: the system's folder for temporary files. They are kept.
         transcripts: Folder that gets a `<turn id>.jsonl` for each turn, or None.
     """
@@ -57,5 +60,12 @@ class SolverSettings(BaseModel):
     base_text: str = ""
     model_settings: dict[str, Any] = Field(default_factory=dict)
     secrets: tuple[SecretStr, ...] = ()
+    script_env: ScriptEnv | None = None
     work_dir: Path | None = None
     transcripts: Path | None = None
+
+    def secret_values(self) -> tuple[str, ...]:
+        """Return what is masked from the start: the secrets, and the values of headers sent to providers."""
+        headers = self.model_settings.get("extra_headers")
+        sent = headers.values() if isinstance(headers, Mapping) else ()
+        return (*(secret.get_secret_value() for secret in self.secrets), *map(str, sent))

@@ -6,13 +6,17 @@ where `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT` is `true`.
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kdskills.errors import KdskillsError
+
 if TYPE_CHECKING:
     from kdskills.models import ModelProvider, ModelReply, ModelRequest
+    from kdskills.session.receipts import ActiveSkill
 
 TRACER = "kdskills.solver"
 OPERATION = "gen_ai.operation.name"
@@ -35,6 +39,7 @@ SKILL_DIGEST = "kdskills.skill.digest"
 EXIT_CODE = "kdskills.script.exit_code"
 ERROR_TYPE = "error.type"
 OUTPUT_MESSAGES = "gen_ai.output.messages"
+WRAPPERS = frozenset({"json", "json-schema"})
 CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 
@@ -45,12 +50,17 @@ class RawSpan(Protocol):
         """Set one attribute."""
         ...
 
+    def set_status(self, status: Any) -> None:
+        """Set the status."""
+        ...
+
 
 class Span:
     """A span, or nothing where OpenTelemetry is not installed."""
 
-    def __init__(self, raw: RawSpan | None) -> None:
+    def __init__(self, raw: RawSpan | None, failed: Any = None) -> None:
         self._raw = raw
+        self._failed = failed
 
     def set(self, attributes: Mapping[str, Any]) -> None:
         """Set attributes; those that are None are left out."""
@@ -60,8 +70,14 @@ class Span:
                     self._raw.set_attribute(key, value)
 
     def failed(self, code: str) -> None:
-        """Record our error code."""
+        """Record our error code; messages may hold content and stay out."""
         self.set({ERROR_TYPE: code})
+        if self._raw is not None:
+            self._raw.set_status(self._failed)
+
+    def used(self, input_tokens: int, output_tokens: int) -> None:
+        """Record tokens."""
+        self.set({INPUT_TOKENS: input_tokens, OUTPUT_TOKENS: output_tokens})
 
     def replied(self, reply: ModelReply) -> None:
         """Record what is known of a reply."""
@@ -70,27 +86,18 @@ class Span:
                 RESPONSE_ID: reply.response_id,
                 RESPONSE_MODEL: reply.model or None,
                 FINISH_REASONS: [reply.finish_reason] if reply.finish_reason else None,
-                INPUT_TOKENS: reply.usage.input,
-                OUTPUT_TOKENS: reply.usage.output,
                 OUTPUT_MESSAGES: reply.text if captures_content() else None,
             }
         )
+        self.used(reply.usage.input, reply.usage.output)
 
-    def skill_result(self, result: Mapping[str, Any]) -> None:
-        """Record the skill a skill tool was about, out of the tool's answer."""
-        receipts = result.get("active_skills")
-        last = receipts[-1] if isinstance(receipts, list) and receipts else result
-        if not isinstance(last, Mapping):
-            return
-        self.set(
-            {
-                SKILL_NAME: last.get("name") or last.get("skill"),
-                SKILL_URI: last.get("location"),
-                SKILL_RESOURCE: result.get("path"),
-                SKILL_DIGEST: last.get("digest"),
-                EXIT_CODE: result.get("exit_code"),
-            }
-        )
+    def skill_result(self, result: Mapping[str, Any], active: Sequence[ActiveSkill]) -> None:
+        """Record the skill a skill tool was about: the one it names, else the one loaded last."""
+        name = result.get("skill")
+        about = next((one.receipt for one in reversed(active) if name in {None, one.name}), None)
+        self.set({SKILL_NAME: name, SKILL_RESOURCE: result.get("path"), EXIT_CODE: result.get("exit_code")})
+        if about is not None:
+            self.set({SKILL_NAME: about.name, SKILL_URI: about.location, SKILL_DIGEST: about.digest})
 
 
 def captures_content() -> bool:
@@ -106,26 +113,60 @@ def open_span(name: str, attributes: Mapping[str, Any]) -> Iterator[Span]:
     except ImportError:
         yield Span(None)
         return
-    with trace.get_tracer(TRACER).start_as_current_span(name, record_exception=False) as raw:
-        span = Span(raw)
+    # Exceptions are recorded by their code alone: their texts may hold what only the capture variable lets in.
+    tracer = trace.get_tracer(TRACER)
+    with tracer.start_as_current_span(name, record_exception=False, set_status_on_exception=False) as raw:
+        span = Span(raw, trace.Status(trace.StatusCode.ERROR))
         span.set(attributes)
-        yield span
+        try:
+            yield span
+        except BaseException as error:
+            span.failed(code_of(error))
+            raise
+
+
+def code_of(error: BaseException) -> str:
+    """Return the word an error is known by: our code, `cancelled`, or the name of its class."""
+    if isinstance(error, asyncio.CancelledError):
+        return "cancelled"
+    return error.code if isinstance(error, KdskillsError) else type(error).__name__
+
+
+def company_and_model(name: str) -> tuple[str, str]:
+    """Return provider and model of `provider:model`, without what wraps them."""
+    company, _, model = name.partition(":")
+    while company in WRAPPERS and model:
+        company, _, model = model.partition(":")
+    return company, model or company
 
 
 @contextmanager
-def agent_span(consumer: str, session_id: str) -> Iterator[Span]:
+def agent_span(consumer: str, session_id: str, provider: ModelProvider) -> Iterator[Span]:
     """Open the span of a turn."""
-    attributes = {OPERATION: "invoke_agent", AGENT: consumer, CONVERSATION: session_id}
+    company, model = company_and_model(provider.name)
+    attributes = {
+        OPERATION: "invoke_agent",
+        AGENT: consumer,
+        CONVERSATION: session_id,
+        PROVIDER: company,
+        REQUEST_MODEL: model,
+    }
     with open_span(f"invoke_agent {consumer}", attributes) as span:
         yield span
 
 
 @contextmanager
-def chat_span(provider: ModelProvider, request: ModelRequest) -> Iterator[Span]:
+def chat_span(provider: ModelProvider, request: ModelRequest, session_id: str) -> Iterator[Span]:
     """Open the span of a model call."""
-    company, _, model = provider.name.partition(":")
-    attributes = {OPERATION: "chat", PROVIDER: company, REQUEST_MODEL: model or company, AGENT: request.role}
-    with open_span(f"chat {model or company}", attributes) as span:
+    company, model = company_and_model(provider.name)
+    attributes = {
+        OPERATION: "chat",
+        PROVIDER: company,
+        REQUEST_MODEL: model,
+        AGENT: request.role,
+        CONVERSATION: session_id,
+    }
+    with open_span(f"chat {model}", attributes) as span:
         yield span
 
 

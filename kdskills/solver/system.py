@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from kdskills.bundle import Bundle, load_bundle
 from kdskills.errors import BadRequest, NameTaken, ReplayError
 from kdskills.execution import Executor, IsolationLevel
-from kdskills.models import ModelProvider, Redactor
+from kdskills.models import ModelProvider
 from kdskills.session import SkillRuntime
 from kdskills.session.inputs import INPUTS, safe_name
-from kdskills.solver.parts import DECISION, Pacing, SolverParts
+from kdskills.solver.parts import DECISION, Pacing, SolverParts, redactor_of
 from kdskills.solver.python import PYTHON
 from kdskills.solver.reading import READ, WRITE
 from kdskills.solver.settings import SolverSettings
@@ -137,9 +137,9 @@ class SolverSystem:
             if provider is None:
                 provider = self.wiring.model(self._replay_name(str(given)))
                 by_name[str(given)] = provider
-            redactor = getattr(provider, "redactor", None)
-            if isinstance(redactor, Redactor):  # a recording must not hold what transcripts mask
-                redactor.add(*(secret.get_secret_value() for secret in self.settings.secrets))
+            redactor = redactor_of(provider)
+            if redactor is not None:  # a recording must not hold what transcripts mask
+                redactor.add(*self.settings.secret_values())
             if all(provider is not known for known in self._opened):
                 self._opened.append(provider)
             return provider
@@ -176,6 +176,7 @@ class SolverSystem:
             locations="logical",
             store=self._store,
             approve=self._approve,
+            script_env=self.settings.script_env,
             script_approval="allow" if self._approve is None else "ask",
             deny=self.wiring.deny,
             window=models[DECISION].context_window,

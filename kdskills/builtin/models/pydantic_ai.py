@@ -6,7 +6,7 @@ The module registers names only; pydantic-ai is imported when a model is opened.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -61,6 +61,7 @@ class PydanticAIModel:
         from pydantic_ai.direct import model_request
         from pydantic_ai.exceptions import AgentRunError, UserError
 
+        self._learn(request)
         messages, settings, parameters = _outgoing(request)
         try:
             response = await model_request(
@@ -77,6 +78,7 @@ class PydanticAIModel:
         from pydantic_ai.exceptions import AgentRunError, UserError
         from pydantic_ai.messages import PartDeltaEvent, PartStartEvent, TextPart, TextPartDelta
 
+        self._learn(request)
         messages, settings, parameters = _outgoing(request)
         try:
             async with model_request_stream(
@@ -92,6 +94,12 @@ class PydanticAIModel:
             # Without the cause: it holds headers and bodies, which a printed traceback would show.
             raise as_failure(error, self.name, self._redactor) from None
         yield answer
+
+    def _learn(self, request: ModelRequest) -> None:
+        """Keep the values of headers of one's own out of failures, like the key."""
+        headers = request.settings.get("extra_headers")
+        if isinstance(headers, Mapping):
+            self._redactor.add(*(str(value) for value in headers.values()))
 
     async def aclose(self) -> None:
         """Close the HTTP client."""

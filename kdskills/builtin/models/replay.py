@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kdskills.errors import BadRequest, ReplayError
 from kdskills.hooks import hookimpl
-from kdskills.models import ModelReply, ModelRequest, TextDelta
+from kdskills.models import ModelReply, ModelRequest, Redactor, TextDelta
 from kdskills.models.cassette import Cassette, Entry, check_fit, read_cassette
 
 if TYPE_CHECKING:
@@ -22,13 +22,15 @@ class ReplayModel:
     Args:
         cassette: The recorded replies.
         name: Shown in results, such as `replay:demo.yaml`.
+        redactor: Holds the secrets a recording has masked; a solver adds those of its settings.
     """
 
     context_window: int | None = None
     replayed = True
 
-    def __init__(self, cassette: Cassette, *, name: str = "replay") -> None:
+    def __init__(self, cassette: Cassette, *, name: str = "replay", redactor: Redactor | None = None) -> None:
         self.name = name
+        self.redactor = redactor or Redactor()
         self._cassette = cassette
         self._left: dict[str, list[tuple[int, Entry]]] = {}
         for index, entry in enumerate(cassette.replies):
@@ -47,7 +49,7 @@ class ReplayModel:
             message = f"{self.name} holds {recorded} replies for {request.role}, one more was asked for"
             raise ReplayError(message, code="replay_exhausted", role=request.role, recorded=recorded)
         index, entry = waiting[0]
-        check_fit(entry, request, self._cassette.match, index)
+        check_fit(entry, request, self._cassette.match, index, mask=self.redactor.text)
         waiting.pop(0)
         return entry.reply.to_reply(index + 1, self.name)
 
