@@ -1,7 +1,8 @@
 """The descriptor of a bundle, and loading a bundle from its folder.
 
-`rules` and `descriptor` understand what people write, strictly: a typo must not lose a denial. `load` finds the one
-descriptor file of a folder and fixes it to that folder (spec skills §3.1, §3.2).
+`terms` understands what people write, strictly: a typo must not lose a denial. `rules` and `descriptor` are the models of
+it that programs build and read. `load` finds the one descriptor file of a folder and fixes it to that folder (spec skills
+§3.1, §3.2).
 
 Each name is loaded when it is first used: a process that only restores an export needs few of them.
 """
