@@ -32,12 +32,23 @@ class SettingsInvalid(OperatorMustAct):
     code = "settings_invalid"
 
 
-def user_config() -> Path:
+def user_config() -> Path | None:
     """Return `~/.config/kdskills/config.toml` of the account itself: `HOME` and XDG variables are not asked.
 
-    A variable that moves this file could switch the wall off (spec execution §2).
+    A variable that moves this file could switch the wall off (spec execution §2). None for a uid without an account,
+    as containers have them.
     """
-    return Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".config" / "kdskills" / "config.toml"
+    try:
+        account = pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return None
+    return Path(account.pw_dir) / ".config" / "kdskills" / "config.toml"
+
+
+def config_files() -> tuple[Path, ...]:
+    """Return where settings files may be, the strongest first."""
+    own = user_config()
+    return (SYSTEM_CONFIG,) if own is None else (own, SYSTEM_CONFIG)
 
 
 class Settings(BaseSettings):
@@ -125,7 +136,7 @@ class Settings(BaseSettings):
         Raises:
             SettingsInvalid: A file cannot be read, or a value is not understood.
         """
-        chosen = files or (user_config(), SYSTEM_CONFIG)
+        chosen = files or config_files()
         try:
             merged: dict[str, Any] = {}
             for path in reversed(chosen):
@@ -164,7 +175,7 @@ class _WithoutFileOnly(PydanticBaseSettingsSource):
         if forbidden:
             names = ", ".join(f"KDSKILLS_{name.upper()}" for name in forbidden)
             raise SettingsInvalid(
-                f"{names} cannot be set by a variable: write it into {user_config()} or {SYSTEM_CONFIG}",
+                f"{names} cannot be set by a variable: write it into {' or '.join(map(str, config_files()))}",
                 errors=dict.fromkeys(forbidden, "settings file only"),
             )
         return dict(values)

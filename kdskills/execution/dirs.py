@@ -46,4 +46,7 @@ def private_dir(path: Path) -> Path:
 
 def _xdg(variable: str, fallback: str) -> Path:
     given = os.environ.get(variable, "")
-    return Path(given) if given.startswith("/") else Path.home() / fallback
+    base = Path(given) if given.startswith("/") else Path(os.path.expanduser("~")) / fallback  # noqa: PTH111 - no raise
+    if not base.is_absolute():
+        raise ExecRefused(f"this user has no home: set {variable} to a folder of its own", variable=variable)
+    return base

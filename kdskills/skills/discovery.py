@@ -226,12 +226,12 @@ class Scanner:
         try:
             return list_folder(folder.descriptor(), folder.path)
         except FileRefused as refusal:
-            self._unreadable(folder.path, refusal.code)
+            self._unreadable(folder.path, refusal)
         except OSError as error:
             self._unreadable(folder.path, error.strerror or "the system refused")
         return None
 
-    def _unreadable(self, path: str, reason: str) -> None:
+    def _unreadable(self, path: str, reason: str | FileRefused) -> None:
         # Its stamp is one no folder has, so the next walk tries again.
         self._folders[path] = PlainFolder(NO_STAMP, (), (unreadable_note(path, reason),))
 

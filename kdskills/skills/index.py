@@ -32,11 +32,14 @@ class IndexIgnored(Exception):
     """Why an index file is not used; it never leaves this room."""
 
 
-def default_index_dir() -> Path:
-    """Return the user's cache folder for indexes: `$XDG_CACHE_HOME/kdskills/index`, else `~/.cache/kdskills/index`."""
+def default_index_dir() -> Path | None:
+    """Return the user's cache folder for indexes: `$XDG_CACHE_HOME/kdskills/index`, else `~/.cache/kdskills/index`.
+
+    None, and so no index, for a user without a home.
+    """
     given = os.environ.get("XDG_CACHE_HOME", "")
     base = Path(given) if given.startswith("/") else Path(os.path.expanduser("~/.cache"))  # noqa: PTH111 - no raise
-    return base / "kdskills" / "index"
+    return base / "kdskills" / "index" if base.is_absolute() else None
 
 
 class IndexStore:

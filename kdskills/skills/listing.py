@@ -109,9 +109,13 @@ def _link_note(path: str) -> Diagnostic:
     return Diagnostic("symlink_skipped", "warning", f"{place} is a linked folder and was not entered.", place)
 
 
-def unreadable_note(path: str, reason: str) -> Diagnostic:
+def unreadable_note(path: str, reason: str | FileRefused) -> Diagnostic:
     """Say that a folder was left out because the system would not show it."""
     place = shown(path) or "."
+    if isinstance(reason, FileRefused):
+        cause = reason.__cause__
+        words = cause.strerror if isinstance(cause, OSError) else None
+        reason = words or "it became something else than a folder while it was looked at"
     return Diagnostic("unreadable", "warning", f"The folder {place} cannot be read: {reason}.", place)
 
 
@@ -180,7 +184,7 @@ def _descend(parent: int, path: str, names: list[str], found: Subtree, nested: b
         try:
             descriptor = open_folder_at(parent, name, place)
         except FileRefused as refusal:
-            found.notes.append(unreadable_note(place, refusal.code))
+            found.notes.append(unreadable_note(place, refusal))
             continue
         try:
             listing = list_folder(descriptor, place)

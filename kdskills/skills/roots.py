@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kdskills.errors import BadRequest, Diagnostic
 from kdskills.skills.model import RootKind
+from kdskills.skills.safe_open import is_folder
 
 KIND_ORDER: tuple[RootKind, ...] = ("builtin", "plugin", "user", "project", "bundle")
 DEEP_KINDS: frozenset[RootKind] = frozenset({"user", "project"})
@@ -99,8 +100,8 @@ def agent_skill_roots(
     findings: list[Diagnostic] = []
     seen: set[Path] = set()
     if home:
-        base = Path.home() if home is True else Path(home)
-        for name, folder in _present(base, names):
+        base = Path(os.path.expanduser("~")) if home is True else Path(home)  # noqa: PTH111 - without a home there is none
+        for name, folder in _present(base, names) if base.is_absolute() or home is not True else ():
             if folder not in seen:
                 seen.add(folder)
                 roots.append(SkillRoot(f"user://{name}/skills", folder, f"user:{name}", "user"))
@@ -134,7 +135,7 @@ def _untrusted(label: str) -> Diagnostic:
 def _present(base: Path, names: Iterable[str]) -> list[tuple[str, Path]]:
     """Return the names whose `skills` folder is there, each with its canonical path."""
     found = ((name, base / name / "skills") for name in names)
-    return [(name, Path(os.path.realpath(folder))) for name, folder in found if folder.is_dir()]
+    return [(name, Path(os.path.realpath(folder))) for name, folder in found if is_folder(folder)]
 
 
 def _upwards(start: Path) -> list[Path]:

@@ -101,7 +101,7 @@ def _bundle(host: Host, path: Path, findings: list[Diagnostic]) -> tuple[Path, l
     for found in subsystem.diagnostics:
         # What discovery says of a skill's own files is found by validating it; what it left out is not.
         beside = found.code in DISCOVERED and found.severity != "error"
-        if found.path is None or (beside and os.path.lexists(root / found.path)):
+        if found.path is None or (beside and (found.code == "unreadable" or os.path.lexists(root / found.path))):
             findings.append(found)
     for folder in folders:
         place = folder.relative_to(root)

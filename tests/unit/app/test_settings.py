@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.app import Settings, SettingsInvalid
-from kdskills.app.settings import FILE_ONLY, user_config
+from kdskills.app.settings import FILE_ONLY, SYSTEM_CONFIG, config_files, user_config
 from kdskills.execution import IsolationLevel
 
 
@@ -92,3 +92,17 @@ def test_options_for_engines(tmp_path: Path) -> None:
 def test_every_setting_is_documented() -> None:
     """Each field has a description, from which the reference page is made."""
     assert [name for name, field in Settings.model_fields.items() if len(field.description or "") < 20] == []
+
+
+def test_a_uid_without_an_account_has_only_the_system_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers run programs under uids nobody registered: there is then no user's file, and nothing fails."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert (user_config(), config_files()) == (None, (SYSTEM_CONFIG,))
+    assert Settings.load().executor == "auto"
+    monkeypatch.setenv("KDSKILLS_ALLOW_UNISOLATED", "true")
+    with pytest.raises(SettingsInvalid, match=str(SYSTEM_CONFIG)):
+        Settings.load()

@@ -446,3 +446,16 @@ def test_listing_counts_what_is_there(tmp_path):
     finally:
         os.close(descriptor)
     assert (got.count, got.size, got.folders, got.files) == (3, 3 + 2 + len("data"), ["sub"], {"SKILL.md": True})
+
+
+def test_a_folder_that_cannot_be_read_is_named_with_the_systems_reason(tmp_path):
+    """What a person can act on stands in the finding: the folder and why the system refused."""
+    from kdskills.errors import FileRefused
+    from kdskills.skills.listing import unreadable_note
+
+    refusal = FileRefused("x", code="unreadable")
+    refusal.__cause__ = PermissionError(13, "Permission denied")
+    expected = "The folder acme/locked cannot be read: Permission denied."
+    assert unreadable_note("acme/locked", refusal).message == expected
+    swapped = FileRefused("x", code="symlink")
+    assert "became something else" in unreadable_note("acme/locked", swapped).message

@@ -337,3 +337,25 @@ def test_processes_share_one_index(root, store, tmp_path):
     assert [process.wait(60) for process in started] == [0, 0, 0]
     make(root, store).snapshot()
     assert len(list(store.iterdir())) == 1
+
+
+def no_home(monkeypatch):
+    """Make this process one of a user without an account and without HOME."""
+
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_without_a_home_there_is_no_index_and_no_folder_called_tilde(tmp_path, monkeypatch):
+    """A uid without an account gets no index, instead of one in `./~` of wherever it was started."""
+    no_home(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "skills" / "a").mkdir(parents=True)
+    (tmp_path / "skills" / "a" / "SKILL.md").write_text("---\nname: a\ndescription: d\n---\nDo it.\n")
+    registry = SkillRegistry([SkillRoot("bundle://skills", tmp_path / "skills", "bundle", "bundle")])
+    assert (list(registry.refresh().added), sorted(os.listdir(tmp_path))) == (["public.a"], ["skills"])
+    assert index_module.default_index_dir() is None

@@ -127,3 +127,15 @@ def test_odd_clients_are_refused(project, client):
     """A client is a plain word, so that it cannot name a folder elsewhere."""
     with pytest.raises(BadRequest):
         agent_skill_roots(project, clients=[client], trusted=[])
+
+
+def test_a_user_without_a_home_has_no_roots_there(project, monkeypatch):
+    """A uid without an account asks for the skills at home and gets none, without an error."""
+
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.chdir(project)
+    assert [root for root in agent_skill_roots(project, home=True, trusted=[]) if root.kind == "user"] == []
