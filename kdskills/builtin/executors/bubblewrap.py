@@ -80,20 +80,29 @@ class BubblewrapExecutor:
 
     async def run(self, request: ExecRequest) -> ExecResult:
         """Run to the end. Raises as the protocol says."""
-        started = await self.start(request)
+        run = self._new(request, self._pool_of)
+        run.go()
         try:
-            return await started.wait()
+            return await run.wait()
+        except (RootChanged, RootMissing) as error:
+            return await skills_mismatch(error, self.name, self.level).wait()
         except asyncio.CancelledError:
-            await started.cancel()
+            await run.cancel()
             raise
 
     async def start(self, request: ExecRequest) -> BubblewrapRun | FinishedRun:
         """Start and return at once. Raises as `run`."""
-        return await self._start(request, self._pool_of)
+        run = self._new(request, self._pool_of)
+        run.go()
+        try:
+            await run.begun()
+        except (RootChanged, RootMissing) as error:
+            return skills_mismatch(error, self.name, self.level)
+        return run
 
-    async def _start(
-        self, request: ExecRequest, pool: Callable[[Ground, Rootfs], Pool | None]
-    ) -> BubblewrapRun | FinishedRun:
+    def _new(self, request: ExecRequest, pool: Callable[[Ground, Rootfs], Pool | None]) -> BubblewrapRun:
+        """Return a run whose own thread decides and stages everything; handing that over would only cost time."""
+
         def prepare() -> Prepared:
             try:
                 ground, rootfs, job = self._prepare(request)
@@ -101,12 +110,7 @@ class BubblewrapExecutor:
             except (ExecFailed, OSError) as error:
                 raise ExecRefused(f"what a sandbox needs cannot be prepared: {error}", engine=self.name) from error
 
-        run = BubblewrapRun(request.limits, prepare)
-        try:
-            await run.begin()
-        except (RootChanged, RootMissing) as error:
-            return skills_mismatch(error, self.name, self.level)
-        return run
+        return BubblewrapRun(request.limits, prepare)
 
     def close(self) -> None:
         """End the sandboxes that were made ahead of time; the end of the interpreter does the same."""
@@ -232,12 +236,13 @@ class BubblewrapExecutor:
         try:
             ground, rootfs = await asyncio.to_thread(self._prepared)
             canary = ExecRequest(argv=canary_argv(rootfs.python, rootfs.entry))
-            run = await self._start(canary, lambda *_: None)
+            run = self._new(canary, lambda *_: None)
+            run.go()
+            await run.begun()
         except (ExecRefused, ExecFailed) as error:
             return ProbeReport(self.name, self.level, ok=False, cure=error.message)
         except OSError as error:
             return ProbeReport(self.name, self.level, ok=False, cure=f"make what a sandbox needs accessible: {error}")
-        assert isinstance(run, BubblewrapRun)
         result = await run.wait()
         checks = (*judge(result.stdout.data), *_seen_from_outside(run, ground))
         ok = result.status == "ok" and all(check.ok for check in checks)

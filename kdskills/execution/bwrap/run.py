@@ -59,9 +59,12 @@ class BubblewrapRun:
         """Memory and pids limits as the kernel held them for this run; empty without a cgroup."""
         return self._bounds
 
-    async def begin(self) -> None:
-        """Start the thread and wait until the program runs, or the run is already over. Raises what preparing raises."""
+    def go(self) -> None:
+        """Start the run's thread."""
         threading.Thread(target=self._main, name="kdskills-bubblewrap", daemon=True).start()
+
+    async def begun(self) -> None:
+        """Wait until the program runs, or the run is already over. Raises what preparing raises."""
         try:
             await asyncio.shield(asyncio.wrap_future(self._started))
         except asyncio.CancelledError:
@@ -69,7 +72,7 @@ class BubblewrapRun:
             raise
 
     async def wait(self) -> ExecResult:
-        """Wait for the end and return the result; cancelling the wait does not end the run."""
+        """Wait for the end and return the result; cancelling the wait does not end the run. Raises as `begun`."""
         return await asyncio.shield(asyncio.wrap_future(self._result))
 
     async def cancel(self) -> None:
