@@ -77,6 +77,10 @@ class Asker:
                         raise self._masked(error) from None
                     attempt += 1
                     await self._wait(request.role, attempt, error)
+            for (
+                call
+            ) in reply.calls:  # before anything of the reply is told: its text may repeat what its calls give away
+                self._bus.redactor.arguments(call.arguments)
             span.replied(replace(reply, text=self._bus.redactor.text(reply.text)))
         self._tell(request.role, provider, reply)
         return Asked(reply, attempt, round((time.monotonic() - begun) * 1000))
@@ -134,8 +138,6 @@ class Asker:
         await self._pacing.sleep(delay)
 
     def _tell(self, role: str, provider: ModelProvider, reply: ModelReply) -> None:
-        for call in reply.calls:
-            self._bus.redactor.arguments(call.arguments)
         self._bus.emit(
             ModelReplied,
             step=self._step,

@@ -304,3 +304,30 @@ async def test_a_recorded_turn_replays_without_the_server(server, register, bund
     assert (again.text, again.cited, again.replayed, len(server.seen)) == (first.text, (1,), True, asked)
     assert [len(step.calls) for step in again.steps] == [len(step.calls) for step in first.steps]
     assert [entry.when.active for entry in read_cassette(cassette).replies] == [(), ("sales",)]
+
+
+async def test_a_decisions_schema_is_sent_as_response_format(server, register, bundle, tmp_path):
+    """`json-schema:` holds a server to the decision's form; the turn itself is the same."""
+    server.script = [
+        {"text": '{"tool": "skills_load", "arguments": {"names": ["sales"]}}'},
+        {"text": '{"answer": "Up"}'},
+    ]
+    result = (await run(register, f"json-schema:openai:tiny@{server.url}", bundle, tmp_path))[-1].result
+    assert (result.status, result.text) == ("final", "Up")
+    for _, _, body in server.seen:
+        sent = body["response_format"]
+        assert (sent["type"], sent["json_schema"]["name"], "tools" in body) == ("json_schema", "decision", False)
+        branches = sent["json_schema"]["schema"]["anyOf"]
+        assert branches[0]["properties"]["tool"] == {"const": "skills_load"}
+        assert list(branches[-1]["properties"]) == ["answer"]
+
+
+async def test_a_full_window_in_llama_cpps_words(server, register):
+    """Local servers have words of their own for a request that does not fit."""
+    message = "request (9 tokens) exceeds the available context size (8 tokens), try increasing it"
+    server.script = [(400, {}, {"error": {"code": 400, "message": message, "type": "exceed_context_size_error"}})]
+    model = open_model(register, f"openai:tiny@{server.url}")
+    with pytest.raises(ModelFailed) as caught:
+        await model.reply(request())
+    await model.aclose()
+    assert caught.value.code == "context_full"

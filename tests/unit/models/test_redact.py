@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,3 +60,45 @@ def test_a_masked_text_holds_no_secret(text, secret):
     """Whatever surrounds it, the secret is gone."""
     if secret.strip() and secret not in "***":
         assert secret not in Redactor([secret]).text(text + secret + text).replace("***", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("plain", "plain"),
+        ("a tok", "a "),
+        ("a toke", "a "),
+        ("a token", "a token"),
+        ("tokento", "token"),
+        ("token tok", "token "),
+        ("to tot", "to to"),
+        ("", ""),
+    ],
+)
+def test_what_may_become_a_secret_is_held_back(text, told):
+    """Of a growing text the end that may be the beginning of a secret is not told yet."""
+    assert text[: Redactor(["token"]).whole(text)] == told
+
+
+def test_a_secret_that_overlaps_itself_is_not_cut():
+    """The part of a whole secret that looks like its beginning stays with it."""
+    redactor = Redactor(["abab", "ab"])
+    assert redactor.whole("xabab") == 1
+    assert redactor.whole("xababc") == 6
+
+
+@given(st.lists(st.text("abc", max_size=5), max_size=12), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
+def test_pieces_told_hold_no_secret(pieces, secrets):
+    """However a text is cut, what is told piece by piece never adds up to more than the text masked as a whole."""
+    redactor, waiting, told = Redactor(secrets), "", []
+    for piece in pieces:
+        waiting += piece
+        end = redactor.whole(waiting)
+        told.append(waiting[:end])
+        waiting = waiting[end:]
+    told.append(waiting)
+    text = "".join(pieces)
+    assert "".join(told) == text
+    masked = "".join(redactor.text(part) for part in told)
+    for secret in secrets:
+        assert secret not in masked

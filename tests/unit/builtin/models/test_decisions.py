@@ -1,12 +1,13 @@
 """Plain-JSON decisions for models without tool calling."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.builtin.models.decisions import JsonDecisions, find_decision, read_decision
+from kdskills.builtin.models.decisions import JsonDecisions, decision_schema, find_decision, read_decision
 from kdskills.models import Message, ModelReply, ModelRequest, TextDelta, ToolCall, ToolSpec
 from kdskills.testing.models import ScriptedModel, call, say
 
@@ -136,3 +137,86 @@ async def test_a_streamed_decision_shows_no_half_object():
     with pytest.raises(Exception, match="no reply"):
         await model.reply(request())
     await model.aclose()
+
+
+# ---- decisions held to a schema ----
+
+RUN = ToolSpec(
+    "tools_run",
+    "Run.",
+    {
+        "type": "object",
+        "properties": {
+            "path": {"type": "string", "maxLength": 9, "description": "Which.", "pattern": "^a+$"},
+            "env": {"type": "object", "additionalProperties": {"type": "string", "format": "uri"}},
+            "names": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "maxItems": 64},
+        },
+        "required": ["path"],
+        "additionalProperties": False,
+    },
+    "tools.run",
+)
+
+
+def test_the_schema_of_a_decision_is_a_call_or_an_answer():
+    """One branch per tool, one for the answer; of the tools' schemas only what says how values look."""
+    schema = decision_schema((LOAD, RUN))
+    assert [list(branch["properties"]) for branch in schema["anyOf"]] == [
+        ["tool", "arguments"],
+        ["tool", "arguments"],
+        ["answer"],
+    ]
+    assert [branch["properties"].get("tool") for branch in schema["anyOf"]] == [
+        {"const": "skills_load"},
+        {"const": "tools_run"},
+        None,
+    ]
+    assert schema["anyOf"][1]["properties"]["arguments"] == {
+        "type": "object",
+        "properties": {
+            "path": {"type": "string"},
+            "env": {"type": "object", "additionalProperties": {"type": "string"}},
+            "names": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1},
+        },
+        "required": ["path"],
+        "additionalProperties": False,
+    }
+
+
+async def test_the_schema_goes_out_only_where_it_is_asked_for():
+    """`json-schema:` sends it with tools, `json:` never; without tools there is no decision."""
+    inner = ScriptedModel([say('{"answer": "a"}')] * 3)
+    held = JsonDecisions(inner, constrained=True)
+    await held.reply(request())
+    await held.reply(request(tools=()))
+    await JsonDecisions(inner).reply(request())
+    assert [asked.answer_schema for asked in inner.requests] == [decision_schema((LOAD,)), None, None]
+    assert held.name == "json-schema:scripted"
+
+
+async def test_tools_stand_before_what_changes():
+    """What a server has computed for the tools is of use after a skill was loaded, too."""
+    inner = ScriptedModel([say('{"answer": "a"}')] * 2)
+    for instructions in ("rules <active/>", "rules <active>more</active>"):
+        await JsonDecisions(inner).reply(replace(request(), instructions=instructions))
+    first, second = (asked.instructions for asked in inner.requests)
+    same = next(at for at, pair in enumerate(zip(first, second, strict=False)) if len(set(pair)) > 1)
+    assert "skills_load" in first[:same]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"answer": "The airp', "The airp"),
+        ('{"answer":"a \\"b\\" c', 'a "b" c'),
+        ('{"answer": "a\\', "a"),
+        ('{"answer": "a\\u00e', "a"),
+        ('{"answer": "a \\ud83d', "a \ud83d"),
+        ('  {\n "answer" : "x\ny', "x\ny"),
+        ('{"answer": "', ""),
+    ],
+)
+def test_an_answer_that_was_cut_is_what_there_is_of_it(text, said):
+    """A reply that ran into its bound in the middle of the answer is text, without the object around it."""
+    reply = read_decision(ModelReply(text, finish_reason="length"), (LOAD,), 1)
+    assert (reply.text, reply.calls) == (said, ())
