@@ -116,7 +116,7 @@ def _decode(data: bytes, root: SkillRoot, base: str, content: ContentMaker) -> R
     try:
         header: dict[str, Any] = dict(json.loads(head))
         checksum = header.pop("checksum")
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise IndexIgnored("its first line is damaged") from error
     if header != _identity(root, base):
         raise IndexIgnored("another version wrote it")
@@ -124,7 +124,7 @@ def _decode(data: bytes, root: SkillRoot, base: str, content: ContentMaker) -> R
         raise IndexIgnored("its checksum does not fit")
     try:
         return scan_from(json.loads(body), root, base, content)
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise IndexIgnored("it has another shape") from error
 
 
@@ -135,10 +135,11 @@ def _read(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise IndexIgnored(f"it cannot be opened ({error.strerror})") from error
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)  # a folder would not even become a stream
+        raise IndexIgnored("it is not a regular file")
     with os.fdopen(descriptor, "rb") as stream:
-        found = os.fstat(stream.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise IndexIgnored("it is not a regular file")
         if found.st_uid != os.geteuid():
             raise IndexIgnored("it belongs to another user")
         if found.st_mode & 0o022:

@@ -168,6 +168,7 @@ def _forge(data):
 
 
 DAMAGE = {
+    "a first line nested too deep": lambda data: b"[" * 100_000,
     "flipped": _flip,
     "truncated": lambda data: data[:-1],
     "empty": lambda data: b"",
@@ -220,6 +221,18 @@ def test_a_linked_index_or_a_fifo_is_ignored(root, store, tmp_path):
     os.mkfifo(file)
     assert "index_ignored" in codes(make(root, store).snapshot())
     assert file.is_file()
+
+
+def test_a_folder_in_place_of_an_index_costs_only_the_index(root, store):
+    """A folder of the index's name is ignored, cannot be replaced, says so, and leaves nothing open."""
+    make(root, store).snapshot()
+    file = only(store)
+    file.unlink()
+    file.mkdir()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    found = make(root, store).snapshot()
+    assert (len(found.skills), codes(found)) == (3, ["index_ignored", "index_not_written"])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_huge_index_is_ignored(root, store, monkeypatch):
@@ -357,5 +370,5 @@ def test_without_a_home_there_is_no_index_and_no_folder_called_tilde(tmp_path, m
     (tmp_path / "skills" / "a").mkdir(parents=True)
     (tmp_path / "skills" / "a" / "SKILL.md").write_text("---\nname: a\ndescription: d\n---\nDo it.\n")
     registry = SkillRegistry([SkillRoot("bundle://skills", tmp_path / "skills", "bundle", "bundle")])
-    assert (list(registry.refresh().added), sorted(os.listdir(tmp_path))) == (["public.a"], ["skills"])
+    assert (list(registry.refresh().added), [p.name for p in tmp_path.iterdir()]) == (["public.a"], ["skills"])
     assert index_module.default_index_dir() is None
