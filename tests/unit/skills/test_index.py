@@ -224,14 +224,14 @@ def test_a_linked_index_or_a_fifo_is_ignored(root, store, tmp_path):
 
 
 def test_a_folder_in_place_of_an_index_costs_only_the_index(root, store):
-    """A folder of the index's name is ignored, cannot be replaced, says so, and leaves nothing open."""
+    """A folder of the index's name cannot be replaced, which is said, and nothing stays open."""
     make(root, store).snapshot()
     file = only(store)
     file.unlink()
     file.mkdir()
     before = len(list(Path("/proc/self/fd").iterdir()))
     found = make(root, store).snapshot()
-    assert (len(found.skills), codes(found)) == (3, ["index_ignored", "index_not_written"])
+    assert (len(found.skills), codes(found)) == (3, ["index_not_written"])
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
