@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     from kdskills_runtime.reporting import Reporter
 
     if "skills" in argv:
-        import kdskills.turn  # noqa: F401 - imported while nobody waits
+        import kdskills.turn.restore  # noqa: F401 - imported while nobody waits, with all that it needs
         from kdskills_runtime import skills  # noqa: F401 - as above
     payload, report = int(argv[0]), int(argv[1])
     os.set_inheritable(payload, False)
