@@ -59,6 +59,15 @@ def _e2b() -> str | None:
     return _bubblewrap() if importlib.util.find_spec("e2b") else "the package e2b is not installed"
 
 
+def _srt() -> str | None:
+    from kdskills.builtin.executors.srt import TOOLS, find_srt
+
+    missing = sorted(package for tool, package in TOOLS.items() if shutil.which(tool) is None)
+    if missing:
+        return f"{', '.join(missing)} not installed"
+    return None if find_srt() else "srt is not installed: .ci/srt does it"
+
+
 def _fpdf2() -> str | None:
     import importlib.util
 
@@ -87,6 +96,7 @@ PROBES = {
     "bubblewrap": _bubblewrap,
     "docker": _docker,
     "landlock": _landlock,
+    "srt": _srt,
     "documents": _fpdf2,
     "e2b": _e2b,
     "llama": _llama,

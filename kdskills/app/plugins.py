@@ -33,6 +33,7 @@ BUILTIN = (
     "kdskills.builtin.executors.docker",
     "kdskills.builtin.executors.e2b",
     "kdskills.builtin.executors.landlock",
+    "kdskills.builtin.executors.srt",
     "kdskills.builtin.executors.subprocess",
     "kdskills.builtin.stores.memory",
     "kdskills.builtin.stores.sql",

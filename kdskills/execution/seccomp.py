@@ -15,6 +15,9 @@ from typing import Final, Literal
 
 Arch = Literal["x86_64", "aarch64"]
 
+ARCHES: Final[dict[str, Arch]] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+"""What `platform.machine()` calls the architectures there are filters for."""
+
 AUDIT_ARCH: Final[dict[Arch, int]] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT: Final = 0x40000000
 

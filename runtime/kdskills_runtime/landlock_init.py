@@ -12,7 +12,8 @@ the end of ORDER_FD:
     uid                 the uid and gid nobody else has; null keeps ours, and the tree is what descends from us
     limits              {rlimit: [soft, hard]}
     ruleset             hex of struct landlock_ruleset_attr; null for a program that brings a wall of its own
-    rules               [[path, rights]]; `proc_rights` are those to the program's own folder in /proc
+    rules               [[path, rights]]
+    proc                [[name, rights]] of files below the program's own folder in /proc
     seccomp             hex of the filter, or null
     keep                descriptors the program inherits beside 0, 1 and 2
     cgroups             cgroup.procs files the program writes itself into
@@ -90,7 +91,7 @@ class _Watch:
         pid = os.fork()
         if pid == 0:
             _become(self._order, ruleset, theirs)
-        own = os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY)  # its rule lasts as long as its place in the cache
+        held = _held(pid, self._order["proc"])
         if ruleset is not None:
             os.close(ruleset)
         os.close(theirs)
@@ -103,7 +104,8 @@ class _Watch:
         self._tell({"event": "started"})
         status = self._until_the_end(pid, wake)
         left = end_all(self._order["uid"])
-        os.close(own)
+        for fd in held:
+            os.close(fd)
         if self._guard is not None:
             self._guard.kill()
         end: dict[str, Any] = {"event": "ended", "over": self._over, "left": left}
@@ -192,6 +194,17 @@ class _Watch:
                 send_all(self._order["uid"], signal.SIGKILL)
 
 
+def _held(pid: int, names: list[tuple[str, int]]) -> list[int]:
+    """Hold files of /proc: a rule about one lasts as long as the kernel remembers its place."""
+    held = []
+    for name, _ in names:
+        try:
+            held.append(os.open(f"/proc/{pid}/{name}", os.O_PATH | os.O_CLOEXEC))
+        except OSError:
+            continue
+    return held
+
+
 def make_ruleset(order: dict[str, Any]) -> int | None:
     """Return a ruleset's descriptor. Raises Stopped."""
     if order["ruleset"] is None:
@@ -231,7 +244,8 @@ def _become(order: dict[str, Any], ruleset: int | None, trouble: int) -> None:
             with open(path, "wb", buffering=0) as stream:  # noqa: PTH123 - pathlib costs 3 ms to import
                 stream.write(b"0")
         if ruleset is not None:
-            _allow(ruleset, f"/proc/{os.getpid()}", order["proc_rights"])
+            for name, rights in order["proc"]:
+                _allow(ruleset, f"/proc/{os.getpid()}/{name}", rights)
         for fd in order["keep"]:
             os.set_inheritable(fd, True)
         stage = "limits"

@@ -29,17 +29,16 @@ from kdskills.execution.probing import canary_argv, failed, judge
 from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.request import ExecRequest, ExecResult, IsolationLevel
 from kdskills.execution.rootfs import Rootfs, build_rootfs
+from kdskills.execution.seccomp import ARCHES
 from kdskills.execution.stage import read_inputs, stage_skill
 from kdskills.hooks import hookimpl
 
 if TYPE_CHECKING:
     from kdskills.execution.options import ExecutionOptions, ExecutorFactory
-    from kdskills.execution.seccomp import Arch
     from kdskills.hooks import Register
 
 ENGINE: Final = "landlock"
 LEVEL: Final = IsolationLevel.LANDLOCK
-_ARCHES: Final[dict[str, Arch]] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 _CAPABILITIES: Final = {"CHOWN": 0, "DAC_OVERRIDE": 1, "KILL": 5, "SETGID": 6, "SETUID": 7, "SETPCAP": 8}
 """What the launcher needs of root: all of them are in what container engines give by default."""
 LEAST_MEMORY: Final = 16 * 1024 * 1024
@@ -174,7 +173,7 @@ class LandlockExecutor:
         with self._lock:
             if self._wall is None or self._rootfs is None or not self._rootfs.path.is_dir():
                 version = _usable_version()
-                arch = _ARCHES.get(platform.machine())
+                arch = ARCHES.get(platform.machine())
                 if arch is None:
                     raise ExecRefused(f"no system call filter for {platform.machine()}", engine=self.name)
                 self._rootfs = build_rootfs(self._options.cache_dir, packages=self._options.image_packages)

@@ -52,6 +52,27 @@ FACTS: Final = (
 )
 """What a program may read of the machine, beside the files of its own process in /proc."""
 
+PROC_FILES: Final = (
+    *(
+        "auxv",
+        "cgroup",
+        "cmdline",
+        "comm",
+        "environ",
+        "io",
+        "limits",
+        "maps",
+        "mounts",
+        "smaps",
+        "stat",
+        "statm",
+        "status",
+    ),
+    *("gid_map", "uid_map"),
+)
+PROC_FOLDERS: Final = ("fd", "fdinfo")
+"""What a program may read of itself below /proc; `net` is not among it, which tells of everybody's connections."""
+
 SHEBANGS: Final = ("/bin/sh", "/bin/bash", "/usr/bin/bash", "/usr/bin/env")
 """Programs that first lines of scripts name by path, and which are therefore allowed where the host has them."""
 

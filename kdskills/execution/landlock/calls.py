@@ -51,6 +51,11 @@ def landlock_rules(abi: int) -> tuple[Rule, ...]:
     return (*kept, *NO_SOCKETS, *SHARED, *((BY_PATH,) if abi < 3 else ()))
 
 
+def shared_rules() -> tuple[Rule, ...]:
+    """Return the refused calls of a program that has a network namespace of its own, and nothing else."""
+    return (*RULES, *SHARED)
+
+
 def program_bytes(arch: Arch, abi: int) -> bytes:
     """Return the filter as `prctl(2)` reads it."""
     return b"".join(step.pack() for step in assemble(arch, landlock_rules(abi)))

@@ -10,7 +10,7 @@ from typing import Final
 
 from kdskills.execution.check import Plan
 from kdskills.execution.container import rlimits
-from kdskills.execution.landlock.abi import READ, Rule, handled, library_folders
+from kdskills.execution.landlock.abi import PROC_FILES, PROC_FOLDERS, READ, READ_FILE, Rule, handled, library_folders
 from kdskills.execution.local_tree import RunFolder
 
 TERM_ALL, KILL_ALL = b"\x00", b"\xff"
@@ -73,7 +73,7 @@ def build_order(
         "limits": bounds,
         "ruleset": wanted.attr().hex(),
         "rules": [(rule.path, rule.access) for rule in rules],
-        "proc_rights": READ & wanted.fs,
+        "proc": [(name, READ if name in PROC_FOLDERS else READ_FILE) for name in (*PROC_FILES, *PROC_FOLDERS)],
         "seccomp": wall.seccomp.hex(),
         "keep": list(keep),
         "cgroups": list(cgroups),

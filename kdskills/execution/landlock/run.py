@@ -91,6 +91,11 @@ class TreeRun:
         """Memory and pids limits as the kernel holds them for this run; empty without a cgroup."""
         return {} if self._leaf is None else self._leaf.bounds()
 
+    @property
+    def launcher_pid(self) -> int | None:
+        """The watcher's pid, whose descendants are the run; None before it started and after its end."""
+        return self._launcher.pid if self._launcher is not None and not self._result.done() else None
+
     async def wait(self) -> ExecResult:
         """Wait for the end and return the result; cancelling the wait does not end the run."""
         return await asyncio.shield(asyncio.wrap_future(self._result))

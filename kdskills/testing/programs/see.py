@@ -14,6 +14,13 @@ def listed(path):
         return []
 
 
+def routes():
+    try:
+        return pathlib.Path("/proc/net/route").read_text().splitlines()[1:]
+    except OSError:
+        return []
+
+
 kdskills_runtime.report(
     {
         "uid": os.getuid(),
@@ -22,7 +29,7 @@ kdskills_runtime.report(
         "work": sorted(os.listdir(".")),
         "argv": len(sys.argv),
         "interfaces": listed("/sys/class/net"),
-        "routes": pathlib.Path("/proc/net/route").read_text().splitlines()[1:],
+        "routes": routes(),
         "root_writable": os.access("/", os.W_OK) or os.access("/usr", os.W_OK) or os.access("/skills", os.W_OK),
     }
 )

@@ -1,0 +1,223 @@
+"""What a Landlock run is made of: rights by kernel, rules, filter, uids, the order (spec execution §3)."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+
+import pytest
+
+from kdskills.errors import ExecRefused
+from kdskills.execution.check import check_request
+from kdskills.execution.landlock import abi, calls, uids
+from kdskills.execution.landlock.order import GUARD_SLACK, Wall, build_order, environment, host_argv, host_place
+from kdskills.execution.local_tree import RunFolder
+from kdskills.execution.request import ExecRequest, Limits, ScriptCall, SkillMount
+from kdskills.execution.seccomp import ALLOW, AUDIT_ARCH, ERRNO, assemble
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A prepared tree with two libraries, a loader and a program; one library is also the host's."""
+    for name in ("usr/lib/x", "usr/lib64", "usr/bin", "usr/local/bin"):
+        (tmp_path / "tree" / name).mkdir(parents=True)
+    for name in ("usr/lib/x/libown.so.1", "usr/lib64/ld-linux.so.2", "usr/bin/sh"):
+        (tmp_path / "tree" / name).write_bytes(b"")
+    return tmp_path / "tree"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run's folders."""
+    return RunFolder.make(tmp_path, ExecRequest(argv=("true",)))
+
+
+@pytest.mark.parametrize(
+    ("version", "fs", "net", "scoped", "size"),
+    [(1, 13, 0, 0, 8), (2, 14, 0, 0, 8), (3, 15, 0, 0, 8), (4, 15, 3, 0, 16), (5, 16, 3, 0, 16), (6, 16, 3, 3, 24), (9, 16, 3, 3, 24)],
+)  # fmt: skip
+def test_each_version_takes_away_what_it_knows(version, fs, net, scoped, size):
+    """Masks and the structure's length follow the kernel's documented interface; newer versions keep what is known."""
+    handled = abi.handled(version)
+    assert (handled.fs, handled.net, handled.scoped) == ((1 << fs) - 1, net, scoped)
+    assert handled.attr() == struct.pack("<QQQ", handled.fs, net, scoped)[:size]
+
+
+def test_the_kernel_is_asked_for_its_version():
+    """A version comes with no reason, and no version with one."""
+    version, why = abi.version()
+    assert (version > 0) == (why == "")
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 5, 7])
+def test_rules_fit_the_kernel_and_what_is_there(tree, folder, version):
+    """No rule has a right the version lacks, no file one for folders, and what is not there has no rule."""
+    rules = abi.rules(tree, [tree / "absent"], folder.control, (folder.work, folder.tmp), version)
+    known = abi.handled(version).fs
+    by_path = {rule.path: rule.access for rule in rules}
+    assert by_path[str(tree)] == abi.LOOK
+    assert by_path[str(folder.control)] == abi.READ
+    assert by_path[str(folder.work)] == by_path[str(folder.tmp)] == abi.WRITE & known
+    assert str(tree / "absent") not in by_path
+    for path, access in by_path.items():
+        assert access & ~known == 0
+        assert os.path.isdir(path) or access & (abi.READ_DIR | abi.REFER | abi.MAKE_REG) == 0
+
+
+def test_nothing_but_the_runs_own_folders_can_be_written(tree, folder):
+    """Write rights exist below the run's folders and on harmless devices only, and devices cannot be made anywhere."""
+    rules = abi.rules(tree, [], folder.control, (folder.work, folder.tmp), 7)
+    writable = {rule.path for rule in rules if rule.access & (abi.WRITE & ~abi.LOOK)}
+    assert writable == {str(folder.work), str(folder.tmp), *abi.DEVICES}
+    assert all(rule.access & (abi.MAKE_CHAR | abi.MAKE_BLOCK | abi.MAKE_SOCK) == 0 for rule in rules)
+
+
+def test_no_folder_of_the_hosts_own_data_is_open(tree, folder):
+    """Of the host there are single files and the processor's folder; never /, /etc, /proc, /usr or a home."""
+    rules = abi.rules(tree, [], folder.control, (folder.work, folder.tmp), 7)
+    folders = {rule.path for rule in rules if os.path.isdir(rule.path)}
+    assert folders - {str(tree), str(folder.control), str(folder.work), str(folder.tmp)} == {"/sys/devices/system/cpu"}
+    assert "net" not in (*abi.PROC_FILES, *abi.PROC_FOLDERS)
+
+
+def test_libraries_are_found_where_the_tree_has_them(tree):
+    """Folders of shared libraries are relative to the tree."""
+    assert abi.library_folders(tree) == ["usr/lib/x", "usr/lib64"]
+
+
+def call(arch, name, *args, version=7):
+    """Interpret the filter for one call."""
+    rules = calls.landlock_rules(version)
+    number = next((rule.number(arch) for rule in rules if rule.name == name), 45 if arch == "aarch64" else 76)
+    data = struct.pack("<IIQ6Q", number, AUDIT_ARCH[arch], 0, *(*args, *[0] * (6 - len(args))))
+    program, at, value = assemble(arch, rules), 0, 0
+    while True:
+        step = program[at]
+        at += 1
+        match step.code:
+            case 0x20:
+                (value,) = struct.unpack_from("<I", data, step.k)
+            case 0x06:
+                return step.k
+            case _:
+                hit = {0x15: value == step.k, 0x35: value >= step.k, 0x45: bool(value & step.k)}[step.code]
+                at += step.jt if hit else step.jf
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+def test_no_socket_but_connected_pairs(arch):
+    """No family of socket can be made; of pairs only UNIX streams, whatever their flags."""
+    assert {call(arch, "socket", family) for family in range(64)} == {ERRNO | errno.EACCES}
+    for name in ("connect", "bind", "listen", "accept", "accept4"):
+        assert call(arch, name) == ERRNO | errno.EACCES
+    for flags in (0, 0x800, 0x80000, 0x80800):
+        assert call(arch, "socketpair", 1, 1 | flags) == ALLOW
+        assert call(arch, "socketpair", 1, 2 | flags) == ERRNO | errno.EACCES
+        assert call(arch, "socketpair", 30, 1 | flags) == ERRNO | errno.EACCES
+        assert call(arch, "socketpair", 1, 5 | flags) == ERRNO | errno.EACCES
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("rule", calls.SHARED, ids=lambda rule: rule.name)
+def test_what_namespaces_divide_elsewhere_is_refused(arch, rule):
+    """System V objects, message queues and watches are refused."""
+    assert call(arch, rule.name) == ERRNO | errno.EPERM
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+def test_old_kernels_get_truncate_refused_instead(arch):
+    """Before version 3 Landlock does not know truncation, so the call itself is refused."""
+    assert call(arch, "truncate", version=2) == ERRNO | errno.EPERM
+    assert call(arch, "truncate", version=3) == ALLOW
+
+
+def test_the_shared_table_stays_in_force():
+    """Every rule of the shared table but sockets' is in the filter unchanged."""
+    from kdskills.execution.seccomp import RULES
+
+    kept = set(calls.landlock_rules(7))
+    assert {rule.name for rule in RULES if rule not in kept} == {"socket", "socketpair"}
+
+
+def test_one_uid_a_run(tmp_path):
+    """Two leases at a time are two uids; a uid that was given back is leased again; none is an account's."""
+    pool = uids.Uids(31000, tmp_path / "uids")
+    one, two = pool.lease(), pool.lease()
+    assert one.uid != two.uid
+    assert {one.uid, two.uid} <= set(pool.all)
+    assert 31000 not in pool.all
+    one.close()
+    assert pool.take(two.uid) is None
+    again = pool.lease()
+    assert again.uid == one.uid
+    two.close()
+    again.close()
+
+
+@pytest.mark.parametrize("base", [-1, 0, 65000, 70000])
+def test_uids_that_cannot_be_are_refused(tmp_path, base):
+    """Root, and numbers beyond what containers map, are no base."""
+    with pytest.raises(ExecRefused) as caught:
+        uids.Uids(base, tmp_path / "uids").lease()
+    assert caught.value.code == "running_as_root"
+
+
+def test_accounts_and_running_uids_are_left_out(tmp_path, monkeypatch):
+    """A uid somebody has, by account or by a process, is never leased."""
+    pool = uids.Uids(31000, tmp_path / "uids")
+    first, second, third = list(pool.all)[:3]
+    monkeypatch.setattr(uids, "_has_account", lambda uid: uid == first)
+    monkeypatch.setattr(uids, "running_uids", lambda: {second})
+    lease = pool.lease()
+    assert lease.uid == third
+    lease.close()
+
+
+def test_running_uids_hold_ours():
+    """Our own uid is seen running, with this process under it."""
+    assert os.getuid() in uids.running_uids()
+    assert os.getpid() in uids.processes_of(os.getuid())
+
+
+def order_of(tree, folder, request, cgroups=()):
+    """Build an order for a request and read it back."""
+    plan = check_request(request)
+    data = build_order(
+        Wall(tree, 7, b"\x01\x02"), plan, folder, argv=plan.argv, places={}, uid=12345,
+        rules=[abi.Rule("/x", 4)], keep=[7], cgroups=cgroups,
+    )  # fmt: skip
+    return json.loads(data)
+
+
+def test_the_order_says_everything(tree, folder):
+    """Program, identity, bounds, wall and guard stand in the order; without a cgroup memory is bounded per process."""
+    limits = Limits(pids=9, memory=1 << 26, work_size=100, tmp_size=200)
+    order = order_of(tree, folder, ExecRequest(argv=("echo", "ü"), env={"A": "b"}, limits=limits, workdir="sub"))
+    assert (order["argv"], order["uid"], order["keep"], order["rules"]) == (["echo", "ü"], 12345, [7], [["/x", 4]])
+    assert (order["cwd"], order["env"]["A"], order["seccomp"]) == (str(folder.work / "sub"), "b", "0102")
+    assert (order["limits"]["nproc"], order["limits"]["as"], order["limits"]["core"]) == ([9, 9], [1 << 26] * 2, [0, 0])
+    assert order["guard"] == [[str(folder.work), 100 + GUARD_SLACK], [str(folder.tmp), 200 + GUARD_SLACK]]
+    assert bytes.fromhex(order["ruleset"]) == abi.handled(7).attr()
+    assert "as" not in order_of(tree, folder, ExecRequest(argv=("true",)), cgroups=["/c/cgroup.procs"])["limits"]
+
+
+def test_variables_are_the_trees_and_the_callers(tree, folder):
+    """Nothing of this process's environment travels; a caller's value wins over ours."""
+    plan = check_request(ExecRequest(argv=("true",), env={"HOME": "/else", "RAW": "\udcff"}))
+    env = environment(tree, plan, folder)
+    assert set(env) == {"PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "RAW"}
+    assert (env["HOME"], env["RAW"]) == ("/else", "\udcff")
+    assert all(part.startswith(str(tree)) for part in env["PATH"].split(":"))
+
+
+def test_places_of_this_host(tmp_path):
+    """A script's path becomes the staged one; the caller's own arguments stay, whatever they look like."""
+    script = ScriptCall("public.x", "scripts/a.py", ("/skills/public.x/scripts/a.py",))
+    request = ExecRequest(script=script, skills=(SkillMount("public.x", tmp_path, "sha256:" + "0" * 64),))
+    plan = check_request(request)
+    places = {"public.x": "/stage/1"}
+    assert host_argv(plan, places) == ("python3", "/stage/1/scripts/a.py", "/skills/public.x/scripts/a.py")
+    assert host_place("/skills/public.x/scripts", places, tmp_path) == "/stage/1/scripts"
+    assert host_place("/work/a/b", places, tmp_path) == str(tmp_path / "a/b")
