@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kdskills.session import SessionStore
 
 Emit = Callable[[Any], None]
+_LOG = logging.getLogger("kdskills.execution")
 
 
 class Host:
@@ -52,6 +54,7 @@ class Host:
         )
         self.registers: Registers = collect(self.plugins)
         self.answers = Answers(self.plugins)
+        self._reaped: set[str] = set()
 
     @cached_property
     def templates(self) -> jinja2.Environment:
@@ -108,6 +111,17 @@ class Host:
     async def reap(self) -> dict[str, ReapReport]:
         """End what dead owners left, by engine (spec execution §5)."""
         return {engine.name: await engine.reap() for engine in self.engines()}
+
+    async def reap_once(self, engine: Executor) -> None:
+        """Before the first use of *engine*: end what a kdskills that was killed left, and say so in the log (spec execution §5)."""
+        if engine.name in self._reaped:
+            return
+        self._reaped.add(engine.name)
+        report = await engine.reap()
+        for line in report.ended:
+            _LOG.info("%s: ended what a dead owner left: %s", engine.name, line)
+        for line in report.failed:
+            _LOG.warning("%s: a dead owner's leftover cannot be ended: %s", engine.name, line)
 
     async def call(self, operation: str, *, emit: Emit | None = None, **arguments: Any) -> BaseModel:
         """Run an operation by name.

@@ -32,12 +32,14 @@ class HostWiring:
 
     async def executor(self, name: str) -> Executor:
         """Return the engine of that name, or for `auto` the first that works here. Raises ExecRefused."""
-        return await choose(
+        engine = await choose(
             self._host.engines(),
             name,
             min_isolation=self._host.settings.isolation,
             allow_unisolated=self._host.settings.allow_unisolated,
         )
+        await self._host.reap_once(engine)
+        return engine
 
     def subsystem(self, bundle: Bundle) -> SkillsSubsystem:
         """Return the skills of *bundle* with plugins' roots, filters, checks and templates in force."""
