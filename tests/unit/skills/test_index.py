@@ -231,7 +231,7 @@ def test_a_folder_in_place_of_an_index_costs_only_the_index(root, store):
     file.mkdir()
     before = len(list(Path("/proc/self/fd").iterdir()))
     found = make(root, store).snapshot()
-    assert (len(found.skills), codes(found)) == (3, ["index_not_written"])
+    assert (len(found.skills), "index_not_written" in codes(found)) == (3, True)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
