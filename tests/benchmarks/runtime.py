@@ -192,9 +192,17 @@ async def revalidate(ground: Ground) -> AsyncIterator[Sample]:
 
 
 async def catalog_cold(ground: Ground) -> AsyncIterator[Sample]:
-    """A view nobody has seen, and its catalog."""
+    """A view nobody has seen, and its catalog, of skills nobody has listed."""
     subsystem, rounds = ground.subsystem(None), iter(range(10**9))
-    yield sync(lambda: subsystem.view(CONSUMER, tools=[f"tool{next(rounds)}"]).catalog("xml"))
+    home = subsystem.view(CONSUMER).home
+
+    async def once() -> Took:
+        home.entries.clear()
+        since = watch()
+        subsystem.view(CONSUMER, tools=[f"tool{next(rounds)}"]).catalog("xml")
+        return since()
+
+    yield once
 
 
 async def catalog_unchanged(ground: Ground) -> AsyncIterator[Sample]:
