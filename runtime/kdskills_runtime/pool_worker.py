@@ -93,7 +93,9 @@ def become(order: dict[str, Any], reporter: Reporter) -> int:
 
 
 def places(name: bytes, path: bytes) -> list[bytes]:
-    """Return the files *name* may stand for, in the order of PATH."""
+    """Return the files *name* may stand for, in the order of PATH; an empty name is nobody's."""
+    if not name:
+        return []
     return [name] if b"/" in name else [folder + b"/" + name for folder in path.split(b":") if folder]
 
 

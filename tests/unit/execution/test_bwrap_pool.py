@@ -1,0 +1,194 @@
+"""The pool's own decisions: what an order says, which workers are kept (spec execution §7)."""
+
+import json
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kdskills.execution.bwrap.pool import Kind, Pool, build_order
+from kdskills.execution.bwrap.stand import Job
+from kdskills.execution.check import check_request
+from kdskills.execution.request import ExecRequest, InputFile, Limits
+
+
+def job(*, payload=None, inputs=(), **request):
+    """Return a checked job."""
+    plan = check_request(ExecRequest(**request))
+    argv = (
+        (lambda payload_fd, report_fd: ("entry", str(payload_fd), str(report_fd))) if payload else lambda *_: plan.argv
+    )
+    return Job(plan, argv, payload, (), tuple(inputs), frozenset())
+
+
+def read(data):
+    """Return the order and what follows it."""
+    size = int.from_bytes(data[:8], "big")
+    return json.loads(data[8 : 8 + size]), data[8 + size :]
+
+
+def test_an_order_says_everything_a_command_line_would():
+    """Program, variables, folder, limits, and the inputs' bytes after it."""
+    inputs = (InputFile("a", b"xy"),)
+    made = job(
+        argv=("cat", "a"), env={"A": "\udcff"}, inputs=[("a", b"xy")], workdir="w", limits=Limits(wall_s=2, nofile=50)
+    )
+    order, rest = read(build_order(made, (5, 6), memory_by_rlimit=False, nproc=False))
+    assert (order["argv"], order["cwd"], order["code"], order["inputs"]) == (["cat", "a"], "/work/w", False, [["a", 2]])
+    assert order["env"]["A"] == "\udcff"
+    assert set(order["env"]) == {"A", "PATH", "HOME", "LANG", "TMPDIR"}
+    assert order["limits"] == {"core": [0, 0], "nofile": [50, 50], "fsize": [64 << 20] * 2, "cpu": [2, 3]}
+    assert rest == inputs[0].content
+
+
+def test_without_a_cgroup_rlimits_stand_in():
+    """Address space and processes are bounded inside."""
+    order, _ = read(build_order(job(argv=("x",)), (5, 6), memory_by_rlimit=True, nproc=True))
+    assert (order["limits"]["as"], order["limits"]["nproc"]) == ([256 << 20] * 2, [65, 65])
+
+
+def test_code_with_variables_gets_an_interpreter_of_its_own():
+    """Variables are read by an interpreter when it starts, so the waiting one will not do."""
+    plain = read(build_order(job(code="1", payload=b"{}"), (5, 6), memory_by_rlimit=False, nproc=False))
+    assert (plain[0]["argv"], plain[0]["code"], plain[1]) == (None, True, b"{}")
+    own = read(build_order(job(code="1", payload=b"{}", env={"A": "b"}), (5, 6), memory_by_rlimit=False, nproc=False))
+    assert (own[0]["argv"], own[0]["code"]) == (["entry", "5", "6"], True)
+
+
+def test_a_kind_is_what_cannot_be_changed():
+    """Skills and sizes make a kind; limits, inputs and variables do not."""
+    assert Kind.of(job(argv=("x",))) == Kind.of(
+        job(argv=("y",), env={"A": "b"}, limits=Limits(memory=64 << 20, pids=3))
+    )
+    assert Kind.of(job(argv=("x",))) != Kind.of(job(argv=("x",), limits=Limits(work_size=1 << 20)))
+
+
+def kind(name):
+    """Return a kind."""
+    return Kind(((name, Path("/") / name),), 1, 1)
+
+
+class Workers:
+    """Makes workers that are nothing but counted."""
+
+    def __init__(self):
+        self.made = []
+        self.ended = []
+        self.fit = True
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, wanted):
+        self.gate.wait(5)
+        stack = ExitStack()
+        worker = SimpleNamespace(kind=wanted, stack=stack, usable=lambda: self.fit)
+        stack.callback(self.ended.append, wanted)
+        self.made.append(wanted)
+        return worker
+
+
+@pytest.fixture
+def workers():
+    """Return the maker."""
+    return Workers()
+
+
+@pytest.fixture
+def pool(workers):
+    """Return a pool of two."""
+    made = Pool(2, workers)
+    yield made
+    made.close()
+
+
+def until(condition):
+    """Wait until *condition* holds."""
+    end = time.monotonic() + 5
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.002)
+    assert condition()
+
+
+def test_it_fills_up_to_its_size_and_no_further(pool, workers):
+    """Asking often makes no more than there is room for."""
+    for _ in range(5):
+        pool.want(kind("a"))
+    until(lambda: pool.idle() == 2)
+    assert workers.made == [kind("a")] * 2
+
+
+def test_a_worker_is_given_away_once(pool):
+    """Nobody else gets it, and only runs of its kind do."""
+    pool.want(kind("a"))
+    until(lambda: pool.idle(kind("a")) == 2)
+    assert pool.take(kind("b")) is None
+    first, second = pool.take(kind("a")), pool.take(kind("a"))
+    assert first is not second
+    assert pool.take(kind("a")) is None
+
+
+def test_kinds_not_asked_for_make_room(pool, workers):
+    """The last kind asked for has the pool; the others' sandboxes are ended."""
+    pool.want(kind("a"))
+    until(lambda: pool.idle(kind("a")) == 2)
+    pool.want(kind("b"))
+    until(lambda: pool.idle(kind("b")) == 2)
+    assert (pool.idle(), workers.ended) == (2, [kind("a")] * 2)
+
+
+def test_only_the_latest_wish_counts(pool, workers):
+    """Wishes that grew old while a sandbox was made are dropped."""
+    workers.gate.clear()
+    for name in "abc":
+        pool.want(kind(name))
+    workers.gate.set()
+    until(lambda: pool.idle(kind("c")) == 2)
+    assert pool.idle() == 2
+    assert len(workers.made) <= 4
+
+
+def test_unfit_workers_are_ended_not_used(pool, workers):
+    """A dead or old worker is no worker."""
+    pool.want(kind("a"))
+    until(lambda: pool.idle() == 2)
+    workers.fit = False
+    assert pool.take(kind("a")) is None
+    assert workers.ended == [kind("a")] * 2
+
+
+def test_trouble_is_kept_and_the_pool_goes_on():
+    """A failure to make a sandbox is told, and the next wish tries again."""
+    workers = Workers()
+    tries = []
+
+    def make(wanted):
+        tries.append(wanted)
+        if len(tries) == 1:
+            raise OSError("no room")
+        return workers(wanted)
+
+    pool = Pool(1, make)
+    pool.want(kind("a"))
+    until(lambda: pool.trouble == "no room")
+    pool.want(kind("a"))
+    until(lambda: pool.idle() == 1)
+    pool.close()
+
+
+def test_a_closed_pool_ends_what_it_has_and_takes_no_wish(pool, workers):
+    """Closing ends every worker, one being made too, and stays closed."""
+    pool.want(kind("a"))
+    until(lambda: pool.idle() == 2)
+    worker = pool.take(kind("a"))
+    workers.gate.clear()
+    pool.want(kind("a"))
+    time.sleep(0.05)
+    threading.Timer(0.1, workers.gate.set).start()
+    pool.close()
+    pool.want(kind("a"))
+    worker.stack.close()
+    assert pool.idle() == 0
+    assert len(workers.ended) == len(workers.made)
