@@ -77,6 +77,8 @@ def test_no_code_in_strings_for_the_far_side(repo: Path) -> None:
     """The in-sandbox package is files of its own: no room runs Python kept in a triple-quoted string."""
     suspects = []
     for path in sorted((repo / "kdskills").rglob("*.py")):
+        if "programs" in path.parts:  # hostile programs are files already, and may start others as they like
+            continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if (
                 isinstance(node, ast.Constant)
