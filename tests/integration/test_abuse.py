@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from kdskills.execution import IsolationLevel
+from kdskills.execution import ExecRequest, IsolationLevel
 from kdskills.execution.options import ExecutionOptions
 from kdskills.testing.abuse import CASES, abuse, run_case
+
+POOLED = {"leftovers", "memory", "output", "injection", "exit codes"}
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +24,16 @@ def bubblewrap():
     from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
 
     return BubblewrapExecutor(ExecutionOptions())
+
+
+@pytest.fixture(scope="module")
+def pooled():
+    """Return the engine with sandboxes made ahead of time."""
+    from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
+
+    engine = BubblewrapExecutor(ExecutionOptions(pool=1))
+    yield engine
+    engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +67,32 @@ async def check(executor, case):
 async def test_bubblewrap(bubblewrap, case):
     """What must be true of the program is true of bubblewrap."""
     await check(bubblewrap, case)
+
+
+@pytest.mark.needs("bubblewrap")
+@pytest.mark.parametrize("case", [case for case in CASES if case.area in POOLED], ids=lambda case: case.name)
+async def test_prepared_sandboxes(pooled, case):
+    """Where it could matter that a sandbox was made ahead of time, it does not."""
+    await pooled.run(ExecRequest(code="pass", limits=case.limits))
+    while pooled.lacking():  # noqa: ASYNC110 - another thread fills the pool
+        await asyncio.sleep(0.01)
+    await check(pooled, case)
+
+
+@pytest.mark.needs("bubblewrap")
+def test_an_ordinary_user(ordinary_user, repo):
+    """What must be true is true for a user without any privilege, but for memory where he has no cgroup."""
+    script = repo / ".ci" / "isolation-table"
+    done = subprocess.run(
+        [*ordinary_user.command, str(script), "bubblewrap-user"],
+        env=ordinary_user.env, capture_output=True, text=True, cwd=ordinary_user.home, timeout=500,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    column = json.loads(done.stdout)
+    assert column["problems"] == {}
+    assert {name for name, cell in column["cells"].items() if cell == "no bound"} <= {
+        case.name for case in CASES if "memory" in case.needs
+    }
 
 
 @pytest.mark.needs("docker")
