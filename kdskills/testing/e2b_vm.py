@@ -25,6 +25,7 @@ from kdskills.execution.rootfs import Rootfs
 CHUNK: Final = 32 * 1024
 ENVIRONMENT: Final = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
 USER: Final = 1000
+CGROUPS: Final = Path("/sys/fs/cgroup")
 
 Event = tuple[str, bytes | int]
 """`("stdout", bytes)`, `("stderr", bytes)` and at last `("end", exit code)`."""
@@ -42,13 +43,13 @@ class Vm:
         self._top = Path(tempfile.mkdtemp(prefix="kdskills-vm-"))
         disk = self._top / "opt"
         disk.mkdir()
-        cgroups = ["--dir", "/sys/fs", "--dir", "/sys/fs/cgroup", "--bind", "/sys/fs/cgroup", "/sys/fs/cgroup"]
+        self._cgroups = Cgroups(self._top.name) if memory else None
         info_read, info_write = os.pipe()
         argv = [
             *("bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent"),
             *("--cap-add", "ALL", "--info-fd", str(info_write), "--clearenv", "--hostname", "machine"),
             *("--ro-bind", str(tree.path), "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/sys"),
-            *(cgroups if memory else ()),
+            *(self._cgroups.words() if self._cgroups is not None else ()),
             *("--tmpfs", "/tmp", "--tmpfs", "/work", "--tmpfs", "/skills", "--tmpfs", "/home"),  # noqa: S108 - inside
             *("--bind", str(disk), "/opt", "/bin/sh", "-c", "echo up; exec sleep infinity >&2"),
         ]
@@ -106,9 +107,43 @@ class Vm:
         if self._init:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._init, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._bwrap.wait(timeout=3)  # it goes when its first process, and with that every other, is gone
         self._bwrap.kill()
         self._bwrap.wait()
+        if self._cgroups is not None:
+            self._cgroups.remove()
         shutil.rmtree(self._top, ignore_errors=True)
+
+
+class Cgroups:
+    """The part of this host's cgroups that one machine takes for all there is.
+
+    Args:
+        name: A name nobody else has.
+    """
+
+    def __init__(self, name: str) -> None:
+        if (CGROUPS / "cgroup.controllers").exists():
+            (CGROUPS / "cgroup.subtree_control").write_text("+memory +pids", encoding="ascii")
+            self._places = {CGROUPS: CGROUPS / name}
+        else:
+            self._places = {CGROUPS / kind: CGROUPS / kind / name for kind in ("memory", "pids")}
+        for place in self._places.values():
+            place.mkdir()
+
+    def words(self) -> list[str]:
+        """Return bwrap's words that show them inside."""
+        binds = [word for inside, place in self._places.items() for word in ("--bind", str(place), str(inside))]
+        return ["--dir", "/sys/fs", "--dir", str(CGROUPS), *binds]
+
+    def remove(self) -> None:
+        """Remove them; whoever was in them is gone."""
+        for place in self._places.values():
+            for folder in sorted(place.rglob("*"), reverse=True):
+                if folder.is_dir():
+                    folder.rmdir()
+            place.rmdir()
 
 
 @dataclass

@@ -7,6 +7,7 @@ import pytest
 from kdskills.builtin.executors.e2b import E2bExecutor
 from kdskills.execution import IsolationLevel
 from kdskills.execution.options import ExecutionOptions
+from kdskills.testing.abuse import abuse, run_case
 from kdskills.testing.e2b_server import E2bServer
 from kdskills.testing.executors import conformance
 
@@ -24,3 +25,12 @@ def executor(tmp_path_factory):
 async def test_e2b_keeps_its_promise(executor, promise):
     """One promise of the suite, by name."""
     await promise.check(executor)
+
+
+@abuse(IsolationLevel.VM)
+async def test_hostile_program(executor, case):
+    """What must be true of the program is true of a sandbox of E2B; its own walls see to it."""
+    verdict = await run_case(executor, case)
+    if verdict is None:
+        pytest.skip(f"e2b does not enforce {sorted(case.needs)} here")
+    assert verdict.problems == (), f"{case.must}: {verdict.problems}"

@@ -10,6 +10,7 @@ import re
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
@@ -369,3 +370,20 @@ async def test_threads_and_tasks_may_share_an_engine(make):
     for thread in threads:
         await asyncio.to_thread(thread.join)
     assert sorted(found) == ["0", "1", "2", "3"]
+
+
+async def test_a_killed_owner_leaves_nothing_to_the_next(make, server, tmp_path):
+    """When kdskills is killed while a program runs: the machine runs on, as E2B's would, until the next start reaps it."""
+    program = Path(__file__).with_name("e2b_killed.py")
+    words = [sys.executable, str(program), server.url, server.key, str(tmp_path / "state")]
+    victim = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+    assert await victim.stdout.readline() == b"begun\n"
+    victim.kill()
+    await victim.wait()
+    victim._transport.close()
+    assert [line for line in programs(server) if "sleep 33.75" in line] != []
+    (sandbox,) = server.sandboxes
+    report = await make().reap()
+    assert (report.ended, report.failed) == ((f"sandbox {sandbox}: its owner is dead",), ())
+    assert server.sandboxes == {}
+    assert (await make().run(sh("echo next"))).stdout.data == b"next\n"

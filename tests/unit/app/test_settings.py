@@ -106,3 +106,18 @@ def test_a_uid_without_an_account_has_only_the_system_file(monkeypatch: pytest.M
     monkeypatch.setenv("KDSKILLS_ALLOW_UNISOLATED", "true")
     with pytest.raises(SettingsInvalid, match=str(SYSTEM_CONFIG)):
         Settings.load()
+
+
+def test_the_key_of_e2b_is_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key reaches the engine and no representation; addresses it would be sent to come from files only."""
+    secret = "e2b_" + "5ec2e7" * 7
+    monkeypatch.setenv("KDSKILLS_E2B_API_KEY", secret)
+    settings = Settings.load(write(tmp_path / "a.toml", 'e2b_api_url = "https://e2b.example"\ne2b_idle_ttl_s = 9\n'))
+    options = settings.execution_options().e2b
+    assert options.api_key is not None
+    assert (options.api_key.get_secret_value(), options.api_url, options.idle_ttl_s) == (
+        secret,
+        "https://e2b.example",
+        9,
+    )
+    assert [text for text in (repr(settings), repr(options), settings.model_dump_json()) if secret in text] == []
