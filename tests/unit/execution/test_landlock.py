@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_rules_fit_the_kernel_and_what_is_there(tree, folder, version):
     assert str(tree / "absent") not in by_path
     for path, access in by_path.items():
         assert access & ~known == 0
-        assert os.path.isdir(path) or access & (abi.READ_DIR | abi.REFER | abi.MAKE_REG) == 0
+        assert Path(path).is_dir() or access & (abi.READ_DIR | abi.REFER | abi.MAKE_REG) == 0
 
 
 def test_nothing_but_the_runs_own_folders_can_be_written(tree, folder):
@@ -77,7 +78,7 @@ def test_nothing_but_the_runs_own_folders_can_be_written(tree, folder):
 def test_no_folder_of_the_hosts_own_data_is_open(tree, folder):
     """Of the host there are single files and the processor's folder; never /, /etc, /proc, /usr or a home."""
     rules = abi.rules(tree, [], folder.control, (folder.work, folder.tmp), 7)
-    folders = {rule.path for rule in rules if os.path.isdir(rule.path)}
+    folders = {rule.path for rule in rules if Path(rule.path).is_dir()}
     assert folders - {str(tree), str(folder.control), str(folder.work), str(folder.tmp)} == {"/sys/devices/system/cpu"}
     assert "net" not in (*abi.PROC_FILES, *abi.PROC_FOLDERS)
 
