@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 DEFAULT_NAMESPACE = "public"
 INTERNAL_NAMESPACE = "internal"
 
+MOST_SAID = 200
+
 RefKind = Literal["invalid", "number", "full", "bare"]
 
 _PREFIXES = ("skills.skills.", "skills.", "skill:", "sk:")  # the longest first: one prefix is taken off, once
@@ -38,15 +40,16 @@ class Ref(NamedTuple):
         return f"{namespace}.{self.value}" if self.kind == "bare" else None
 
 
-def parse_ref(text: str) -> Ref:
+def parse_ref(written: object) -> Ref:
     """Take a reference apart (spec skills §4.1).
 
     Args:
-        text: `[sk:|skill:|skills.|skills.skills.]` and a full id, a bare id or `SK<n>`; outer blanks are ignored.
+        written: `[sk:|skill:|skills.|skills.skills.]` and a full id, a bare id or `SK<n>`; outer blanks are ignored.
 
     Returns:
         A `Ref`; nothing is looked up, so any id may come out of it.
     """
+    text = written if isinstance(written, str) else ""  # models and callers pass anything
     value = text.strip()
     for prefix in _PREFIXES:
         if value.startswith(prefix):
@@ -59,6 +62,11 @@ def parse_ref(text: str) -> Ref:
     if _NUMBER.fullmatch(value):
         return Ref("number", value, text)
     return Ref("full" if "." in value else "bare", value, text)
+
+
+def quoted(ref: object) -> str:
+    """Return a reference in quotes for a message, cut when it is longer than any id: it may be anything."""
+    return repr(ref[:MOST_SAID] + "…" if isinstance(ref, str) and len(ref) > MOST_SAID else ref)
 
 
 def is_pattern(entry: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from kdskills.errors import Diagnostic
 from kdskills.skills.model import Skill
-from kdskills.skills.refs import INTERNAL_NAMESPACE, Matcher, compile_rules
+from kdskills.skills.refs import INTERNAL_NAMESPACE, Matcher, compile_rules, quoted
 
 By = Literal["model", "user", "code"]
 Via = Literal["full_id", "bare_id", "name", "short_id", "import"]
@@ -302,7 +302,7 @@ def missing(known: Known, ref: str, full_id: str | None) -> Refused:
     """Return the refusal of an id without a skill behind it (step 1, or a code recorded when the view was exported)."""
     code = known.refused.get(full_id, "unknown_skill") if full_id is not None else "unknown_skill"
     if code == "unknown_skill":
-        return Refused(code, f"there is no skill {ref!r}", ref, full_id)
+        return Refused(code, f"there is no skill {quoted(ref)}", ref, full_id)
     if code == "skill_invalid":
         return Refused(code, f"{full_id} could not be loaded; `kdskills check` says why", ref, full_id)
     return Refused(code, f"{full_id} is refused ({code}) by the policy this view was exported with", ref, full_id)

@@ -12,7 +12,7 @@ from kdskills.errors import Diagnostic
 from kdskills.skills.closure import Closure, broken_imports, close, import_refusal
 from kdskills.skills.digest import rows_digest
 from kdskills.skills.model import Skill, TokenCounter, estimate_tokens
-from kdskills.skills.refs import INTERNAL_NAMESPACE, compile_rules, is_number, parse_ref
+from kdskills.skills.refs import INTERNAL_NAMESPACE, compile_rules, is_number, parse_ref, quoted
 from kdskills.skills.selection import By, Granted, Known, Policy, Refused, Via, decide, refuse, refuse_by
 from kdskills.turn.export import export_view
 from kdskills.turn.home import Home
@@ -256,8 +256,8 @@ def _is_name(bare: str, count: Mapping[str, int]) -> bool:
 def _nothing(ref: str) -> Refused:
     parsed = parse_ref(ref)
     if parsed.kind == "invalid":
-        return Refused("invalid_ref", f"{ref!r} is no reference: a full id, a bare id or SK<n>", ref)
-    return Refused("unknown_skill", f"there is no skill {ref!r}", ref)
+        return Refused("invalid_ref", f"{quoted(ref)} is no reference: a full id, a bare id or SK<n>", ref)
+    return Refused("unknown_skill", f"there is no skill {quoted(ref)}", ref)
 
 
 def _entry(kind: type[CatalogEntry], skill: Skill, short_id: str, name: str) -> CatalogEntry:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kdskills import build_skills_instruction_block, get_skill, resolve_skill_ref
 from kdskills.turn import Granted, Refused
 
 REQUIRED = [{"id": "io.save", "required": True}]
@@ -526,3 +527,20 @@ def test_adding_a_deny_never_shows_more(write, build, enabled, disabled, everyon
             found = after.gate(ref, numbers=before.short_ids, names=False)
             if isinstance(found, Granted):
                 assert isinstance(before.gate(ref, names=False), Granted)
+
+
+@pytest.mark.parametrize("ref", [None, 5, True, ["acme.brief"], {"id": "x"}, b"acme.brief", "", "  ", "a.b.c"])
+def test_what_is_no_reference_is_refused_by_every_way_in(world, ref) -> None:
+    """Models and callers pass anything: it is `invalid_ref` or None, never an exception."""
+    view = world.view("w")
+    assert view.resolve(ref).code == "invalid_ref"
+    assert view.explain(ref).to_json()["code"] == "invalid_ref"
+    with world.activate("w"):
+        assert (get_skill(ref), resolve_skill_ref(ref)) == (None, None)
+        assert [refused.code for refused in build_skills_instruction_block([ref]).refused] == ["invalid_ref"]
+
+
+def test_a_reason_repeats_only_the_beginning_of_a_long_reference(world) -> None:
+    """A megabyte passed as a reference does not become a megabyte of reason in logs and events."""
+    for ref in ("x" * 10**6, "acme." + "x" * 10**6, "a.b." + "x" * 10**6):
+        assert len(world.view("w").resolve(ref).reason) < 400
