@@ -124,7 +124,7 @@ def _reap_all() -> None:
 
 
 def prctl(option: int, value: int, pointer: bytes | None = None) -> None:
-    """Set something of this process by prctl(2). Raises Stopped."""
+    """Set something of this process. Raises Stopped."""
     if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), pointer, None, None):
         raise Stopped("prctl", ctypes.get_errno())
 
