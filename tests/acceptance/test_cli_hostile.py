@@ -217,6 +217,8 @@ def test_check_of_a_bundle_says_what_discovery_left_out(bundle: Path) -> None:
         ("description_missing", "acme/bad/SKILL.md"),
         ("skill_yaml", "acme/skill.yaml"),
     }
+    # The good one, its double, the broken one, the too deep one and the YAML; what lies inside a skill is none.
+    assert found["skills"] == 5
     assert answer("list", bundle)["visible"] == ["acme.good"]
 
 

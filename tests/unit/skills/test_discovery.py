@@ -459,3 +459,21 @@ def test_a_folder_that_cannot_be_read_is_named_with_the_systems_reason(tmp_path)
     assert unreadable_note("acme/locked", refusal).message == expected
     swapped = FileRefused("x", code="symlink")
     assert "became something else" in unreadable_note("acme/locked", swapped).message
+
+
+@pytest.mark.parametrize(("late", "again"), [(0, 2), (1_000_000_000, 2), (3_000_000_000, 0)])
+def test_a_folder_changed_just_before_the_walk_is_listed_again(tmp_path, late, again):
+    """Stamps less than two seconds older than the walk prove nothing: a skill added in the same tick must be found."""
+    (tmp_path / "acme").mkdir()
+
+    def load(descriptor, path, namespace, found, subtree, old):
+        raise AssertionError("there is no skill here")
+
+    def walk(old, clock):
+        scanner = discovery.Scanner(SkillRoot("x://", tmp_path, "bundle", "bundle"), old, load, lambda: clock)
+        return scanner, scanner.run()
+
+    newest = max(place.stat().st_ctime_ns for place in (tmp_path, tmp_path / "acme"))
+    _, first = walk(None, newest + late)
+    second, _ = walk(first, newest + 10_000_000_000)
+    assert second.reread == again

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from kdskills.errors import FileRefused
-from kdskills.skills.safe_open import MAX_DEPTH, open_file, read_file, split_relative, walk_tree
+from kdskills.skills.safe_open import (
+    MAX_DEPTH,
+    open_file,
+    open_file_at,
+    read_descriptor,
+    read_file,
+    split_relative,
+    walk_tree,
+)
 
 
 def _code(call) -> str:
@@ -175,3 +183,33 @@ def test_names_that_are_no_utf8_are_listed(tmp_path):
     (tmp_path / name).write_bytes(b"x")
     assert [name] == [entry.path for entry in walk_tree(tmp_path)]
     assert read_file(tmp_path, name, limit=1).data == b"x"
+
+
+@pytest.mark.parametrize(("kind", "code"), [("link", "symlink"), ("fifo", "not_regular"), ("folder", "not_regular")])
+def test_a_file_swapped_after_it_was_looked_at_is_still_refused(root, kind, code):
+    """What became a link is not followed, what became a FIFO does not block: opening itself decides, not the look before."""
+    place = root / "swapped"
+    if kind == "link":
+        place.symlink_to(root.parent / "outside" / "file.txt")
+    elif kind == "fifo":
+        os.mkfifo(place)
+    else:
+        place.mkdir()
+    parent = os.open(root, os.O_RDONLY)
+    caught: list[str] = []
+
+    def read() -> None:
+        try:
+            descriptor = open_file_at(parent, "swapped", "swapped", listed=True)
+            try:
+                read_descriptor(descriptor, "swapped", 100)
+            finally:
+                os.close(descriptor)
+        except FileRefused as refusal:
+            caught.append(refusal.code)
+
+    worker = threading.Thread(target=read, daemon=True)
+    worker.start()
+    worker.join(5)
+    os.close(parent)
+    assert (worker.is_alive(), caught) == (False, [code])
