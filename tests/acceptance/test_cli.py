@@ -68,7 +68,7 @@ def test_check_reports_file_line_and_code(bundle: Path) -> None:
     assert "data/chart/SKILL.md:" in done.stdout
     assert "error[invalid_yaml]" in done.stdout
     found = answer("check", bundle)
-    assert (found["errors"], found["skills"]) == (1, 7)
+    assert (found["errors"], found["skills"]) == (1, 9)
 
 
 def test_check_strict_counts_warnings(tmp_path: Path) -> None:
@@ -113,6 +113,7 @@ def test_list_shows_states_with_reasons() -> None:
         "data.profile": "listed",
         "internal.evidence": "refused",
         "press.brief": "listed",
+        "press.draft-interview": "refused",
         "press.embargo": "refused",
         "press.report": "listed",
         "press.style": "hidden",
