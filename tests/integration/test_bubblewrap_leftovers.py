@@ -56,7 +56,7 @@ def killed_owner(tmp_path, repo):
     process = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, cwd=repo)
     with process.stdout:
         first = process.stdout.readline()
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while len(sleepers()) < 2 and time.monotonic() < end:
         time.sleep(0.02)
     running = len(sleepers())

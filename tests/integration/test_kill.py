@@ -109,8 +109,12 @@ def test_the_next_start_finds_nothing_left(command, engine, modes, as_user):
     parent = find_parent()
     leaves = [] if parent is None else [leaf.memory.name for leaf in parent.leaves()]
     assert [name for name in leaves if f"-{owner.pid}-" in name] == []
-    if engine == "docker":
+    if engine == "docker":  # the daemon is everybody's: another kdskills that starts meanwhile may have been quicker
+        deadline = time.monotonic() + 20
+        while containers(owner.pid) and time.monotonic() < deadline:
+            time.sleep(0.1)
         assert containers(owner.pid) == []
-    assert len(report["ended"]) >= len(modes), report
+    else:
+        assert len(report["ended"]) >= len(modes), report
     again = subprocess.run([*argv, "reap", engine, str(state)], capture_output=True, text=True, env=env, timeout=120)
     assert [line for line in json.loads(again.stdout)["ended"] if f"-{owner.pid}-" in line] == []

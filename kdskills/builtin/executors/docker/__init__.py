@@ -13,6 +13,7 @@ import secrets
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from kdskills.builtin.executors.docker.run import PATH, DockerRun, Image, Job
@@ -203,7 +204,7 @@ class DockerExecutor:
             raise ExecRefused(f"no docker engine answers: {error}", engine=self.name) from error
 
     def _reap(self) -> ReapReport:
-        from docker.errors import DockerException
+        from docker.errors import APIError, DockerException, NotFound
 
         ended: list[str] = []
         lost: list[str] = []
@@ -217,6 +218,11 @@ class DockerExecutor:
             try:
                 container.remove(force=True, v=True)
                 ended.append(f"container {container.name}")
+            except NotFound:
+                continue  # somebody else who looks for leftovers was quicker
+            except APIError as error:
+                if error.status_code != HTTPStatus.CONFLICT:  # a conflict: it is being removed at this moment
+                    lost.append(f"container {container.name}: {error}")
             except DockerException as error:
                 lost.append(f"container {container.name}: {error}")
         return ReapReport(tuple(ended), tuple(lost))
