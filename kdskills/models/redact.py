@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 MASK = "***"
+MAX_NESTING = 64
+"""Levels of objects and lists a JSON value may have."""
 MIN_TEXT = 6
 """Shorter values of a call's `env` are masked where they stand only: replacing `1` everywhere would spoil the text."""
 
@@ -94,9 +96,26 @@ class Redactor:
 
 
 def parse_object(text: str) -> dict[str, Any] | None:
-    """Return the JSON object in *text*, or None when it is anything else, however broken or deep."""
+    """Return the JSON object in *text*, or None when it is anything else, however broken or deep.
+
+    What is nested deeper than `MAX_NESTING` is taken for broken: everybody who walks it would run out of stack.
+    """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and _flat_enough(value) else None
+
+
+def _flat_enough(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_NESTING):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return True
+    return False

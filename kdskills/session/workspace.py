@@ -26,6 +26,8 @@ from kdskills.skills.safe_open import ROOT_FLAGS, TreeEntry, open_file, open_fol
 MAX_FILE: Final = 8 * MIB
 MAX_FILES: Final = 256
 MAX_TOTAL: Final = 64 * MIB
+MAX_DEPTH: Final = 32
+"""Folders a path of a turn's file may lead through."""
 
 WriteMode = Literal["create", "replace", "append"]
 
@@ -142,6 +144,12 @@ class FolderWorkspace:
                 a file, 256 files or 64 MiB a turn; `invalid_argument` when `create` finds a file.
         """
         clean = clean_path(path)
+        if clean.count("/") > MAX_DEPTH:
+            raise refuse(
+                "invalid_argument",
+                f"a file lies below {MAX_DEPTH} folders at most",
+                errors=[{"path": "/path", "problem": f"leads through more than {MAX_DEPTH} folders"}],
+            )
         if clean in self.protected or self._mounted(clean):
             raise refuse("path_denied", f"{clean!r} is read-only", path=path, reason="root")
         try:
@@ -216,7 +224,7 @@ class FolderWorkspace:
     def _replace(self, clean: str, data: bytes) -> None:
         *folders, name = clean.split("/")
         with _folder(self.root, folders, make=True) as parent:
-            spare = f".{name[:100]}.{os.getpid():x}{os.urandom(6).hex()}"
+            spare = f".{name[:40]}.{os.getpid():x}{os.urandom(6).hex()}"
             try:
                 target = os.open(
                     spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=parent

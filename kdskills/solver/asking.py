@@ -11,6 +11,7 @@ from kdskills.errors import ModelFailed
 from kdskills.models import ModelProvider, ModelReply, ModelRequest, TextDelta
 from kdskills.solver.events import ModelDelta, ModelReplied, ModelRequested, ModelRetry
 from kdskills.solver.result import TokenUsage
+from kdskills.solver.running import whole_text
 from kdskills.solver.spans import chat_span
 
 if TYPE_CHECKING:
@@ -77,9 +78,9 @@ class Asker:
                         raise self._masked(error) from None
                     attempt += 1
                     await self._wait(request.role, attempt, error)
-            for (
-                call
-            ) in reply.calls:  # before anything of the reply is told: its text may repeat what its calls give away
+            reply = _whole(reply)
+            # Before anything of the reply is told: its text may repeat what its calls give away.
+            for call in reply.calls:
                 self._bus.redactor.arguments(call.arguments)
             span.replied(replace(reply, text=self._bus.redactor.text(reply.text)))
         self._tell(request.role, provider, reply)
@@ -112,7 +113,7 @@ class Asker:
         waiting = ""  # the end of what was said, while it may be the beginning of a secret
         async for item in provider.stream(request):
             if isinstance(item, TextDelta):
-                waiting += item.text
+                waiting += whole_text(item.text)
                 end = self._bus.redactor.whole(waiting)
                 shown, waiting = waiting[:end], waiting[end:]
             else:
@@ -148,3 +149,12 @@ class Asker:
             usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
             finish_reason=reply.finish_reason,
         )
+
+
+def _whole(reply: ModelReply) -> ModelReply:
+    """Return *reply* with every text fit for any transport: the history is sent again with each request."""
+    calls = tuple(
+        replace(call, id=whole_text(call.id), tool=whole_text(call.tool), arguments=whole_text(call.arguments))
+        for call in reply.calls
+    )
+    return replace(reply, text=whole_text(reply.text), calls=calls)

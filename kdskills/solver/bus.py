@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from kdskills.errors import Diagnostic
 from kdskills.models import Redactor
-from kdskills.solver.events import DiagnosticRaised, Event, ModelDelta, ToolOutput
+from kdskills.solver.events import DiagnosticRaised, Event, ModelDelta, ToolOutput, TurnFinished
 from kdskills.solver.result import TRANSCRIPT_SCHEMA
 
 Sink = Callable[[Event], Awaitable[None] | None]
@@ -112,6 +112,7 @@ class EventBus:
         self._file: IO[str] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
+        self._ended = False
 
     @property
     def session_id(self) -> str:
@@ -146,6 +147,10 @@ class EventBus:
             # Files are read in threads; numbering and queues belong to the turn's own.
             self._loop.call_soon_threadsafe(partial(self.emit, kind, **fields))
             return
+        if self._ended:  # the last event is the last one, whatever fails or comes late
+            _LOG.warning("an event came after the end of its turn: %s", kind.__name__)
+            return
+        self._ended = kind is TurnFinished
         self._seq += 1
         step = fields.pop("step", self.step)
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -43,9 +43,11 @@ def rendered(text: str, pool: SourcesPool) -> str:
     for issue in issues_of(text, pool):
         unknown.setdefault(issue.span, []).append(issue.sid)
     known = {(c.start, c.end): [sid for sid in c.sids if sid in pool] for c in find_citations(text, known=pool)}
-    for start, end in sorted(unknown, reverse=True):
+    pieces, at = [], 0
+    for start, end in sorted(unknown):
         kept = known[(start, end)]
         token = f"[[S:{','.join(map(str, kept))}]]" if kept else ""
         marks = "".join(f"[?{sid}]" for sid in unknown[(start, end)])
-        text = f"{text[:start]}{token}{marks}{text[end:]}"
-    return render_citations(text, pool)
+        pieces.append(f"{text[at:start]}{token}{marks}")
+        at = end
+    return render_citations("".join([*pieces, text[at:]]), pool)

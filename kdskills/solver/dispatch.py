@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from kdskills.errors import KdskillsError, ToolCallRefused
+from kdskills.errors import KdskillsError, ReplayError, ToolCallRefused
 from kdskills.models import Message, ToolCall
 from kdskills.models.redact import parse_object
 from kdskills.session.inputs import INPUTS, parse, safe_name, schema
@@ -20,6 +20,7 @@ from kdskills.session.wiring import AccessRequest, arguments_digest
 from kdskills.solver.events import SkillRefused, ToolCalled, ToolFinished
 from kdskills.solver.guard import CallGuard, canonical, plan
 from kdskills.solver.result import CallRecord
+from kdskills.solver.running import TookTooLong, whole_text, within
 from kdskills.solver.shorten import shorten
 from kdskills.solver.spans import Span, tool_span
 from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext, ToolError
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 SLOW_TOOLS_S = 630.0
 """Longest a script call may take: its own limit of 600 s and what ending it takes."""
+TOOL_GRACE_S = 2.0
+"""How long a tool that is ended is waited for."""
+ENGINE_GRACE_S = 30.0
+"""How long a call that may have a sandbox to end is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,7 @@ class Dispatcher:
     def __init__(self, turn: Turn, offered: Sequence[str] = ()) -> None:
         self._turn = turn
         self._guard = CallGuard()
+        self._diverged: ReplayError | None = None
         self.offered = frozenset(offered)
         self.answered: list[Answer] = []
 
@@ -101,31 +107,31 @@ class Dispatcher:
 
         Raises:
             asyncio.CancelledError: The turn was cancelled; `answered` holds an answer for every call by then.
+            ReplayError: A recording did not fit what a tool asked a model; likewise.
         """
         answers: dict[str, Answer] = {}
         ready: list[Ready] = []
         for index, call in enumerate(calls):
-            found = self._check(call, step, index < room)
+            found = self._check(call, index < room)
             if isinstance(found, Ready):
                 ready.append(found)
             else:
-                with tool_span(found.tool if found.tool in self.offered else "unknown", call.id) as span:
-                    span.failed(found.error or "")
-                self._told(found)
-                answers[call.id] = found
+                answers[call.id] = self._not_run(found)
         try:
             for group in plan(ready, [one.barrier for one in ready]):
-                await self._group(group, answers)
-        except asyncio.CancelledError:
+                await self._group([one for one in group if self._admitted(one, step, answers)], answers)
+                if any(answers[one.call.id].changed for one in group):
+                    self._guard.state_changed()
+        except BaseException:
             for call in calls:
                 if call.id not in answers:
                     answers[call.id] = self._refused(call, self._name(call), "cancelled", "the turn was cancelled")
                     self._told(answers[call.id])
             self.answered = [answers[call.id] for call in calls]
             raise
-        if any(answer.changed for answer in answers.values()):
-            self._guard.state_changed()
         self.answered = [answers[call.id] for call in calls]
+        if self._diverged is not None:
+            raise self._diverged
         return self.answered
 
     async def _group(self, group: list[Ready], answers: dict[str, Answer]) -> None:
@@ -142,7 +148,25 @@ class Dispatcher:
 
     # ---- before running ----
 
-    def _check(self, call: ToolCall, step: int, within: bool) -> Ready | Answer:
+    def _not_run(self, answer: Answer) -> Answer:
+        """Tell an answer to a call that is not run, and return it."""
+        with tool_span(answer.tool if answer.tool in self.offered else "unknown", answer.call.id) as span:
+            span.failed(answer.error or "")
+        self._told(answer)
+        return answer
+
+    def _admitted(self, ready: Ready, step: int, answers: dict[str, Answer]) -> bool:
+        """Whether a call goes ahead; one that only repeats another without a change of state is answered."""
+        verdict, first = self._guard.admit(canonical(ready.tool_id, ready.raw), step)
+        if verdict == "run":
+            return True
+        message = f"this very call was made before and nothing has changed; its answer stands in step {first}"
+        refused = self._refused(ready.call, ready.tool_id, "repeated_call", message, step=first)
+        stuck = None if verdict == "repeated" else "repeated_call"
+        answers[ready.call.id] = self._not_run(replace(refused, stuck=stuck))
+        return False
+
+    def _check(self, call: ToolCall, within: bool) -> Ready | Answer:
         """Return the call ready to run, or its answer when it is not run at all."""
         redactor = self._turn.bus.redactor
         name = self._name(call)
@@ -168,11 +192,6 @@ class Dispatcher:
         except ToolCallRefused as mistake:
             return self._invalid(self._failed(call, name, mistake, schema=self._schema(name, tool)), name)
         self._guard.valid(name)
-        verdict, first = self._guard.admit(canonical(name, raw), step)
-        if verdict != "run":
-            message = f"this very call was made before and nothing has changed; its answer stands in step {first}"
-            refused = self._refused(call, name, "repeated_call", message, step=first)
-            return refused if verdict == "repeated" else replace(refused, stuck="repeated_call")
         return Ready(call, name, raw, tool, arguments)
 
     def _schema(self, name: str, tool: SolverTool | None) -> dict[str, Any]:
@@ -195,15 +214,18 @@ class Dispatcher:
             try:
                 self._ask(ready)
                 answer = await self._timed(ready, span)
-            except TimeoutError:
+            except TookTooLong:
                 answer = self._refused(
                     ready.call, ready.tool_id, "tool_timeout", "the tool took too long and was ended"
                 )
-            except ToolCallRefused as error:
-                answer = self._failed(ready.call, ready.tool_id, error)
             except KdskillsError as error:
+                if isinstance(error, ReplayError):  # a recording that does not fit is no matter for the model
+                    self._diverged = self._diverged or error
                 answer = self._failed(ready.call, ready.tool_id, error)
-            except Exception as error:  # noqa: BLE001 - a foreign tool may raise anything; the model reads its class
+            except BaseException as error:
+                # A foreign tool may raise anything, a CancelledError of its own making included.
+                if isinstance(error, KeyboardInterrupt) or _is_cancelled(error):
+                    raise
                 answer = self._refused(
                     ready.call, ready.tool_id, "tool_failed", f"the tool failed: {type(error).__name__}"
                 )
@@ -222,19 +244,24 @@ class Dispatcher:
             raise ToolError(denial.public, code="tool_denied", who="operator")
 
     async def _timed(self, ready: Ready, span: Span) -> Answer:
-        limit = SLOW_TOOLS_S if ready.tool is None else ready.tool.timeout_s or self._turn.parts.settings.tool_timeout_s
-        async with asyncio.timeout(limit):
-            return await (self._skill_tool(ready, span) if ready.tool is None else self._own_tool(ready, ready.tool))
+        if ready.tool is None:
+            return await within(self._skill_tool(ready, span), SLOW_TOOLS_S, ENGINE_GRACE_S)
+        own = ready.tool.timeout_s
+        limit = own or self._turn.parts.settings.tool_timeout_s
+        return await within(self._own_tool(ready, ready.tool), limit, ENGINE_GRACE_S if own else TOOL_GRACE_S)
 
     async def _own_tool(self, ready: Ready, tool: SolverTool) -> Answer:
-        given = await tool.body(ready.arguments, ToolContext(self._turn, ready.call.id))
+        try:
+            given = await tool.body(ready.arguments, ToolContext(self._turn, ready.call.id))
+        except SystemExit as error:  # would end the loop: a tool may not end the process
+            raise ToolExited from error
         answer = given if isinstance(given, ToolAnswer) else ToolAnswer(given)
         text = answer.value if isinstance(answer.value, str) else _json(answer.value)
         return Answer(
             ready.call,
             ready.tool_id,
             answer.ok,
-            self._bounded(text, ready),
+            self._bounded(text, ready.tool_id),
             None if answer.ok else "nothing_read",
             artifacts=answer.artifacts,
             pin=answer.pin,
@@ -245,7 +272,7 @@ class Dispatcher:
         reply = await self._turn.session.call(ready.tool_id, ready.raw)
         if not reply.ok:
             code = str((reply.error or {}).get("code", "invalid_argument"))
-            return Answer(ready.call, ready.tool_id, False, reply.text, code)
+            return Answer(ready.call, ready.tool_id, False, self._bounded(reply.text, ready.tool_id), code)
         active, result = await self._turn.session.active(), reply.result or {}
         self._turn.note_active(active)
         span.skill_result(result, () if ready.tool_id == "skills.unload" else active)
@@ -253,18 +280,19 @@ class Dispatcher:
         changed = ready.barrier or bool(artifacts)
         if ready.tool_id == "skills.load":
             changed = bool(result.get("changed"))
-        text = reply.text if reply.pin else self._bounded(reply.text, ready)
+        text = whole_text(reply.text) if reply.pin else self._bounded(reply.text, ready.tool_id)
         return Answer(ready.call, ready.tool_id, True, text, artifacts=artifacts, pin=reply.pin, changed=changed)
 
-    def _bounded(self, text: str, ready: Ready) -> str:
+    def _bounded(self, text: str, tool: str) -> str:
         """Cut a result to its share of the model's window, and say so."""
+        text = whole_text(text)
         budget = self._turn.result_budget
         if self._turn.count(text) <= budget:
             return text
         room = max(200, budget * 3)
         shorter = shorten(text, room)
         if len(shorter) < len(text):
-            self._turn.cut(ready.tool_id, len(text), len(shorter))
+            self._turn.cut(tool, len(text), len(shorter))
         return shorter
 
     # ---- answers ----
@@ -272,7 +300,8 @@ class Dispatcher:
     def _failed(self, call: ToolCall, name: str, error: KdskillsError, **details: Any) -> Answer:
         wire = error.to_json()["error"]
         wire["details"] = {**wire["details"], **details}
-        return Answer(call, name, False, json.dumps({"error": wire}, ensure_ascii=False, default=str), error.code)
+        text = json.dumps({"error": wire}, ensure_ascii=False, default=str)
+        return Answer(call, name, False, self._bounded(text, name), error.code)
 
     def _refused(self, call: ToolCall, name: str, code: str, message: str, **details: Any) -> Answer:
         return self._failed(call, name, ToolError(message, code=code, **details))
@@ -288,6 +317,16 @@ class Dispatcher:
             duration_ms=answer.duration_ms,
             artifacts=answer.artifacts,
         )
+
+
+class ToolExited(Exception):
+    """A tool tried to end the process."""
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether *error* is the cancellation of the running task, not one a tool made up."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def _json(value: object) -> str:

@@ -5,19 +5,39 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from kdskills.errors import Diagnostic
+from kdskills.errors import Diagnostic, FileRefused
 from kdskills.solver.citing import cited_sids, drop_unknown, issues_of, rendered
 from kdskills.solver.events import TurnFinished
 from kdskills.solver.folder import discard, produced_files
 from kdskills.solver.parts import DECISION
-from kdskills.solver.result import TurnResult
+from kdskills.solver.result import TurnFile, TurnResult
 
 if TYPE_CHECKING:
     from kdskills.solver.turn import Turn
 
 
 async def finish(turn: Turn) -> TurnResult:
-    """End *turn*: build its result, tell plugins, emit the last event, close the bus."""
+    """End *turn*: build its result, tell plugins, emit the last event, close the bus.
+
+    Cancelling does not interrupt it: a turn that is cancelled once more still ends with its last event.
+
+    Raises:
+        asyncio.CancelledError: The turn was cancelled meanwhile; it has ended all the same.
+    """
+    ending = asyncio.ensure_future(_finish(turn))
+    cancelled: asyncio.CancelledError | None = None
+    while not ending.done():
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    result = ending.result()
+    if cancelled is not None:
+        raise cancelled
+    return result
+
+
+async def _finish(turn: Turn) -> TurnResult:
     result = await asyncio.to_thread(_result, turn)
     try:
         turn.parts.wiring.turn_finished(turn, result)
@@ -43,9 +63,7 @@ def _result(turn: Turn) -> TurnResult:
     log, pool = turn.log, turn.pool
     drop = turn.parts.settings.on_unknown_sid == "drop"
     text = drop_unknown(log.text, pool) if drop else log.text
-    files = produced_files(turn.workspace)
-    if not files:
-        discard(turn.workspace)
+    files = _files(turn)
     model = turn.parts.model(DECISION)
     return TurnResult(
         turn_id=turn.id,
@@ -66,6 +84,19 @@ def _result(turn: Turn) -> TurnResult:
         replayed=model.replayed,
         diagnostics=tuple(turn.bus.diagnostics),
     )
+
+
+def _files(turn: Turn) -> tuple[TurnFile, ...]:
+    """Return what the turn produced; a folder that was spoilt by what ran in it costs the files, not the result."""
+    try:
+        files = produced_files(turn.workspace)
+    except FileRefused as error:
+        message = f"the files of the turn cannot be listed: {error.message}"
+        turn.bus.diagnose(Diagnostic("files_lost", "warning", message))
+        return ()
+    if not files:
+        discard(turn.workspace)
+    return files
 
 
 def _plugin_failed(hook: str, error: Exception) -> Diagnostic:

@@ -215,11 +215,13 @@ class Loop:
 def unique_calls(calls: Sequence[ToolCall], taken: set[str]) -> tuple[ToolCall, ...]:
     """Return *calls* with ids of their own, and add those to *taken*: some servers leave ids out or use them twice."""
     found = []
+    numbers: dict[str, int] = {}  # where to go on counting: ten thousand calls may share one id
     for call in calls:
-        name, number = call.id, 1
+        name, number = call.id, numbers.get(call.id, 1)
         while not name or name in taken:
             number += 1
             name = f"{call.id or 'call'}_{number}"
         taken.add(name)
+        numbers[call.id] = number
         found.append(replace(call, id=name))
     return tuple(found)

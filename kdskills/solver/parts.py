@@ -13,6 +13,7 @@ from kdskills.errors import BadRequest
 from kdskills.models import Message, Redactor, Usage
 from kdskills.session.inputs import INPUTS
 from kdskills.solver.result import SkillUse, Step, TokenUsage, TurnStatus
+from kdskills.solver.running import whole_text
 
 if TYPE_CHECKING:
     from kdskills.bundle import Bundle
@@ -131,7 +132,10 @@ class TurnLog:
 
 
 def check_request(request: str) -> str:
-    """Return the request. Raises BadRequest when it is blank."""
+    """Return the request. Raises BadRequest when it is blank, or holds what no model can be sent."""
     if not request.strip():
         raise BadRequest("the request is blank", errors=[{"path": "/request", "problem": "must not be blank"}])
+    if whole_text(request) != request:
+        problem = "holds halves of characters: it was read in the wrong encoding"
+        raise BadRequest(f"the request {problem}", errors=[{"path": "/request", "problem": problem}])
     return request

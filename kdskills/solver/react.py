@@ -203,11 +203,20 @@ class ReactSolver:
                 if error.code != "session_not_found":
                     raise
             else:
-                if found.consumer != self.consumer:
-                    message = f"session {session_id!r} belongs to {found.consumer!r}, not {self.consumer!r}"
-                    raise BadRequest(message, session_id=session_id)
-                return found
-        return await parts.runtime.create_session(session_id, consumer=self.consumer)
+                return self._mine(found)
+        try:
+            return await parts.runtime.create_session(session_id, consumer=self.consumer)
+        except SessionError as error:
+            if session_id is None or error.code != "session_exists":
+                raise
+        # Another turn opened the session a moment ago.
+        return self._mine(await parts.runtime.get_session(session_id))
+
+    def _mine(self, session: Session) -> Session:
+        if session.consumer == self.consumer:
+            return session
+        message = f"session {session.id!r} belongs to {session.consumer!r}, not {self.consumer!r}"
+        raise BadRequest(message, session_id=session.id)
 
 
 def _turn(

@@ -101,8 +101,7 @@ async def _read(turn: Turn, text: str, ref: Ref) -> ReadItem:
 
 async def _skill(turn: Turn, text: str, ref: str) -> ReadItem:
     before = {skill.full_id for skill in await turn.session.active()}
-    await turn.session.load([ref], mode="add", by="model")
-    loaded = (await turn.session.active())[-1]
+    loaded = (await turn.session.load([ref], mode="add", by="model")).bodies[-1]
     known = loaded.full_id in before
     turn.note_active(await turn.session.active())
     facts = {"skill": loaded.name, "tokens": loaded.tokens}

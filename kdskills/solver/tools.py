@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import traceback
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, 
 from kdskills.errors import BundleError, ModelMustAct, NameTaken, PluginInvalid, ToolCallRefused
 from kdskills.models import ToolSpec
 from kdskills.session.inputs import pointer, safe_name
+from kdskills.solver.running import in_thread
 
 if TYPE_CHECKING:
     from kdskills.solver.turn import Turn
@@ -177,7 +178,8 @@ def _body(function: Callable[..., Any], context: str | None) -> ToolBody:
             given[context] = call
         if inspect.iscoroutinefunction(function):
             return await function(**given)
-        return await asyncio.to_thread(function, **given)
+        found = await in_thread(partial(function, **given))
+        return await found if inspect.isawaitable(found) else found
 
     return body
 
