@@ -273,9 +273,27 @@ CHECKS: Mapping[int, Check] = MappingProxyType(
 _IN_ORDER = tuple(CHECKS.values())
 
 
-def refuse(policy: Policy, skill: Skill) -> Finding | None:
-    """Return the first of steps 2 to 6 that refuses *skill*, or None."""
-    for check in _IN_ORDER:
+def checks_in_force(policy: Policy) -> tuple[Check, ...]:
+    """Return steps 2 to 6 without those that can refuse nothing under *policy*: a view over many skills asks the rest.
+
+    Without any rule or plugin's answer nothing is denied, without an allow-list nothing is left out by it, and so on; the
+    first refusal is the same as that of `refuse`.
+    """
+    idle: set[Check] = set()
+    if not (policy.denied_for_all.entries or policy.denied.entries or policy.plugin_denied):
+        idle.add(_denied)
+    if policy.include_internal:
+        idle.add(_internal)
+    if policy.enabled is None:
+        idle.add(_not_enabled)
+    if policy.tools is None:
+        idle.add(_tools_missing)
+    return tuple(check for check in _IN_ORDER if check not in idle)
+
+
+def refuse(policy: Policy, skill: Skill, checks: tuple[Check, ...] | None = None) -> Finding | None:
+    """Return the first of steps 2 to 6 that refuses *skill*, or None; *checks* as `checks_in_force` gives them."""
+    for check in _IN_ORDER if checks is None else checks:
         finding = check(policy, skill)
         if finding is not None:
             return finding

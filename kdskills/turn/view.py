@@ -13,7 +13,18 @@ from kdskills.skills.closure import Closure, broken_imports, close, import_refus
 from kdskills.skills.digest import rows_digest
 from kdskills.skills.model import Skill, TokenCounter, estimate_tokens
 from kdskills.skills.refs import INTERNAL_NAMESPACE, compile_rules, is_number, parse_ref, quoted
-from kdskills.skills.selection import By, Granted, Known, Policy, Refused, Via, decide, refuse, refuse_by
+from kdskills.skills.selection import (
+    By,
+    Granted,
+    Known,
+    Policy,
+    Refused,
+    Via,
+    checks_in_force,
+    decide,
+    refuse,
+    refuse_by,
+)
 from kdskills.turn.export import export_view
 from kdskills.turn.home import Home
 from kdskills.turn.results import PickerEntry
@@ -214,8 +225,9 @@ def build_view(home: Home, policy: Policy) -> SkillView:
     known = home.known(policy.include_internal)
     codes: dict[str, str] = dict(known.refused)
     passed: dict[str, Skill] = {}
+    checks = checks_in_force(policy)
     for full_id, skill in known.skills.items():
-        finding = refuse(policy, skill)
+        finding = refuse(policy, skill, checks)
         if finding is None:
             passed[full_id] = skill
         else:
@@ -224,7 +236,9 @@ def build_view(home: Home, policy: Policy) -> SkillView:
         for full_id in broken_imports(known, policy, tuple(passed.values())) & passed.keys():
             codes[full_id] = "import_refused"
             del passed[full_id]
-    passed = dict(sorted(passed.items()))
+    order = sorted(passed)  # registries are in this order already, exports may not be
+    if order != list(passed):
+        passed = {full_id: passed[full_id] for full_id in order}
     listed = {i: skill for i, skill in passed.items() if not skill.hidden and refuse_by(skill, "model") is None}
     return SkillView(
         consumer=policy.consumer,

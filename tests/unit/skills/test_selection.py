@@ -305,3 +305,32 @@ def test_adding_a_deny_never_shows_more(enabled, disabled, everyone, more, tools
     assert visible(rules, **policy, plugin_denied={"a.x": "no"}) == before - {"a.x"}
     assert visible(rules, consumer="w", tools=frozenset(), include_internal=False) <= before
     assert all(not name.startswith("internal.") for name in before) or internal
+
+
+def test_checks_in_force_refuse_what_all_checks_refuse():
+    """Leaving out idle steps changes no answer: for every policy and skill the first refusal is the same."""
+    from itertools import product
+
+    from kdskills.skills import parse_skill_bytes
+    from kdskills.skills.selection import Policy, Rules, checks_in_force, refuse
+
+    extras = ["", "namespace: internal\n", 'include_for: ["w*"]\n', "namespace: acme\n", "agent_disclosure: hidden\n"]
+    texts = [f"---\nname: s{n}\ndescription: d\n{extra}---\nb\n" for n, extra in enumerate(extras)]
+    skills = [parse_skill_bytes(text.encode(), folder=f"s{n}").skill for n, text in enumerate(texts)]
+    rules = [
+        Rules(),
+        Rules(enabled=("acme.*",)),
+        Rules(disabled=("s0",)),
+        Rules(disabled_for_all=("public.*",)),
+        Rules(enabled=("s1", "acme.s3"), disabled=("s3",)),
+    ]
+    options = product(rules, ("w1", "x", None), (None, frozenset()), (False, True), ({}, {"public.s2": "a plugin"}))
+    seen = set()
+    for rule, consumer, tools, internal, denied in options:
+        policy = Policy.of(rule, consumer=consumer, tools=tools, include_internal=internal, plugin_denied=denied)
+        checks = checks_in_force(policy)
+        for skill in skills:
+            found = refuse(policy, skill, checks)
+            assert found == refuse(policy, skill)
+            seen.add(None if found is None else found.code)
+    assert {None, "denied", "plugin_denied", "internal", "not_for_consumer", "not_enabled"} <= seen
