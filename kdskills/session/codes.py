@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -53,6 +54,8 @@ CODES: Final[Mapping[str, Code]] = MappingProxyType(
 )
 """Every code a runtime tool answers with, in the order of the reference page."""
 
+_HOST_PATH: Final = re.compile(r"(?<![\w.:/…])/[^\s'\",;:()<>]+")
+
 PATH_REASONS: Final = ("absolute", "dotdot", "backslash", "nul", "drive", "root", "symlink", "outside_scripts")
 """Values of `details.reason` under `path_denied`."""
 
@@ -69,6 +72,11 @@ def refuse(code: str, message: str, *, refusal: object | None = None, **details:
     error = ToolCallRefused(message, code=code, who=CODES[code].who, **details)
     error.refusal = refusal
     return error
+
+
+def pathless(text: str) -> str:
+    """Return *text* without absolute paths: what an engine says of this host is not for a model."""
+    return _HOST_PATH.sub("…", text)
 
 
 def invalid(message: str, *errors: tuple[str, str]) -> ToolCallRefused:

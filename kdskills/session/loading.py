@@ -244,7 +244,11 @@ def loaded_ref(core: Core, call: Call, standing: Standing, ref: str) -> str | Re
         if ref == public_id(standing.skills[entry.id]):
             return entry.id
     found = core.resolve(standing.record, call.scope, standing.gate, ref, "code")
-    return found if isinstance(found, Refused) else found.full_id
+    if isinstance(found, Refused) or found.full_id in standing.record.ids:
+        return found if isinstance(found, Refused) else found.full_id
+    # What is not loaded is named by a model: a skill only people and code start is as good as unknown to it.
+    named = core.resolve(standing.record, call.scope, standing.gate, ref, "model")
+    return named if isinstance(named, Refused) else named.full_id
 
 
 async def refresh(core: Core, call: Call) -> LoadReceipt:

@@ -70,7 +70,7 @@ async def target(core: Core, call: Call, ref: str | None) -> Target:
     if imported is not None:
         return imported
     if isinstance(found, Refused):
-        core.granted(call, standing, [wanted], "code")  # raises `skill_not_found`, as every refusal does
+        core.granted(call, standing, [wanted], "model")  # raises `skill_not_found`, as every refusal does
         raise refuse("skill_not_found", f"no such skill: {wanted!r}", names=[wanted], near=[])
     entry = next((entry for entry in record.active if entry.id == found), None)
     if entry is None:

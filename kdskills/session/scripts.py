@@ -11,7 +11,7 @@ from typing import Final, cast
 from kdskills.errors import ExecFailed, ExecRefused, FileRefused
 from kdskills.execution import ExecRequest, ExecResult, Executor, InputFile, Limits, Owner, ScriptCall, SkillMount
 from kdskills.session.approval import ApprovalRequest, origin_of
-from kdskills.session.codes import invalid, path_denied, refuse
+from kdskills.session.codes import invalid, path_denied, pathless, refuse
 from kdskills.session.core import Call, Core
 from kdskills.session.environment import check_call_env, script_environment
 from kdskills.session.limits import MAX_ARG
@@ -259,7 +259,7 @@ def _said(result: ExecResult) -> str:
 
 
 def _blameless(message: str) -> str:
-    return f"{message.rstrip('.')}. This is no defect of the script"
+    return f"{pathless(message).rstrip('.')}. This is no defect of the script"
 
 
 def tail_text(data: bytes, truncated: bool) -> str:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from kdskills.errors import KdskillsError, ReplayError, ToolCallRefused
+from kdskills.errors import KdskillsError, ModelMustAct, ReplayError, ToolCallRefused
 from kdskills.models import Message, ToolCall
 from kdskills.models.redact import parse_object
+from kdskills.session.codes import pathless
 from kdskills.session.inputs import INPUTS, parse, safe_name, schema
 from kdskills.session.wiring import AccessRequest, arguments_digest
 from kdskills.solver.events import SkillRefused, ToolCalled, ToolFinished
@@ -299,6 +300,8 @@ class Dispatcher:
 
     def _failed(self, call: ToolCall, name: str, error: KdskillsError, **details: Any) -> Answer:
         wire = error.to_json()["error"]
+        if not isinstance(error, ModelMustAct):  # written for others: it may name places of this host
+            wire = {**wire, "message": pathless(wire["message"]), "details": {}}
         wire["details"] = {**wire["details"], **details}
         text = json.dumps({"error": wire}, ensure_ascii=False, default=str)
         return Answer(call, name, False, self._bounded(text, name), error.code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from kdskills.errors import ExecFailed, ExecRefused
 from kdskills.execution import ExecRequest, ExecResult, Limits, Owner, SkillMount
 from kdskills.session.approval import ApprovalRequest
-from kdskills.session.codes import refuse
+from kdskills.session.codes import pathless, refuse
 from kdskills.solver.events import (
     ApprovalDecided,
     ApprovalRequested,
@@ -107,7 +108,7 @@ def extract_code(text: str) -> str:
 def build_request(turn: Turn, code: str, timeout_s: float) -> ExecRequest:
     """Return the request of a program: the turn's files, and the export of the codegen view with its skills mounted."""
     view = turn.codegen_view
-    exported = view.export_runtime_globals()
+    exported = for_program(view.export_runtime_globals())
     mounts = tuple(
         SkillMount(row["id"], folder, row["tree"])
         for row in exported["SKILLS_DESCRIPTOR"].get("skills", ())
@@ -125,9 +126,35 @@ def build_request(turn: Turn, code: str, timeout_s: float) -> ExecRequest:
     )
 
 
+def for_program(exported: dict[str, Any]) -> dict[str, Any]:
+    """Return an export without the names of refused skills: the program's words come from a model and go back to one.
+
+    What was refused does not come along, so that inside it is unknown; rules that name none of what came along decide
+    nothing there.
+    """
+    inner = exported["SKILLS_DESCRIPTOR"]
+    here = {str(row["id"]).rpartition(".")[2] for row in inner.get("skills", ())}
+    rules = {consumer: _naming(given, here) for consumer, given in inner.get("agents_config", {}).items()}
+    activation = {**inner.get("activation", {}), "refused": {}}
+    return {**exported, "SKILLS_DESCRIPTOR": {**inner, "agents_config": rules, "activation": activation}}
+
+
+def _naming(rules: Mapping[str, Any], here: set[str]) -> dict[str, Any]:
+    """Return *rules* without entries that name one skill that is not *here*; patterns stay."""
+    found = dict(rules)
+    for key in ("enabled", "disabled"):
+        if isinstance(found.get(key), list):
+            kept = [rule for rule in found[key] if "*" in rule or any(name in rule for name in here)]
+            # An allow-list that names nothing here allows nothing; an empty one would allow everything.
+            found[key] = kept if kept or key == "disabled" else False
+    return found
+
+
 async def _approve(turn: Turn, executor: Executor) -> None:
     approve = turn.parts.approve
     if approve is None:
+        if await _foreign(turn):
+            raise refuse("approval_unavailable", "this run needs approval, and nobody can be asked here")
         return
     turn.bus.emit(ApprovalRequested, skill=None, path=None)
     request = ApprovalRequest(turn.session_id, None, None, None, None, ("python3", "<code>"), (), executor.name)
@@ -137,15 +164,23 @@ async def _approve(turn: Turn, executor: Executor) -> None:
         raise refuse("approval_denied", "the run was not approved", reason=answer.reason)
 
 
+async def _foreign(turn: Turn) -> bool:
+    """Whether a skill of a remote origin is loaded, or came along with one: then every run is asked about."""
+    receipts = [one.receipt for one in await turn.session.active()]
+    brought = (name for receipt in receipts for name in receipt.imports)
+    return any(receipt.origin for receipt in receipts) or any(name.startswith("mcp-") for name in brought)
+
+
 async def _run(turn: Turn, executor: Executor, request: ExecRequest) -> ExecResult:
     turn.bus.emit(ScriptStarted, skill=None, path=None, engine=executor.name)
     try:
         result = await executor.run(request)
     except ExecRefused as error:
-        message = f"the program was not run, no defect of it: {error.message}"
+        message = f"the program was not run, no defect of it: {pathless(error.message)}"
         raise refuse("executor_unavailable", message, reason=error.code) from error
     except ExecFailed as error:
-        raise refuse("executor_failed", f"the sandbox broke, no defect of the program: {error.message}") from error
+        message = f"the sandbox broke, no defect of the program: {pathless(error.message)}"
+        raise refuse("executor_failed", message) from error
     turn.bus.emit(
         ScriptFinished,
         skill=None,
@@ -159,7 +194,7 @@ async def _run(turn: Turn, executor: Executor, request: ExecRequest) -> ExecResu
     )
     if result.status in {"infra_error", "refused"}:
         said = result.error.message if result.error else "no reason given"
-        raise refuse("executor_failed", f"the sandbox broke, no defect of the program: {said}")
+        raise refuse("executor_failed", f"the sandbox broke, no defect of the program: {pathless(said)}")
     return result
 
 
