@@ -2,6 +2,6 @@
 import os
 import sys
 
-path = "/tmp/again.py"
+path = os.path.join(os.environ.get("TMPDIR", "/tmp"), "again.py")
 open(path, "w").write("import os, sys\nos.execv(sys.executable, [sys.executable, __file__])\n")
 os.execv(sys.executable, [sys.executable, path])
