@@ -117,7 +117,7 @@ async def test_scripts_that_hang_flood_or_plant_links_are_results(bundle, tmp_pa
 
 
 async def test_generated_code_sees_the_skills_of_codegen_and_no_others(bundle, tmp_path):
-    """Inside the sandbox the same skills are in force: grants, numbers and refusals as on the host."""
+    """Inside the sandbox the same skills are in force, with the numbers of the host; what is refused there is unknown here."""
     replies = [call("exec_python", code=PROBE), say("done")]
     result, _ = await run(bundle, tmp_path, replies)
     found = answer(result, 0)
@@ -129,7 +129,7 @@ async def test_generated_code_sees_the_skills_of_codegen_and_no_others(bundle, t
         "sales": "Text of sales.",
         "brief": None,
         "secret": None,
-        "code": "denied",
+        "code": "unknown_skill",
     }
     assert [file.path for file in result.files] == ["made.txt"]
 
