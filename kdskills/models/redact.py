@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 MASK = "***"
 MAX_NESTING = 64
 """Levels of objects and lists a JSON value may have."""
+_ENV = re.compile(r'"env"\s*:')
 MIN_TEXT = 6
 """Shorter values of a call's `env` are masked where they stand only: replacing `1` everywhere would spoil the text."""
 
@@ -83,8 +85,9 @@ class Redactor:
     def arguments(self, text: str) -> str:
         """Return the raw JSON text of a call's arguments, redacted; what is not a JSON object is treated as text."""
         parsed = parse_object(text)
-        if parsed is None:
-            return self.text(text)
+        if parsed is None:  # cut off, perhaps in the middle of a secret: what follows `env` is not shown
+            found = _ENV.search(text)
+            return self.text(text if found is None else text[: found.end()] + MASK)
         self.learn(parsed)
         redacted = self.value(parsed)
         return text if redacted == parsed else json.dumps(redacted, ensure_ascii=False)

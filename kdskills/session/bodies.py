@@ -168,7 +168,12 @@ class Bodies:
             raise refuse(
                 "skill_unreadable", f"{path.name} of this skill: {error.message}", reason=error.code
             ) from error
-        body = parsed(data, skill, path.name, skill.tree_digest())
+        try:
+            tree = skill.tree_digest()
+        except FileRefused as error:
+            message = f"the files of this skill cannot be read: {error.message}"
+            raise refuse("skill_unreadable", message, reason=error.code) from error
+        body = parsed(data, skill, path.name, tree)
         if stamp is not None and stamp == _stamp(path):
             with self._lock:
                 self._seen[skill.full_id] = _Seen(stamp, now, body)

@@ -54,6 +54,9 @@ CODES: Final[Mapping[str, Code]] = MappingProxyType(
 )
 """Every code a runtime tool answers with, in the order of the reference page."""
 
+MAX_COMPARED: Final = 3
+"""Unknown names of one call for which near ones are looked for: comparing texts is slow."""
+MAX_ALIKE: Final = 40
 _HOST_PATH: Final = re.compile(r"(?<![\w.:/…])/[^\s'\",;:()<>]+")
 
 PATH_REASONS: Final = ("absolute", "dotdot", "backslash", "nul", "drive", "root", "symlink", "outside_scripts")
@@ -92,11 +95,25 @@ def not_found(asked: Iterable[str], visible: Iterable[str], refusals: tuple[obje
     names = list(asked)
     pool = sorted(visible)
     near: list[str] = []
-    for name in names:
-        near += [match for match in get_close_matches(name, pool, n=5, cutoff=0.5) if match not in near]
+    for name in names[:MAX_COMPARED]:
+        near += [match for match in _close(name, pool) if match not in near]
+        if len(near) >= 5:
+            break
     listed = ", ".join(repr(name) for name in names)
     hint = f"; near names: {', '.join(near[:5])}" if near else ""
     return refuse("skill_not_found", f"no such skill: {listed}{hint}", refusal=refusals, names=names, near=near[:5])
+
+
+def _close(name: str, pool: Iterable[str]) -> list[str]:
+    """Return up to 5 near names; only those that share most runs of three characters are compared in full."""
+    wanted = _threes(name)
+    alike = sorted(((len(wanted & _threes(other)), other) for other in pool), reverse=True)[:MAX_ALIKE]
+    return get_close_matches(name, sorted(other for shared, other in alike if shared), n=5, cutoff=0.5)
+
+
+def _threes(name: str) -> set[str]:
+    text = f" {name} "
+    return {text[at : at + 3] for at in range(len(text) - 2)}
 
 
 def path_denied(path: str, reason: str) -> ToolCallRefused:

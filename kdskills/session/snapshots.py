@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kdskills.errors import BadRequest, SessionError
+from kdskills.errors import BadRequest, SessionError, ToolCallRefused
 from kdskills.session.bodies import parsed
 from kdskills.session.core import Call, Core, checked_id, gone, store_errors
 from kdskills.session.receipts import text_digest
@@ -40,7 +40,7 @@ class _Wire(BaseModel):
     version: int = 1
     created_at: str
     touched_at: str
-    max_active: int | None = 8
+    max_active: Annotated[int, Field(ge=1)] | None = 8
     active: list[_Entry] = []
     bodies: dict[str, str] = {}
 
@@ -150,7 +150,7 @@ async def restore(core: Core, found: SessionSnapshot, session_id: str | None, ov
     call = Call(wanted, NO_TURN)
     gate = core.source.gate(found.record.consumer)
     kept: list[LoadedSkill] = []
-    for entry in found.record.active:
+    for entry in {entry.id: entry for entry in found.record.active}.values():  # an id stands once
         granted = gate.resolve(entry.id, by=_by(entry.loaded_by))
         if isinstance(granted, Refused):
             core.emit(call, "diagnostic", code="restore_dropped", id=entry.id, refusal=granted.code)
@@ -176,7 +176,10 @@ async def _have(core: Core, skill: Skill, digest: str, bodies: Mapping[str, str]
     """Whether the text of *digest* can be shown; a text of the snapshot is put into the store."""
     text = bodies.get(digest)
     if text is not None:
-        core.bodies.keep(parsed(text.encode("utf-8"), skill, "SKILL.md", ""))
+        try:
+            core.bodies.keep(parsed(text.encode("utf-8"), skill, "SKILL.md", ""))
+        except ToolCallRefused:  # it has its digest, but was never a skill's text
+            return False
         with store_errors():
             await core.store.put_body(digest, text)
         return True

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.models import Redactor
-from kdskills.models.redact import parse_object
+from kdskills.models.redact import MASK, parse_object
 
 
 def test_declared_secrets_are_masked_everywhere():
@@ -102,3 +102,13 @@ def test_pieces_told_hold_no_secret(pieces, secrets):
     masked = "".join(redactor.text(part) for part in told)
     for secret in secrets:
         assert secret not in masked
+
+
+@pytest.mark.parametrize(
+    "text", ['{"path":"x","env":{"K":"hunter2hunter2"', '{"env" : {"K":"hunter2hun', '{"a":1}{"env":["hunter2"]']
+)
+def test_broken_arguments_show_nothing_of_their_env(text):
+    """A call cut off in the middle of its env cannot be read, so what follows is left out whole."""
+    shown = Redactor().arguments(text)
+    assert "hunter2" not in shown
+    assert shown.endswith(MASK)
