@@ -9,6 +9,10 @@ from kdskills.solver.python import PYTHON
 from kdskills.solver.reading import WRITE
 
 
+class Nothing(BaseModel):
+    """Arguments of no matter."""
+
+
 def test_defaults_are_those_of_the_specification():
     """Every bound a turn has when nobody says otherwise."""
     given = SolverSettings().model_dump()
@@ -33,9 +37,9 @@ def test_defaults_are_those_of_the_specification():
 def test_what_changes_the_session_runs_alone():
     """Loading and unloading are barriers, reading a file and running a script are not."""
     tools = ("skills.load", "skills.unload", "skills.read", "skills.run_script")
-    found = [Ready(ToolCall("a", tool, "{}"), tool, {}, None, BaseModel()).barrier for tool in tools]
+    found = [Ready(ToolCall("a", tool, "{}"), tool, {}, None, Nothing()).barrier for tool in tools]
     assert found == [True, True, False, False]
-    assert WRITE.barrier(BaseModel())
+    assert WRITE.barrier(Nothing())
 
 
 def test_generated_code_has_the_time_it_may_ask_for():
