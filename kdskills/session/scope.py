@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kdskills.errors import Diagnostic
+from kdskills.prompts import hidden_alias
 from kdskills.skills.model import Skill
-from kdskills.sources import MergeResult, SourceKey, SourcesPool, normalize_sources
+from kdskills.sources import MergeResult, SourceKey, SourcesPool, normalize_sources, rewrite_citations
 
 if TYPE_CHECKING:
     from kdskills.session.config import Budget
@@ -25,6 +27,7 @@ class TurnSources:
         pool: Sources the turn begins with.
         merged: Told `(full id, MergeResult)` after a skill brought sources.
         key: Overrides what makes two rows one source.
+        found: Told each finding about a skill's rows and citations once, so that no dropped one is silent.
     """
 
     def __init__(
@@ -33,8 +36,11 @@ class TurnSources:
         merged: Callable[[str, MergeResult], None] | None = None,
         *,
         key: SourceKey | None = None,
+        found: Callable[[Diagnostic], None] | None = None,
     ) -> None:
         self._key = key
+        self._found = found
+        self._told: set[Diagnostic] = set()
         self._lock = threading.Lock()
         self._pool = pool
         self._maps: dict[tuple[str, str], dict[int, int]] = {}
@@ -58,21 +64,32 @@ class TurnSources:
         key = (skill.full_id, digest or skill.digest)
         sid_map = self._maps.get(key)
         if sid_map is None:
-            rows, _ = normalize_sources(skill.sources)
+            rows, findings = normalize_sources(skill.sources)
+            self._tell(skill, findings)
             with self._lock:
                 result = self._pool.merge(rows, key=self._key)
                 self._pool = result.pool
                 sid_map = self._maps[key] = dict(result.sid_map)
             if rows and self._merged is not None:
                 self._merged(skill.full_id, result)
-        return rewrite(text, sid_map)
+            self._tell(skill, result.diagnostics)
+        # an empty map drops every token (spec skills §6.3)
+        rewritten = rewrite_citations(text, sid_map)
+        self._tell(skill, rewritten.diagnostics)
+        return rewritten.text
 
-
-def rewrite(text: str, sid_map: dict[int, int]) -> str:
-    """Return *text* with its citations under *sid_map*; an empty map drops every token (spec skills §6.3)."""
-    from kdskills.sources import rewrite_citations
-
-    return rewrite_citations(text, sid_map).text
+    def _tell(self, skill: Skill, findings: Iterable[Diagnostic]) -> None:
+        """Hand on what is new; a body is shown with every prompt, and its findings are the same each time."""
+        if self._found is None:
+            return
+        place = hidden_alias(skill.full_id) if skill.hidden else skill.location
+        for finding in findings:
+            placed = finding.at(place)
+            with self._lock:
+                known = placed in self._told
+                self._told.add(placed)
+            if not known:
+                self._found(placed)
 
 
 @dataclass(frozen=True, slots=True)

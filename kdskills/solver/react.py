@@ -231,7 +231,7 @@ def _turn(
         added, known = getattr(result, "added", ()), getattr(result, "merged", ())
         bus.emit(SourcesMerged, skill=full_id, added=tuple(added), merged_sids=tuple(known))
 
-    sources = TurnSources(SourcesPool(), merged, key=parts.wiring.source_key)
+    sources = TurnSources(SourcesPool(), merged, key=parts.wiring.source_key, found=bus.diagnose)
     view = parts.subsystem.view(consumer, tools=parts.tool_ids)
     scope = TurnScope(
         view=view,

@@ -213,6 +213,24 @@ async def test_citations_in_a_turn(make, bundle):
     assert sources.pool.get(2)["title"] == "A"
 
 
+async def test_dropped_citations_and_bad_rows_are_told_once(make, bundle):
+    """What is dropped from a body or its sources is told with its place, once however often the body is shown."""
+    bundle.skill("acme.sales", "Up [[S:1]] and [[S:9]].")
+    bundle.file(
+        "acme.sales", "sources.yaml", "- {sid: 1, url: 'https://example.org/a', title: A}\n- {sid: 2, title: B}\n"
+    )
+    told = []
+    sources = TurnSources(SourcesPool(), found=told.append)
+    session = (await make().create_session()).within(TurnScope(sources=sources))
+    await session.load(["sales"])
+    for _ in range(3):
+        await session.instructions()
+    place = "skill://acme/sales/SKILL.md"
+    assert [(d.code, d.ref, d.path) for d in told if d.code == "citation_dropped"] == [("citation_dropped", "9", place)]
+    assert [d.path for d in told if d.code == "source_without_identity"] == [place]
+    assert len(told) == len(set(told))
+
+
 async def test_describe(runtime, bundle):
     """Describe works for any visible skill, loaded or not, and hashes afresh."""
     session = await runtime.create_session()
