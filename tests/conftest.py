@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -38,12 +39,23 @@ def _docker() -> str | None:
     import docker
     from docker.errors import DockerException
 
+    host = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    if host.startswith("unix://"):  # the SDK leaves a socket open when nobody listens, and that would be an error here
+        with socket.socket(socket.AF_UNIX) as knock:
+            try:
+                knock.connect(host.removeprefix("unix://"))
+            except OSError as error:
+                return f"no docker engine answers: {error.strerror}"
     try:
         client = docker.from_env(timeout=5)
-        client.ping()
-        client.close()
     except DockerException as error:
         return f"no docker engine answers: {error}"
+    try:
+        client.ping()
+    except DockerException as error:
+        return f"no docker engine answers: {error}"
+    finally:
+        client.close()
     return None
 
 
