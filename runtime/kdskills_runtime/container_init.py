@@ -41,7 +41,10 @@ if TYPE_CHECKING:
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 MAX_REPORT = 2 * 1024 * 1024
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+#: Signals are told by the wakeup descriptor. Their handler is a C function that does nothing: one of Python's could be
+#: interrupted by the next signal, and a flood would nest handlers until the stack is full.
+TOLD = {}.get
+FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 
 
 def main() -> int:
@@ -101,13 +104,13 @@ class _Program:
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, TOLD)
         started = time.monotonic()
         pid = os.fork()
         if pid == 0:
             self._become(trouble_write, report_write)
         for forwarded in FORWARDED:
-            signal.signal(forwarded, lambda got, _frame: _send(pid, got))
+            signal.signal(forwarded, TOLD)
         os.close(trouble_write)
         os.close(report_write)
         trouble = os.read(trouble_read, 4096)
@@ -138,7 +141,8 @@ class _Program:
                 continue
             ready, _, _ = select.select(readers, [], [], left)
             if wake in ready:
-                os.read(wake, 4096)
+                for number in set(os.read(wake, 4096)) & FORWARDED:
+                    _send(pid, number)
             if report in ready and not self._read_report(report):
                 readers.remove(report)
             status = _reap(pid)

@@ -26,7 +26,10 @@ LIVE_FAST = 256 * 1024
 """After so many bytes of live view it is renewed once a second only."""
 
 END, KILL = signal.SIGRTMIN + 1, signal.SIGRTMIN + 2
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
+WATCHED = FORWARDED | {END, KILL, signal.SIGCHLD}
+#: The handler of signals that the wakeup descriptor tells: of C, because one of Python's could nest in a flood.
+TOLD = {}.get
 
 
 def try_walls() -> str | None:
@@ -117,8 +120,8 @@ class RemoteRun:
         for _, theirs in pipes.values():
             os.close(theirs)
         for number in (*FORWARDED, KILL):
-            signal.signal(number, lambda got, _frame: _send(first, got))
-        signal.signal(END, lambda *_: self._cancelled())
+            signal.signal(number, TOLD)
+        signal.signal(END, TOLD)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         end = self._watch(first, {name: ours for name, (ours, _) in pipes.items()}, wake_read, started, say)
         oom = self._leaf is not None and self._leaf.oom_kills() > 0
@@ -126,9 +129,12 @@ class RemoteRun:
             self._leaf.remove()
         self._write(answer, end, oom=oom)
 
-    def _cancelled(self) -> None:
-        if self._reason == "exited":
+    def _told(self, numbers: set[int], first: int) -> None:
+        """Do what signals ask: end the run, or hand them on."""
+        if END in numbers and self._reason == "exited":
             self._reason = "cancelled"
+        for number in numbers & (FORWARDED | {KILL}):
+            _send(first, number)
 
     def _take(self, size: int) -> memoryview:
         """Return the next announced bytes."""
@@ -169,7 +175,7 @@ class RemoteRun:
             ready, _, _ = select.select([*names, wake], [], [], min(left, 0.25))
             for fd in ready:
                 if fd == wake:
-                    os.read(fd, 4096)
+                    self._told(set(os.read(fd, 4096)), first)
                     continue
                 data = os.read(fd, CHUNK)
                 if data:
@@ -257,16 +263,13 @@ class _First:
             remote_jail.die_with_parent(self._libc)
             remote_jail.close_machine(self._libc)
             trouble_read, trouble_write = os.pipe()
+            signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
             pid = os.fork()
             if pid == 0:
                 self._become(trouble_write)
             os.close(trouble_write)
             for name in ("stdout", "stderr", "report"):
                 os.close(self._pipes[name][1])
-            for number in FORWARDED:
-                signal.signal(number, lambda got, _frame: _send(pid, got))
-            signal.signal(KILL, lambda *_: _send(pid, signal.SIGKILL))
-            signal.signal(END, lambda *_: _send(-1, signal.SIGTERM))
             words = os.read(trouble_read, 4096)
             ended = os.waitstatus_to_exitcode(_wait(pid))
             os.write(status, words or (f"code:{ended}" if ended >= 0 else f"signal:{-ended}").encode("ascii"))
@@ -282,6 +285,7 @@ class _First:
             os.setsid()
             for restored in (*FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(restored, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
             for door in self._doors:
                 os.write(door, b"0")
             for fd, name in ((1, "stdout"), (2, "stderr")):
@@ -333,8 +337,21 @@ def _send(pid: int, number: int) -> None:
 
 
 def _wait(pid: int) -> int:
-    """Reap until *pid* ends; return its status."""
+    """Reap until *pid* ends, doing what signals ask meanwhile; return its status."""
     while True:
-        found, status = os.wait()
-        if found == pid:
-            return status
+        while True:
+            try:
+                found, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if found == pid:
+                return status
+            if found == 0:
+                break
+        number = signal.sigwaitinfo(WATCHED).si_signo  # taken one by one: handlers could nest in a flood
+        if number == END:
+            _send(-1, signal.SIGTERM)
+        elif number == KILL:
+            _send(pid, signal.SIGKILL)
+        elif number != signal.SIGCHLD:
+            _send(pid, number)

@@ -27,13 +27,17 @@ from kdskills.execution.options import ExecutionOptions
 
 async def main():
     handle = await BubblewrapExecutor(ExecutionOptions(state_dir=Path(sys.argv[1]))).start(
-        ExecRequest(argv=("sh", "-c", "trap '' TERM HUP INT; (sleep 161803 &) ; sleep 161803"))
+        ExecRequest(argv=("sh", "-c", f"trap '' TERM HUP INT; (sleep {sys.argv[2]} &) ; sleep {sys.argv[2]}"))
     )
     print("started", flush=True)
     await handle.wait()
 
 asyncio.run(main())
 """
+
+
+#: How long the payload sleeps, which tells its processes from those of the same test in another process.
+SLEEP = str(1_000_000 + os.getpid())
 
 
 def sleepers() -> list[int]:
@@ -45,7 +49,7 @@ def sleepers() -> list[int]:
                 line = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if line.startswith(b"sleep\x00161803"):
+            if line == f"sleep\0{SLEEP}\0".encode():
                 found.append(int(entry.name))
     return found
 
@@ -53,7 +57,7 @@ def sleepers() -> list[int]:
 @pytest.fixture
 def killed_owner(tmp_path, repo):
     """Start a run in another process, kill that process, and return its pid."""
-    process = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, cwd=repo)
+    process = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path), SLEEP], stdout=subprocess.PIPE, cwd=repo)
     with process.stdout:
         first = process.stdout.readline()
     end = time.monotonic() + 30
