@@ -1,0 +1,1 @@
+"""Durable tasks, jobs and services (spec work)."""

@@ -1,0 +1,227 @@
+"""What the parts of remote skills agree on: errors, the server's profile, and the two protocols between them (spec remote)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from kdskills.errors import CallerMustAct
+
+JsonObject = dict[str, Any]
+"""A JSON object of the wire; only this room's edges pass it on."""
+
+BUILT_IN_TOOLS = frozenset(
+    {
+        "apply_patch",
+        "create_goal",
+        "exec",
+        "exec_command",
+        "get_goal",
+        "request_user_input",
+        "tool_search",
+        "update_goal",
+        "view_image",
+        "wait",
+        "web_search",
+        "write_stdin",
+    }
+)
+"""Names the server accepts for a tool and then silently drops."""
+
+
+class CatalogError(CallerMustAct, ValueError):
+    """A name, schema or catalog the server would refuse, drop or shadow; `details` has `rule` and `suggestion` (§1)."""
+
+    code = "catalog_invalid"
+
+
+class CatalogNotApplied(CallerMustAct):
+    """`send_prepared` found the catalog `deferred` or `failed`; nothing was sent. `report` says why (§1)."""
+
+    code = "catalog_not_applied"
+
+    def __init__(self, report: JsonObject) -> None:
+        reason = report.get("reason")
+        super().__init__(f"the catalog was not applied: {report.get('status')} ({reason})", report=report)
+        self.report = report
+
+
+class CatalogBusy(CatalogNotApplied):
+    """As `CatalogNotApplied`, because a turn is running."""
+
+    code = "catalog_busy"
+
+
+class WaitTimeoutError(CallerMustAct, TimeoutError):
+    """A turn did not end, or its reply did not come, within the given time (§1)."""
+
+    code = "wait_timeout"
+
+
+class AppServerError(CallerMustAct):
+    """The app-server answered a request with an error; `details` has `method`, `rpc_code`, `data` (§2)."""
+
+    code = "app_server_error"
+
+
+class AppServerGone(CallerMustAct):
+    """The connection to the app-server is closed, or it could not be opened (§2)."""
+
+    code = "app_server_gone"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProfile:
+    """What is known of a server: lint rules, and what the probe proved (§1 Names, §3 Probe).
+
+    Attributes:
+        name: `0.169`, `0.105` or what the user agent says.
+        user_agent: The server's own words.
+        built_ins: Tool names it drops.
+        native: A resume with `dynamicTools` reaches the model.
+        reload: A guarded reload reaches the model and survives a restart.
+        namespaces: Namespace tools are understood; without them names are flattened to `ns__name`.
+        materialise: Ways that write the rollout file, best first: `name_set`, `inject_items`, `bootstrap`.
+        rewind: `revert`, `rollback` or None.
+        context: `additionalContext` reaches the model.
+        extra_roots: `skills/extraRoots/set` works.
+        unsubscribe: `thread/unsubscribe` exists.
+        probed: Whether these facts were proven by a probe.
+    """
+
+    name: str = "unknown"
+    user_agent: str = ""
+    built_ins: frozenset[str] = BUILT_IN_TOOLS
+    native: bool = False
+    reload: bool = False
+    namespaces: bool = True
+    materialise: tuple[str, ...] = ()
+    rewind: Literal["revert", "rollback"] | None = None
+    context: bool = False
+    extra_roots: bool = False
+    unsubscribe: bool = True
+    probed: bool = False
+
+    @classmethod
+    def codex(cls) -> ServerProfile:
+        """Return the lint rules of Codex, with nothing proven."""
+        return cls(name="codex")
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogChange:
+    """The catalog a session wants in force.
+
+    Attributes:
+        session_id: The thread.
+        tools: The sorted wire tools (§1 Text): `name`, `description`, `inputSchema`, perhaps `namespace`, `deferLoading`.
+        instruction_text: The catalog as text, for strategies that send it as context.
+        wait: True for `prepare_catalog` and `wait_catalog`, which wait for an idle thread; False for `sync_runtime`.
+        timeout_s: Bound of the whole change.
+    """
+
+    session_id: str
+    tools: Sequence[JsonObject]
+    instruction_text: str
+    wait: bool
+    timeout_s: float
+
+
+@runtime_checkable
+class CatalogBackend(Protocol):
+    """Makes a catalog change true, at `client.catalog` (§3). The async facade's backend has `apply` and `forget` as coroutines."""
+
+    def apply(self, change: CatalogChange) -> Any:
+        """Bring the change about; returns the report (a dict of §3), never raises for `deferred` and `failed`."""
+        ...
+
+    def context_for(self, session_id: str, tools: Sequence[JsonObject], instruction_text: str) -> Any:
+        """Return what the next `send_message` must carry: `{"additionalContext": …}`, or `{}`; and whether it is current."""
+        ...
+
+    def forget(self, session_id: str) -> Any:
+        """Drop what is kept of a closed session."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CallIdentity:
+    """Who asks for which call (§4 Identity). Strong when thread, turn and call are known."""
+
+    session_id: str
+    tool: str
+    arguments_sha256: str
+    thread_id: str | None = None
+    turn_id: str | None = None
+    call_id: str | None = None
+    namespace: str | None = None
+    request_id: str | None = None
+
+    @property
+    def strong(self) -> bool:
+        """Whether this names one call for good."""
+        return bool(self.thread_id and self.turn_id and self.call_id)
+
+
+CallState = Literal["claimed", "running", "overdue", "unknown", "done"]
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRow:
+    """One call in a journal (§4 Journal)."""
+
+    key: str
+    state: CallState
+    owner: str
+    idempotent: bool
+    lease_until: float
+    response: Mapping[str, Any] | None = None
+    late_response: Mapping[str, Any] | None = None
+    accepted_by: str | None = None  # the connection on which the stored answer was accepted
+    session_id: str = ""
+    turn_id: str | None = None
+    tool: str = ""
+
+
+class CallJournal(Protocol):
+    """Keeps what became of each call, so that effects happen once (§4). Every method is one transaction.
+
+    Implementations: `SqlJournal` (SQLite or PostgreSQL) and `MemoryJournal`; both block and are called from threads.
+    """
+
+    def claim(self, key: str, identity: CallIdentity, owner: str, lease_s: float, *, idempotent: bool) -> JournalRow:
+        """Insert a `claimed` row, or take over one by compare-and-swap when its owner is dead, or return it as it is."""
+        ...
+
+    def start(self, key: str, owner: str) -> bool:
+        """`claimed` to `running`; False when the row is not this owner's any more."""
+        ...
+
+    def finish(self, key: str, owner: str, response: Mapping[str, Any]) -> JournalRow:
+        """Commit the answer: `running` to `done`; after `overdue` or `unknown` it becomes the late response."""
+        ...
+
+    def give_up(self, key: str, owner: str, state: CallState, response: Mapping[str, Any]) -> JournalRow:
+        """Commit `overdue` or `unknown` with the answer given instead."""
+        ...
+
+    def accepted(self, key: str, connection: str) -> None:
+        """Note that the stored answer was accepted on this connection."""
+        ...
+
+    def get(self, key: str) -> JournalRow | None:
+        """Return the row, or None."""
+        ...
+
+    def renew(self, owner: str, lease_s: float) -> None:
+        """Push out the lease of every row this owner holds."""
+        ...
+
+    def running(self, session_id: str) -> Sequence[JournalRow]:
+        """Return rows of this session that are claimed or running."""
+        ...
+
+    def outcomes(self, session_id: str, turn_id: str | None) -> Sequence[JournalRow]:
+        """Return rows of this session whose outcome the model was not told (context `kdskills_outcomes`)."""
+        ...
