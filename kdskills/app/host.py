@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
-
+from kdskills.app.operations.calling import require_allowed, validated
+from kdskills.app.operations.table import Context, Emit
 from kdskills.app.plugins import Answers, PluginManager, Registers, collect, plugin_manager
 from kdskills.app.settings import Settings
 from kdskills.app.wiring import HostWiring
@@ -22,11 +22,11 @@ from kdskills.turn import SkillsSubsystem
 
 if TYPE_CHECKING:
     import jinja2
+    from pydantic import BaseModel
 
     from kdskills.execution import Executor, ReapReport
     from kdskills.session import SessionStore
 
-Emit = Callable[[Any], None]
 _LOG = logging.getLogger("kdskills.execution")
 
 
@@ -124,15 +124,20 @@ class Host:
             _LOG.warning("%s: a dead owner's leftover cannot be ended: %s", engine.name, line)
 
     async def call(self, operation: str, *, emit: Emit | None = None, **arguments: Any) -> BaseModel:
-        """Run an operation by name.
+        """Run an operation by name as the local account; as `invoke`, with arguments by keyword."""
+        return await self.invoke(operation, arguments, Context(emit=emit))
+
+    async def invoke(self, operation: str, arguments: Mapping[str, Any], context: Context) -> BaseModel:
+        """Run an operation by name for the caller *context* names.
 
         Args:
             operation: Name in the table of operations, such as `skills.list`.
-            emit: Told about progress, by operations that have any.
-            **arguments: Fields of the operation's input model.
+            arguments: Fields of the operation's input model, as they came.
+            context: Who calls, and everything else that is no argument.
 
         Raises:
             BadRequest: The operation is unknown, or arguments are out of shape.
+            CallRefused: The caller may not run this operation.
             KdskillsError: As the operation documents.
         """
         from kdskills.app.operations import OPERATIONS
@@ -140,16 +145,8 @@ class Host:
         found = OPERATIONS.get(operation)
         if found is None:
             raise BadRequest(f"there is no operation {operation!r}", code="unknown_operation", operation=operation)
-        try:
-            given = found.input.model_validate(arguments)
-        except ValidationError as error:
-            problems = [
-                {"path": "/" + "/".join(map(str, item["loc"])), "problem": item["msg"]}
-                for item in error.errors(include_url=False, include_input=False)
-            ]
-            words = "; ".join(f"{p['path']}: {p['problem']}" for p in problems)
-            raise BadRequest(f"{operation}: {words}", errors=problems) from None
-        return await found.run(self, given, emit)
+        require_allowed(found, context.identity)
+        return await found.run(self, validated(found, arguments), context)
 
     def run(self, operation: str, **arguments: Any) -> BaseModel:
         """Run an operation from code without an event loop; as `call`."""

@@ -11,6 +11,9 @@
     │   ├── PolicyUnavailable           an exported view knows one consumer only
     │   ├── DescriptorError             the descriptor says something not understood
     │   ├── BadRequest                  arguments out of shape or bounds
+    │   ├── CallRefused                 this caller may not run this operation
+    │   ├── NotFound                    nothing of that id for this caller
+    │   ├── Conflict                    the state of things does not allow it now
     │   ├── SessionError                unknown, taken or closed session; lost race; cancelled
     │   └── ReplayError                 recorded replies and this run do not fit
     ├── AuthorMustAct                   the author of the bundle or skill must mend a file
@@ -40,7 +43,9 @@ __all__ = [
     "AuthorMustAct",
     "BadRequest",
     "BundleError",
+    "CallRefused",
     "CallerMustAct",
+    "Conflict",
     "ContextOrder",
     "DescriptorError",
     "Diagnostic",
@@ -53,6 +58,7 @@ __all__ = [
     "ModelMustAct",
     "NameTaken",
     "NoActiveSkills",
+    "NotFound",
     "OperatorMustAct",
     "PluginInvalid",
     "PolicyUnavailable",
@@ -150,6 +156,24 @@ class BadRequest(CallerMustAct):
     """Arguments out of shape or bounds; `details["errors"]` lists them."""
 
     code = "bad_request"
+
+
+class CallRefused(CallerMustAct):
+    """This caller may not run this operation (spec service §2)."""
+
+    code = "call_refused"
+
+
+class NotFound(CallerMustAct):
+    """Nothing of that id for this caller; what belongs to another project reads the same (spec work §5)."""
+
+    code = "not_found"
+
+
+class Conflict(CallerMustAct):
+    """The state of things does not allow it now: taken, busy, or another body under one key (spec work §3, §5)."""
+
+    code = "conflict"
 
 
 class FileRefused(CallerMustAct):

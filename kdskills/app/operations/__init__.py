@@ -5,7 +5,7 @@ from kdskills.app.operations.health import DOCTOR
 from kdskills.app.operations.images import IMAGE
 from kdskills.app.operations.mending import FIX
 from kdskills.app.operations.showing import LIST, RENDER, SHOW, WHY
-from kdskills.app.operations.table import Finding, Input, Operation, Output
+from kdskills.app.operations.table import Context, Finding, Input, Operation, Output
 from kdskills.app.operations.transcripts import SHOW_TURN
 from kdskills.app.operations.turns import RUN
 
@@ -13,4 +13,4 @@ OPERATIONS: dict[str, Operation] = {
     operation.name: operation for operation in (CHECK, FIX, LIST, SHOW, RENDER, WHY, RUN, SHOW_TURN, DOCTOR, IMAGE)
 }
 
-__all__ = ["OPERATIONS", "Finding", "Input", "Operation", "Output"]
+__all__ = ["OPERATIONS", "Context", "Finding", "Input", "Operation", "Output"]

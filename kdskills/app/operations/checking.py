@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from kdskills.app.operations.table import Finding, Input, Operation, Output
+from kdskills.app.operations.table import Context, Finding, Input, Operation, Output
 from kdskills.bundle.load import NAMES as DESCRIPTOR_NAMES
 from kdskills.errors import BadRequest, Diagnostic
 from kdskills.skills import parse_skill, validate_skill
@@ -18,7 +18,7 @@ from kdskills.skills.listing import SKILL_FILES, SKILL_YAML, enters, shown, unre
 from kdskills.skills.safe_open import is_folder
 
 if TYPE_CHECKING:
-    from kdskills.app.host import Emit, Host
+    from kdskills.app.host import Host
 
 DEPTH = 6
 DISCOVERED = frozenset(
@@ -111,7 +111,7 @@ def _bundle(host: Host, path: Path, findings: list[Diagnostic]) -> tuple[Path, l
     return root, folders
 
 
-async def check(host: Host, given: CheckInput, emit: Emit | None = None) -> CheckOutput:
+async def check(host: Host, given: CheckInput, context: Context) -> CheckOutput:
     """Check a skill, a folder of skills or a bundle."""
     return await asyncio.to_thread(check_path, host, given)
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from kdskills.app.operations.table import Input, Operation, Output
+from kdskills.app.operations.table import Context, Input, Operation, Output
 from kdskills.errors import ExecRefused
 
 if TYPE_CHECKING:
-    from kdskills.app.host import Emit, Host
+    from kdskills.app.host import Host
     from kdskills.execution import ProbeReport
 
 PARTS = (("models", "pydantic-ai-slim"), ("documents", "fpdf2"), ("otel", "opentelemetry-api"))
@@ -90,7 +90,7 @@ def _engine(report: ProbeReport) -> Engine:
     )
 
 
-async def doctor(host: Host, given: DoctorInput, emit: Emit | None = None) -> DoctorOutput:
+async def doctor(host: Host, given: DoctorInput, context: Context) -> DoctorOutput:
     """Run every self-check."""
     engines = [_engine(await engine.probe()) for engine in host.engines()]
     chosen = refusal = None

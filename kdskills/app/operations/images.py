@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from kdskills.app.operations.table import Input, Operation, Output
+from kdskills.app.operations.table import Context, Input, Operation, Output
 from kdskills.errors import BadRequest
 from kdskills.execution.rootfs import Rootfs, build_rootfs, rootfs_for_image
 
 if TYPE_CHECKING:
-    from kdskills.app.host import Emit, Host
+    from kdskills.app.host import Host
 
 
 class ImageInput(Input):
@@ -46,7 +46,7 @@ def _build(host: Host, tar: bool) -> tuple[Rootfs, tuple[Path, str] | None]:
     return tree, rootfs_for_image(options.cache_dir, packages=options.image_packages) if tar else None
 
 
-async def build(host: Host, given: ImageInput, emit: Emit | None = None) -> ImageOutput:
+async def build(host: Host, given: ImageInput, context: Context) -> ImageOutput:
     """Build the tree, or find it built."""
     if not given.offline:
         raise BadRequest("with a registry at hand, build runtime/images/Dockerfile with docker", code="not_offline")

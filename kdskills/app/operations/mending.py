@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from kdskills.app.operations.checking import CheckInput, CheckOutput, check_path, skill_folders
-from kdskills.app.operations.table import Input, Operation, Output
+from kdskills.app.operations.table import Context, Input, Operation, Output
 from kdskills.errors import BadRequest, FileRefused
 from kdskills.skills.fix import apply_fix, plan_fix
 from kdskills.skills.listing import shown
 from kdskills.skills.safe_open import is_folder
 
 if TYPE_CHECKING:
-    from kdskills.app.host import Emit, Host
+    from kdskills.app.host import Host
 
 
 class FixInput(Input):
@@ -63,7 +63,7 @@ def _mend(place: Path, given: FixInput) -> tuple[Change | None, Path]:
     return Change(path=shown(str(place)), done=done, skipped=skipped, diff=plan.diff if done else ""), file
 
 
-async def fix(host: Host, given: FixInput, emit: Emit | None = None) -> FixOutput:
+async def fix(host: Host, given: FixInput, context: Context) -> FixOutput:
     """Mend skill files; one that cannot be mended costs only itself."""
     return await asyncio.to_thread(_fix, host, given)
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from kdskills.app.operations.table import Finding, Input, Operation, Output
+from kdskills.app.operations.table import Context, Finding, Input, Operation, Output
 from kdskills.errors import BadRequest
 from kdskills.skills.model import estimate_tokens
 from kdskills.turn import Refused
 from kdskills.turn.facade import build_skills_instruction_block
 
 if TYPE_CHECKING:
-    from kdskills.app.host import Emit, Host
+    from kdskills.app.host import Host
     from kdskills.skills import Skill
     from kdskills.turn import SkillsSubsystem, SkillView
 
@@ -84,7 +84,7 @@ def _row(view: SkillView, skill: Skill, numbers: dict[str, str]) -> SkillRow:
     return SkillRow(state="hidden" if skill.hidden else "unlisted", **facts)
 
 
-async def list_skills(host: Host, given: ViewInput, emit: Emit | None = None) -> ListOutput:
+async def list_skills(host: Host, given: ViewInput, context: Context) -> ListOutput:
     """List every skill of a bundle as one consumer sees it."""
     bundle = host.bundle(given.bundle)
     subsystem = host.subsystem(bundle)
@@ -139,7 +139,7 @@ class ShowOutput(Output):
     diagnostics: tuple[Finding, ...]
 
 
-async def show_skill(host: Host, given: RefInput, emit: Emit | None = None) -> ShowOutput:
+async def show_skill(host: Host, given: RefInput, context: Context) -> ShowOutput:
     """Show one skill in full, if the consumer may have it."""
     answer = given.view(host).resolve(given.ref, by=given.by)
     if isinstance(answer, Refused):
@@ -191,7 +191,7 @@ class RenderOutput(Output):
     diagnostics: tuple[Finding, ...] = ()
 
 
-async def render(host: Host, given: RenderInput, emit: Emit | None = None) -> RenderOutput:
+async def render(host: Host, given: RenderInput, context: Context) -> RenderOutput:
     """Render a consumer's catalog, or the instruction block of some skills."""
     subsystem = host.subsystem(host.bundle(given.bundle))
     if not given.refs:
@@ -242,7 +242,7 @@ class WhyOutput(Output):
     notes: tuple[str, ...] = ()
 
 
-async def why(host: Host, given: RefInput, emit: Emit | None = None) -> WhyOutput:
+async def why(host: Host, given: RefInput, context: Context) -> WhyOutput:
     """Explain, rule by rule, why a skill is granted or refused."""
     found = given.view(host).explain(given.ref, by=given.by).to_json()
     return WhyOutput.model_validate({name: found[name] for name in WhyOutput.model_fields})

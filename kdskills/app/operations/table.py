@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
+from kdskills.app.identity import LOCAL, Identity, Scope
 from kdskills.errors import Diagnostic
 
 if TYPE_CHECKING:
-    from kdskills.app.host import Emit, Host
+    from kdskills.app.host import Host
+
+Emit = Callable[[Any], None]
 
 
 class Input(BaseModel):
@@ -44,6 +47,23 @@ class Finding(Output):
         return cls.model_validate(diagnostic.to_json())
 
 
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Everything about a call that is not an argument.
+
+    Attributes:
+        identity: Who calls.
+        emit: Told about progress, by operations that have any.
+        idempotency_key: Makes a repeated call return the first one's result (spec work §5).
+        request_id: For logs and audit rows; empty means that nobody gave one.
+    """
+
+    identity: Identity = LOCAL
+    emit: Emit | None = None
+    idempotency_key: str | None = None
+    request_id: str = ""
+
+
 @dataclass(frozen=True)
 class Operation:
     """One operation.
@@ -54,7 +74,10 @@ class Operation:
         input: Model of the arguments.
         output: Model of the answer.
         errors: Stable codes it raises beside `bad_request`.
-        run: Does it; the last argument is told about progress.
+        run: Does it, for the caller the context names.
+        scope: What the caller must be allowed to do.
+        local: Whether it works on files of this machine, for the local account only.
+        reads: Whether it changes nothing, so that doors may answer it at once and offer it with GET.
     """
 
     name: str
@@ -62,4 +85,7 @@ class Operation:
     input: type[BaseModel]
     output: type[BaseModel]
     errors: tuple[str, ...]
-    run: Callable[[Host, Any, Emit | None], Awaitable[BaseModel]]
+    run: Callable[[Host, Any, Context], Awaitable[BaseModel]]
+    scope: Scope = "skills:read"
+    local: bool = False
+    reads: bool = False

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, SerializeAsAny
 
-from kdskills.app.operations.table import Finding, Input, Operation, Output
+from kdskills.app.operations.table import Context, Finding, Input, Operation, Output
 from kdskills.solver.events import Event, SourcesMerged, TurnFinished
 from kdskills.solver.result import TurnResult
 from kdskills.solver.transcript import Transcript, read_transcript
 from kdskills.sources import render_citations
 
 if TYPE_CHECKING:
-    from kdskills.app.host import Emit, Host
+    from kdskills.app.host import Host
 
 
 class ShowTurnInput(Input):
@@ -83,7 +83,7 @@ def _citations(read: Transcript, result: TurnResult) -> tuple[CitedSource, ...]:
     return (*found, *(CitedSource(sid=sid, known=False) for sid in unknown))
 
 
-async def show_turn(host: Host, given: ShowTurnInput, emit: Emit | None = None) -> ShowTurnOutput:
+async def show_turn(host: Host, given: ShowTurnInput, context: Context) -> ShowTurnOutput:
     """Read the transcript of a turn."""
     read = await asyncio.to_thread(read_transcript, given.transcript)
     result = read.result

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from kdskills.app.operations.table import Input, Operation, Output
+from kdskills.app.operations.table import Context, Input, Operation, Output
 from kdskills.app.operations.transcripts import footnoted
 from kdskills.errors import BadRequest
 from kdskills.models.cassette import Cassette, read_cassette
 from kdskills.solver import ReactSolver, SolverSettings, SolverSystem, TurnResult
 
 if TYPE_CHECKING:
-    from kdskills.app.host import Emit, Host
+    from kdskills.app.host import Host
     from kdskills.bundle import Bundle
 
 
@@ -77,7 +77,7 @@ def _deliver(result: TurnResult, out: Path) -> tuple[str, ...]:
     return tuple(made)
 
 
-async def run(host: Host, given: RunInput, emit: Emit | None = None) -> RunOutput:
+async def run(host: Host, given: RunInput, context: Context) -> RunOutput:
     """Run one turn."""
     bundle = host.bundle(given.bundle)
     demo = _demo(bundle)
@@ -98,7 +98,7 @@ async def run(host: Host, given: RunInput, emit: Emit | None = None) -> RunOutpu
         executor=given.executor or host.settings.executor,
         settings=SolverSettings(**options),
         wiring=host.wiring,
-        sinks=() if emit is None else (emit,),
+        sinks=() if context.emit is None else (context.emit,),
     )
     async with system:
         result = await ReactSolver(system, consumer=given.consumer).run(request, files=files, skills=given.skills)
