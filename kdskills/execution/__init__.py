@@ -5,7 +5,7 @@ staging its files, pumping and bounding output, collecting artifacts, and choosi
 """
 
 from kdskills.execution.options import ExecutionOptions, ExecutorFactory
-from kdskills.execution.protocol import Executor, Handle, ProbeCheck, ProbeReport, ReapReport
+from kdskills.execution.protocol import Executor, Handle, ProbeCheck, ProbeReport, Reachable, ReapReport
 from kdskills.execution.request import (
     Artifact,
     ArtifactError,
@@ -15,6 +15,7 @@ from kdskills.execution.request import (
     InputFile,
     IsolationLevel,
     Limits,
+    LogFiles,
     Owner,
     ScriptCall,
     SkillMount,
@@ -35,9 +36,11 @@ __all__ = [
     "InputFile",
     "IsolationLevel",
     "Limits",
+    "LogFiles",
     "Owner",
     "ProbeCheck",
     "ProbeReport",
+    "Reachable",
     "ReapReport",
     "ScriptCall",
     "SkillMount",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kdskills.errors import ExecRefused
 from kdskills.execution.globs import OutputGlob, compile_glob
-from kdskills.execution.request import MAX_WALL_S, ExecRequest, Limits
+from kdskills.execution.request import MAX_BACKGROUND_S, MAX_WALL_S, ExecRequest, Limits
 
 LIMIT_NAMES = frozenset(
     {"wall", "cpu", "memory", "pids", "nofile", "fsize", "work", "tmp", "stdout", "stderr", "network"}
@@ -28,6 +28,7 @@ MAX_CODE = 8 * 1024 * 1024
 MAX_ENV = 256
 MAX_ENV_TOTAL = 256 * 1024
 MAX_INPUTS = 256
+MAX_BACKGROUND_INPUTS = 4096
 MAX_SKILLS = 256
 MAX_GLOBS = 64
 MAX_PATH = 1024
@@ -83,7 +84,7 @@ def check_request(request: ExecRequest) -> Plan:
         ExecRefused: `bad_request`; `details["errors"]` lists every problem.
     """
     errors = [
-        *_limit_errors(request.limits),
+        *_limit_errors(request.limits, MAX_BACKGROUND_S if request.background else MAX_WALL_S),
         *_program_errors(request),
         *_env_errors(request),
         *_skill_errors(request),
@@ -157,15 +158,15 @@ def _argv(request: ExecRequest) -> tuple[str, ...]:
     return (*(word.replace("{path}", path) for word in words), *request.script.args)
 
 
-def _limit_errors(limits: Limits) -> Iterator[str]:
+def _limit_errors(limits: Limits, longest: float) -> Iterator[str]:
     for item in fields(limits):
         value = getattr(limits, item.name)
         if item.name == "cpu_s" and value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
             yield f"limit {item.name} must be a number that is not negative"
-        elif item.name in {"wall_s", "cpu_s"} and not 0 < value <= MAX_WALL_S:
-            yield f"limit {item.name} must be above 0 and at most {MAX_WALL_S:g}"
+        elif item.name in {"wall_s", "cpu_s"} and not 0 < value <= longest:
+            yield f"limit {item.name} must be above 0 and at most {longest:g}"
         elif item.name in {"memory", "pids", "nofile", "work_size", "tmp_size"} and value < 1:
             yield f"limit {item.name} must be at least 1"
         elif not item.name.endswith("_s") and not isinstance(value, int):
@@ -240,8 +241,9 @@ def _skill_errors(request: ExecRequest) -> Iterator[str]:
 
 
 def _input_errors(request: ExecRequest) -> Iterator[str]:
-    if len(request.inputs) > MAX_INPUTS:
-        yield f"more than {MAX_INPUTS} inputs are given"
+    most = MAX_BACKGROUND_INPUTS if request.background else MAX_INPUTS
+    if len(request.inputs) > most:
+        yield f"more than {most} inputs are given"
     files: set[str] = set()
     total = 0
     for item in request.inputs:

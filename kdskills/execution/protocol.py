@@ -62,6 +62,15 @@ class Handle(Protocol):
 
 
 @runtime_checkable
+class Reachable(Protocol):
+    """A `Handle` whose program's network can be entered from this host, so that its ports can be reached (spec work §3)."""
+
+    def network_namespace(self) -> int | None:
+        """Return the host pid of a process inside the run's network; None when the run is not there."""
+        ...
+
+
+@runtime_checkable
 class Executor(Protocol):
     """Runs programs behind a wall. Engines are shipped plugins; `kdskills.testing.executors` checks any of them."""
 

@@ -19,6 +19,8 @@ from kdskills.execution.request import Stream
 CHUNK = 65536
 DRAIN_S = 0.3
 GRACE_S = 0.5
+LONGEST_WAIT_S = 86_400.0
+"""A selector takes milliseconds as an int; a longer run looks at its clock once a day."""
 
 
 class TailBuffer:
@@ -37,6 +39,12 @@ class TailBuffer:
             self._data += data
             if len(self._data) > 2 * self._limit:
                 del self._data[: len(self._data) - self._limit]
+
+    def catch_up(self, stream: Stream) -> None:
+        """Take what a live view missed of a finished *stream*, as far as its kept tail reaches back."""
+        missing = stream.total - self.stream().total
+        if missing > 0:
+            self.feed(stream.data[-missing:])
 
     def tail(self, size: int) -> bytes:
         """Return the last *size* kept bytes."""
@@ -153,7 +161,7 @@ class Pump:
                 self.kill()
                 deadline = now + GRACE_S
             gone = False
-            for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+            for key, _ in selector.select(min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT_S)):
                 gone = gone or key.data == "gone"
                 if key.data == "wake":
                     os.read(key.fd, 64)

@@ -49,6 +49,8 @@ class Limits:
 
 
 MAX_WALL_S = 600.0
+MAX_BACKGROUND_S = 10 * 366 * 86_400.0
+"""Bound of background runs: none that anybody would meet. Tasks and services have bounds of their own (spec work §2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,15 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
+class LogFiles:
+    """Files of the host that a run's output is appended to as it comes; `limit` bytes of each are kept (spec work §3)."""
+
+    stdout: Path
+    stderr: Path
+    limit: int = 64 * MIB
+
+
+@dataclass(frozen=True, slots=True)
 class ExecRequest:
     """One program to run behind the wall. Exactly one of `argv`, `script`, `code` is given.
 
@@ -108,6 +119,8 @@ class ExecRequest:
         profile: Named set-up; `"unsafe-local"` is what the bare engine asks for.
         request_id: For logs and labels; made when empty.
         owner: Whose run it is.
+        logs: Where output also goes, for runs that are followed while they last.
+        background: A task's or service's run, which has more time and may bring the many files of a session's folder.
     """
 
     argv: tuple[str, ...] | None = None
@@ -126,6 +139,8 @@ class ExecRequest:
     profile: str | None = None
     request_id: str = ""
     owner: Owner = Owner()
+    logs: LogFiles | None = None
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True)

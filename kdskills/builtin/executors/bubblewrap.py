@@ -110,7 +110,7 @@ class BubblewrapExecutor:
             except (ExecFailed, OSError) as error:
                 raise ExecRefused(f"what a sandbox needs cannot be prepared: {error}", engine=self.name) from error
 
-        return BubblewrapRun(request.limits, prepare)
+        return BubblewrapRun(request, prepare)
 
     def close(self) -> None:
         """End the sandboxes that were made ahead of time; the end of the interpreter does the same."""

@@ -32,6 +32,7 @@ from kdskills.execution.dirs import cache_dir, private_dir, state_dir
 from kdskills.execution.ended import Ended, status_of
 from kdskills.execution.finished import FinishedRun, skills_mismatch
 from kdskills.execution.local_tree import RUN_MARK, RunFolder, end_marked, leftovers
+from kdskills.execution.logfile import output_buffers
 from kdskills.execution.payload import build_payload, entry_argv, host_entry
 from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.pump import Ending, HeadBuffer, Pump, TailBuffer
@@ -145,8 +146,7 @@ class LocalRun:
     _pump: Pump | None = None
 
     def __post_init__(self) -> None:
-        self._stdout = TailBuffer(self.plan.request.limits.stdout)
-        self._stderr = TailBuffer(self.plan.request.limits.stderr)
+        self._stdout, self._stderr = output_buffers(self.plan.request)
 
     async def wait(self) -> ExecResult:
         """Wait for the end; waiting may be cancelled without ending the run."""

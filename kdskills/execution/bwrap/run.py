@@ -16,8 +16,9 @@ from kdskills.execution.bwrap.stand import Ground, Job, Standing, stand
 from kdskills.execution.code_run import MAX_REPORT, apply_report, read_report
 from kdskills.execution.collect import Collection, collect, new_collection
 from kdskills.execution.ended import Ended, status_of
-from kdskills.execution.pump import Ending, HeadBuffer, Pump, TailBuffer
-from kdskills.execution.request import ExecError, ExecResult, IsolationLevel, Limits, Status
+from kdskills.execution.logfile import output_buffers
+from kdskills.execution.pump import Ending, HeadBuffer, Pump
+from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel, Status
 
 ENGINE = "bubblewrap"
 LEVEL = IsolationLevel.NAMESPACE
@@ -35,9 +36,9 @@ class Prepared:
 class BubblewrapRun:
     """A started run: the `Handle` of the bubblewrap engine."""
 
-    def __init__(self, limits: Limits, prepare: Callable[[], Prepared]) -> None:
+    def __init__(self, request: ExecRequest, prepare: Callable[[], Prepared]) -> None:
         self._prepare = prepare
-        self._stdout, self._stderr = TailBuffer(limits.stdout), TailBuffer(limits.stderr)
+        self._stdout, self._stderr = output_buffers(request)
         self._report = HeadBuffer(MAX_REPORT)
         self._lock = threading.Lock()
         self._cancelled = False
@@ -91,6 +92,11 @@ class BubblewrapRun:
         with self._lock:
             if self._box is not None:
                 self._box.signal(number)
+
+    def network_namespace(self) -> int | None:
+        """Return the host pid of a process whose network is the sandbox's; None before it stands and after it is gone."""
+        with self._lock:
+            return None if self._box is None else self._box.init
 
     def tail(self, limit: int = 8192) -> tuple[bytes, bytes]:
         """Return the last *limit* bytes of stdout and stderr so far."""

@@ -28,8 +28,9 @@ from kdskills.execution.landlock.order import KILL_ALL, TERM_ALL
 from kdskills.execution.landlock.uids import Lease
 from kdskills.execution.lifecycle import leaf_name
 from kdskills.execution.local_tree import RunFolder
+from kdskills.execution.logfile import output_buffers
 from kdskills.execution.payload import host_entry
-from kdskills.execution.pump import Ending, HeadBuffer, Pump, TailBuffer
+from kdskills.execution.pump import Ending, HeadBuffer, Pump
 from kdskills.execution.request import ExecError, ExecResult, IsolationLevel
 
 _STATUS_SIZE: Final = 64 * 1024
@@ -75,8 +76,7 @@ class TreeRun:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        limits = job.plan.request.limits
-        self._stdout, self._stderr = TailBuffer(limits.stdout), TailBuffer(limits.stderr)
+        self._stdout, self._stderr = output_buffers(job.plan.request)
         self._report, self._status = HeadBuffer(MAX_REPORT), HeadBuffer(_STATUS_SIZE)
         self._result: Future[ExecResult] = Future()
         self._lock = threading.Lock()

@@ -20,7 +20,8 @@ from kdskills.execution.check import Plan
 from kdskills.execution.code_run import apply_report
 from kdskills.execution.container import Answer, Demux, container_options
 from kdskills.execution.ended import Ended, status_of
-from kdskills.execution.pump import CHUNK, GRACE_S, TailBuffer
+from kdskills.execution.logfile import output_buffers
+from kdskills.execution.pump import CHUNK, GRACE_S
 from kdskills.execution.request import ExecError, ExecResult, IsolationLevel, Status
 from kdskills.execution.rootfs import image_recipe_dir
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 START_SLACK_S: Final = 0.9
+LOCAL_DAEMON: Final = "http+docker://localhost"
+"""What the SDK calls a daemon behind a socket of this host."""
 COLLECT_S: Final = 20.0
 
 
@@ -61,8 +64,7 @@ class DockerRun:
     def __init__(self, client: DockerClient, job: Job) -> None:
         self._client = client
         self._job = job
-        limits = job.plan.request.limits
-        self._stdout, self._stderr = TailBuffer(limits.stdout), TailBuffer(limits.stderr)
+        self._stdout, self._stderr = output_buffers(job.plan.request)
         self._container: Container | None = None
         self._future: Future[ExecResult] | None = None
         self._cancelled = threading.Event()
@@ -95,6 +97,14 @@ class DockerRun:
         if container is not None:
             self._sent = number
             self._kill(container, number)
+
+    def network_namespace(self) -> int | None:
+        """Return the host pid of a process whose network is the container's; None when there is none on this host."""
+        container = self._container
+        if container is None or self._client.api.base_url != LOCAL_DAEMON:
+            return None
+        container.reload()
+        return int(container.attrs["State"]["Pid"]) or None
 
     def tail(self, limit: int = 8192) -> tuple[bytes, bytes]:
         """Return the last *limit* bytes of stdout and stderr so far."""

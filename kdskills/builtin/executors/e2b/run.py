@@ -20,7 +20,8 @@ from kdskills.errors import ExecRefused
 from kdskills.execution.check import require_limits
 from kdskills.execution.code_run import apply_report
 from kdskills.execution.ended import status_of
-from kdskills.execution.pump import GRACE_S, TailBuffer
+from kdskills.execution.logfile import output_buffers
+from kdskills.execution.pump import GRACE_S
 from kdskills.execution.request import ExecError, ExecResult, IsolationLevel, Status
 from kdskills.execution.seccomp import program_bytes
 
@@ -78,8 +79,7 @@ class E2bRun:
     def __init__(self, sandboxes: Sandboxes, job: Job) -> None:
         self._sandboxes = sandboxes
         self._job = job
-        limits = job.plan.request.limits
-        self._stdout, self._stderr = TailBuffer(limits.stdout), TailBuffer(limits.stderr)
+        self._stdout, self._stderr = output_buffers(job.plan.request)
         self._future: Future[ExecResult] = Future()
         self._cancelled = threading.Event()
         self._box: Box | None = None
@@ -269,6 +269,8 @@ class E2bRun:
         if end is None or not read.answer.done:
             message = read.answer.broken or "the answer broke off"
             return self._result("infra_error", ExecError("sandbox", "answer_broken", message), 0.0)
+        for buffer, stream in ((self._stdout, read.stdout), (self._stderr, read.stderr)):
+            buffer.catch_up(stream)
         status, exit_code, number, error = status_of(end)
         result = ExecResult(
             status="oom" if read.oom and status == "nonzero" else status,
