@@ -6,15 +6,13 @@ the references to the texts it needs (spec runtime §1).
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
-from kdskills.errors import MissingExtra
 from kdskills.hooks import hookimpl
+from kdskills.jobs.database import Database, micros, moment_of, upsert, utc_now, word_type
 from kdskills.session.state import ImportedSkill, LoadedSkill, SessionHead, SessionRecord
 from kdskills.session.store import StoreConflict, StoreUnavailable
 
@@ -24,23 +22,7 @@ if TYPE_CHECKING:
     from kdskills.hooks import Register
     from kdskills.session.store import SessionStore
 
-T = TypeVar("T")
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-BUSY_MS = 30_000
-JOURNAL_LIMIT = 16 * 1024 * 1024
-SCHEMA_LOCK = 2_037_581
-"""Number of the advisory lock under which tables are made."""
-
-
-def micros(moment: datetime) -> int:
-    """Return microseconds since 1970, which every database keeps and compares alike."""
-    return (moment - EPOCH) // timedelta(microseconds=1)
-
-
-def moment_of(value: int) -> datetime:
-    """Return the time of `micros`."""
-    return EPOCH + timedelta(microseconds=value)
+WHAT = "the session store"
 
 
 def entries_to_text(record: SessionRecord) -> str:
@@ -80,8 +62,7 @@ class Tables:
     def __init__(self) -> None:
         import sqlalchemy as sa
 
-        # bytes are compared, not a language's order: pages must be sorted alike everywhere
-        word = sa.String(200).with_variant(sa.String(200, collation="C"), "postgresql")
+        word = word_type(200)
         self.metadata = sa.MetaData()
         self.sessions = sa.Table(
             "kd_sessions",
@@ -123,26 +104,23 @@ class SqlStore:
         StoreUnavailable: The database cannot be opened.
     """
 
-    def __init__(self, url: str, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+    def __init__(self, url: str, *, clock: Callable[[], datetime] = utc_now) -> None:
         self._clock = clock
-        self._engine = open_engine(url)
+        self._database = Database(url, what=WHAT, failure=StoreUnavailable)
         self._tables = Tables()
-        with self._speaking(), self._engine.begin() as link:
-            if link.dialect.name == "postgresql":  # two processes may open a new database at once
-                link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
-            self._tables.metadata.create_all(link, checkfirst=True)
+        self._database.create(self._tables.metadata)
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await asyncio.to_thread(self._engine.dispose)
+        await self._database.aclose()
 
     async def get(self, session_id: str) -> SessionRecord | None:
         """Return the record, or None."""
-        return await self._read(lambda link: self._record(link, session_id))
+        return await self._database.read(lambda link: self._record(link, session_id))
 
     async def put(self, record: SessionRecord, *, expect: int | None) -> None:
         """Keep *record* if the kept version is *expect*; raises StoreConflict otherwise."""
-        await self._write(lambda link: self._put(link, record, expect))
+        await self._database.write(lambda link: self._put(link, record, expect))
 
     async def touch(self, session_id: str, at: datetime) -> bool:
         """Renew the idle clock, never backwards; False for an unknown id."""
@@ -153,7 +131,7 @@ class SqlStore:
             link.execute(table.update().where(mine, table.c.touched_at < micros(at)).values(touched_at=micros(at)))
             return link.execute(table.select().with_only_columns(table.c.version).where(mine)).first() is not None
 
-        return await self._write(change)
+        return await self._database.write(change)
 
     async def delete(self, session_id: str) -> bool:
         """Forget the session; False for an unknown id."""
@@ -163,7 +141,7 @@ class SqlStore:
             table = self._tables.sessions
             return link.execute(table.delete().where(table.c.session_id == session_id)).rowcount > 0
 
-        return await self._write(change)
+        return await self._database.write(change)
 
     async def page(self, *, consumer: str | None, after: str | None, limit: int) -> list[SessionHead]:
         """Return up to *limit* heads sorted by id."""
@@ -173,7 +151,7 @@ class SqlStore:
             query = query.where(table.c.consumer == consumer)
         if after is not None:
             query = query.where(table.c.session_id > after)
-        rows = await self._read(lambda link: link.execute(query).mappings().all())
+        rows = await self._database.read(lambda link: link.execute(query).mappings().all())
         return [record_of(row).head() for row in rows]
 
     async def purge(self, idle_before: datetime) -> int:
@@ -191,7 +169,7 @@ class SqlStore:
             link.execute(texts.delete().where(unused, texts.c.kept_at < micros(idle_before)))
             return count
 
-        return await self._write(change)
+        return await self._database.write(change)
 
     async def put_body(self, digest: str, text: str) -> None:
         """Keep the SKILL.md text of *digest*; keeping it again renews how long it stays unused."""
@@ -203,13 +181,13 @@ class SqlStore:
             kept = {"kept_at": statement.excluded.kept_at}
             link.execute(statement.on_conflict_do_update(index_elements=["digest"], set_=kept))
 
-        await self._write(change)
+        await self._database.write(change)
 
     async def get_body(self, digest: str) -> str | None:
         """Return the SKILL.md text of *digest*, or None."""
         table = self._tables.texts
         query = table.select().with_only_columns(table.c.body).where(table.c.digest == digest)
-        return await self._read(lambda link: link.execute(query).scalar())
+        return await self._database.read(lambda link: link.execute(query).scalar())
 
     def _record(self, link: sa.Connection, session_id: str) -> SessionRecord | None:
         table = self._tables.sessions
@@ -248,33 +226,6 @@ class SqlStore:
         uses = self._tables.uses
         link.execute(uses.delete().where(uses.c.session_id == session_id))
 
-    async def _read(self, question: Callable[[sa.Connection], T]) -> T:
-        def ask() -> T:
-            with self._speaking(), self._engine.connect() as link:
-                return question(link.execution_options(kdskills_reads=True))
-
-        return await asyncio.to_thread(ask)
-
-    async def _write(self, change: Callable[[sa.Connection], T]) -> T:
-        def act() -> T:
-            with self._speaking(), self._engine.begin() as link:
-                return change(link)
-
-        return await asyncio.to_thread(act)
-
-    @contextmanager
-    def _speaking(self) -> Iterator[None]:
-        """Turn the driver's own failures into `store_unavailable`; its message may hold a password and stays inside."""
-        from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-
-        try:
-            yield
-        except DBAPIError as error:
-            said = type(error.orig).__name__ if error.orig is not None else type(error).__name__
-            raise StoreUnavailable(f"the session store does not answer: {said}", driver=said) from error
-        except SQLAlchemyError as error:
-            raise StoreUnavailable(f"the session store cannot be used: {type(error).__name__}") from error
-
 
 def record_of(row: Mapping[Any, Any]) -> SessionRecord:
     """Return the record a row holds."""
@@ -287,59 +238,6 @@ def record_of(row: Mapping[Any, Any]) -> SessionRecord:
         row["max_active"],
         entries_of_text(row["active"]),
     )
-
-
-def upsert(dialect: str, table: sa.Table) -> Any:
-    """Return an INSERT that can say what happens on conflict."""
-    if dialect == "postgresql":
-        from sqlalchemy.dialects.postgresql import insert as postgres_insert
-
-        return postgres_insert(table)
-    from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-
-    return sqlite_insert(table)
-
-
-def open_engine(url: str) -> sa.Engine:
-    """Return an engine with the settings both databases need for several writers.
-
-    Raises:
-        MissingExtra: SQLAlchemy or the driver is not installed.
-        StoreUnavailable: The URL is no database URL.
-    """
-    try:
-        import sqlalchemy as sa
-    except ImportError:
-        raise MissingExtra("a session store in a database", "jobs") from None
-    if url.startswith("postgresql://"):
-        url = "postgresql+psycopg://" + url.removeprefix("postgresql://")
-    try:
-        engine = sa.create_engine(url, pool_pre_ping=True, hide_parameters=True)
-    except ImportError:
-        raise MissingExtra("a session store in PostgreSQL", "jobs") from None
-    except sa.exc.ArgumentError:
-        raise StoreUnavailable("the session store's URL is no database URL") from None
-    if engine.dialect.name == "sqlite":
-        sa.event.listen(engine, "connect", _prepare_sqlite)
-        sa.event.listen(engine, "begin", _begin_sqlite)
-    return engine
-
-
-def _prepare_sqlite(connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # transactions are ours: the driver would begin them too late
-    for pragma in (
-        f"busy_timeout={BUSY_MS}",
-        "journal_mode=WAL",
-        "synchronous=NORMAL",
-        f"journal_size_limit={JOURNAL_LIMIT}",
-    ):
-        connection.execute(f"PRAGMA {pragma}").close()
-
-
-def _begin_sqlite(link: sa.Connection) -> None:
-    # a writer takes its lock at once: a read that becomes a write later cannot wait and would fail
-    reads = link.get_execution_options().get("kdskills_reads", False)
-    link.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
 
 @hookimpl

@@ -1,0 +1,185 @@
+"""The one way kdskills speaks to a database: SQLite or PostgreSQL through SQLAlchemy Core (DESIGN §4).
+
+Every room that keeps rows opens its engine here, so that several writers, also of several processes, get along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from kdskills.errors import KdskillsError, MissingExtra, OperatorMustAct
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+T = TypeVar("T")
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+BUSY_MS: Final = 30_000
+JOURNAL_LIMIT: Final = 16 * 1024 * 1024
+SCHEMA_LOCK: Final = 2_037_581
+"""Number of the advisory lock under which tables are made."""
+
+
+class DatabaseUnavailable(OperatorMustAct):
+    """The database does not answer, or cannot be used as it is."""
+
+    code = "database_unavailable"
+
+
+def micros(moment: datetime) -> int:
+    """Return microseconds since 1970, which every database keeps and compares alike."""
+    return (moment - EPOCH) // timedelta(microseconds=1)
+
+
+def moment_of(value: int) -> datetime:
+    """Return the time of `micros`."""
+    return EPOCH + timedelta(microseconds=value)
+
+
+def utc_now() -> datetime:
+    """Return the time now, with its zone."""
+    return datetime.now(UTC)
+
+
+def word_type(length: int) -> sa.String:
+    """Return the type of a text column that is compared by bytes, not in a language's order: sorted alike everywhere."""
+    import sqlalchemy as sa
+
+    return sa.String(length).with_variant(sa.String(length, collation="C"), "postgresql")
+
+
+def upsert(dialect: str, table: sa.Table) -> Any:
+    """Return an INSERT that can say what happens on conflict."""
+    if dialect == "postgresql":
+        from sqlalchemy.dialects.postgresql import insert as postgres_insert
+
+        return postgres_insert(table)
+    from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+    return sqlite_insert(table)
+
+
+def open_engine(url: str, *, what: str, failure: type[KdskillsError] = DatabaseUnavailable) -> sa.Engine:
+    """Return an engine with the settings both databases need for several writers.
+
+    Args:
+        url: `sqlite:///path` or `postgresql://…`.
+        what: Whose database it is, in words, such as `the session store`.
+        failure: Class of the error for a URL that is none.
+
+    Raises:
+        MissingExtra: SQLAlchemy or the driver is not installed.
+        KdskillsError: Of class *failure*: the URL is no database URL.
+    """
+    try:
+        import sqlalchemy as sa
+    except ImportError:
+        raise MissingExtra(f"{what} in a database", "jobs") from None
+    if url.startswith("postgresql://"):
+        url = "postgresql+psycopg://" + url.removeprefix("postgresql://")
+    try:
+        engine = sa.create_engine(url, pool_pre_ping=True, hide_parameters=True)
+    except ImportError:
+        raise MissingExtra(f"{what} in PostgreSQL", "jobs") from None
+    except sa.exc.ArgumentError:
+        raise failure(f"the URL of {what} is no database URL") from None
+    if engine.dialect.name == "sqlite":
+        sa.event.listen(engine, "connect", _prepare_sqlite)
+        sa.event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def make_tables(link: sa.Connection, metadata: sa.MetaData) -> None:
+    """Make the tables of *metadata* that are not there, though several processes may open a new database at once."""
+    if link.dialect.name == "postgresql":
+        link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
+    metadata.create_all(link, checkfirst=True)
+
+
+@contextmanager
+def speaking(what: str, failure: type[KdskillsError] = DatabaseUnavailable) -> Iterator[None]:
+    """Turn the driver's own failures into *failure*; its message may hold a password and stays inside."""
+    from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+    try:
+        yield
+    except DBAPIError as error:
+        said = type(error.orig).__name__ if error.orig is not None else type(error).__name__
+        raise failure(f"{what} does not answer: {said}", driver=said) from error
+    except SQLAlchemyError as error:
+        raise failure(f"{what} cannot be used: {type(error).__name__}") from error
+
+
+class Database:
+    """An engine whose work is done in threads, so that no event loop waits for a disk.
+
+    Args:
+        url: `sqlite:///path` or `postgresql://…`.
+        what: Whose database it is, in words.
+        failure: Class of the error for a database that does not answer.
+
+    Raises:
+        MissingExtra: SQLAlchemy or the driver is not installed.
+        KdskillsError: Of class *failure*: the URL is no database URL.
+    """
+
+    def __init__(
+        self, url: str, *, what: str = "the database", failure: type[KdskillsError] = DatabaseUnavailable
+    ) -> None:
+        self.what = what
+        self._failure = failure
+        self.engine = open_engine(url, what=what, failure=failure)
+
+    @property
+    def dialect(self) -> str:
+        """`sqlite` or `postgresql`."""
+        return self.engine.dialect.name
+
+    def create(self, metadata: sa.MetaData) -> None:
+        """Make the tables of *metadata* that are not there; blocks."""
+        with speaking(self.what, self._failure), self.engine.begin() as link:
+            make_tables(link, metadata)
+
+    def ask(self, question: Callable[[sa.Connection], T]) -> T:
+        """Return what *question* reads in a transaction of its own; blocks."""
+        with speaking(self.what, self._failure), self.engine.connect() as link:
+            return question(link.execution_options(kdskills_reads=True))
+
+    def change(self, change: Callable[[sa.Connection], T]) -> T:
+        """Do *change* in one transaction, which holds the writer's lock from its beginning on SQLite; blocks."""
+        with speaking(self.what, self._failure), self.engine.begin() as link:
+            return change(link)
+
+    async def read(self, question: Callable[[sa.Connection], T]) -> T:
+        """As `ask`, in a thread."""
+        return await asyncio.to_thread(self.ask, question)
+
+    async def write(self, change: Callable[[sa.Connection], T]) -> T:
+        """As `change`, in a thread."""
+        return await asyncio.to_thread(self.change, change)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await asyncio.to_thread(self.engine.dispose)
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # transactions are ours: the driver would begin them too late
+    for pragma in (
+        f"busy_timeout={BUSY_MS}",
+        "journal_mode=WAL",
+        "synchronous=NORMAL",
+        f"journal_size_limit={JOURNAL_LIMIT}",
+    ):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _begin_sqlite(link: sa.Connection) -> None:
+    # a writer takes its lock at once: a read that becomes a write later cannot wait and would fail
+    reads = link.get_execution_options().get("kdskills_reads", False)
+    link.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
