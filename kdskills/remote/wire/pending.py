@@ -1,0 +1,127 @@
+"""The server's calls that wait for an answer: it lists none itself, so the client keeps them (spec remote §2.2)."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kdskills.remote.ports import JsonObject
+from kdskills.remote.wire.framing import RawId
+
+PendingState = Literal["pending", "responding", "resolved"]
+
+MAX_RESOLVED = 4096
+"""Answered calls remembered per connection, so that a late answer reads `not_found` and costs no search."""
+
+
+def new_epoch() -> str:
+    """Return a name no other connection has: raw ids start at 0 again with every server."""
+    return secrets.token_hex(6)
+
+
+@dataclass(slots=True)
+class PendingCall:
+    """One tool call of the server.
+
+    Attributes:
+        handle: Connection epoch and raw id; the `request_id` of signals and rows.
+        raw_id: The id as it goes back on the wire.
+        params: The call's params.
+        state: Where it stands.
+    """
+
+    handle: str
+    raw_id: RawId
+    params: JsonObject
+    state: PendingState = field(default="pending")
+
+    @property
+    def thread_id(self) -> str:
+        """The thread that asks."""
+        return str(self.params.get("threadId") or "")
+
+    @property
+    def turn_id(self) -> str:
+        """The turn that asks."""
+        return str(self.params.get("turnId") or "")
+
+    def row(self) -> JsonObject:
+        """Return the row of `sessions.tool_calls` (spec remote §1 Signals)."""
+        keys = ("tool", "arguments", "callId", "threadId", "turnId", "namespace")
+        return {"requestId": self.handle, **{key: self.params.get(key) for key in keys}}
+
+
+class PendingCalls:
+    """The pending calls of one connection; safe to use from several threads.
+
+    Args:
+        epoch: The connection's name.
+    """
+
+    def __init__(self, epoch: str) -> None:
+        self.epoch = epoch
+        self._calls: OrderedDict[str, PendingCall] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def handle(self, raw_id: RawId) -> str:
+        """Return the handle of a raw id; `0` and `"0"` have different ones."""
+        return f"{self.epoch}:{json.dumps(raw_id)}"
+
+    def add(self, raw_id: RawId, params: JsonObject) -> PendingCall | None:
+        """Keep a call, or return None when this id is pending or answered already (a repeated delivery)."""
+        with self._lock:
+            handle = self.handle(raw_id)
+            if handle in self._calls:
+                return None
+            call = self._calls[handle] = PendingCall(handle, raw_id, params)
+            resolved = (
+                [h for h, c in self._calls.items() if c.state == "resolved"] if len(self._calls) > MAX_RESOLVED else []
+            )
+            for old in resolved[: len(self._calls) - MAX_RESOLVED]:
+                del self._calls[old]
+            return call
+
+    def rows(self, session_id: str) -> list[JsonObject]:
+        """Return the unanswered calls of a thread, oldest first."""
+        with self._lock:
+            return [
+                call.row() for call in self._calls.values() if call.thread_id == session_id and call.state == "pending"
+            ]
+
+    def begin(self, handle: str) -> PendingCall | JsonObject:
+        """Take a pending call for answering, or return what the caller is told instead."""
+        with self._lock:
+            call = self._calls.get(handle)
+            if call is None or call.state == "resolved":
+                return {"status": "not_found", "requestId": handle}
+            if call.state == "responding":
+                return {"status": "conflict", "code": "in_flight", "requestId": handle}
+            call.state = "responding"
+            return call
+
+    def end(self, call: PendingCall, *, sent: bool) -> None:
+        """Finish what `begin` took: resolved when sent, pending again when not."""
+        with self._lock:
+            call.state = "resolved" if sent else "pending"
+
+    def expire(self, *, thread_id: str, turn_id: str | None = None) -> list[str]:
+        """Resolve the calls of an ended turn, or of a deleted thread; returns their handles."""
+        with self._lock:
+            gone = [
+                call
+                for call in self._calls.values()
+                if call.thread_id == thread_id and turn_id in (None, call.turn_id) and call.state != "resolved"
+            ]
+            for call in gone:
+                call.state = "resolved"
+            return [call.handle for call in gone]
+
+    def expire_all(self) -> None:
+        """Resolve everything: the connection is gone and its ids mean nothing any more."""
+        with self._lock:
+            for call in self._calls.values():
+                call.state = "resolved"
