@@ -9,9 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kdskills.app.identity import LOCAL
 from kdskills.app.operations.calling import require_allowed, validated
 from kdskills.app.operations.table import Context, Emit
 from kdskills.app.plugins import Answers, PluginManager, Registers, collect, plugin_manager
+from kdskills.app.project_skills import ProjectSkills
 from kdskills.app.settings import Settings
 from kdskills.app.wiring import HostWiring
 from kdskills.bundle import Bundle, load_bundle
@@ -103,6 +105,19 @@ class Host:
             source_key=self.answers.source_key,
             **options,
         )
+
+    async def project_skills(self, project: str) -> ProjectSkills:
+        """Return the skills of a project.
+
+        Raises:
+            BadRequest: `no_bundle`; the project has none.
+            BundleError: Its bundle cannot be loaded.
+        """
+        path = self.settings.bundle
+        if path is None or project != LOCAL.project:
+            raise BadRequest(f"project {project!r} has no bundle: name one", code="no_bundle", project=project)
+        bundle = self.bundle(path)
+        return ProjectSkills(bundle.name, self.subsystem(bundle), bundle.diagnostics)
 
     def interpreters(self) -> dict[str, tuple[str, ...]]:
         """Return how each script suffix is started: the shipped table and what plugins added."""

@@ -87,6 +87,7 @@ class Settings(BaseSettings):
     e2b_sandbox_url: str | None = Field(None, description="Address of E2B's sandboxes; settings files only.")
     model: str = Field("replay", description="Model of `kdskills run` and `demo`, such as `openai:gpt-5` or `replay`.")
     index_dir: Path | None = Field(None, description="Folder of the persisted skill index; empty means the user cache.")
+    bundle: Path | None = Field(None, description="Bundle of project `local`, for callers who name none.")
     plugins_blocked: tuple[str, ...] = Field((), description="Dotted names of plugins that must not be loaded.")
     entry_points: bool = Field(default=True, description="Whether plugins of installed packages are loaded.")
 

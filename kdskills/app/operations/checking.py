@@ -151,5 +151,12 @@ def check_path(host: Host, given: CheckInput) -> CheckOutput:
 
 
 CHECK = Operation(
-    "skills.check", "Check a skill, a folder of skills or a bundle.", CheckInput, CheckOutput, ("path_missing",), check
+    "skills.check",
+    "Check a skill, a folder of skills or a bundle.",
+    CheckInput,
+    CheckOutput,
+    ("path_missing",),
+    check,
+    local=True,
+    reads=True,
 )

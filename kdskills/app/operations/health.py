@@ -110,4 +110,6 @@ async def doctor(host: Host, given: DoctorInput, context: Context) -> DoctorOutp
     )
 
 
-DOCTOR = Operation("doctor", "Run the self-checks of every part.", DoctorInput, DoctorOutput, (), doctor)
+DOCTOR = Operation(
+    "doctor", "Run the self-checks of every part.", DoctorInput, DoctorOutput, (), doctor, scope="admin", reads=True
+)

@@ -64,5 +64,11 @@ async def build(host: Host, given: ImageInput, context: Context) -> ImageOutput:
 
 
 IMAGE = Operation(
-    "image.build", "Build the tree sandboxes run in.", ImageInput, ImageOutput, ("engine_unavailable",), build
+    "image.build",
+    "Build the tree sandboxes run in.",
+    ImageInput,
+    ImageOutput,
+    ("engine_unavailable",),
+    build,
+    local=True,
 )

@@ -83,4 +83,6 @@ def _fix(host: Host, given: FixInput) -> FixOutput:
     return FixOutput(path=shown(str(top)), dry_run=given.dry_run, changes=tuple(changes), left=left)
 
 
-FIX = Operation("skills.fix", "Mend skill files without touching a body.", FixInput, FixOutput, ("path_missing",), fix)
+FIX = Operation(
+    "skills.fix", "Mend skill files without touching a body.", FixInput, FixOutput, ("path_missing",), fix, local=True
+)

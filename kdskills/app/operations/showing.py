@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from kdskills.app.operations.table import Context, Finding, Input, Operation, Output
-from kdskills.errors import BadRequest
+from kdskills.app.project_skills import ProjectSkills
+from kdskills.errors import BadRequest, CallRefused
 from kdskills.skills.model import estimate_tokens
 from kdskills.turn import Refused
 from kdskills.turn.facade import build_skills_instruction_block
@@ -22,20 +23,42 @@ ANONYMOUS = "Consumer that asks, such as `solver.react.decision`; none means an 
 
 
 class ViewInput(Input):
-    """Whose view of which bundle."""
+    """Whose view of which skills."""
 
-    bundle: Path = Field(description="The bundle's folder.")
+    bundle: Path | None = Field(None, description="A bundle's folder; none means the skills of the caller's project.")
     consumer: str | None = Field(None, description=ANONYMOUS)
     tools: tuple[str, ...] | None = Field(None, description="Tools the consumer has; none given means no tool gate.")
     include_internal: bool = Field(default=False, description="Whether skills of namespace `internal` may be granted.")
 
-    def view(self, host: Host) -> SkillView:
-        """Return the view asked for."""
-        return self.view_of(host.subsystem(host.bundle(self.bundle)))
+    async def skills(self, host: Host, context: Context) -> ProjectSkills:
+        """Return the skills asked for.
 
-    def view_of(self, subsystem: SkillsSubsystem) -> SkillView:
+        Raises:
+            CallRefused: Somebody elsewhere named a folder of this machine, or another consumer than the own agent.
+        """
+        identity = context.identity
+        if self.bundle is None:
+            found = await host.project_skills(identity.project)
+        elif identity.local:
+            bundle = host.bundle(self.bundle)
+            found = ProjectSkills(bundle.name, host.subsystem(bundle), bundle.diagnostics)
+        else:
+            raise CallRefused("folders of this machine are for its own account: leave out bundle", code="local_only")
+        if self.consumer not in {None, identity.agent} and not identity.may("admin"):
+            raise CallRefused(f"this caller is {identity.agent} and sees its own skills", code="consumer_not_yours")
+        return found
+
+    async def view(self, host: Host, context: Context) -> SkillView:
+        """Return the view asked for. Raises as `skills`."""
+        return self.view_of((await self.skills(host, context)).subsystem, context)
+
+    def consumer_of(self, context: Context) -> str | None:
+        """Return the consumer that asks: the one named, else the caller's agent."""
+        return self.consumer if self.consumer is not None else context.identity.consumer
+
+    def view_of(self, subsystem: SkillsSubsystem, context: Context) -> SkillView:
         """Return the view asked for of *subsystem*."""
-        return subsystem.view(self.consumer, self.tools, include_internal=self.include_internal)
+        return subsystem.view(self.consumer_of(context), self.tools, include_internal=self.include_internal)
 
 
 class SkillRow(Output):
@@ -86,9 +109,9 @@ def _row(view: SkillView, skill: Skill, numbers: dict[str, str]) -> SkillRow:
 
 async def list_skills(host: Host, given: ViewInput, context: Context) -> ListOutput:
     """List every skill of a bundle as one consumer sees it."""
-    bundle = host.bundle(given.bundle)
-    subsystem = host.subsystem(bundle)
-    view = given.view_of(subsystem)
+    found = await given.skills(host, context)
+    subsystem = found.subsystem
+    view = given.view_of(subsystem, context)
     numbers = {full_id: short for short, full_id in view.short_ids.items()}
     rows = [_row(view, skill, numbers) for skill in subsystem.registry.values()]
     rows += [
@@ -98,12 +121,12 @@ async def list_skills(host: Host, given: ViewInput, context: Context) -> ListOut
         for bad in subsystem.snapshot.invalid.values()
     ]
     return ListOutput(
-        bundle=bundle.name,
-        consumer=given.consumer,
+        bundle=found.name,
+        consumer=given.consumer_of(context),
         skills=tuple(sorted(rows, key=lambda row: row.full_id)),
         visible=tuple(view.listed),
         diagnostics=tuple(
-            Finding.of(d) for d in dict.fromkeys((*bundle.diagnostics, *subsystem.diagnostics, *view.diagnostics))
+            Finding.of(d) for d in dict.fromkeys((*found.diagnostics, *subsystem.diagnostics, *view.diagnostics))
         ),
     )
 
@@ -141,7 +164,7 @@ class ShowOutput(Output):
 
 async def show_skill(host: Host, given: RefInput, context: Context) -> ShowOutput:
     """Show one skill in full, if the consumer may have it."""
-    answer = given.view(host).resolve(given.ref, by=given.by)
+    answer = (await given.view(host, context)).resolve(given.ref, by=given.by)
     if isinstance(answer, Refused):
         raise BadRequest(f"{given.ref}: {answer.reason}", code=answer.code, ref=given.ref, full_id=answer.full_id)
     skill = answer.skill
@@ -151,7 +174,7 @@ async def show_skill(host: Host, given: RefInput, context: Context) -> ShowOutpu
         description=skill.description,
         layer=skill.layer,
         location=skill.location,
-        path=None if skill.path is None else str(skill.path),
+        path=str(skill.path) if skill.path is not None and context.identity.local else None,
         digest=skill.digest,
         tree_digest=skill.tree_digest(),
         size=skill.size,
@@ -193,9 +216,9 @@ class RenderOutput(Output):
 
 async def render(host: Host, given: RenderInput, context: Context) -> RenderOutput:
     """Render a consumer's catalog, or the instruction block of some skills."""
-    subsystem = host.subsystem(host.bundle(given.bundle))
+    subsystem = (await given.skills(host, context)).subsystem
     if not given.refs:
-        view = given.view_of(subsystem)
+        view = given.view_of(subsystem, context)
         catalog = view.catalog(given.form, budget=given.budget)
         return RenderOutput(
             text=catalog.text,
@@ -205,7 +228,7 @@ async def render(host: Host, given: RenderInput, context: Context) -> RenderOutp
             total=catalog.total,
             diagnostics=tuple(Finding.of(d) for d in catalog.diagnostics),
         )
-    with subsystem.activate(given.consumer, given.tools, include_internal=given.include_internal):
+    with subsystem.activate(given.consumer_of(context), given.tools, include_internal=given.include_internal):
         block = build_skills_instruction_block(given.refs, variant=given.variant)
     return RenderOutput(
         text=str(block),
@@ -244,15 +267,24 @@ class WhyOutput(Output):
 
 async def why(host: Host, given: RefInput, context: Context) -> WhyOutput:
     """Explain, rule by rule, why a skill is granted or refused."""
-    found = given.view(host).explain(given.ref, by=given.by).to_json()
+    found = (await given.view(host, context)).explain(given.ref, by=given.by).to_json()
     return WhyOutput.model_validate({name: found[name] for name in WhyOutput.model_fields})
 
 
+ASKED = ("no_bundle", "local_only", "consumer_not_yours")
 LIST = Operation(
-    "skills.list", "List a bundle's skills as a consumer sees them.", ViewInput, ListOutput, (), list_skills
+    "skills.list", "List skills as a consumer sees them.", ViewInput, ListOutput, ASKED, list_skills, reads=True
 )
 SHOW = Operation(
-    "skills.show", "Show one skill in full.", RefInput, ShowOutput, ("unknown_skill", "denied"), show_skill
+    "skills.show",
+    "Show one skill in full.",
+    RefInput,
+    ShowOutput,
+    ("unknown_skill", "denied", *ASKED),
+    show_skill,
+    reads=True,
 )
-RENDER = Operation("skills.render", "Render a catalog or an instruction block.", RenderInput, RenderOutput, (), render)
-WHY = Operation("skills.why", "Explain why a skill is granted or refused.", RefInput, WhyOutput, (), why)
+RENDER = Operation(
+    "skills.render", "Render a catalog or an instruction block.", RenderInput, RenderOutput, ASKED, render, reads=True
+)
+WHY = Operation("skills.why", "Explain why a skill is granted or refused.", RefInput, WhyOutput, ASKED, why, reads=True)

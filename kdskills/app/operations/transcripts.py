@@ -111,4 +111,6 @@ SHOW_TURN = Operation(
     ShowTurnOutput,
     ("transcript_missing", "transcript_invalid"),
     show_turn,
+    local=True,
+    reads=True,
 )

@@ -122,4 +122,6 @@ RUN = Operation(
     RunOutput,
     ("request_missing", "replay_diverged", "replay_exhausted", "model_failed", "engine_unavailable"),
     run,
+    scope="work:run",
+    local=True,
 )
