@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Event
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from kdskills.errors import CallerMustAct
@@ -128,6 +129,21 @@ class CatalogChange:
     timeout_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class CatalogContext:
+    """How the catalog travels with the next message (§2.3 Context).
+
+    Attributes:
+        send: Further keywords of `sessions.send_message`: `additional_context` with the catalog's text, or nothing.
+        inject: The server has no context channel: the text goes in front of the request (`inject_request`).
+        current: Whether the catalog in force at the server is the one wanted.
+    """
+
+    send: JsonObject
+    inject: bool
+    current: bool
+
+
 @runtime_checkable
 class CatalogBackend(Protocol):
     """Makes a catalog change true, at `client.catalog` (§3). The async facade's backend has `apply` and `forget` as coroutines."""
@@ -137,7 +153,7 @@ class CatalogBackend(Protocol):
         ...
 
     def context_for(self, session_id: str, tools: Sequence[JsonObject], instruction_text: str) -> Any:
-        """Return what the next `send_message` must carry: `{"additionalContext": …}`, or `{}`; and whether it is current."""
+        """Return the `CatalogContext` of the next `send_message`."""
         ...
 
     def forget(self, session_id: str) -> Any:
@@ -162,6 +178,32 @@ class CallIdentity:
     def strong(self) -> bool:
         """Whether this names one call for good."""
         return bool(self.thread_id and self.turn_id and self.call_id)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCall:
+    """What a handler learns of its call through a parameter annotated `RemoteCall` (§4 Journal).
+
+    Attributes:
+        key: The call's identity; good as an idempotency key of effects elsewhere.
+        thread_id: The thread, when known.
+        turn_id: The turn, when known.
+        call_id: The model's id of the call, when known.
+        deadline: When the answer is given up, in seconds of `time.time()`; None for never.
+        stop: Set when nobody waits for the result any more.
+    """
+
+    key: str
+    thread_id: str | None = None
+    turn_id: str | None = None
+    call_id: str | None = None
+    deadline: float | None = None
+    stop: Event = field(default_factory=Event, repr=False, compare=False)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the result any more; long handlers look here."""
+        return self.stop.is_set()
 
 
 CallState = Literal["claimed", "running", "overdue", "unknown", "done"]

@@ -1,0 +1,174 @@
+"""How one `async def` core serves both facades (spec remote §1).
+
+The core is written once as coroutines. They wait for nothing but what a `Driver` hands them: `LoopDriver` waits on the running
+event loop, `BlockingDriver` blocks the calling thread and never suspends, so that `drive` can run a coroutine to its end
+without any loop. Handlers of a sync session therefore never find themselves inside an event loop of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from contextvars import copy_context
+from types import TracebackType
+from typing import Any, ClassVar, Protocol, TypeVar
+
+T = TypeVar("T")
+Part = Callable[[], Coroutine[Any, Any, T]]
+
+MAX_THREADS = 64
+"""Threads a sync session uses to run the calls of one drain; handlers are bounded by the facade's `max_concurrency`."""
+
+
+def drive(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends to its end and return its value.
+
+    Raises:
+        RuntimeError: It waited for an event loop.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    coroutine.close()
+    raise RuntimeError("a sync session cannot wait for an event loop; use AsyncRemoteSkillsFacade")
+
+
+def discard(awaitable: object) -> None:
+    """Close or cancel an awaitable nobody will wait for, so that it leaves no warning behind."""
+    for name in ("close", "cancel"):
+        end = getattr(awaitable, name, None)
+        if callable(end):
+            end()
+            return
+
+
+class Driver(Protocol):
+    """What the core may wait for."""
+
+    asynchronous: ClassVar[bool]
+
+    async def call(self, function: Callable[..., Any], /, **keywords: Any) -> Any:
+        """Call a client's method; an awaitable answer is awaited, or refused by a sync session."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Pause."""
+        ...
+
+    async def gather(self, parts: Sequence[Part[T]]) -> list[T]:
+        """Run the parts at once and return their values in order; the first error is raised when all have ended."""
+        ...
+
+    async def blocking(self, function: Callable[..., T], /, *arguments: Any, **keywords: Any) -> T:
+        """Call a function that blocks, without blocking others."""
+        ...
+
+    def mutex(self) -> AbstractAsyncContextManager[None]:
+        """Return a new lock."""
+        ...
+
+
+class LoopDriver:
+    """Waits on the running event loop: the driver of async sessions."""
+
+    asynchronous: ClassVar[bool] = True
+
+    async def call(self, function: Callable[..., Any], /, **keywords: Any) -> Any:
+        """Call a client's method and await what it returns, if that is awaitable."""
+        answer = function(**keywords)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    async def sleep(self, seconds: float) -> None:
+        """Pause this task."""
+        await asyncio.sleep(seconds)
+
+    async def gather(self, parts: Sequence[Part[T]]) -> list[T]:
+        """Run the parts as tasks."""
+        if len(parts) == 1:
+            return [await parts[0]()]
+        found = await asyncio.gather(*(part() for part in parts), return_exceptions=True)
+        return _values(found)
+
+    async def blocking(self, function: Callable[..., T], /, *arguments: Any, **keywords: Any) -> T:
+        """Call the function on a thread."""
+        return await asyncio.to_thread(function, *arguments, **keywords)
+
+    def mutex(self) -> AbstractAsyncContextManager[None]:
+        """Return a lock of tasks."""
+        return asyncio.Lock()
+
+
+class BlockingDriver:
+    """Blocks the calling thread and never suspends: the driver of sync sessions."""
+
+    asynchronous: ClassVar[bool] = False
+
+    async def call(self, function: Callable[..., Any], /, **keywords: Any) -> Any:
+        """Call a client's method.
+
+        Raises:
+            TypeError: It answered with an awaitable, which is closed: the client is an async one.
+        """
+        answer = function(**keywords)
+        if inspect.isawaitable(answer):
+            discard(answer)
+            raise TypeError(
+                f"{_name(function)} returned an awaitable; use AsyncRemoteSkillsFacade with an async client"
+            )
+        return answer
+
+    async def sleep(self, seconds: float) -> None:
+        """Pause this thread."""
+        time.sleep(seconds)  # noqa: ASYNC251 - no loop is running: `drive` runs this on the caller's thread
+
+    async def gather(self, parts: Sequence[Part[T]]) -> list[T]:
+        """Run the parts on threads, each with the caller's context variables."""
+        if len(parts) <= 1:
+            return [await part() for part in parts]
+        with ThreadPoolExecutor(min(len(parts), MAX_THREADS), thread_name_prefix="kdskills-drain") as pool:
+            futures: list[Future[T]] = [pool.submit(copy_context().run, drive, part()) for part in parts]
+        errors = [future.exception() for future in futures]
+        return _values([error or future.result() for error, future in zip(errors, futures, strict=True)])
+
+    async def blocking(self, function: Callable[..., T], /, *arguments: Any, **keywords: Any) -> T:
+        """Call the function right here."""
+        return function(*arguments, **keywords)
+
+    def mutex(self) -> AbstractAsyncContextManager[None]:
+        """Return a lock of threads."""
+        return _ThreadMutex()
+
+
+class _ThreadMutex:
+    """A thread lock with the shape of a task lock; entering blocks instead of suspending."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> None:
+        self._lock.acquire()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+
+def _values(found: Sequence[T | BaseException]) -> list[T]:
+    values: list[T] = []
+    for value in found:
+        if isinstance(value, BaseException):
+            raise value
+        values.append(value)
+    return values
+
+
+def _name(function: object) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))

@@ -1,0 +1,79 @@
+"""What a server would refuse, drop or shadow, refused at `register` (spec remote §1 Names)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from kdskills.remote.names import flatten, qualify
+from kdskills.remote.ports import CatalogError, ServerProfile
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+_NAMESPACE = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_OTHER = re.compile(r"[^a-zA-Z0-9_-]+")
+
+DISPATCHER_TOOL = "kdskills_call"
+"""The one tool of the `dispatcher` strategy (spec remote §3)."""
+
+
+def check_name(namespace: str | None, name: str, profile: ServerProfile, *, defer_loading: bool = False) -> None:
+    """Refuse a name the server would refuse or silently drop.
+
+    Raises:
+        CatalogError: `details` has `rule` and `suggestion`.
+    """
+    if not _NAME.fullmatch(name):
+        _refuse(
+            f"remote skill name {_shown(name)} must match ^[a-zA-Z0-9_-]{{1,128}}$", "name_pattern", _mended(name, 128)
+        )
+    if namespace is not None and not _NAMESPACE.fullmatch(namespace):
+        _refuse(
+            f"namespace {_shown(namespace)} must match ^[a-zA-Z0-9_-]{{1,64}}$",
+            "namespace_pattern",
+            _mended(namespace, 64),
+        )
+    for what, word in (("remote skill name", name), ("namespace", namespace)):
+        if word is not None and (word == "mcp" or word.startswith("mcp__")):
+            _refuse(f"{what} `{word}` is reserved for MCP servers", "reserved_mcp", f"remote_{word}")
+    if namespace == "functions":
+        _refuse("namespace `functions` is reserved by the server", "reserved_namespace", "remote_functions")
+    if namespace is None and name in profile.built_ins:
+        _refuse(
+            f"`{name}` is a built-in tool: the server would drop the skill in silence", "built_in", f"remote_{name}"
+        )
+    if namespace is None and name == DISPATCHER_TOOL:
+        _refuse(f"`{name}` is the name under which catalogs travel as context", "reserved_dispatcher", f"remote_{name}")
+    if defer_loading and namespace is None:
+        _refuse(f"`{name}`: defer_loading needs a namespace", "defer_needs_namespace", "give the skill a namespace")
+
+
+def check_neighbours(namespace: str | None, name: str, others: Iterable[tuple[str | None, str]]) -> None:
+    """Refuse a name that equals another skill's after folding; the server would show one of them only.
+
+    Raises:
+        CatalogError: `details["other"]` is the qualified name of the other skill.
+    """
+    qualified, folded = qualify(namespace, name), flatten(namespace, name)
+    for other_namespace, other_name in others:
+        other = qualify(other_namespace, other_name)
+        if other != qualified and flatten(other_namespace, other_name) == folded:
+            _refuse(
+                f"`{qualified}` and `{other}` are one name to the server (`{folded}`)",
+                "folded_collision",
+                f"{name}_2",
+                other=other,
+            )
+
+
+def _refuse(message: str, rule: str, suggestion: str, *, other: str | None = None) -> None:
+    facts: dict[str, Any] = {"other": other} if other else {}
+    raise CatalogError(f"{message}; try: {suggestion}", rule=rule, suggestion=suggestion, **facts)
+
+
+def _mended(word: str, limit: int) -> str:
+    return (_OTHER.sub("_", word).strip("_") or "skill")[:limit]
+
+
+def _shown(word: str) -> str:
+    return repr(word if len(word) <= 80 else f"{word[:77]}...")

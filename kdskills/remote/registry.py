@@ -1,0 +1,231 @@
+"""The skills of one session: layers per name, checked on the way in, copied on the way in and out (spec remote §1)."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kdskills.errors import Diagnostic
+from kdskills.remote.lint import check_neighbours
+from kdskills.remote.names import qualify
+from kdskills.remote.ports import JsonObject, ServerProfile
+
+Handler = Callable[..., Any]
+Coercion = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+def unchanged(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments as they came: the coercion of skills with an explicit schema."""
+    return dict(arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSkill:
+    """One registered function; carries the parameters of `register` (spec remote §1).
+
+    Attributes:
+        name: The tool's name inside its namespace.
+        handler: What is called.
+        description: What the model reads.
+        input_schema: JSON Schema of the arguments.
+        output_schema: JSON Schema of the result, for the instruction text only.
+        namespace: The tool's namespace, or None.
+        deadline_seconds: How long a call may take, queueing included; None for no bound.
+        idempotent: Whether a call whose worker died may be run again.
+        defer_loading: Whether the server may keep the tool out of the first request.
+        output_description: What the docstring says under `Returns:`.
+        coerce: Turns validated arguments into what the handler's annotations ask for.
+        call_parameter: The parameter that takes the `RemoteCall`, or None.
+    """
+
+    name: str
+    handler: Handler = field(repr=False)
+    description: str
+    input_schema: JsonObject
+    output_schema: JsonObject | None = None
+    namespace: str | None = None
+    deadline_seconds: float | None = 120.0
+    idempotent: bool = False
+    defer_loading: bool = False
+    output_description: str | None = None
+    coerce: Coercion = field(default=unchanged, repr=False, compare=False)
+    call_parameter: str | None = None
+
+    @property
+    def qualified_name(self) -> str:
+        """`namespace.name`, or the name alone."""
+        return qualify(self.namespace, self.name)
+
+    def copied(self) -> RemoteSkill:
+        """Return the skill with schemas of its own."""
+        return replace(
+            self, input_schema=copy.deepcopy(self.input_schema), output_schema=copy.deepcopy(self.output_schema)
+        )
+
+    def to_tool(self) -> JsonObject:
+        """Return the wire tool: exactly the keys of spec remote §1 Text."""
+        tool: JsonObject = {
+            "name": self.name,
+            "description": self.description,
+            "inputSchema": copy.deepcopy(self.input_schema),
+        }
+        if self.namespace:
+            tool["namespace"] = self.namespace
+        if self.defer_loading:
+            tool["deferLoading"] = True
+        return tool
+
+
+class Layer:
+    """One open window's place in a stack; compared by identity, since two windows may hold equal skills."""
+
+    __slots__ = ("skill",)
+
+    def __init__(self, skill: RemoteSkill) -> None:
+        self.skill = skill
+
+
+@dataclass(slots=True)
+class _Stack:
+    """What one qualified name has: a base, and windows in the order they were opened."""
+
+    base: Layer | None = None
+    windows: list[Layer] = field(default_factory=list)
+
+    @property
+    def visible(self) -> Layer | None:
+        return self.windows[-1] if self.windows else self.base
+
+
+class SkillRegistry:
+    """Layers of skills per qualified name, safe from any thread (spec remote §1 Overwrite and windows).
+
+    Args:
+        profile: The rules of the server that will be shown the skills.
+    """
+
+    def __init__(self, profile: ServerProfile) -> None:
+        self.profile = profile
+        self._stacks: dict[str, _Stack] = {}
+        self._diagnostics: list[Diagnostic] = []
+        self._lock = threading.RLock()
+
+    @property
+    def diagnostics(self) -> list[Diagnostic]:
+        """What was noticed so far, oldest first; a list of the caller's own."""
+        with self._lock:
+            return list(self._diagnostics)
+
+    def note(self, diagnostic: Diagnostic) -> None:
+        """Keep one finding."""
+        with self._lock:
+            self._diagnostics.append(diagnostic)
+
+    def register(self, skill: RemoteSkill) -> RemoteSkill:
+        """Write the base of the skill's name; it keeps its place in the list (spec remote §1).
+
+        Raises:
+            CatalogError: Another skill would shadow this one, or be shadowed by it.
+        """
+        name = skill.qualified_name
+        with self._lock:
+            self._check(skill)
+            stack = self._stacks.setdefault(name, _Stack())
+            replaced, stack.base = stack.base, Layer(skill)
+            if stack.windows:
+                self.note(_shadowed(name))
+            elif replaced is not None:
+                self.note(_overwritten(name))
+        return skill
+
+    def open(self, skill: RemoteSkill) -> Layer:
+        """Lay a window's skill on top of its name and return the layer that `close` takes away."""
+        layer = Layer(skill)
+        with self._lock:
+            self._check(skill)
+            self._stacks.setdefault(skill.qualified_name, _Stack()).windows.append(layer)
+        return layer
+
+    def close(self, layer: Layer) -> bool:
+        """Remove this layer wherever it lies; False when it is gone already."""
+        name = layer.skill.qualified_name
+        with self._lock:
+            stack = self._stacks.get(name)
+            if stack is None:
+                return False
+            kept = [window for window in stack.windows if window is not layer]
+            if len(kept) == len(stack.windows):
+                return False
+            stack.windows = kept
+            if stack.visible is None:
+                del self._stacks[name]
+            return True
+
+    def unregister(self, qualified_name: str) -> bool:
+        """Drop every layer of a name; False when there was none."""
+        with self._lock:
+            return self._stacks.pop(qualified_name, None) is not None
+
+    def clear(self) -> int:
+        """Drop every layer of every name; returns how many skills were visible."""
+        with self._lock:
+            count = len(self._stacks)
+            self._stacks.clear()
+            return count
+
+    def layers(self) -> list[Layer]:
+        """Return the visible layers in registration order."""
+        with self._lock:
+            return [layer for stack in self._stacks.values() if (layer := stack.visible) is not None]
+
+    def skills(self) -> list[RemoteSkill]:
+        """Return the visible skills in registration order; not copied, for this room only."""
+        return [layer.skill for layer in self.layers()]
+
+    def bases(self) -> Iterator[RemoteSkill]:
+        """Yield the base of each name in registration order."""
+        with self._lock:
+            found = [stack.base.skill for stack in self._stacks.values() if stack.base is not None]
+        yield from found
+
+    def find(self, tool: str, namespace: str | None = None) -> RemoteSkill | None:
+        """Return the visible skill a call names, or None.
+
+        Args:
+            tool: The tool's name; without a namespace also `namespace.name` or `namespace__name`.
+            namespace: The namespace the call came with, if any.
+        """
+        name = tool.strip()
+        with self._lock:
+            stack = self._stacks.get(qualify(namespace, name))
+            if stack is not None and stack.visible is not None:
+                return stack.visible.skill
+            if namespace or "__" not in name:
+                return None
+            flat = (s for s in self.skills() if s.namespace and f"{s.namespace}__{s.name}" == name)
+            return next(flat, None)
+
+    def _check(self, skill: RemoteSkill) -> None:
+        check_neighbours(skill.namespace, skill.name, [(s.namespace, s.name) for s in self.skills()])
+
+
+def _overwritten(name: str) -> Diagnostic:
+    return Diagnostic(
+        "remote_skill_overwritten",
+        "warning",
+        f"`{name}` was registered again; the newer handler is in force",
+        ref=name,
+        fix="unregister the name first when the change is meant",
+    )
+
+
+def _shadowed(name: str) -> Diagnostic:
+    return Diagnostic(
+        "shadowed_by_window",
+        "warning",
+        f"`{name}` was registered under an open window, which stays visible until it is left",
+        ref=name,
+    )
