@@ -1,0 +1,23 @@
+"""Skills as zip archives: judged by their directory before anything is inflated, unpacked to disk in pieces, written the
+same everywhere (spec service §1).
+
+`unpack_skill` is the way in, `write_archive` the way out. `directory` reads what the zip says about itself, `rules` decides
+about names, kinds and amounts without a file being opened, `inflate` counts what really comes out. Nothing of a refused
+archive stays.
+"""
+
+from kdskills.skills.archives.refusal import ArchiveLimits, ArchiveRefused
+from kdskills.skills.archives.tree import TreeFile, read_tree, version_of
+from kdskills.skills.archives.unpack import UnpackedSkill, unpack_skill
+from kdskills.skills.archives.write import write_archive
+
+__all__ = [
+    "ArchiveLimits",
+    "ArchiveRefused",
+    "TreeFile",
+    "UnpackedSkill",
+    "read_tree",
+    "unpack_skill",
+    "version_of",
+    "write_archive",
+]
