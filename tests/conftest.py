@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -108,7 +109,27 @@ def _llama() -> str | None:
     return f"{', '.join(missing)} not installed: .ci/real-model installs them" if missing else None
 
 
+def codex_binary() -> Path | None:
+    """Return the Codex launcher that `.ci/codex` installed, else the one in PATH."""
+    folder = Path(os.environ.get("KDSKILLS_CODEX_DIR") or "/tmp/kdskills-codex")
+    installed = folder / "node_modules" / ".bin" / "codex"
+    found = str(installed) if installed.exists() else shutil.which("codex")
+    return Path(found) if found else None
+
+
+def _codex() -> str | None:
+    binary = codex_binary()
+    if binary is None:
+        return "codex is not installed: .ci/codex does it"
+    path = f"{binary.parent}{os.pathsep}{os.environ.get('PATH', '')}"  # a node of ours lies beside the launcher
+    with tempfile.TemporaryDirectory(prefix="kdskills-codex-home-") as home:
+        env = {"PATH": path, "HOME": home, "CODEX_HOME": home}
+        asked = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False, env=env)
+    return None if asked.returncode == 0 else f"codex does not start: {asked.stderr.strip()}"
+
+
 PROBES = {
+    "codex": _codex,
     "postgres": _postgres,
     "bubblewrap": _bubblewrap,
     "docker": _docker,

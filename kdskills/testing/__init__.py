@@ -1,5 +1,6 @@
 """Fakes and conformance suites for plugin and bundle authors."""
 
+from kdskills.remote.labmodel import FakeResponses
 from kdskills.testing.models import ScriptedModel, call, say, together
 
-__all__ = ["ScriptedModel", "call", "say", "together"]
+__all__ = ["FakeResponses", "ScriptedModel", "call", "say", "together"]

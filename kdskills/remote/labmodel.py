@@ -1,0 +1,399 @@
+"""A fake model for laboratories: `POST /v1/responses` on loopback, deciding by a function of the request (spec remote §6).
+
+What the model was shown is the only evidence that a catalog change worked, so every request is kept, and `visible_tools`
+reads a request the way a model would. The probe and the tests speak to the same fake; no tokens are spent and no login is
+needed. Only the standard library is used.
+
+A *brain* takes the request's body and returns the items of the answer, made by `say` and `call`::
+
+    with FakeResponses(lambda request: [say("hello")]) as model:
+        ...  # point a server at model.base_url; read model.requests
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import socket
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Final, Self, cast
+
+from kdskills.remote.ports import JsonObject
+
+Brain = Callable[[JsonObject], Sequence[JsonObject]]
+"""What answers a request: its body in, items of the answer out. Raising `ModelFailure` answers with an HTTP error."""
+
+MAX_BODY: Final = 64 * 2**20
+"""Bytes of a request body, as sent and as unpacked; longer ones get status 413."""
+
+_USAGE: Final = {
+    "input_tokens": 1,
+    "input_tokens_details": {"cached_tokens": 0},
+    "output_tokens": 1,
+    "output_tokens_details": {"reasoning_tokens": 0},
+    "total_tokens": 2,
+}
+_DECLARED: Final = re.compile(r"declare const tools: \{ (\w+)\(")
+_call_numbers = itertools.count(1)  # ids differ between all fakes of a process
+
+
+class ModelFailure(Exception):
+    """Raised by a brain: the request is answered with this HTTP status and message."""
+
+    def __init__(self, status: int = 500, message: str = "the fake model failed") -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def say(text: str) -> JsonObject:
+    """Return an item of the answer: a message of the assistant."""
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+
+
+def call(
+    name: str, arguments: object = None, *, namespace: str | None = None, call_id: str | None = None
+) -> JsonObject:
+    """Return an item of the answer: a tool call.
+
+    Args:
+        name: The tool, as the model sees it.
+        arguments: Any JSON value; a `str` is sent as it is, malformed JSON included; None is an empty object.
+        namespace: The tool's namespace, if it has one.
+        call_id: The id of the call; a fresh one otherwise.
+    """
+    written = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
+    item: JsonObject = {
+        "type": "function_call",
+        "call_id": call_id or f"call_{next(_call_numbers)}",
+        "name": name,
+        "arguments": written,
+    }
+    if namespace is not None:
+        item["namespace"] = namespace
+    return item
+
+
+def _texts(content: object) -> Iterator[str]:
+    """Give the texts of a message's content, whatever its shape."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        for part in content:
+            if isinstance(part, dict) and isinstance(part.get("text"), str):
+                yield part["text"]
+
+
+def texts_of(request: JsonObject, role: str) -> list[str]:
+    """Return the texts of every message of *role* in a request's input, oldest first."""
+    found = request.get("input")
+    items = found if isinstance(found, list) else []
+    return [
+        text
+        for item in items
+        if isinstance(item, dict) and item.get("type", "message") == "message" and item.get("role") == role
+        for text in _texts(item.get("content"))
+    ]
+
+
+def tool_outputs(request: JsonObject) -> dict[str, str]:
+    """Return what the model reads as the outcome of each call, by call id."""
+    found: dict[str, str] = {}
+    for item in request.get("input") or []:
+        if isinstance(item, dict) and item.get("type") in {"function_call_output", "custom_tool_call_output"}:
+            output = item.get("output")
+            found[str(item.get("call_id"))] = output if isinstance(output, str) else "\n".join(_texts(output))
+    return found
+
+
+def visible_tools(request: JsonObject) -> list[str]:
+    """Return the names of the tools a model sees in a request, sorted; those of a namespace as `namespace.name`.
+
+    Tools stand in `tools`, inside its namespace entries, or, for models that write code, as declarations in the text of an
+    `exec` tool of the newest `additional_tools` input item (spec remote §2.3 Model view).
+    """
+    tools = request.get("tools")
+    if not tools:
+        tools = []
+        for item in request.get("input") or []:
+            if isinstance(item, dict) and item.get("type") == "additional_tools":
+                tools = item.get("tools") or []
+    return sorted(set(_names(tools, None)))
+
+
+def _names(tools: object, namespace: str | None) -> Iterator[str]:
+    for tool in tools if isinstance(tools, list) else []:
+        if not isinstance(tool, dict):
+            continue
+        name = tool.get("name") or tool.get("type")
+        if not isinstance(name, str):
+            continue
+        if tool.get("type") == "namespace":
+            yield from _names(tool.get("tools"), name)
+            continue
+        yield f"{namespace}.{name}" if namespace else name
+        if name == "exec" and isinstance(tool.get("description"), str):
+            yield from _DECLARED.findall(tool["description"])
+
+
+def default_brain(request: JsonObject) -> list[JsonObject]:
+    """Obey the newest message of the user, one line a step: `!call name {json}`, `!say text`.
+
+    A name with a point is a tool of a namespace. Lines of other text are left alone; when nothing is left to do, the answer
+    is the output of the last call, or `ok`.
+    """
+    items = [item for item in request.get("input") or [] if isinstance(item, dict)]
+    newest = max((at for at, item in enumerate(items) if _commands(item)), default=None)
+    if newest is None:
+        return [say("ok")]
+    done = [item for item in items[newest + 1 :] if item.get("type") == "function_call"]
+    left = _commands(items[newest])[len(done) :]
+    if left and left[0][0] == "call":
+        name, _, arguments = left[0][1].partition(" ")
+        namespace, _, bare = name.rpartition(".")
+        return [call(bare, arguments.strip() or "{}", namespace=namespace or None)]
+    if left:
+        return [say(left[0][1])]
+    outputs = tool_outputs({"input": items[newest + 1 :]})
+    return [say(list(outputs.values())[-1] if outputs else "ok")]
+
+
+def _commands(item: JsonObject) -> list[tuple[str, str]]:
+    """Return the commands in an input item: a message of the user, else none."""
+    if item.get("type", "message") != "message" or item.get("role") != "user":
+        return []
+    lines = [line.strip() for text in _texts(item.get("content")) for line in text.splitlines()]
+    split = [line.partition(" ") for line in lines]
+    return [(word[1:], rest.strip()) for word, _, rest in split if word in {"!call", "!say"} and rest.strip()]
+
+
+class FakeResponses:
+    """A fake of a Responses server: keeps every request and answers by its brain (spec remote §6).
+
+    A context manager; it listens on a free port of loopback from `start` to `close`. Requests are answered in parallel, so a
+    brain that waits holds up only its own request.
+
+    Attributes:
+        requests: The bodies received, in order.
+        brain: The function that answers; it may be replaced at any time.
+
+    Args:
+        brain: What answers; `default_brain` otherwise.
+    """
+
+    def __init__(self, brain: Brain = default_brain) -> None:
+        self.brain = brain
+        self.requests: list[JsonObject] = []
+        self._came = threading.Condition()
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> Self:
+        """Begin to listen; a second start is harmless."""
+        if self._server is None:
+            self._server = _Server(self)
+            self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="fake-responses")
+            self._thread.daemon = True
+            self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Stop listening and close every connection; what was received stays. Closing twice is harmless."""
+        server, self._server = self._server, None
+        if server is not None and self._thread is not None:
+            server.shutdown()
+            self._thread.join()
+            server.hang_up()
+            server.server_close()
+
+    def __enter__(self) -> Self:
+        """Begin to listen."""
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop listening."""
+        self.close()
+
+    @property
+    def base_url(self) -> str:
+        """Where a server finds this model: `http://127.0.0.1:PORT/v1`."""
+        if self._server is None:
+            message = "the fake model is not started"
+            raise RuntimeError(message)
+        return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings that make a Codex app-server use this model, by dotted key (spec remote §2.2 Other model)."""
+        provider = {
+            "name": "kdskills-lab",
+            "base_url": self.base_url,
+            "wire_api": "responses",
+            "requires_openai_auth": False,
+            "request_max_retries": 0,
+            "stream_max_retries": 0,
+            "supports_websockets": False,
+        }
+        return {"model": "kdskills-lab", "model_provider": "kdskills_lab", "model_providers.kdskills_lab": provider}
+
+    @property
+    def config_args(self) -> list[str]:
+        """`config` as arguments of the command line: `-c`, `key=value`, with values in TOML."""
+        return [arg for key, value in self.config.items() for arg in ("-c", f"{key}={_toml(value)}")]
+
+    def wait_for(self, count: int, timeout_s: float = 30.0) -> list[JsonObject]:
+        """Wait until *count* requests came in all, and return them.
+
+        Raises:
+            TimeoutError: They did not come in time.
+        """
+        with self._came:
+            if not self._came.wait_for(lambda: len(self.requests) >= count, timeout_s):
+                message = f"{len(self.requests)} of {count} model requests came within {timeout_s} s"
+                raise TimeoutError(message)
+            return list(self.requests)
+
+    def visible_tools(self, request: JsonObject | int = -1) -> list[str]:
+        """Return `visible_tools` of a request, or of the one at this place in `requests`."""
+        return visible_tools(self.requests[request] if isinstance(request, int) else request)
+
+    def answer(self, body: JsonObject) -> bytes:
+        """Keep *body* and return the server-sent events that answer it."""
+        with self._came:
+            self.requests.append(body)
+            number = len(self.requests)
+            self._came.notify_all()
+        items = list(self.brain(body))
+        response: JsonObject = {"id": f"resp_{number}"}
+        events: list[JsonObject] = [{"type": "response.created", "response": response}]
+        for at, item in enumerate(items):
+            done = {"id": f"item_{number}_{at}", **item}
+            events.append({"type": "response.output_item.done", "output_index": at, "item": done})
+        events.append({"type": "response.completed", "response": {**response, "usage": _USAGE}})
+        return b"".join(b"event: %s\ndata: %s\n\n" % (event["type"].encode(), _dump(event)) for event in events)
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value).encode()  # ASCII, so no line separator of any alphabet ends an event early
+
+
+def _toml(value: object) -> str:
+    """Return a value as inline TOML; JSON's strings, numbers and booleans are TOML's."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}={_toml(one)}" for key, one in value.items()) + "}"
+    return json.dumps(value)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, fake: FakeResponses) -> None:
+        self.fake = fake
+        self._open: set[socket.socket] = set()
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def hang_up(self) -> None:
+        """End connections that clients keep open, so that their threads end."""
+        for one in list(self._open):
+            with suppress(OSError):  # the client was faster
+                one.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a client that hangs up in the middle is part of many tests, and sees its own error."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1
+    server: _Server
+
+    def do_GET(self) -> None:
+        """Answer `/v1/models` with an empty list."""
+        if self.path.partition("?")[0] == "/v1/models":
+            self._reply(200, _dump({"object": "list", "data": [], "models": []}), "application/json")
+        else:
+            self._refuse(404, f"no such path: {self.path}")
+
+    def do_POST(self) -> None:
+        """Answer `/v1/responses`."""
+        body = self._body()
+        if body is None:
+            return
+        if self.path.partition("?")[0] != "/v1/responses":
+            self._refuse(404, f"no such path: {self.path}")
+            return
+        try:
+            asked = json.loads(body)
+        except ValueError as error:
+            self._refuse(400, f"the body is not JSON: {error}")
+            return
+        if not isinstance(asked, dict):
+            self._refuse(400, "the body is not an object")
+            return
+        try:
+            events = self.server.fake.answer(cast("JsonObject", asked))
+        except ModelFailure as failure:
+            self._refuse(failure.status, str(failure))
+            return
+        self._reply(200, events, "text/event-stream")
+
+    def _body(self) -> bytes | None:
+        """Return the body, unpacked; None when it was refused."""
+        length = self.headers.get("Content-Length", "")
+        if not length.isdigit() or int(length) > MAX_BODY:
+            self.close_connection = True  # what follows cannot be told from the next request
+            self._refuse(413 if length.isdigit() else 411, "a body needs a length of at most 64 MiB")
+            return None
+        raw = self.rfile.read(int(length))
+        coding = self.headers.get("Content-Encoding", "identity").strip().lower()
+        windows = {"gzip": (31,), "deflate": (15, -15), "identity": ()}.get(coding)
+        if windows is None:
+            self._refuse(415, f"unknown content encoding: {coding}")
+            return None
+        unpacked = raw if not windows else next(filter(None, (_unpack(raw, bits) for bits in windows)), None)
+        if unpacked is None:
+            self._refuse(400, f"the body is not {coding}, or longer than 64 MiB")
+        return unpacked
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._reply(status, _dump({"error": {"message": message, "code": status}}), "application/json")
+
+    def _reply(self, status: int, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+        self.wfile.flush()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
+        """Say nothing: what came is in `requests`."""
+
+
+def _unpack(raw: bytes, bits: int) -> bytes | None:
+    """Return *raw* unpacked whole; None when it is damaged, cut short or longer than a body may be."""
+    unpacker = zlib.decompressobj(bits)
+    try:
+        unpacked = unpacker.decompress(raw, MAX_BODY)
+    except zlib.error:
+        return None
+    return unpacked if unpacker.eof else None
