@@ -92,7 +92,7 @@ def test_events_of_an_answer(model):
     ids=["gzip", "deflate", "raw-deflate", "identity"],
 )
 def test_packed_bodies(model, coding, pack):
-    """gzip and deflate bodies, with and without zlib's frame, are unpacked."""
+    """Gzip and deflate bodies, with and without zlib's frame, are unpacked."""
     body = {"input": [user("packed")], "tools": []}
     assert post(model, pack(json.dumps(body).encode()), Content_Encoding=coding)[0] == 200
     assert model.requests == [body]
