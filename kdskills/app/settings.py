@@ -19,6 +19,7 @@ from pydantic_settings import (
 from kdskills.errors import OperatorMustAct
 from kdskills.execution import ExecutionOptions, IsolationLevel
 from kdskills.execution.options import E2bOptions
+from kdskills.jobs.settings import JobsSettings, sqlite_url, user_state_dir
 
 SYSTEM_CONFIG = Path("/etc/kdskills/config.toml")
 
@@ -58,7 +59,7 @@ class Settings(BaseSettings):
         SettingsInvalid: From `load`, for unknown keys and wrong values.
     """
 
-    model_config = SettingsConfigDict(env_prefix="KDSKILLS_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="KDSKILLS_", env_nested_delimiter="__", extra="forbid", frozen=True)
 
     executor: str = Field("auto", description="Engine of scripts and generated code: `auto` or an engine's name.")
     min_isolation: Literal["none", "rlimit", "landlock", "namespace", "container", "kernel", "vm"] = Field(
@@ -88,6 +89,19 @@ class Settings(BaseSettings):
     model: str = Field("replay", description="Model of `kdskills run` and `demo`, such as `openai:gpt-5` or `replay`.")
     index_dir: Path | None = Field(None, description="Folder of the persisted skill index; empty means the user cache.")
     bundle: Path | None = Field(None, description="Bundle of project `local`, for callers who name none.")
+    state_dir: Path = Field(
+        default_factory=user_state_dir,
+        description="Folder of durable state: runs, session folders, the default database.",
+    )
+    database_url: str | None = Field(
+        None,
+        description="Database of background work; empty means SQLite in the state folder, `postgresql://…` is shared.",
+    )
+    jobs: JobsSettings = Field(default_factory=JobsSettings, description="Background work: its intervals and limits.")
+    listen: str = Field("127.0.0.1:8765", description="Address of the HTTP service; loopback unless tokens are used.")
+    requests_per_minute: int = Field(1200, ge=0, description="Requests a token may make in a minute; 0 for no limit.")
+    body_limit: int = Field(24 * 1024 * 1024, ge=1024, description="Bytes the body of a request may have.")
+    drain_s: float = Field(20.0, ge=0, description="Seconds that running requests get when the service is stopped.")
     plugins_blocked: tuple[str, ...] = Field((), description="Dotted names of plugins that must not be loaded.")
     entry_points: bool = Field(default=True, description="Whether plugins of installed packages are loaded.")
 
@@ -95,6 +109,11 @@ class Settings(BaseSettings):
     def isolation(self) -> IsolationLevel:
         """`min_isolation` as a level."""
         return IsolationLevel[self.min_isolation.upper()]
+
+    @property
+    def work_database(self) -> str:
+        """URL of the database of background work."""
+        return self.database_url or sqlite_url(self.state_dir)
 
     def execution_options(self) -> ExecutionOptions:
         """Return what engines are built with."""
@@ -142,8 +161,8 @@ class Settings(BaseSettings):
             merged: dict[str, Any] = {}
             for path in reversed(chosen):
                 if path.is_file():
-                    merged |= TomlConfigSettingsSource(cls, path)()
-            merged |= _WithoutFileOnly(cls, _env_source(cls))()
+                    merged = _merged(merged, TomlConfigSettingsSource(cls, path)())
+            merged = _merged(merged, _WithoutFileOnly(cls, _env_source(cls))())
             return cls(**(merged | changes))
         except ValidationError as error:
             problems = {".".join(map(str, item["loc"])): item["msg"] for item in error.errors()}
@@ -151,6 +170,17 @@ class Settings(BaseSettings):
             raise SettingsInvalid(f"settings are not understood: {words}", errors=problems) from None
         except (OSError, ValueError) as error:
             raise SettingsInvalid(f"a settings file cannot be read: {error}") from None
+
+
+def _merged(weak: Mapping[str, Any], strong: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both; tables that both have are merged in their turn, so that one variable does not hide a file's table."""
+    both = {
+        name: _merged(weak[name], value)
+        if isinstance(value, Mapping) and isinstance(weak.get(name), Mapping)
+        else value
+        for name, value in strong.items()
+    }
+    return {**weak, **both}
 
 
 def _env_source(cls: type[BaseSettings]) -> PydanticBaseSettingsSource:

@@ -1,0 +1,160 @@
+"""What is known of tasks and jobs: frozen values read from the tables (spec work §2, §3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from pydantic import TypeAdapter
+
+from kdskills.jobs.model import JobSpec, Mode, Scope, TaskSpec, Value
+from kdskills.jobs.states import TERMINAL, JobStatus, StepStatus, TaskStatus
+
+
+class ArtifactRef(Value):
+    """A kept output of a task.
+
+    Attributes:
+        artifact_id: What it is read back by.
+        path: Where the program left it, relative to the session's folder.
+        mode: Its permission bits.
+    """
+
+    artifact_id: str
+    path: str
+    size: int
+    sha256: str
+    mime: str = "application/octet-stream"
+    mode: int = 0o644
+
+
+class OutputError(Value):
+    """An output that was asked for and not kept."""
+
+    path: str
+    code: str
+    message: str
+
+
+class Endpoint(Value):
+    """Where a port of a service is reached on its host."""
+
+    port: int
+    host_port: int
+    url: str
+
+
+ARTIFACTS: Final = TypeAdapter(tuple[ArtifactRef, ...])
+OUTPUT_ERRORS: Final = TypeAdapter(tuple[OutputError, ...])
+ENDPOINTS: Final = TypeAdapter(tuple[Endpoint, ...])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskHead:
+    """One task as its row tells it; a terminal head never changes.
+
+    Attributes:
+        attempt: Number of the latest attempt; 0 before the first.
+        home: Host the task is pinned to; None for work any host of the pool may take.
+        host: Host it runs on or ran on.
+        executor: The worker that holds it, or held it last.
+        stdout_tail: Last bytes of the output; filled when the task is over.
+        stdout_total: How much was printed; None before the task is over.
+        cancel_at: When a cancel was asked for.
+        step: Index of the job's step, for tasks of jobs, whose `try_` counts from 0.
+    """
+
+    id: str
+    spec: TaskSpec
+    status: TaskStatus
+    mode: Mode
+    session_key: str
+    attempt: int = 0
+    restarts: int = 0
+    job_id: str | None = None
+    step: int | None = None
+    try_: int | None = None
+    home: str | None = None
+    host: str | None = None
+    executor: str | None = None
+    created_at: datetime
+    started_at: datetime | None = None
+    ready_at: datetime | None = None
+    finished_at: datetime | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+    stdout_tail: bytes = b""
+    stderr_tail: bytes = b""
+    stdout_total: int | None = None
+    stderr_total: int | None = None
+    artifacts: tuple[ArtifactRef, ...] = ()
+    output_errors: tuple[OutputError, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
+    cancel_at: datetime | None = None
+    cancel_reason: str | None = None
+
+    @property
+    def scope(self) -> Scope:
+        """Whose task it is."""
+        return self.spec.scope
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the task is over."""
+        return self.status in TERMINAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepHead:
+    """One step of a job, as its latest try tells it.
+
+    Attributes:
+        task: The task of the latest try; None while none was submitted, and for skipped steps.
+        tries: How many tasks the step has had.
+    """
+
+    index: int
+    name: str
+    status: StepStatus
+    tries: int = 0
+    task: TaskHead | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobHead:
+    """One job and its steps; the fields are those of `TaskHead`."""
+
+    id: str
+    spec: JobSpec
+    status: JobStatus
+    session_key: str
+    steps: tuple[StepHead, ...] = ()
+    home: str | None = None
+    host: str | None = None
+    executor: str | None = None
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+    cancel_at: datetime | None = None
+    cancel_reason: str | None = None
+
+    @property
+    def scope(self) -> Scope:
+        """Whose job it is."""
+        return self.spec.scope
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the job is over."""
+        return self.status in TERMINAL
+
+    @property
+    def current_step_index(self) -> int:
+        """Index of the latest step that began; -1 before the first."""
+        begun = [step.index for step in self.steps if step.status not in ("queued", "skipped")]
+        return max(begun, default=-1)

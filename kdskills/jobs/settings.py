@@ -1,0 +1,91 @@
+"""What an operator decides about background work: where it is kept, every interval and every limit (spec work §2, §3)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MIB: Final = 1024 * 1024
+KIB: Final = 1024
+DAY_S: Final = 86_400.0
+
+
+def user_state_dir() -> Path:
+    """Return the folder of this account's durable state: `$XDG_STATE_HOME/kdskills`, else `~/.local/state/kdskills`."""
+    given = os.environ.get("XDG_STATE_HOME")
+    top = Path(given) if given and Path(given).is_absolute() else Path.home() / ".local" / "state"
+    return top / "kdskills"
+
+
+class JobsSettings(BaseModel):
+    """Settings of background work; `KDSKILLS_JOBS__NAME` sets one, as does the table `[jobs]` of a settings file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    slots: int = Field(
+        default_factory=lambda: max(2, 2 * (os.cpu_count() or 1)),
+        ge=1,
+        le=1024,
+        description="Commands one worker runs at the same time.",
+    )
+    services: int = Field(32, ge=0, le=1024, description="Services one worker runs at the same time.")
+    held: int = Field(
+        256,
+        ge=1,
+        le=4096,
+        description="Tasks, services and jobs one worker holds at the same time, waiting ones included.",
+    )
+    global_concurrency: int | None = Field(
+        None, ge=1, description="Commands that run at the same time on all hosts of the pool together."
+    )
+    pool: bool | None = Field(
+        None,
+        description="Whether any host may take the work; empty means yes with PostgreSQL, and it is no with SQLite.",
+    )
+
+    poll_s: float = Field(0.1, gt=0, le=10, description="Seconds between two looks for new work.")
+    steps_poll_s: float = Field(0.05, gt=0, le=10, description="Seconds between two looks for new steps of jobs.")
+    cancel_poll_s: float = Field(0.05, gt=0, le=5, description="Seconds between two looks for cancels.")
+    beat_s: float = Field(
+        1.0, gt=0, le=60, description="Seconds between two beats of a worker, each of which recovers."
+    )
+    lease_s: float = Field(30.0, gt=1, le=600, description="Seconds a host of the pool keeps its work without a beat.")
+    idle_s: float = Field(30.0, ge=0, description="Seconds without work after which an embedded worker ends.")
+    start_s: float = Field(
+        30.0, gt=0, description="Seconds an embedded worker may take to start before another is tried."
+    )
+    restart_backoff_s: float = Field(0.5, gt=0, description="Seconds before a service is restarted, doubled each time.")
+    restart_backoff_max_s: float = Field(30.0, gt=0, description="Longest wait before a service is restarted.")
+    retry_backoff_s: float = Field(0.0, ge=0, description="Seconds before a failed step is tried again.")
+
+    run_cmd_timeout_s: float = Field(60.0, gt=0, description="Timeout of `skills.run_cmd` when the call names none.")
+    run_cmd_max_s: float = Field(120.0, gt=0, description="Longest timeout `skills.run_cmd` accepts.")
+    task_timeout_s: float = Field(3600.0, gt=0, description="Timeout of a task when the call names none.")
+    task_max_s: float = Field(DAY_S, gt=0, le=DAY_S, description="Longest timeout a task accepts.")
+    job_wall_s: float = Field(1800.0, gt=0, description="Longest a job takes when the call names nothing else.")
+    startup_timeout_s: float = Field(30.0, gt=0, le=600, description="Seconds a service has to become ready.")
+    result_bytes: int = Field(200 * KIB, ge=0, le=16 * MIB, description="Bytes of each stream kept in a result.")
+    log_bytes: int = Field(64 * MIB, ge=MIB, description="Bytes of each stream kept in the log files of one attempt.")
+    input_bytes: int = Field(20 * MIB, ge=0, description="Largest input file.")
+    output_bytes: int = Field(20 * MIB, ge=0, description="Largest output file.")
+    files_bytes: int = Field(50 * MIB, ge=0, description="Inputs, and outputs, of one task together.")
+    tail_bytes: int = Field(
+        8192, ge=0, le=MIB, description="Bytes of each stream in a status when the call names none."
+    )
+    heartbeat_s: float = Field(20.0, gt=0, description="Seconds between two heartbeats of a watch.")
+    watch_timeout_s: float = Field(
+        600.0, gt=0, description="Seconds after which a watch returns what is known by then."
+    )
+
+    keep_s: float = Field(7 * DAY_S, gt=0, description="Seconds that finished work is kept.")
+    keep_per_project: int = Field(100_000, ge=1, description="Finished tasks, and jobs, a project keeps at most.")
+    retention_every_s: float = Field(300.0, gt=0, description="Seconds between two rounds of retention.")
+    retention_batch: int = Field(500, ge=1, description="Records one round of retention forgets at a time.")
+
+
+def sqlite_url(state_dir: Path) -> str:
+    """Return the URL of the database that is used when none is named."""
+    return f"sqlite:///{state_dir / 'work.db'}"
