@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from kdskills.app.operations.calling import require_allowed, validated
 from kdskills.app.operations.table import Context, Emit
 from kdskills.app.plugins import Answers, PluginManager, Registers, collect, plugin_manager
 from kdskills.app.project_skills import ProjectSkills
+from kdskills.app.readiness import Readiness, readiness
 from kdskills.app.settings import Settings
 from kdskills.app.wiring import HostWiring
 from kdskills.bundle import Bundle, load_bundle
@@ -122,6 +124,15 @@ class Host:
     def interpreters(self) -> dict[str, tuple[str, ...]]:
         """Return how each script suffix is started: the shipped table and what plugins added."""
         return dict(merged_interpreters(dict(self.registers.interpreters.items())))
+
+    @cached_property
+    def version(self) -> str:
+        """Version of kdskills."""
+        return version("kdskills")
+
+    async def ready(self) -> Readiness:
+        """Tell whether new work can be taken: an engine works, and the database answers (spec service §5)."""
+        return await readiness(self)
 
     async def reap(self) -> dict[str, ReapReport]:
         """End what dead owners left, by engine (spec execution §5)."""

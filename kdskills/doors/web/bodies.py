@@ -1,0 +1,64 @@
+"""No body is longer than allowed, whatever its header says (spec service §2)."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kdskills.doors.web.problems import response_of
+from kdskills.errors import CallerMustAct
+
+
+class BodyTooLarge(CallerMustAct):
+    """The body has more bytes than are taken (spec service §2)."""
+
+    code = "body_too_large"
+
+
+class BodyLimit:
+    """Counts a request's bytes as they come and answers 413 instead of reading on.
+
+    Args:
+        app: The application inside.
+        limit: Bytes a body may have.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > self._limit:
+            await self._refuse(scope, receive, send)
+            return
+        read = 0
+        begun = False
+
+        async def counted() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self._limit:
+                raise BodyTooLarge(f"a body has at most {self._limit} bytes", limit=self._limit)
+            return message
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, counted, noted)
+        except BodyTooLarge:
+            if begun:
+                raise
+            await self._refuse(scope, receive, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = BodyTooLarge(f"a body has at most {self._limit} bytes", limit=self._limit)
+        await response_of(error, Request(scope))(scope, receive, send)

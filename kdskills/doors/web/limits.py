@@ -1,0 +1,62 @@
+"""Limits of a token in this process: requests in a minute, and work at once (spec service §2)."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kdskills.app.identity import Identity
+from kdskills.errors import CallerMustAct
+
+KNOWN: Final = 10_000
+
+
+class RateLimited(CallerMustAct):
+    """More requests than the token allows; `details["retry_after"]` is in seconds (spec service §2)."""
+
+    code = "rate_limited"
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    at: float
+
+
+class Limits:
+    """Counts requests by token: a bucket that fills at the allowed rate and holds a minute's worth.
+
+    Args:
+        per_minute: Requests a token may make in a minute; 0 for no limit.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = per_minute / 60
+        self._size = float(per_minute)
+        self._clock = clock
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+
+    def count(self, identity: Identity) -> None:
+        """Count one request.
+
+        Raises:
+            RateLimited: The bucket is empty; nothing is counted then.
+        """
+        if not self._size:
+            return
+        now = self._clock()
+        key = identity.token or f"{identity.project}/{identity.agent}"
+        bucket = self._buckets.setdefault(key, _Bucket(self._size, now))
+        self._buckets.move_to_end(key)
+        while len(self._buckets) > KNOWN:
+            self._buckets.popitem(last=False)
+        bucket.tokens = min(self._size, bucket.tokens + (now - bucket.at) * self._rate)
+        bucket.at = now
+        if bucket.tokens < 1:
+            wait = max(1, round((1 - bucket.tokens) / self._rate + 0.5))
+            raise RateLimited(f"more requests than this token allows: wait {wait} s", retry_after=wait)
+        bucket.tokens -= 1

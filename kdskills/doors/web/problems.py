@@ -1,0 +1,94 @@
+"""Errors as RFC 9457 problems, with the stable code of the error tree (spec service §2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from kdskills.errors import (
+    AuthorMustAct,
+    BadRequest,
+    CallRefused,
+    Conflict,
+    KdskillsError,
+    NotFound,
+    OperatorMustAct,
+    UserMustAct,
+)
+
+MEDIA_TYPE: Final = "application/problem+json"
+
+#: Codes whose status says more than their class does.
+STATUS: Final[Mapping[str, int]] = {
+    "body_too_large": 413,
+    "missing_extra": 501,
+    "rate_limited": 429,
+    "too_much_work": 429,
+    "unauthenticated": 401,
+    "unknown_operation": 404,
+    "unsupported_media_type": 415,
+}
+
+#: Classes, the most special first. What a caller or model must change is a 4xx, what the operator must mend a 503.
+BY_CLASS: Final[tuple[tuple[type[KdskillsError], int], ...]] = (
+    (NotFound, 404),
+    (Conflict, 409),
+    (CallRefused, 403),
+    (BadRequest, 400),
+    (UserMustAct, 403),
+    (AuthorMustAct, 422),
+    (OperatorMustAct, 503),
+)
+
+
+class Problem(BaseModel):
+    """A problem of RFC 9457; `code` and `who` are those of the error, the same at every door."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: str = Field("about:blank", description="Always `about:blank`: `code` tells problems apart.")
+    title: str = Field(description="What the status means.")
+    status: int
+    detail: str = Field(description="One sentence for the person named by `who`.")
+    code: str = Field(description="Stable code, listed in the reference of errors.")
+    who: str = Field(description="Who must act: model, caller, author, operator or user.")
+    details: dict[str, Any] = Field(default_factory=dict, description="Facts about the problem.")
+    request_id: str = Field("", description="As in the header X-Request-Id and in the log.")
+
+
+def status_of(error: KdskillsError) -> int:
+    """Return the HTTP status of an error."""
+    if error.code in STATUS:
+        return STATUS[error.code]
+    return next((status for kind, status in BY_CLASS if isinstance(error, kind)), 400)
+
+
+def problem_of(error: KdskillsError, request_id: str) -> Problem:
+    """Return an error as a problem."""
+    status = status_of(error)
+    return Problem(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=error.message,
+        code=error.code,
+        who=error.who,
+        details=error.to_json()["error"]["details"],
+        request_id=request_id,
+    )
+
+
+def response_of(error: KdskillsError, request: Request) -> Response:
+    """Answer with an error."""
+    problem = problem_of(error, getattr(request.state, "request_id", ""))
+    headers = {}
+    if problem.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if "retry_after" in error.details:
+        headers["Retry-After"] = str(error.details["retry_after"])
+    body = problem.model_dump_json(fallback=str)
+    return Response(body, problem.status, media_type=MEDIA_TYPE, headers=headers)

@@ -1,0 +1,118 @@
+"""`POST /projects/{project}/tools/{operation}`: one route for each row of the table of operations (spec service §3)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Body, Depends, Header, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+
+from kdskills.app import Host
+from kdskills.app.identity import Identity
+from kdskills.app.operations import OPERATIONS, Context, Operation
+from kdskills.doors.web.callers import caller
+from kdskills.doors.web.problems import MEDIA_TYPE, Problem
+from kdskills.errors import BadRequest
+
+KEY_SIZE: Final = 200
+
+#: Answers any route may give instead of its own.
+PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"model": Problem, "description": words, "content": {MEDIA_TYPE: {}}}
+    for status, words in {
+        400: "Arguments out of shape.",
+        401: "No token, or one that is not known.",
+        403: "The caller may not do this.",
+        404: "Nothing of that name in this project.",
+        409: "The state of things does not allow it now.",
+        413: "The body is larger than the token allows.",
+        415: "The body is not JSON.",
+        422: "A skill or bundle is not in order.",
+        429: "More than the token allows; see Retry-After.",
+        503: "The machine is not set up for it.",
+    }.items()
+}
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=KEY_SIZE,
+        description="Repeating a call gives its first answer.",
+    ),
+]
+
+
+def tools_router() -> APIRouter:
+    """Return the routes of every operation that callers elsewhere may reach."""
+    router = APIRouter()
+    for operation in OPERATIONS.values():
+        if not operation.local:
+            _add(router, operation)
+    router.add_api_route(
+        "/projects/{project}/tools/{operation}", _refused, methods=["POST"], include_in_schema=False, name="tools"
+    )
+    return router
+
+
+async def _refused(request: Request, operation: str, identity: Annotated[Identity, Depends(caller)]) -> Response:
+    """Let the table itself say why an operation without a route cannot be called, in the words of every door."""
+    return await answer(request, operation, {}, identity)
+
+
+def _add(router: APIRouter, operation: Operation) -> None:
+    input_model, output_model = operation.input, operation.output
+
+    async def endpoint(
+        request: Request,
+        identity: Annotated[Identity, Depends(caller)],
+        arguments: Any,
+        idempotency_key: IdempotencyKey = None,
+    ) -> Response:
+        return await answer(request, operation.name, await json_of(request), identity, idempotency_key)
+
+    # FastAPI reads the body's model from the annotation; it is known only here.
+    endpoint.__annotations__["arguments"] = Annotated[input_model, Body(description=f"Arguments of {operation.name}.")]
+    router.add_api_route(
+        f"/projects/{{project}}/tools/{operation.name}",
+        endpoint,
+        methods=["POST"],
+        name=operation.name,
+        operation_id=operation.name,
+        summary=operation.summary,
+        response_model=output_model,
+        responses=PROBLEMS,
+        tags=[operation.name.partition(".")[0]],
+    )
+
+
+async def answer(
+    request: Request, name: str, arguments: Mapping[str, Any], identity: Identity, key: str | None = None
+) -> Response:
+    """Run an operation and answer with its output."""
+    host: Host = request.app.state.host
+    context = Context(identity=identity, idempotency_key=key, request_id=request.state.request_id)
+    found = await host.invoke(name, arguments, context)
+    return Response(found.model_dump_json(), media_type="application/json")
+
+
+async def json_of(request: Request) -> Mapping[str, Any]:
+    """Return the body as the object it was checked to be."""
+    found = json.loads(await request.body() or b"{}")
+    if not isinstance(found, dict):
+        raise BadRequest("the body must be a JSON object", errors=[{"path": "/", "problem": "not an object"}])
+    return found
+
+
+def shape_error(error: RequestValidationError, operation: str) -> BadRequest:
+    """Return what FastAPI found wrong in the form every door gives it."""
+    problems = [
+        {"path": "/" + "/".join(str(part) for part in item["loc"][1:]), "problem": str(item["msg"])}
+        for item in error.errors()
+    ]
+    words = "; ".join(f"{found['path']}: {found['problem']}" for found in problems)
+    return BadRequest(f"{operation}: {words}", errors=problems)
