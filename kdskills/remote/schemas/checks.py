@@ -1,0 +1,85 @@
+"""Explicit schemas, checked on the way in: valid, pure JSON, and all references inside (spec remote §1 Schemas)."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+from kdskills.errors import MissingExtra
+from kdskills.remote.ports import CatalogError, JsonObject
+
+_DATA = frozenset({"const", "default", "enum", "example", "examples"})
+_OWN_NAMES = frozenset({"$anchor", "$dynamicAnchor", "$dynamicRef", "$id"})
+_TABLES = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
+
+
+def checked_schema(schema: JsonObject, what: str) -> JsonObject:
+    """Return a deep copy of a valid schema.
+
+    Args:
+        schema: What the caller gave.
+        what: Whose schema it is, for the message: "input_schema of `ship`".
+
+    Raises:
+        CatalogError: It is no JSON, no schema, or refers to what it does not hold.
+        MissingExtra: `jsonschema` is not installed.
+    """
+    try:
+        mirrored = json.loads(json.dumps(schema, allow_nan=False, ensure_ascii=False).encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _invalid(what, f"it is not JSON: {error}") from error
+    if mirrored != schema:
+        raise _invalid(what, "it is not JSON: keys must be text, and tuples must be lists")
+    try:
+        from jsonschema import Draft202012Validator, SchemaError
+    except ImportError as error:
+        raise MissingExtra("checking schemas of remote skills", "codex") from error
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        place = "/".join(str(part) for part in error.absolute_path)
+        raise _invalid(what, f"at {place or 'its root'}: {error.message}") from error
+    if not any(_OWN_NAMES & part.keys() for part in _parts(schema)):
+        for part in _parts(schema):
+            reference = part.get("$ref")
+            if isinstance(reference, str) and not _resolves(schema, reference):
+                raise _invalid(what, f"`$ref` {reference!r} leads nowhere inside it")
+    return copy.deepcopy(schema)
+
+
+def _invalid(what: str, why: str) -> CatalogError:
+    return CatalogError(f"{what} is invalid: {why}", rule="schema_invalid", suggestion="give a JSON Schema (2020-12)")
+
+
+def _parts(schema: Any) -> Iterator[JsonObject]:
+    """Yield every subschema; tables of schemas are not schemas themselves, data are none at all."""
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _parts(item)
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    for key, value in schema.items():
+        if key in _TABLES and isinstance(value, dict):
+            for item in value.values():
+                yield from _parts(item)
+        elif key not in _DATA:
+            yield from _parts(value)
+
+
+def _resolves(root: JsonObject, reference: str) -> bool:
+    if not reference.startswith("#"):
+        return False
+    place: Any = root
+    for word in reference[1:].split("/")[1:]:
+        key = unquote(word).replace("~1", "/").replace("~0", "~")
+        if isinstance(place, dict) and key in place:
+            place = place[key]
+        elif isinstance(place, list) and key.isdecimal() and int(key) < len(place):
+            place = place[int(key)]
+        else:
+            return False
+    return reference in {"#", "#/"} or reference.startswith("#/")
