@@ -1,0 +1,195 @@
+"""Looking at projects and their skills, and holding versions while work runs; changes nothing else (spec service §1)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kdskills.app.projects.folders import VersionFolders
+from kdskills.app.projects.model import (
+    AuditRow,
+    PinnedVersion,
+    Project,
+    SkillFile,
+    SkillState,
+    SkillVersion,
+    check_project,
+)
+from kdskills.app.projects.records import Records, version_of_row
+from kdskills.app.projects.tables import ProjectTables
+from kdskills.app.projects.views import Ingredients, ProjectViews
+from kdskills.errors import NotFound
+from kdskills.jobs.database import Database, utc_now
+from kdskills.skills.archives import ArchiveLimits
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from kdskills.app.project_skills import ProjectSkills
+    from kdskills.turn import SkillView
+
+
+class ProjectReads:
+    """What is asked of projects.
+
+    Args:
+        database: Where rows are kept; its tables must be there (`create_tables`, or the migrations).
+        state_dir: Where versions are kept.
+        views: Puts skills under policy.
+        bundle_of: Folder of a project's bundle when its row names none.
+        limits: Bounds of an archive.
+        clock: Gives the time of changes.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        state_dir: Path,
+        views: ProjectViews,
+        *,
+        bundle_of: Callable[[str], Path | None] = lambda project: None,
+        limits: ArchiveLimits | None = None,
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._database = database
+        self._folders = VersionFolders(state_dir)
+        self._views = views
+        self._bundle_of = bundle_of
+        self._limits = limits or ArchiveLimits()
+        self._tables = ProjectTables()
+        self._records = Records(self._tables, clock)
+
+    def create_tables(self) -> None:
+        """Make the tables that are not there; blocks."""
+        self._database.create(self._tables.metadata)
+
+    async def projects(self) -> list[Project]:
+        """Return all projects, sorted by name."""
+        return await self._database.read(self._records.projects)
+
+    # ---- skills --------------------------------------------------------------------------------------------------
+
+    async def list(self, project: str) -> list[SkillState]:
+        """Return the uploaded skills of a project, sorted by name."""
+        check_project(project)
+        return await self._database.read(lambda link: self._records.skills(link, project))
+
+    async def get(self, project: str, name: str) -> SkillState:
+        """Return one uploaded skill. Raises NotFound."""
+        check_project(project)
+
+        def ask(link: sa.Connection) -> SkillState:
+            self._records.skill_row(link, project, name)
+            return self._records.skills(link, project, name)[0]
+
+        return await self._database.read(ask)
+
+    async def versions(self, project: str, name: str) -> Sequence[SkillVersion]:
+        """Return the versions of a skill, the latest first. Raises NotFound."""
+        check_project(project)
+        return await self._database.read(lambda link: self._records.versions(link, project, name))
+
+    async def version(self, project: str, name: str, version: str | None = None) -> SkillVersion:
+        """Return one version of a skill, the active one unless *version* names another. Raises NotFound."""
+        check_project(project)
+        return await self._database.read(lambda link: self._version(link, project, name, version))
+
+    async def archive(self, project: str, name: str, version: str | None = None) -> Path:
+        """Return a zip of a version, the active one unless *version* names another; the same bytes everywhere.
+
+        Raises:
+            NotFound: There is no such skill or version.
+        """
+        found = await self.version(project, name, version)
+        return await asyncio.to_thread(self._folders.archive, project, name, found.version)
+
+    async def file(self, project: str, name: str, path: str, version: str | None = None) -> SkillFile:
+        """Return one file of a version, which must be among the files the upload listed: no path leads anywhere else.
+
+        Raises:
+            NotFound: There is no such skill, version or file.
+        """
+        found = await self.version(project, name, version)
+        for file in found.files:
+            if file.path == path:
+                return SkillFile(self._folders.folder(project, name, found.version) / path, file)
+        raise NotFound(f"skill {name!r} has no file {path!r}", skill=name, version=found.version, path=path)
+
+    async def audit(self, project: str, *, limit: int = 100) -> Sequence[AuditRow]:
+        """Return the latest changes of a project, the latest first."""
+        check_project(project)
+        return await self._database.read(lambda link: self._records.audit(link, project, limit))
+
+    def _version(self, link: sa.Connection, project: str, name: str, version: str | None) -> SkillVersion:
+        active = self._records.skill_row(link, project, name)["active"]
+        if version is None and active is None:
+            raise NotFound(f"skill {name!r} of project {project!r} has no active version", skill=name, project=project)
+        row = self._records.version_row(link, project, name, version or active)
+        pins = self._records.pin_counts(link, project, name).get(row["version"], 0)
+        return version_of_row(row, row["version"] == active, pins)
+
+    # ---- policy --------------------------------------------------------------------------------------------------
+
+    async def skills(self, project: str) -> ProjectSkills:
+        """Return everything agents of a project may be granted: built-in, plugins', the bundle's and uploaded skills.
+
+        Raises:
+            BundleError: The project's bundle cannot be loaded.
+        """
+        check_project(project)
+        return await asyncio.to_thread(self._skills, project)
+
+    async def view(
+        self, project: str, consumer: str | None, tools: Iterable[Any] | None = None, *, include_internal: bool = False
+    ) -> SkillView:
+        """Return what *consumer* may use now in a project. Raises BundleError."""
+        found = await self.skills(project)
+        return await asyncio.to_thread(found.subsystem.view, consumer, tools, include_internal=include_internal)
+
+    def _skills(self, project: str) -> ProjectSkills:
+        return self._views.skills(project, self._database.ask(lambda link: self._ingredients(link, project)))
+
+    def _ingredients(self, link: sa.Connection, project: str) -> Ingredients:
+        known = self._records.projects(link, project)
+        states = self._records.skills(link, project) if known else []
+        named = Path(known[0].bundle) if known and known[0].bundle is not None else None
+        return Ingredients(
+            generation=known[0].generation if known else 0,
+            bundle=named or self._bundle_of(project),
+            uploaded=tuple(
+                (state.name, self._folders.root(project, state.name, state.active)) for state in states if state.active
+            ),
+            disabled=frozenset(state.full_id for state in states if not state.enabled),
+        )
+
+    # ---- holding -------------------------------------------------------------------------------------------------
+
+    async def pin(self, project: str, name: str, holder: str, *, version: str | None = None) -> PinnedVersion:
+        """Hold a version, so that it stays although another becomes active or the skill is deleted (spec service §1).
+
+        Args:
+            project: Whose skill.
+            name: The skill's name.
+            holder: Id of the work; holding twice is holding once.
+            version: The version; the active one when omitted.
+
+        Raises:
+            NotFound: There is no such skill or version.
+        """
+        check_project(project)
+
+        def change(link: sa.Connection) -> PinnedVersion:
+            found = self._version(link, project, name, version)
+            self._records.version_row(link, project, name, found.version, hold=True)
+            self._records.pin(link, project, name, found.version, holder)
+            folder = self._folders.folder(project, name, found.version)
+            return PinnedVersion(name, found.version, found.full_id, folder, found.tree_digest)
+
+        return await self._database.write(change)
+
+    async def unpin(self, project: str, holder: str) -> int:
+        """Let go of everything *holder* holds; return how many versions that were."""
+        return await self._database.write(lambda link: self._records.unpin(link, project, holder))

@@ -1,0 +1,105 @@
+"""A project's skills under its policy: built-in, plugins', its bundle's and uploaded ones (spec service §1, spec skills §4)."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from kdskills.app.project_skills import ProjectSkills
+from kdskills.bundle import Bundle
+from kdskills.skills.model import Skill
+from kdskills.skills.roots import SkillRoot
+from kdskills.turn import SkillsSubsystem
+
+UPLOADED: Final = "project"
+"""Layer of uploaded skills: stronger than what the machine brings, weaker than the project's own bundle, and always in
+namespace `public`, so that no upload takes a place in `internal` or replaces a bundle's skill."""
+KEPT: Final = 64
+
+
+class Build(Protocol):
+    """Makes the subsystem of a bundle, or of none, with the Host's plugins in force."""
+
+    def __call__(
+        self,
+        bundle: Bundle | None,
+        *,
+        roots: Sequence[SkillRoot] = (),
+        filters: Sequence[Callable[[str | None, Sequence[Skill]], Mapping[str, str]]] = (),
+    ) -> SkillsSubsystem:
+        """Return the subsystem."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ingredients:
+    """What a project's subsystem is made of at one generation.
+
+    Attributes:
+        generation: Grows with each change.
+        bundle: Folder of the project's bundle, or None.
+        uploaded: Skill name to the folder that holds nothing but its active version.
+        disabled: Full ids nobody may have.
+    """
+
+    generation: int
+    bundle: Path | None
+    uploaded: tuple[tuple[str, Path], ...]
+    disabled: frozenset[str]
+
+
+class ProjectViews:
+    """Subsystems by project, each built again when its project's generation has changed. Safe from any thread.
+
+    Args:
+        build: Makes a subsystem.
+        load: Loads a bundle from its folder.
+    """
+
+    def __init__(self, build: Build, load: Callable[[Path], Bundle]) -> None:
+        self._build = build
+        self._load = load
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, tuple[Ingredients, ProjectSkills]] = OrderedDict()
+
+    def skills(self, project: str, ingredients: Ingredients) -> ProjectSkills:
+        """Return the project's skills as they are made now; blocks on the first call of a generation.
+
+        Raises:
+            BundleError: The project's bundle cannot be loaded.
+        """
+        with self._lock:
+            kept = self._kept.get(project)
+            if kept is not None and kept[0] == ingredients:
+                self._kept.move_to_end(project)
+                return kept[1]
+        made = self._made(project, ingredients)
+        with self._lock:
+            kept = self._kept.get(project)
+            if kept is None or kept[0].generation <= ingredients.generation:
+                self._kept[project] = (ingredients, made)
+                self._kept.move_to_end(project)
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return made
+
+    def _made(self, project: str, ingredients: Ingredients) -> ProjectSkills:
+        bundle = None if ingredients.bundle is None else self._load(ingredients.bundle)
+        roots = [
+            SkillRoot(f"uploaded://{project}/{name}", place, f"uploaded:{name}", UPLOADED)
+            for name, place in ingredients.uploaded
+        ]
+
+        def disabled(consumer: str | None, skills: Sequence[Skill]) -> Mapping[str, str]:
+            found = (skill.full_id for skill in skills if skill.layer == UPLOADED)
+            return {
+                full_id: f"it is disabled in project {project}" for full_id in found if full_id in ingredients.disabled
+            }
+
+        subsystem = self._build(bundle, roots=roots, filters=(disabled,))
+        name = project if bundle is None else bundle.name
+        return ProjectSkills(name, subsystem, () if bundle is None else bundle.diagnostics)
