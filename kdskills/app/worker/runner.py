@@ -1,0 +1,106 @@
+"""The runner: one attempt's engine, from the order to the result (spec work §3).
+
+It runs in a process of its own below the shim, forked from the launcher, so everything is imported already. TERM means
+cancel: the engine ends the whole tree and the result says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kdskills.errors import ExecRefused, KdskillsError
+from kdskills.execution.choose import require_consent
+from kdskills.jobs.attempts import AttemptOrder, Facts, Identity, SessionFolder, Verdict, shim
+from kdskills.jobs.attempts.asking import to_request
+from kdskills.jobs.attempts.order import OutputError
+from kdskills.jobs.attempts.sessions import Bounds, what_was_left
+from kdskills.jobs.attempts.telling import refusal, to_verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kdskills.app.host import Host
+    from kdskills.execution import ExecResult, Executor
+    from kdskills.execution.protocol import Handle
+
+
+def run_order(folder: Path, host: Host) -> int:
+    """Run the order in *folder* and write `result.json`; return the process's exit code."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    facts = shim.read_json(folder / shim.ORDER) or {}
+    order = AttemptOrder.model_validate(facts["order"])
+    verdict = asyncio.run(_Run(folder, order, host).main())
+    shim.write_json(folder / shim.RESULT, verdict.model_dump(mode="json"))
+    return 0
+
+
+class _Run:
+    """One attempt."""
+
+    def __init__(self, folder: Path, order: AttemptOrder, host: Host) -> None:
+        self._folder = folder
+        self._order = order
+        self._host = host
+        self._cancelled = asyncio.Event()
+        self._facts: Facts | None = None
+
+    async def main(self) -> Verdict:
+        """Run it to its verdict; what cannot be run is a verdict too."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._cancelled.set)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())  # programs inherit the mask
+        try:
+            return await self._run()
+        except KdskillsError as error:
+            return refusal("refused", error.code, error.message)
+
+    async def _run(self) -> Verdict:
+        order = self._order
+        engine = self._engine()
+        session = None if order.session_dir is None else SessionFolder(order.session_dir)
+        if session is None:
+            handle, given = await self._start(engine, {}), frozenset[str]()
+        else:
+            with session.reading() as snapshot:
+                handle, given = await self._start(engine, snapshot.files), frozenset(snapshot.files)
+        started_at = time.time()
+        me = Identity.model_validate(shim.identity(os.getpid()))
+        self._tell(Facts(started_at=started_at, ready_at=started_at, engine=engine.name, runner=me))
+        result = await self._over(handle)
+        left = None if session is None else what_was_left(result)
+        errors: list[OutputError] = []
+        if session is not None and left is not None:
+            limits = order.spec.placement.limits
+            errors = session.put_back(given, left, Bounds(order.session_files, limits.work_size))
+        return to_verdict(order, self._folder, result, started_at=started_at, not_put_back=errors)
+
+    async def _over(self, handle: Handle) -> ExecResult:
+        waiting = asyncio.ensure_future(handle.wait())
+        cancelled = asyncio.ensure_future(self._cancelled.wait())
+        await asyncio.wait({waiting, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            await handle.cancel()
+        cancelled.cancel()
+        return await waiting
+
+    async def _start(self, engine: Executor, session: Mapping[str, tuple[Path, int]]) -> Handle:
+        request = to_request(self._order, self._folder, session)
+        require_consent(engine, request, allow_unisolated=self._host.settings.allow_unisolated)
+        return await engine.start(request)
+
+    def _engine(self) -> Executor:
+        name = self._order.spec.placement.engine
+        engine = next((engine for engine in self._host.engines() if engine.name == name), None)
+        if engine is None:
+            raise ExecRefused(f"no engine is named {name!r}", engine=name)
+        return engine
+
+    def _tell(self, facts: Facts) -> None:
+        self._facts = facts
+        shim.write_json(self._folder / shim.FACTS, facts.model_dump(mode="json"))

@@ -1,0 +1,42 @@
+"""Attempts: one run of one task, watched by a shim that outlives everybody (spec work §3).
+
+`Attempts` starts and finds them, `Attempt` is what a folder says of one, `AttemptOrder` what it was told and `Verdict`
+how it ended. The shim is `shim.py`; the runner, which knows engines, is `kdskills.app.worker.runner`.
+"""
+
+from kdskills.execution.logfile import LogPiece
+from kdskills.jobs.attempts.attempt import Attempt
+from kdskills.jobs.attempts.order import (
+    AttemptOrder,
+    AttemptState,
+    Facts,
+    Identity,
+    LogStream,
+    OrderInput,
+    OutFile,
+    OutputBounds,
+    Verdict,
+    VerdictStatus,
+)
+from kdskills.jobs.attempts.sessions import SessionFolder
+from kdskills.jobs.attempts.store import Attempts, Starter
+from kdskills.jobs.attempts.warm import WarmStarter
+
+__all__ = [
+    "Attempt",
+    "AttemptOrder",
+    "AttemptState",
+    "Attempts",
+    "Facts",
+    "Identity",
+    "LogPiece",
+    "LogStream",
+    "OrderInput",
+    "OutFile",
+    "OutputBounds",
+    "SessionFolder",
+    "Starter",
+    "Verdict",
+    "VerdictStatus",
+    "WarmStarter",
+]

@@ -1,0 +1,220 @@
+"""A session's files between commands: whole versions, exchanged at once (spec work §3).
+
+A command gets copies and never the folder itself. When it is dead, what it changed becomes a new version: folders of
+their own, named by one small file that is replaced by rename. A crash before that leaves the old version. Two commands
+that overlapped all the same lose nothing of each other: only what a command itself changed is carried over.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from kdskills.execution.check import path_problem
+from kdskills.execution.collect import MAX_ERRORS
+from kdskills.execution.request import Artifact, ExecResult
+from kdskills.execution.stage import locked
+from kdskills.jobs.attempts.asking import MARKER
+from kdskills.jobs.attempts.order import OutputError
+
+_CURRENT: Final = "current"
+_LOCK: Final = ".lock"
+_NEW: Final = ".new-"
+_KEPT_OUT: Final = frozenset({"link", "not_regular"})
+_UNREAD: Final = frozenset({"too_large", "too_many", "too_deep", "unreadable"})
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much a session keeps."""
+
+    files: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The files of one version, by path: where each lies, and its mode."""
+
+    files: Mapping[str, tuple[Path, int]]
+
+    def same(self, item: Artifact) -> bool:
+        """Whether *item* is what the version has at its path."""
+        found = self.files.get(item.path)
+        if found is None:
+            return False
+        path, mode = found
+        return mode == _mode(item.mode) and path.lstat().st_size == item.size and path.read_bytes() == item.content
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a command left in its workdir.
+
+    Attributes:
+        files: Every file that could be read.
+        whole: Whether that is all there was; if not, what is missing is not taken for removed.
+        errors: What could not be kept, and why.
+    """
+
+    files: Sequence[Artifact]
+    whole: bool
+    errors: Sequence[OutputError] = ()
+
+
+def what_was_left(result: ExecResult) -> Left | None:
+    """Return what the program of *result* left behind; None when nobody could look."""
+    errors = result.artifact_errors
+    files = [item for item in result.artifacts if item.path != MARKER]
+    flood = len(errors) >= MAX_ERRORS
+    if not flood and len(files) == len(result.artifacts) and all(error.path != MARKER for error in errors):
+        return None
+    told = [error for error in errors if error.code in _KEPT_OUT or error.code in _UNREAD]
+    return Left(
+        files=files,
+        whole=not flood and all(error.code not in _UNREAD for error in errors),
+        errors=[OutputError(path=e.path, code=e.code, message=f"not kept in the session: {e.message}") for e in told],
+    )
+
+
+class SessionFolder:
+    """One session's files.
+
+    Args:
+        top: The session's folder; made when something is kept, or read under the lock.
+    """
+
+    def __init__(self, top: Path) -> None:
+        self._top = top
+
+    @contextmanager
+    def reading(self) -> Iterator[Snapshot]:
+        """Hold the session still and give its files; they stay where they are until the end of the block."""
+        with self._locked():
+            yield self._snapshot()
+
+    def put_back(self, given: Collection[str], left: Left, bounds: Bounds) -> list[OutputError]:
+        """Carry what a command changed into a new version; return what cannot be kept.
+
+        Args:
+            given: Paths of the files the command was given.
+            left: What it left.
+            bounds: What the session may hold.
+        """
+        files = {item.path: item for item in left.files}
+        errors = list(left.errors)
+        with self._locked():
+            now = self._snapshot()
+            changed = {path: item for path, item in files.items() if not now.same(item)}
+            for path in sorted(changed):
+                problem = path_problem(path)
+                if problem is not None:
+                    errors.append(OutputError(path=path, code="bad_name", message=f"the path {problem}"))
+                    del changed[path]
+            gone = {path for path in given if path not in files and path in now.files} if left.whole else set()
+            stays = _beside({path: found for path, found in now.files.items() if path not in gone}, changed)
+            errors += _bound(changed, stays, bounds)
+            stays = _beside({path: found for path, found in now.files.items() if path not in gone}, changed)
+            if changed or gone:
+                self._exchange(stays, changed)
+        return errors
+
+    def remove(self) -> None:
+        """Forget everything the session keeps."""
+        if self._top.is_dir():
+            with self._locked():
+                shutil.rmtree(self._top)
+
+    def _snapshot(self) -> Snapshot:
+        folder = self._current()
+        if folder is None:
+            return Snapshot({})
+        files: dict[str, tuple[Path, int]] = {}
+        for where, _, names in os.walk(folder):
+            for name in names:
+                path = Path(where, name)
+                files[path.relative_to(folder).as_posix()] = (path, path.lstat().st_mode & 0o777)
+        return Snapshot(dict(sorted(files.items())))
+
+    def _current(self) -> Path | None:
+        try:
+            name = (self._top / _CURRENT).read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            return None
+        return self._top / Path(name).name
+
+    def _exchange(self, stays: Mapping[str, tuple[Path, int]], changed: Mapping[str, Artifact]) -> None:
+        """Build the new version, make it the current one, and remove every other."""
+        name = f"v-{secrets.token_hex(8)}"
+        new = self._top / name
+        new.mkdir(mode=0o700)
+        for path, (file, _) in stays.items():
+            target = _made(new / path)
+            os.link(file, target, follow_symlinks=False)  # versions never change, so they may share files
+        for path, item in changed.items():
+            target = _made(new / path)
+            fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "wb") as sink:
+                sink.write(item.content)
+                os.fchmod(fd, _mode(item.mode))
+                sink.flush()
+                os.fsync(fd)
+        part = self._top / f"{_NEW}{name}"
+        with part.open("w", encoding="ascii") as sink:
+            sink.write(name)
+            sink.flush()
+            os.fsync(sink.fileno())
+        part.rename(self._top / _CURRENT)
+        for old in self._top.iterdir():
+            if old.name.startswith(("v-", _NEW)) and old.name != name:
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._top.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(self._top / _LOCK):
+            yield
+
+
+def _mode(mode: int) -> int:
+    """Return the mode a file is kept with: readable by us, executable or not."""
+    return 0o700 if mode & 0o100 else 0o600
+
+
+def _made(path: Path) -> Path:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def _beside(files: Mapping[str, tuple[Path, int]], changed: Mapping[str, Artifact]) -> dict[str, tuple[Path, int]]:
+    """Return the *files* that can stand beside what *changed*: no other content, no file where a folder must be."""
+    folders = {str(parent) for path in changed for parent in PurePosixPath(path).parents}
+    return {
+        path: found
+        for path, found in files.items()
+        if path not in changed
+        and path not in folders
+        and not any(str(parent) in changed for parent in PurePosixPath(path).parents)
+    }
+
+
+def _bound(
+    changed: dict[str, Artifact], stays: Mapping[str, tuple[Path, int]], bounds: Bounds
+) -> Iterator[OutputError]:
+    """Take from *changed* what would not fit beside what *stays*, and name it."""
+    files = bounds.files - len(stays)
+    room = bounds.size - sum(path.lstat().st_size for path, _ in stays.values())
+    for path in sorted(changed):
+        size = changed[path].size
+        if files < 1 or size > room:
+            del changed[path]
+            what = f"a session keeps {bounds.files} files of {bounds.size} bytes in all"
+            yield OutputError(path=path, code="session_full", message=what)
+        else:
+            files, room = files - 1, room - size

@@ -1,0 +1,306 @@
+"""The shim: one process per attempt that outlives everybody, watches the runner and writes the verdict (spec work §3).
+
+Standard library only, one thread. It is forked by the launcher with the attempt's lock already held; the lock is shared
+with the runner, so it is free exactly when nothing of the attempt is left. Files of an attempt's folder:
+
+==============  ============  =====================================================================================
+file            written by    what it says
+==============  ============  =====================================================================================
+`order.json`    the worker    what to run
+`lock`          shim          held while anything of the attempt lives; its text names the shim
+`facts.json`    runner        since when it runs, whether it is ready, its endpoints
+`cancel`        anybody       why it should end; written before TERM is sent to the shim
+`result.json`   runner        how it ended
+`exit.json`     shim          the verdict: temp, fsync, rename; never changed afterwards
+`shim.log`      both          what went wrong on our side
+==============  ============  =====================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+ORDER: Final = "order.json"
+LOCK: Final = "lock"
+FACTS: Final = "facts.json"
+CANCEL: Final = "cancel"
+RESULT: Final = "result.json"
+EXIT: Final = "exit.json"
+LOG: Final = "shim.log"
+STDOUT: Final = "stdout.log"
+STDERR: Final = "stderr.log"
+OUT: Final = "out"
+
+PATIENCE_S: Final = 15.0
+"""Seconds a runner has to end its sandbox once it was asked to; then it is killed and leftovers are reaped."""
+REAP_S: Final = 60.0
+_TREE_S: Final = 30.0
+_SET_PDEATHSIG: Final = 1
+_SET_CHILD_SUBREAPER: Final = 36
+_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
+_ASKED: Final = _SIGNALS - {signal.SIGCHLD}
+
+
+def write_json(path: Path, facts: object, *, durable: bool = False) -> None:
+    """Replace *path* with *facts* at once: a reader sees the old text or the new, never a part."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8") as sink:
+        json.dump(facts, sink)
+        sink.flush()
+        if durable:
+            os.fsync(sink.fileno())
+    part.rename(path)
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the facts in *path*, or None when it is not there."""
+    try:
+        facts = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    return facts if isinstance(facts, dict) else {}
+
+
+def take_lock(folder: Path, patience_s: float = 2.0) -> int | None:
+    """Return the attempt's lock, held by us; None when somebody holds it for longer than a look at it takes."""
+    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                os.close(fd)
+                return None
+            time.sleep(0.002)
+        except BaseException:
+            os.close(fd)
+            raise
+        else:
+            return fd
+
+
+def identity(pid: int) -> dict[str, str | int]:
+    """Return what tells process *pid* from any other that ever has the same number."""
+    return {"pid": pid, "started": _started(pid), "boot": _text(Path("/proc/sys/kernel/random/boot_id"))}
+
+
+def lives(known: dict[str, Any]) -> bool:
+    """Whether the process of this identity still runs."""
+    pid = known.get("pid")
+    return (
+        isinstance(pid, int)
+        and known.get("boot") == _text(Path("/proc/sys/kernel/random/boot_id"))
+        and known.get("started") not in {"", None}
+        and known.get("started") == _started(pid)
+    )
+
+
+def read_identity(folder: Path) -> dict[str, Any] | None:
+    """Return who the shim of the attempt in *folder* is or was; None when there was none."""
+    try:
+        facts = json.loads(_text(folder / LOCK))
+    except ValueError:
+        return None
+    return facts if isinstance(facts, dict) else None
+
+
+def settle(folder: Path, *, cancelled: bool) -> None:
+    """Write the verdict on an attempt whose shim died without one; its lock is held by the caller."""
+    facts = _without_result(folder, None, asked=cancelled, overdue=False, started=time.time())
+    if not cancelled:
+        facts["error_message"] = "everything that watched the program died before it ended"
+    write_json(folder / EXIT, facts, durable=True)
+
+
+def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], int]) -> None:
+    """Be the shim of the attempt in *folder* until its verdict is written.
+
+    Args:
+        folder: The attempt's folder.
+        lock: Its lock, held; the runner shares it.
+        run: Called in the runner: runs the order and returns its exit code.
+        reap: Called in a further process when the runner died without a result: ends what its engine left.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by the launcher, which would take our children's codes away
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, json.dumps(identity(os.getpid())).encode(), 0)
+    order = read_json(folder / ORDER) or {}
+    started = time.time()
+    asked, overdue = (folder / CANCEL).exists(), False
+    status: int | None = None
+    if not asked:
+        limit = order.get("backstop_s")
+        status, asked, overdue = _attend(_child(run), folder, None if limit is None else float(limit))
+    _end_tree()
+    result = read_json(folder / RESULT)
+    if result is None and not (asked and status is None):
+        _reap(reap)
+    if result is None:
+        result = _without_result(folder, status, asked=asked, overdue=overdue, started=started)
+    elif overdue and result.get("status") == "cancelled":
+        result["status"] = "timeout"
+    write_json(folder / EXIT, result, durable=True)
+
+
+def children(pid: int) -> list[int]:
+    """Return the direct children of *pid*."""
+    found: list[int] = []
+    try:
+        for task in os.scandir(f"/proc/{pid}/task"):
+            found += [int(word) for word in _text(Path(task.path, "children")).split()]
+    except OSError:
+        return found
+    return found
+
+
+def _child(work: Callable[[], int]) -> int:
+    """Fork a process that does *work* and dies with us."""
+    ours = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        _prctl(_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() == ours:
+            code = work()
+    finally:
+        os._exit(code)
+
+
+def _attend(runner: int, folder: Path, backstop_s: float | None) -> tuple[int | None, bool, bool]:
+    """Wait for the runner's end; ask it to end when we are asked to, or when it is overdue, and then insist.
+
+    Returns:
+        Its wait status, whether an end was asked for, and whether it was overdue.
+    """
+    asked = overdue = False
+    overdue_at = None if backstop_s is None else time.monotonic() + backstop_s
+    kill_at: float | None = None
+    while True:
+        status = _reaped(runner)
+        if status is not None:
+            return status, asked, overdue
+        now = time.monotonic()
+        if kill_at is None and overdue_at is not None and now >= overdue_at:
+            overdue = True
+        if kill_at is None and (asked or overdue):
+            os.kill(runner, signal.SIGTERM)
+            kill_at = now + PATIENCE_S
+        elif kill_at is not None and now >= kill_at:
+            os.kill(runner, signal.SIGKILL)
+        bounds = [moment - now for moment in (overdue_at if kill_at is None else kill_at,) if moment is not None]
+        seen = signal.sigtimedwait(_SIGNALS, max(0.05, min([*bounds, 3600.0])))
+        asked = asked or (seen is not None and seen.si_signo in _ASKED)
+
+
+def _reaped(wanted: int) -> int | None:
+    """Collect every dead child; return the status of *wanted* when it is among them."""
+    found = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if pid == 0:
+            return found
+        if pid == wanted:
+            found = status
+
+
+def _end_tree() -> None:
+    """KILL until nothing is left below us: orphans become our children, so children are all there is to look at."""
+    end = time.monotonic() + _TREE_S
+    pause = 0.0005
+    while time.monotonic() < end:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            return
+        for pid in children(os.getpid()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+
+
+def _reap(reap: Callable[[], int]) -> None:
+    """End what the engine of a killed runner left: containers, remote runs, cgroups."""
+    pid = _child(reap)
+    end = time.monotonic() + REAP_S
+    while _reaped(pid) is None and time.monotonic() < end:
+        signal.sigtimedwait({signal.SIGCHLD}, 1.0)
+    _end_tree()
+
+
+def _without_result(
+    folder: Path, status: int | None, *, asked: bool, overdue: bool, started: float
+) -> dict[str, object]:
+    """Return the verdict on an attempt whose runner left no result."""
+    if overdue:
+        verdict, code, message = "timeout", "timeout", "it ran out of time, and its runner did not end it"
+    elif asked:
+        verdict, code, message = "cancelled", "canceled", "it was cancelled"
+    else:
+        number = None if status is None or not os.WIFSIGNALED(status) else os.WTERMSIG(status)
+        how = "ended without a result" if number is None else f"was killed by signal {number}"
+        verdict, code, message = "lost", "lost", f"the process that ran the program {how}"
+    facts = read_json(folder / FACTS) or {}
+    begun, now = float(facts.get("started_at") or started), time.time()
+    return {
+        "status": verdict,
+        "error_code": code,
+        "error_message": message,
+        "started_at": begun,
+        "finished_at": now,
+        "duration_ms": max(0, round((now - begun) * 1000)),
+        "stdout_total": _size(folder / STDOUT),
+        "stderr_total": _size(folder / STDERR),
+    }
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
+
+
+def _started(pid: int) -> str:
+    """Return when *pid* started in ticks since boot; empty when there is no such process, or only a zombie."""
+    fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return "" if not fields or fields[0] == "Z" else fields[19]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
