@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kdskills.app.conversations import Conversations
 from kdskills.app.identity import LOCAL
 from kdskills.app.operations.calling import require_allowed, validated
 from kdskills.app.operations.table import Context, Emit
@@ -19,6 +20,7 @@ from kdskills.app.readiness import Readiness, readiness
 from kdskills.app.settings import Settings
 from kdskills.app.wiring import HostWiring
 from kdskills.bundle import Bundle, load_bundle
+from kdskills.bundle.load import NAMES as DESCRIPTORS
 from kdskills.errors import BadRequest
 from kdskills.prompts import prompt_environment
 from kdskills.session.config import merged_interpreters
@@ -59,6 +61,7 @@ class Host:
         self.registers: Registers = collect(self.plugins)
         self.answers = Answers(self.plugins)
         self._reaped: set[str] = set()
+        self._bundle_skills: tuple[tuple[int, ...], ProjectSkills] | None = None
 
     @cached_property
     def templates(self) -> jinja2.Environment:
@@ -108,6 +111,11 @@ class Host:
             **options,
         )
 
+    @cached_property
+    def conversations(self) -> Conversations:
+        """Conversation sessions of callers at the doors."""
+        return Conversations(self)
+
     async def project_skills(self, project: str) -> ProjectSkills:
         """Return the skills of a project.
 
@@ -118,8 +126,13 @@ class Host:
         path = self.settings.bundle
         if path is None or project != LOCAL.project:
             raise BadRequest(f"project {project!r} has no bundle: name one", code="no_bundle", project=project)
-        bundle = self.bundle(path)
-        return ProjectSkills(bundle.name, self.subsystem(bundle), bundle.diagnostics)
+        mark = tuple((path / name).stat().st_mtime_ns for name in DESCRIPTORS if (path / name).exists())
+        if self._bundle_skills is None or self._bundle_skills[0] != mark:
+            bundle = self.bundle(path)
+            self._bundle_skills = mark, ProjectSkills(bundle.name, self.subsystem(bundle), bundle.diagnostics)
+        found = self._bundle_skills[1]
+        found.subsystem.refresh()
+        return found
 
     def interpreters(self) -> dict[str, tuple[str, ...]]:
         """Return how each script suffix is started: the shipped table and what plugins added."""

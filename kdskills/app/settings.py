@@ -98,6 +98,10 @@ class Settings(BaseSettings):
         description="Database of background work; empty means SQLite in the state folder, `postgresql://…` is shared.",
     )
     jobs: JobsSettings = Field(default_factory=JobsSettings, description="Background work: its intervals and limits.")
+    session_store: str | None = Field(
+        None,
+        description="Where conversation sessions of callers are kept, such as `sqlite:///sessions.db`; else memory.",
+    )
     listen: str = Field("127.0.0.1:8765", description="Address of the HTTP service; loopback unless tokens are used.")
     requests_per_minute: int = Field(1200, ge=0, description="Requests a token may make in a minute; 0 for no limit.")
     body_limit: int = Field(24 * 1024 * 1024, ge=1024, description="Bytes the body of a request may have.")

@@ -1,6 +1,7 @@
 """The one table of operations: CLI, and every later door, derive what they offer from it."""
 
 from kdskills.app.operations.checking import CHECK
+from kdskills.app.operations.conversation import LOAD, READ, RUN_SCRIPT, UNLOAD
 from kdskills.app.operations.health import DOCTOR
 from kdskills.app.operations.images import IMAGE
 from kdskills.app.operations.mending import FIX
@@ -10,7 +11,11 @@ from kdskills.app.operations.transcripts import SHOW_TURN
 from kdskills.app.operations.turns import RUN
 
 OPERATIONS: dict[str, Operation] = {
-    operation.name: operation for operation in (CHECK, FIX, LIST, SHOW, RENDER, WHY, RUN, SHOW_TURN, DOCTOR, IMAGE)
+    operation.name: operation
+    for operation in (
+        *(CHECK, FIX, LIST, SHOW, RENDER, WHY, RUN, SHOW_TURN, DOCTOR, IMAGE),
+        *(LOAD, UNLOAD, READ, RUN_SCRIPT),
+    )
 }
 
 __all__ = ["OPERATIONS", "Context", "Finding", "Input", "Operation", "Output"]

@@ -1,0 +1,97 @@
+"""Conversation sessions of callers at the doors: the four runtime tools over a project's skills (spec runtime §2, §5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kdskills.errors import ExecRefused, SessionError
+from kdskills.jobs.model import Scope
+from kdskills.session import SkillRuntime
+from kdskills.session.store import MemoryStore
+
+if TYPE_CHECKING:
+    from kdskills.app.host import Host
+    from kdskills.app.identity import Identity
+    from kdskills.session import SessionStore
+    from kdskills.session.receipts import LoadReceipt, ReadResult, ScriptResult, UnloadReceipt
+    from kdskills.turn import SkillsSubsystem
+
+ANONYMOUS = "anonymous"
+"""Consumer of callers without an agent: no rule of a descriptor names it, so it sees what everybody may."""
+
+
+class Conversations:
+    """Sessions by caller. What one caller calls `main` is another session than anybody else's `main`."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._lock = asyncio.Lock()
+        self._runtimes: dict[str, tuple[SkillsSubsystem, SkillRuntime]] = {}
+        self._store: SessionStore | None = None
+
+    async def load(self, identity: Identity, session_id: str, names: list[str], mode: str | None) -> LoadReceipt:
+        """Load skills; the session is opened by its first use. Raises ToolCallRefused."""
+        runtime, key = await self._open(identity, session_id)
+        return await runtime.load(key, names, mode)
+
+    async def unload(self, identity: Identity, session_id: str, names: list[str], *, everything: bool) -> UnloadReceipt:
+        """Unload skills. Raises ToolCallRefused."""
+        runtime, key = await self._open(identity, session_id)
+        return await runtime.unload(key, names, all=everything)
+
+    async def read(
+        self, identity: Identity, session_id: str, path: str, skill: str | None, encoding: str, offset: int
+    ) -> ReadResult:
+        """Read a file of a loaded skill. Raises ToolCallRefused."""
+        runtime, key = await self._open(identity, session_id)
+        return await runtime.read(key, path, skill=skill, encoding=encoding, offset=offset)
+
+    async def run_script(
+        self, identity: Identity, session_id: str, path: str, options: Mapping[str, Any]
+    ) -> ScriptResult:
+        """Run a script of a loaded skill in isolation. Raises ToolCallRefused, ExecRefused."""
+        runtime, key = await self._open(identity, session_id)
+        return await runtime.run_script(key, path, **options)
+
+    async def _open(self, identity: Identity, session_id: str) -> tuple[SkillRuntime, str]:
+        """Return the runtime of the caller's project, and the key of the session there."""
+        found = await self._host.project_skills(identity.project)
+        async with self._lock:
+            known = self._runtimes.get(identity.project)
+            if known is None or known[0] is not found.subsystem:
+                known = (found.subsystem, await self._runtime(found.subsystem))
+                self._runtimes[identity.project] = known
+        runtime = known[1]
+        scope = Scope(tenant=identity.tenant, project=identity.project, agent=identity.agent, alias=identity.alias)
+        key = scope.session_key(session_id)
+        try:
+            await runtime.get_session(key)
+        except SessionError:
+            try:
+                await runtime.create_session(key, consumer=identity.consumer or ANONYMOUS)
+            except SessionError as error:  # somebody else's first use came between
+                if error.code != "session_exists":
+                    raise
+        return runtime, key
+
+    async def _runtime(self, subsystem: SkillsSubsystem) -> SkillRuntime:
+        """Return a runtime over *subsystem*; without a working engine it offers no scripts."""
+        try:
+            executor = await self._host.wiring.executor(self._host.settings.executor)
+        except ExecRefused:
+            executor = None
+        if self._store is None:
+            url = self._host.settings.session_store
+            self._store = MemoryStore() if url is None else await asyncio.to_thread(self._host.session_store, url)
+        return SkillRuntime(
+            subsystem=subsystem,
+            executor=executor,
+            run_scripts=executor is not None,
+            interpreters=self._host.interpreters(),
+            locations="logical",
+            body_in="result",
+            store=self._store,
+            deny=self._host.answers.deny,
+        )

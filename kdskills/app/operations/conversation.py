@@ -1,0 +1,112 @@
+"""The four runtime tools as operations, each within a session of the caller (spec runtime §2, §5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from pydantic import Field, StringConstraints
+
+from kdskills.app.operations.table import Context, Operation, Output
+from kdskills.session.inputs import DESCRIPTIONS, LoadInput, ReadInput, RunInput, UnloadInput
+
+if TYPE_CHECKING:
+    from kdskills.app.host import Host
+
+SessionId = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9._:-]{1,128}$"),
+    Field(description="The caller's name for the conversation; the first use opens it."),
+]
+
+REFUSALS: Final = (
+    "invalid_argument",
+    "skill_not_found",
+    "skill_unreadable",
+    "path_not_found",
+    "policy_denied",
+    "session_not_found",
+    "no_bundle",
+)
+
+
+class LoadCall(LoadInput):
+    """Arguments of `skills.load`."""
+
+    session_id: SessionId = "main"
+
+
+class UnloadCall(UnloadInput):
+    """Arguments of `skills.unload`."""
+
+    session_id: SessionId = "main"
+
+
+class ReadCall(ReadInput):
+    """Arguments of `skills.read`."""
+
+    session_id: SessionId = "main"
+
+
+class RunCall(RunInput):
+    """Arguments of `skills.run_script`."""
+
+    session_id: SessionId = "main"
+
+
+class LoadedSkillText(Output):
+    """The instructions of a loaded skill."""
+
+    name: str
+    body: str
+
+
+class ToolAnswer(Output):
+    """What a runtime tool answered.
+
+    `result` is the tool's own JSON object; `instructions` are the texts of skills that are loaded now, for `skills.load`.
+    """
+
+    result: dict[str, Any]
+    instructions: tuple[LoadedSkillText, ...] = ()
+
+
+async def load(host: Host, given: LoadCall, context: Context) -> ToolAnswer:
+    """Load skills and return their instructions."""
+    found = await host.conversations.load(context.identity, given.session_id, given.names, given.mode)
+    texts = tuple(LoadedSkillText(name=skill.name, body=skill.body) for skill in found.bodies)
+    return ToolAnswer(result=found.to_json(), instructions=texts)
+
+
+async def unload(host: Host, given: UnloadCall, context: Context) -> ToolAnswer:
+    """Unload skills."""
+    found = await host.conversations.unload(context.identity, given.session_id, given.names, everything=given.all)
+    return ToolAnswer(result=found.to_json())
+
+
+async def read(host: Host, given: ReadCall, context: Context) -> ToolAnswer:
+    """Read a file of a loaded skill."""
+    found = await host.conversations.read(
+        context.identity, given.session_id, given.path, given.skill, given.encoding, given.offset
+    )
+    return ToolAnswer(result=found.to_json())
+
+
+async def run_script(host: Host, given: RunCall, context: Context) -> ToolAnswer:
+    """Run a script of a loaded skill."""
+    options = given.model_dump(include={"skill", "args", "env", "workdir", "timeout_s"})
+    found = await host.conversations.run_script(context.identity, given.session_id, given.path, options)
+    return ToolAnswer(result=found.to_json())
+
+
+LOAD = Operation("skills.load", DESCRIPTIONS["skills.load"], LoadCall, ToolAnswer, REFUSALS, load)
+UNLOAD = Operation("skills.unload", DESCRIPTIONS["skills.unload"], UnloadCall, ToolAnswer, REFUSALS, unload)
+READ = Operation("skills.read", DESCRIPTIONS["skills.read"], ReadCall, ToolAnswer, REFUSALS, read, reads=True)
+RUN_SCRIPT = Operation(
+    "skills.run_script",
+    DESCRIPTIONS["skills.run_script"],
+    RunCall,
+    ToolAnswer,
+    (*REFUSALS, "run_disabled", "engine_unavailable"),
+    run_script,
+    scope="work:run",
+)

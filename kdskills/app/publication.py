@@ -1,0 +1,258 @@
+"""Skills as resources other programs read: entries, manifests and bytes of one moment (spec runtime §5).
+
+A skill is published from a read-only copy of its tree, named by the tree's digest: what an entry lists and what is read
+later are the same bytes, whatever happens to the folder meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mimetypes
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from kdskills.errors import Diagnostic, FileRefused, NotFound, RootChanged, RootMissing
+from kdskills.execution import SkillMount
+from kdskills.execution.dirs import cache_dir
+from kdskills.execution.stage import stage_skill
+from kdskills.skills.findings import Findings
+from kdskills.skills.frontmatter import read_frontmatter
+from kdskills.skills.safe_open import read_file, walk_tree
+from kdskills.skills.yaml_core import to_python
+
+if TYPE_CHECKING:
+    from kdskills.skills import Skill
+    from kdskills.turn import SkillView
+
+MAX_FILES: Final = 512
+MAX_BYTES: Final = 16 * 1024 * 1024
+SKILL_FILE: Final = "SKILL.md"
+NAME: Final = re.compile(r"[a-z0-9-]{1,64}")
+NOT_FOUND: Final = "there is no such skill, file or directory for this caller"
+"""One text for everything that is not there or not allowed, so that nobody learns which."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedFile:
+    """A regular file of a published skill; `path` is relative to the skill."""
+
+    path: str
+    uri: str
+    size: int
+    digest: str
+
+    @property
+    def media_type(self) -> str:
+        """What the file's name says it is."""
+        if self.path.endswith(".md"):
+            return "text/markdown"
+        return mimetypes.guess_type(self.path)[0] or "application/octet-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A published skill: where it is, what its frontmatter says, and every file with digest and size."""
+
+    uri: str
+    full_id: str
+    name: str
+    description: str
+    tree: str
+    frontmatter: Mapping[str, Any]
+    files: tuple[PublishedFile, ...]
+
+    @property
+    def base(self) -> str:
+        """Uri of the skill's directory, without a trailing slash."""
+        return self.uri.removesuffix(f"/{SKILL_FILE}")
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A direct child of a directory."""
+
+    uri: str
+    name: str
+    media_type: str
+    size: int | None = None
+
+
+class Unpublishable(Exception):  # internal to this module: every one becomes a diagnostic
+    """Why a skill is not published."""
+
+
+class Publication:
+    """What one consumer's view publishes. Cheap to make; entries are kept by the digest of their tree.
+
+    Args:
+        view: Whose skills; the gate is asked again at each access.
+        kept: Entries of earlier publications, by full id and tree; shared by the doors of one Host.
+        cache: Folder of the copies; None for the usual one.
+    """
+
+    def __init__(self, view: SkillView, kept: dict[tuple[str, str], Entry], cache: Path | None = None) -> None:
+        self._view = view
+        self._kept = kept
+        self._cache = cache or cache_dir()
+
+    def entries(self) -> tuple[tuple[Entry, ...], tuple[Diagnostic, ...]]:
+        """Return every published skill, sorted by uri, and why others are not."""
+        found: list[Entry] = []
+        notes: list[Diagnostic] = []
+        for skill in self._view.skills.values():
+            try:
+                found.append(self._entry(skill))
+            except Unpublishable as reason:
+                notes.append(_note(skill, str(reason)))
+        return tuple(sorted(found, key=lambda entry: entry.uri)), tuple(notes)
+
+    def get(self, uri: str) -> Entry:
+        """Return the skill whose SKILL.md has this uri. Raises NotFound."""
+        namespace, _, rest = uri.removeprefix("skill://").partition("/")
+        name, _, file = rest.partition("/")
+        skill = self._view.skills.get(f"{namespace}.{name}")
+        if not uri.startswith("skill://") or file != SKILL_FILE or skill is None:
+            raise NotFound(NOT_FOUND)
+        try:
+            return self._entry(skill)
+        except Unpublishable as reason:
+            raise NotFound(NOT_FOUND) from reason
+
+    def owner(self, uri: str) -> Entry:
+        """Return the skill a file or directory belongs to. Raises NotFound."""
+        parts = uri.removeprefix("skill://").split("/")
+        if not uri.startswith("skill://") or len(parts) < 2:
+            raise NotFound(NOT_FOUND)
+        return self.get(f"skill://{parts[0]}/{parts[1]}/{SKILL_FILE}")
+
+    def read(self, uri: str) -> tuple[PublishedFile, bytes]:
+        """Return a file as its entry lists it. Raises NotFound."""
+        entry = self.owner(uri)
+        file = next((item for item in entry.files if item.uri == uri), None)
+        if file is None:
+            raise NotFound(NOT_FOUND)
+        data = read_file(self._copy(entry.tree), file.path, limit=MAX_BYTES).data
+        if _digest(data) != file.digest:
+            raise RootChanged("the copy of a published skill was changed", id=entry.full_id)
+        return file, data
+
+    def children(self, uri: str) -> tuple[Child, ...]:
+        """Return the direct children of a directory, sorted; of an empty one there are none. Raises NotFound."""
+        entry = self.owner(uri)
+        if uri != entry.base and not uri.startswith(f"{entry.base}/"):
+            raise NotFound(NOT_FOUND)
+        inside = f"{uri}/"
+        found: dict[str, Child] = {}
+        for file in entry.files:
+            if file.uri.startswith(inside):
+                first, deeper, _ = file.uri.removeprefix(inside).partition("/")
+                name = file.path.split("/")[uri.count("/") - entry.base.count("/")]
+                found[first] = (
+                    Child(inside + first, name, "inode/directory")
+                    if deeper
+                    else Child(file.uri, name, file.media_type, file.size)
+                )
+        if not found and uri not in self._empty_directories(entry):
+            raise NotFound(NOT_FOUND)
+        return tuple(found[name] for name in sorted(found))
+
+    def _empty_directories(self, entry: Entry) -> set[str]:
+        top = self._copy(entry.tree)
+        folders = (path for path in top.rglob("*") if path.is_dir() and not path.is_symlink())
+        return {_uri(entry.base, path.relative_to(top).as_posix()) for path in folders}
+
+    def _copy(self, tree: str) -> Path:
+        return self._cache / "stage" / tree.removeprefix("sha256:")
+
+    def _entry(self, skill: Skill) -> Entry:
+        if skill.hidden:
+            raise Unpublishable("it is hidden")
+        if skill.folder is None or skill.path is None:
+            raise Unpublishable("it has no files")
+        if skill.name != skill.id or not NAME.fullmatch(skill.id) or not NAME.fullmatch(skill.namespace):
+            raise Unpublishable(
+                "its name is not the last part of its path, or has other characters than a-z, 0-9 and -"
+            )
+        if skill.path.name != SKILL_FILE:
+            raise Unpublishable(f"its file is not called {SKILL_FILE}")
+        try:
+            tree = skill.tree_digest()
+            known = self._kept.get((skill.full_id, tree))
+            if known is not None and self._copy(tree).is_dir():
+                return known
+            copy = stage_skill(SkillMount(skill.full_id, skill.folder, tree), self._cache)
+        except (RootChanged, RootMissing, FileRefused) as error:
+            raise Unpublishable(error.message) from error
+        entry = _entry_of(skill, tree, copy)
+        self._kept[(skill.full_id, tree)] = entry
+        return entry
+
+
+def _entry_of(skill: Skill, tree: str, copy: Path) -> Entry:
+    """Return the entry of the copy of a skill. Raises Unpublishable."""
+    base = skill.location.removesuffix(f"/{SKILL_FILE}")
+    files: list[PublishedFile] = []
+    total = 0
+    for item in walk_tree(copy):
+        if item.kind != "file":
+            continue
+        total += item.size
+        if len(files) == MAX_FILES or total > MAX_BYTES:
+            raise Unpublishable(f"it has more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB")
+        try:
+            item.path.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise Unpublishable("the name of a file is no UTF-8") from error
+        data = read_file(copy, item.path, limit=MAX_BYTES).data
+        files.append(PublishedFile(item.path, _uri(base, item.path), len(data), _digest(data)))
+    return Entry(
+        uri=skill.location,
+        full_id=skill.full_id,
+        name=skill.name,
+        description=skill.description,
+        tree=tree,
+        frontmatter=_frontmatter(read_file(copy, SKILL_FILE, limit=MAX_BYTES).data),
+        files=tuple(sorted(files, key=lambda file: file.uri)),
+    )
+
+
+def _frontmatter(data: bytes) -> Mapping[str, Any]:
+    """Return all fields of a SKILL.md as JSON has them. Raises Unpublishable."""
+    found = read_frontmatter(data, Findings("lenient", SKILL_FILE))
+    if found is None or found.repairs or found.document.duplicates:
+        raise Unpublishable("its frontmatter is no clean YAML, so that others would read it differently")
+    fields: dict[str, Any] = to_python(found.fields)
+    try:
+        json.dumps(fields, allow_nan=False)
+    except ValueError as error:
+        raise Unpublishable("its frontmatter has numbers that JSON lacks") from error
+    return fields
+
+
+def _uri(base: str, path: str) -> str:
+    return f"{base}/{quote(path)}"
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _note(skill: Skill, reason: str) -> Diagnostic:
+    message = f"{skill.full_id} is not published to MCP clients: {reason}."
+    return Diagnostic("mcp_unpublishable", "info", message, ref=skill.full_id)
+
+
+def pages(entries: tuple[Entry, ...], size: int) -> Iterator[tuple[str, tuple[Entry, ...]]]:
+    """Cut *entries* into pages of *size*, each with the cursor of the next page, or an empty one.
+
+    A cursor is the uri the page begins behind: it stays right when skills come and go between two pages.
+    """
+    for start in range(0, max(1, len(entries)), size):
+        page = entries[start : start + size]
+        more = start + size < len(entries)
+        yield (page[-1].uri if more else ""), page
