@@ -1,0 +1,22 @@
+"""Files that work left behind, kept by content: in a local folder, S3, Azure or Google's storage (spec work §4).
+
+The bytes of an artifact are kept once per project under `artifacts/{project}/sha256/…`; who made them, and under which name,
+stands in the table `kd_artifacts`. What is read back is checked against its digest.
+"""
+
+from kdskills.jobs.artifacts.blobs import ArtifactCorrupt, ArtifactStoreUnavailable, Blobs
+from kdskills.jobs.artifacts.naming import artifact_id, mime_of
+from kdskills.jobs.artifacts.opening import artifacts_url, open_artifacts
+from kdskills.jobs.artifacts.store import ArtifactStore, Stored
+
+__all__ = [
+    "ArtifactCorrupt",
+    "ArtifactStore",
+    "ArtifactStoreUnavailable",
+    "Blobs",
+    "Stored",
+    "artifact_id",
+    "artifacts_url",
+    "mime_of",
+    "open_artifacts",
+]

@@ -1,0 +1,117 @@
+"""The store of artifacts: content-addressed, streamed both ways, checked when it is read (spec work §4)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+from kdskills.errors import BadRequest
+from kdskills.jobs.artifacts.blobs import CHUNK, ArtifactCorrupt, Blobs
+from kdskills.jobs.artifacts.naming import blob_key
+
+LINK: Final = timedelta(minutes=15)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What was kept: digest in hex, and bytes."""
+
+    sha256: str
+    size: int
+
+
+class ArtifactStore:
+    """Keeps files of projects by content, so that storing one twice costs nothing and never changes anything.
+
+    Args:
+        blobs: Where the bytes are kept.
+    """
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+
+    async def put(self, project: str, source: Path) -> Stored:
+        """Keep the file at *source*; it is streamed and must not change meanwhile.
+
+        Raises:
+            OSError: The file cannot be read.
+            ArtifactStoreUnavailable: The storage does not answer.
+        """
+        found = await asyncio.to_thread(_hashed, source)
+        key = blob_key(project, found.sha256)
+        if await self._blobs.size(key) != found.size:
+            await self._blobs.put(key, source)
+        return found
+
+    async def read(self, project: str, sha256: str) -> AsyncIterator[bytes]:
+        """Stream the bytes of a digest.
+
+        Raises:
+            NotFound: `artifact_missing`.
+            ArtifactCorrupt: After the last chunk, when what came is not what was stored.
+        """
+        hasher = hashlib.sha256()
+        async for chunk in self._blobs.read(blob_key(project, sha256)):
+            hasher.update(chunk)
+            yield chunk
+        if hasher.hexdigest() != sha256:
+            raise ArtifactCorrupt(f"the artifact {sha256[:12]}… is not what was stored", sha256=sha256)
+
+    async def fetch(self, project: str, sha256: str, target: Path, *, limit: int | None = None) -> int:
+        """Write the bytes of a digest to *target*, whole and checked or not at all, and return their number.
+
+        Raises:
+            NotFound: `artifact_missing`.
+            BadRequest: `artifact_large`; it has more than *limit* bytes.
+            ArtifactCorrupt: What is kept is not what was stored.
+        """
+        part = target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.part")
+        size = 0
+        try:
+            with part.open("xb") as sink:
+                async for chunk in self.read(project, sha256):
+                    size += len(chunk)
+                    if limit is not None and size > limit:
+                        raise BadRequest(
+                            f"the artifact has more than {limit} bytes", code="artifact_large", limit=limit
+                        )
+                    await asyncio.to_thread(sink.write, chunk)
+                sink.flush()
+                await asyncio.to_thread(os.fsync, sink.fileno())
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+        return size
+
+    async def has(self, project: str, sha256: str) -> bool:
+        """Whether the bytes of a digest are kept for this project."""
+        return await self._blobs.size(blob_key(project, sha256)) is not None
+
+    async def link(self, project: str, sha256: str, expires: timedelta = LINK) -> str | None:
+        """Return a link that reads these bytes until it expires, or None where the storage has no such links."""
+        return await self._blobs.sign(blob_key(project, sha256), expires)
+
+    async def delete(self, project: str, sha256: str) -> None:
+        """Forget the bytes of a digest; the caller knows that no artifact of the project has them any more."""
+        await self._blobs.delete(blob_key(project, sha256))
+
+    async def aclose(self) -> None:
+        """Close connections."""
+        await self._blobs.aclose()
+
+
+def _hashed(source: Path) -> Stored:
+    hasher = hashlib.sha256()
+    size = 0
+    with source.open("rb") as stream:
+        while chunk := stream.read(CHUNK):
+            hasher.update(chunk)
+            size += len(chunk)
+    return Stored(hasher.hexdigest(), size)

@@ -1,0 +1,240 @@
+"""Artifacts in object stores: the same promises against S3's and Google's interfaces, served by real emulators."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import obstore
+import pytest
+from obstore.store import S3Store
+
+from kdskills.errors import NotFound
+from kdskills.jobs.artifacts import ArtifactCorrupt, ArtifactStore, ArtifactStoreUnavailable, open_artifacts
+from kdskills.jobs.artifacts.naming import blob_key
+
+BIN = Path(sys.executable).parent
+BUCKET = "kept"
+
+
+def free_port() -> int:
+    """Return a port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def serve(command: list[str], url: str, log: Path) -> Iterator[str]:
+    """Run an emulator until the tests are through."""
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + 90
+        while True:
+            try:
+                urllib.request.urlopen(url, timeout=5).close()
+            except urllib.error.HTTPError as answered:
+                answered.close()
+                break
+            except OSError:
+                assert process.poll() is None, log.read_text(errors="replace")
+                assert time.monotonic() < deadline, "the emulator does not answer"
+                time.sleep(0.2)
+            else:
+                break
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The server of moto with one bucket."""
+    port = free_port()
+    log = tmp_path_factory.mktemp("moto") / "log"
+    for url in serve([str(BIN / "moto_server"), "-H", "127.0.0.1", "-p", str(port)], f"http://127.0.0.1:{port}", log):
+        urllib.request.urlopen(urllib.request.Request(f"{url}/{BUCKET}", method="PUT"), timeout=30).close()
+        yield url
+
+
+@pytest.fixture(scope="module")
+def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Google's storage emulated in memory, with one bucket."""
+    port = free_port()
+    command = [str(BIN / "gcp-storage-emulator"), "start", "--host", "127.0.0.1", "--port", str(port), "--in-memory"]
+    log = tmp_path_factory.mktemp("gcs") / "log"
+    yield from serve([*command, "--default-bucket", BUCKET], f"http://127.0.0.1:{port}", log)
+
+
+@pytest.fixture
+def open_s3(s3: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a store in S3, with the variables its tools read."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": s3, "AWS_ALLOW_HTTP": "true",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/inner"
+
+
+@pytest.fixture
+def open_gcs(gcs: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a store at Google's, with the variable its library reads."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs)
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "test")
+    return f"gs://{BUCKET}/inner"
+
+
+@pytest.fixture(params=["s3", "gcs"])
+def url(request: pytest.FixtureRequest) -> str:
+    """Each kind of storage in turn."""
+    found: str = request.getfixturevalue(f"open_{request.param}")
+    return found
+
+
+async def everything(store: ArtifactStore, project: str, sha256: str) -> bytes:
+    """Read all bytes of a digest."""
+    return b"".join([chunk async for chunk in store.read(project, sha256)])
+
+
+def key_of(url: str, project: str, sha256: str) -> str:
+    """Return the key below the bucket."""
+    return f"{url.rpartition('/')[2]}/{blob_key(project, sha256)}"
+
+
+@pytest.mark.parametrize("size", [0, 1, 1024 * 1024, 7 * 1024 * 1024 + 3])
+async def test_files_come_back_as_they_were(url: str, tmp_path: Path, size: int) -> None:
+    """Empty, small and multi-part files come back byte by byte, streamed to a file and to the caller."""
+    data = os.urandom(size)
+    source = tmp_path / "source"
+    source.write_bytes(data)
+    store = open_artifacts(url)
+    found = await store.put("a/b ä", source)
+    assert (found.sha256, found.size) == (hashlib.sha256(data).hexdigest(), size)
+    assert await everything(store, "a/b ä", found.sha256) == data
+    assert await store.fetch("a/b ä", found.sha256, tmp_path / "back") == size
+    assert (tmp_path / "back").read_bytes() == data
+    await store.aclose()
+
+
+async def test_life_of_an_artifact(url: str, tmp_path: Path) -> None:
+    """Stored twice it is there once; another project has nothing; deleted twice it is missing."""
+    source = tmp_path / "source"
+    source.write_bytes(b"life " + url.encode())
+    store = open_artifacts(url)
+    found = await store.put("one", source)
+    assert await store.put("one", source) == found
+    assert (await store.has("one", found.sha256), await store.has("two", found.sha256)) == (True, False)
+    with pytest.raises(NotFound) as refused:
+        await everything(store, "two", found.sha256)
+    assert refused.value.code == "artifact_missing"
+    await store.delete("one", found.sha256)
+    await store.delete("one", found.sha256)
+    with pytest.raises(NotFound):
+        await store.fetch("one", found.sha256, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+    await store.aclose()
+
+
+async def test_spoilt_bytes_are_told(open_s3: str, tmp_path: Path) -> None:
+    """What somebody else put under the key is not handed over."""
+    source = tmp_path / "source"
+    source.write_bytes(b"as it was")
+    store = open_artifacts(open_s3)
+    found = await store.put("one", source)
+    await obstore.put_async(S3Store(BUCKET), key_of(open_s3, "one", found.sha256), b"as it is!")
+    with pytest.raises(ArtifactCorrupt):
+        await everything(store, "one", found.sha256)
+    await store.aclose()
+
+
+async def test_links_of_s3_read_and_are_saved_not_shown(open_s3: str, tmp_path: Path) -> None:
+    """A signed link reads the bytes, expires when it says, and makes a browser save what a program wrote."""
+    source = tmp_path / "page.html"
+    source.write_bytes(b"<script>alert(1)</script>")
+    store = open_artifacts(open_s3)
+    found = await store.put("one", source)
+    link = await store.link("one", found.sha256, timedelta(seconds=90))
+    assert link is not None
+    assert ("X-Amz-Expires=90" in link, "X-Amz-Signature=" in link, "secret" in link) == (True, True, False)
+    with await asyncio.to_thread(urllib.request.urlopen, link, None, 30) as answer:
+        assert answer.read() == b"<script>alert(1)</script>"
+        assert answer.headers["Content-Type"] == "application/octet-stream"
+        assert answer.headers["Content-Disposition"] == "attachment"
+    await store.aclose()
+
+
+def service_account(folder: Path) -> Path:
+    """Write the key file of an account that can sign."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+    path = folder / "account.json"
+    path.write_text(
+        json.dumps(
+            {
+                "type": "service_account", "project_id": "test", "private_key_id": "one", "private_key": pem,
+                "client_email": "signer@test.iam.gserviceaccount.com", "token_uri": "http://127.0.0.1:1/token",
+            }
+        )
+    )  # fmt: skip
+    return path
+
+
+async def test_links_of_google_need_an_account_that_signs(
+    open_gcs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An account with a key signs links by itself; an emulator's anonymous caller has none."""
+    digest = "ab" * 32
+    anonymous = open_artifacts(open_gcs)
+    assert await anonymous.link("one", digest) is None
+    await anonymous.aclose()
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(service_account(tmp_path)))
+    store = open_artifacts(open_gcs)
+    link = await store.link("one", digest, timedelta(seconds=90))
+    assert link is not None
+    assert link.partition("?")[0] == f"https://storage.googleapis.com/{BUCKET}/{key_of(open_gcs, 'one', digest)}"
+    assert "X-Goog-Expires=90" in link
+    await store.aclose()
+
+
+async def test_a_bucket_that_is_not_there_is_the_operators(open_s3: str, tmp_path: Path) -> None:
+    """A wrong bucket fails at the first write, as something the operator must mend."""
+    source = tmp_path / "source"
+    source.write_bytes(b"x")
+    with pytest.raises((ArtifactStoreUnavailable, NotFound)):
+        await open_artifacts("s3://nobody-made-this").put("one", source)
+
+
+async def test_large_files_do_not_fill_memory(open_s3: str, tmp_path: Path) -> None:
+    """A file of 96 MiB is stored and read back with less than 64 MiB more memory."""
+    source = tmp_path / "large"
+    with source.open("wb") as sink:
+        for number in range(96):
+            sink.write(bytes([number]) * (1024 * 1024))
+    store = open_artifacts(open_s3)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = await store.put("one", source)
+    assert await store.fetch("one", found.sha256, tmp_path / "back") == 96 * 1024 * 1024
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 64 * 1024, f"{grown} KiB"
+    await store.aclose()
