@@ -1,0 +1,311 @@
+"""`client.catalog`: brings a catalog to the model, and reports what became of it (spec remote §3)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from kdskills.remote.catalog.changes import Changes, lint
+from kdskills.remote.catalog.context import CONTEXT_KEY, additional_context, context_text
+from kdskills.remote.catalog.digest import difference, fingerprints, flat_tools, text_digest, tools_digest
+from kdskills.remote.catalog.reports import NotApplied, noop, not_applied, pushed
+from kdskills.remote.catalog.store import CatalogRecord, CatalogStore
+from kdskills.remote.catalog.strategy import StartPlan, start_plan, way_of_old
+from kdskills.remote.ports import AppServerGone, CatalogChange, CatalogContext, JsonObject, ServerProfile
+
+if TYPE_CHECKING:
+    from kdskills.remote.client.server import AppServer
+
+_POLL_SECONDS = 0.25
+_RETRIES = 3
+_GATE_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class _Session:
+    """What this process holds of one thread's catalog."""
+
+    lock: asyncio.Lock
+    wanted: CatalogChange | None = None  # applied unasked when the turn ends
+    offered: tuple[JsonObject, str] | None = None  # the context handed out last, and its digest
+    compactions: int = 0  # compactions the context was last sent after
+    lost: bool = False  # the context is gone from the history
+
+
+class CodexCatalog:
+    """The catalog backend of a client (spec remote §3).
+
+    Args:
+        server: The server.
+        profile: What the probe proved.
+        store: What is remembered per thread.
+        calls_running: Whether a journalled call of a thread runs now, in any worker; may block.
+        bootstrap: Writes a thread's rollout file by a turn that is taken back.
+    """
+
+    def __init__(
+        self,
+        server: AppServer,
+        profile: ServerProfile,
+        store: CatalogStore,
+        *,
+        calls_running: Callable[[str], bool],
+        bootstrap: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._server = server
+        self._profile = profile
+        self._store = store
+        self._calls_running = calls_running
+        self._changes = Changes(server, profile, bootstrap=bootstrap)
+        self._sessions: dict[str, _Session] = {}
+        self._owner = secrets.token_hex(6)
+        self._released: set[str] = set()
+
+    async def apply(self, change: CatalogChange) -> JsonObject:
+        """Bring a change about and report; `deferred` and `failed` are reports, not errors.
+
+        Raises:
+            CatalogError: The server would drop, refuse or shadow one of the tools.
+            AppServerGone: There is no server.
+        """
+        session = self._session(change.session_id)
+        session.wanted = None
+        tools = flat_tools(change.tools)
+        record = await self._record(change.session_id)
+        if not tools and not record.digest:
+            return noop(change.session_id)
+        lint(tools, self._profile)
+        end = time.monotonic() + change.timeout_s
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return await self._bounded(change, tools, end)
+            except NotApplied as problem:
+                left = end - time.monotonic()
+                busy = problem.reason in ("turn_active", "queued_turns")
+                again = busy or (problem.reason == "changed_underneath" and tries < _RETRIES)
+                if change.wait and again and left > 0:
+                    await self._until_idle(change.session_id, min(left, _POLL_SECONDS))
+                    continue
+                pending = busy and not change.wait
+                if pending:
+                    self._later(session, change)
+                return not_applied(change.session_id, problem, pending=pending)
+
+    async def context_for(self, session_id: str, tools: Sequence[JsonObject], instruction_text: str) -> CatalogContext:
+        """Return how the catalog travels with the next message (spec remote §2.3 Context).
+
+        A catalog that is not in force is not described to the model either.
+        """
+        record = await self._record(session_id)
+        current = await self.in_force(session_id, tools_digest(tools))
+        if not current:
+            return CatalogContext({}, inject=False, current=False)
+        if not self._profile.context:
+            return CatalogContext({}, inject=bool(instruction_text), current=True)
+        session = self._session(session_id)
+        digest = text_digest(instruction_text)
+        lost = session.lost or self._server.threads.get(session_id).compactions != session.compactions
+        if record.context_digest == digest and not lost:
+            return CatalogContext({}, inject=False, current=True)
+        earlier = (
+            record.context_digest if record.context_digest and not (lost and record.context_digest == digest) else None
+        )
+        text = context_text(instruction_text, earlier=earlier)
+        if text is None:
+            return CatalogContext({}, inject=False, current=True)
+        context = additional_context(text)
+        session.offered = (context[CONTEXT_KEY], digest)
+        return CatalogContext({"additional_context": context}, inject=False, current=True)
+
+    async def context_sent(self, session_id: str, context: object) -> None:
+        """Note that the server took a message with this `additionalContext`."""
+        session = self._session(session_id)
+        if session.offered is None or not isinstance(context, dict) or context.get(CONTEXT_KEY) != session.offered[0]:
+            return
+        digest, session.offered, session.lost = session.offered[1], None, False
+        session.compactions = self._server.threads.get(session_id).compactions
+        await self._update(session_id, lambda record: replace(record, context_digest=digest))
+
+    def context_lost(self, session_id: str) -> None:
+        """Note that turns were taken back: what they carried is gone from the history."""
+        self._session(session_id).lost = True
+
+    async def in_force(self, session_id: str, digest: str) -> bool:
+        """Return whether this is the digest of the catalog in force; no catalog counts as the empty one."""
+        record = await self._record(session_id)
+        return (record.digest or tools_digest([])) == digest
+
+    async def facts(self, session_id: str) -> JsonObject:
+        """Return what a receipt tells of the catalog: `strategy digest context_digest tools` (spec remote §5 Receipt)."""
+        record = await self._record(session_id)
+        return {
+            "strategy": record.strategy or None,
+            "digest": record.digest or None,
+            "context_digest": record.context_digest or None,
+            "tools": sorted(record.tools),
+        }
+
+    async def forget(self, session_id: str) -> None:
+        """Drop what is kept of a closed session."""
+        self._sessions.pop(session_id, None)
+        await asyncio.to_thread(self._store.forget, session_id)
+
+    def plan_start(self, tools: Sequence[JsonObject] | None, *, ephemeral: bool) -> StartPlan:
+        """Decide what a new thread starts with."""
+        wanted = self._server.options.strategy
+        return start_plan(tools, self._profile, wanted, local=self._server.local, ephemeral=ephemeral)
+
+    async def started(self, session_id: str, plan: StartPlan) -> None:
+        """Note what a new thread started with."""
+
+        def change(record: CatalogRecord) -> CatalogRecord:
+            digest = tools_digest(plan.tools) if plan.tools else ""
+            return replace(record, strategy=plan.way, digest=digest, tools=fingerprints(plan.tools))
+
+        await self._update(session_id, change)
+
+    @contextlib.asynccontextmanager
+    async def gate(self, session_id: str) -> AsyncIterator[None]:
+        """Hold a message back while the thread's catalog is being changed, here or by another worker."""
+        async with self._session(session_id).lock:
+            threads = self._server.threads
+            await threads.until(lambda: session_id not in self._released or self._server.gone, _GATE_SECONDS)
+            yield
+
+    async def watch(self) -> None:
+        """Free threads other workers want to reload, and take them up again; runs until the client closes."""
+        while True:
+            await asyncio.sleep(_POLL_SECONDS)
+            with contextlib.suppress(AppServerGone):
+                await self._release_asked()
+
+    async def _release_asked(self) -> None:
+        threads = [thread for thread in self._server.threads.all() if thread.subscribed or thread.id in self._released]
+        if not threads or self._server.gone:
+            return
+        records = await asyncio.to_thread(self._store.releases, [thread.id for thread in threads])
+        asked = {
+            record.session_id
+            for record in records
+            if record.release == "releasing" and record.release_by != self._owner
+        }
+        for thread in threads:
+            if thread.id in asked and thread.subscribed and thread.active_turn is None:
+                self._released.add(thread.id)
+                await self._server.request("thread/unsubscribe", threadId=thread.id)
+                thread.subscribed = False
+            elif thread.id in self._released and thread.id not in asked:
+                await self._server.resume(thread.id)
+                self._released.discard(thread.id)
+                self._server.threads.changed()
+
+    async def _bounded(self, change: CatalogChange, tools: list[JsonObject], end: float) -> JsonObject:
+        # A change that began is brought to its end even if its caller gives up: half of it would be worse.
+        task = self._server.spawn_task(self._attempt(change, tools), f"kdskills-catalog-{change.session_id}")
+        await asyncio.wait({task}, timeout=max(0.001, end - time.monotonic()))
+        if not task.done():
+            raise NotApplied("held_open", f"not finished within {change.timeout_s:g} s; it goes on")
+        return task.result()
+
+    async def _attempt(self, change: CatalogChange, tools: list[JsonObject]) -> JsonObject:
+        session_id, began = change.session_id, time.monotonic()
+        async with self._session(session_id).lock:
+            record = await self._record(session_id)
+            digest, marks = tools_digest(tools), fingerprints(tools)
+            if record.digest == digest or (not record.digest and not tools):
+                return pushed(session_id, strategy=record.strategy, digest=digest)
+            way = record.strategy or await self._old_way(session_id)
+            await self._refuse_busy(session_id)
+            async with self._releasing(session_id, way):
+                outcome = await self._changes.make(way, session_id, tools)
+            added, removed = difference(record.tools, marks)
+            report: JsonObject = {
+                "status": "ok" if outcome.changed else "noop",
+                "sessionId": session_id,
+                "strategy": way,
+                "digest": digest,
+                "verified": True,
+                "added": added,
+                "removed": removed,
+                "duration_ms": round((time.monotonic() - began) * 1000, 3),
+                "materialized_now": outcome.materialized_now,
+            }
+            target = outcome.new_session_id or session_id
+            if outcome.new_session_id is not None:
+                report["new_session_id"] = outcome.new_session_id
+            await self._update(target, lambda old: replace(old, strategy=way, digest=digest, tools=marks))
+            return report
+
+    async def _old_way(self, session_id: str) -> str:
+        if await self._changes.has_dispatcher(session_id):
+            return "dispatcher"
+        options = self._server.options
+        way = way_of_old(self._profile, options.strategy, local=self._server.local, successor=options.allow_successor)
+        if way is None:
+            raise NotApplied("no_strategy")
+        return way
+
+    async def _refuse_busy(self, session_id: str) -> None:
+        if self._server.threads.get(session_id).active_turn is not None:
+            raise NotApplied("turn_active")
+        if await asyncio.to_thread(self._calls_running, session_id):
+            raise NotApplied("turn_active", "a call of this thread still runs")
+
+    @contextlib.asynccontextmanager
+    async def _releasing(self, session_id: str, way: str) -> AsyncIterator[None]:
+        if way != "reload" or not self._store.shared:
+            yield
+            return
+        owner = self._owner
+        await self._update(session_id, lambda old: replace(old, release="releasing", release_by=owner))
+        try:
+            yield
+        finally:
+            await self._update(session_id, lambda old: replace(old, release="applied", release_by=owner))
+
+    def _later(self, session: _Session, change: CatalogChange) -> None:
+        session.wanted = change
+        self._server.spawn_task(self._when_idle(session, change), f"kdskills-catalog-later-{change.session_id}")
+
+    async def _when_idle(self, session: _Session, change: CatalogChange) -> None:
+        tools = flat_tools(change.tools)
+        while session.wanted is change and not self._server.gone:
+            await self._until_idle(change.session_id, _POLL_SECONDS)
+            if session.wanted is not change:
+                return
+            try:
+                await self._attempt(change, tools)
+            except NotApplied as problem:
+                if problem.reason in ("turn_active", "queued_turns"):
+                    continue
+            except AppServerGone:
+                return
+            if session.wanted is change:
+                session.wanted = None
+
+    async def _until_idle(self, session_id: str, least_s: float) -> None:
+        """Wait for the running turn's end, or a moment where something else is in the way."""
+        thread = self._server.threads.get(session_id)
+        if thread.active_turn is None:
+            await asyncio.sleep(min(least_s, _POLL_SECONDS))
+        else:
+            await self._server.threads.until(lambda: thread.active_turn is None or self._server.gone, least_s)
+
+    def _session(self, session_id: str) -> _Session:
+        if session_id not in self._sessions:
+            self._sessions[session_id] = _Session(asyncio.Lock())
+        return self._sessions[session_id]
+
+    async def _record(self, session_id: str) -> CatalogRecord:
+        record = await asyncio.to_thread(self._store.get, session_id)
+        return record or CatalogRecord(session_id)
+
+    async def _update(self, session_id: str, change: Callable[[CatalogRecord], CatalogRecord]) -> Any:
+        return await asyncio.to_thread(self._store.update, session_id, change)

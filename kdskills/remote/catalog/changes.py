@@ -1,0 +1,127 @@
+"""One change of one thread's catalog by each way (spec remote §3 Strategies)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kdskills.remote.catalog import rollout
+from kdskills.remote.catalog.digest import wire_tools
+from kdskills.remote.catalog.reload import Reload
+from kdskills.remote.catalog.reports import NotApplied
+from kdskills.remote.lint import DISPATCHER_TOOL, check_name, check_neighbours
+from kdskills.remote.ports import AppServerError, JsonObject, ServerProfile
+
+if TYPE_CHECKING:
+    from kdskills.remote.client.server import AppServer
+
+_CARRIED = ("cwd", "model", "modelProvider")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a change came to.
+
+    Attributes:
+        changed: Whether anything had to be changed.
+        materialized_now: Whether the rollout file was written for it.
+        new_session_id: The thread that took the old one's place.
+    """
+
+    changed: bool = True
+    materialized_now: bool = False
+    new_session_id: str | None = None
+
+
+def lint(tools: Sequence[JsonObject], profile: ServerProfile) -> None:
+    """Refuse a catalog with an entry the server would refuse, drop or shadow.
+
+    Raises:
+        CatalogError: With rule and suggestion.
+    """
+    seen: list[tuple[str | None, str]] = []
+    for tool in tools:
+        namespace, name = tool.get("namespace"), str(tool.get("name"))
+        check_name(namespace, name, profile, defer_loading=bool(tool.get("deferLoading")))
+        check_neighbours(namespace, name, seen)
+        seen.append((namespace, name))
+
+
+class Changes:
+    """Carries changes out.
+
+    Args:
+        server: The server.
+        profile: What the probe proved.
+        bootstrap: Writes a thread's rollout file by a turn that is taken back.
+    """
+
+    def __init__(
+        self, server: AppServer, profile: ServerProfile, *, bootstrap: Callable[[str], Awaitable[None]]
+    ) -> None:
+        self._server = server
+        self._profile = profile
+        self._bootstrap = bootstrap
+
+    async def make(self, way: str, session_id: str, tools: Sequence[JsonObject]) -> Outcome:
+        """Bring the catalog about by one way.
+
+        Raises:
+            NotApplied: The old catalog stays in force.
+        """
+        if way == "native":
+            return await self._native(session_id, tools)
+        if way == "reload":
+            reload = Reload(self._server, self._profile, session_id, tools, bootstrap=self._bootstrap)
+            changed = await reload.run()
+            return Outcome(changed, reload.materialized_now)
+        if way == "successor":
+            return await self._successor(session_id, tools)
+        return Outcome()  # the dispatcher's catalog is what the next message carries
+
+    async def has_dispatcher(self, session_id: str) -> bool:
+        """Return whether a thread nothing is remembered of was started with the dispatcher's tool."""
+        if not self._server.local:
+            return False
+        try:
+            path = (await self._server.describe(session_id)).get("path")
+            head = await asyncio.to_thread(rollout.read_head, Path(str(path or "")), session_id)
+        except (AppServerError, rollout.UnknownFormat):
+            return False
+        tools = head.tools
+        return isinstance(tools, list) and any(isinstance(t, dict) and t.get("name") == DISPATCHER_TOOL for t in tools)
+
+    async def _native(self, session_id: str, tools: Sequence[JsonObject]) -> Outcome:
+        wire = wire_tools(tools, namespaces=self._profile.namespaces)
+        try:
+            await self._server.resume(session_id, dynamicTools=wire)
+        except AppServerError as problem:
+            raise NotApplied("rejected", str(problem.details.get("server_message") or problem)) from problem
+        return Outcome()
+
+    async def _successor(self, session_id: str, tools: Sequence[JsonObject]) -> Outcome:
+        wire = wire_tools(tools, namespaces=self._profile.namespaces)
+        try:
+            old = await self._server.describe(session_id)
+            if not self._server.local:
+                raise NotApplied("not_local")
+            path = Path(str(old.get("path") or ""))
+            items = await asyncio.to_thread(rollout.response_items, path)
+            params = {key: old[key] for key in _CARRIED if old.get(key)}
+            answer = await self._server.request(
+                "thread/start",
+                **params,
+                dynamicTools=wire,
+                approvalPolicy="never",
+                sandbox="read-only",
+                config={"thread_unload_delay_secs": 0},
+            )
+            thread = self._server.threads.learn(answer["thread"], subscribed=True)
+            if items:
+                await self._server.request("thread/inject_items", threadId=thread.id, items=items)
+        except AppServerError as problem:
+            raise NotApplied("rejected", str(problem.details.get("server_message") or problem)) from problem
+        return Outcome(new_session_id=thread.id)

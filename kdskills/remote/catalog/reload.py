@@ -1,0 +1,243 @@
+"""The guarded reload: a thread is closed, its file's first line replaced, and the thread resumed (spec remote §3)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from kdskills.remote.catalog import rollout
+from kdskills.remote.catalog.digest import canonical, wire_tools
+from kdskills.remote.catalog.reports import NotApplied, Reason
+from kdskills.remote.ports import AppServerError, JsonObject
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kdskills.remote.client.server import AppServer
+    from kdskills.remote.ports import ServerProfile
+
+T = TypeVar("T")
+
+CLOSE_SECONDS = 5.0
+_DEFAULT_NAME = "kdskills"
+_NOTE = "Remote skills of this conversation are managed by kdskills."
+
+
+class Reload:
+    """One guarded reload of one thread.
+
+    Args:
+        server: The server.
+        profile: What the probe proved.
+        session_id: The thread.
+        tools: The catalog wanted, as `dynamic_tools()` writes it.
+        bootstrap: Writes the rollout file by a turn that is taken back, where nothing cheaper works.
+    """
+
+    def __init__(
+        self,
+        server: AppServer,
+        profile: ServerProfile,
+        session_id: str,
+        tools: Sequence[JsonObject],
+        *,
+        bootstrap: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._server = server
+        self._profile = profile
+        self._id = session_id
+        self._wire = wire_tools(tools, namespaces=profile.namespaces)
+        self._bootstrap = bootstrap
+        self.materialized_now = False
+
+    async def run(self) -> bool:
+        """Make the change; False when the file held this catalog already.
+
+        Raises:
+            NotApplied: The old catalog is in force, or was put back.
+        """
+        info = await self.guard()
+        path = await self._file(info)
+        if await self._holds_already(path):
+            await self._server.subscribed(self._id)
+            return False
+        await self._unload()
+        try:
+            await self._change()
+        except NotApplied:
+            await self._resume_old()
+            raise
+        return True
+
+    async def guard(self) -> JsonObject:
+        """Refuse threads that cannot be reloaded, now or ever."""
+        info = await self._described()
+        if info.get("ephemeral"):
+            raise NotApplied("ephemeral")
+        if not self._server.local:
+            raise NotApplied("not_local")
+        status = info.get("status")
+        if isinstance(status, dict) and status.get("type") == "active":
+            raise NotApplied("turn_active")
+        if await self._queued():
+            raise NotApplied("queued_turns")
+        return info
+
+    async def _described(self) -> JsonObject:
+        try:
+            return await self._server.describe(self._id)
+        except AppServerError as problem:
+            # A thread nobody loaded is read once it was resumed; a server that cannot resume it says why.
+            with _rejecting("rejected", problem):
+                await self._server.resume(self._id)
+                return await self._server.describe(self._id)
+
+    async def _queued(self) -> bool:
+        try:
+            answer = await self._server.request("thread/queue/list", threadId=self._id)
+        except AppServerError:
+            return False  # servers without a queue do not know the method
+        return bool(isinstance(answer, dict) and answer.get("data"))
+
+    async def _file(self, info: JsonObject) -> Path:
+        path = info.get("path")
+        if isinstance(path, str) and path and await asyncio.to_thread(Path(path).exists):
+            return Path(path)
+        for way in self._profile.materialise or ("name_set", "inject_items", "bootstrap"):
+            with contextlib.suppress(AppServerError):
+                await self._materialise(way, info)
+            path = (await self._server.describe(self._id)).get("path")
+            if isinstance(path, str) and path and await asyncio.to_thread(Path(path).exists):
+                self.materialized_now = True
+                return Path(path)
+        raise NotApplied("not_local", "the thread has no rollout file on this machine")
+
+    async def _materialise(self, way: str, info: JsonObject) -> None:
+        if way == "name_set":
+            await self._server.request("thread/name/set", threadId=self._id, name=info.get("name") or _DEFAULT_NAME)
+        elif way == "inject_items":
+            content = [{"type": "input_text", "text": _NOTE}]
+            item = {"type": "message", "role": "developer", "content": content}
+            await self._server.request("thread/inject_items", threadId=self._id, items=[item])
+        else:
+            await self._bootstrap(self._id)
+
+    async def _holds_already(self, path: Path) -> bool:
+        head = await self._filed(rollout.read_head, path, self._id)
+        return canonical(head.tools) == canonical(self._wire)
+
+    async def _unload(self) -> None:
+        thread = self._server.threads.get(self._id)
+        closings = thread.closings
+        if self._profile.unsubscribe:
+            with _rejecting("rejected"):
+                answer = await self._server.request("thread/unsubscribe", threadId=self._id)
+            thread.subscribed = False
+            if isinstance(answer, dict) and answer.get("status") == "notLoaded":
+                return
+            if await self._server.threads.until(lambda: thread.closings > closings, CLOSE_SECONDS):
+                return
+            if await self._not_loaded():
+                return
+        if not (self._server.owned or self._server.options.unload == "archive"):
+            await self._resume_old()
+            raise NotApplied("held_open", "another connection keeps the thread open")
+        with _rejecting("rejected"):
+            await self._server.request("thread/archive", threadId=self._id)
+            thread.subscribed = False
+            await self._server.request("thread/unarchive", threadId=self._id)
+
+    async def _not_loaded(self) -> bool:
+        try:
+            info = await self._server.describe(self._id)
+        except AppServerError as problem:
+            return "not loaded" in str(problem)
+        status = info.get("status")
+        return isinstance(status, dict) and status.get("type") == "notLoaded"
+
+    async def _change(self) -> None:
+        with _rejecting("rejected"):
+            info = await self._server.describe(self._id)  # the path again: a revert or an archive moved the file
+        path = Path(str(info.get("path") or ""))
+        if not await asyncio.to_thread(path.is_file):
+            raise NotApplied("not_local", "the thread has no rollout file on this machine")
+        lock = rollout.locked(path, CLOSE_SECONDS)
+        await self._filed(lock.__enter__)
+        try:
+            await self._replace(path)
+        finally:
+            lock.__exit__(None, None, None)
+
+    async def _replace(self, path: Path) -> None:
+        head = await self._filed(rollout.read_head, path, self._id)
+        line = head.with_tools(self._wire)
+        await self._filed(rollout.back_up, head)
+        try:
+            staged = await self._filed(rollout.stage, head, line)
+            await self._still_closed(staged)
+            await self._filed(rollout.swap, head, staged)
+        except NotApplied:
+            await asyncio.to_thread(rollout.drop_backup, path)
+            raise
+        try:
+            await self._confirmed(path)
+        except (AppServerError, NotApplied) as problem:
+            await self._put_back(path)
+            words = problem.error if isinstance(problem, NotApplied) else problem.details.get("server_message")
+            raise NotApplied("rejected", str(words or problem)) from problem
+        except BaseException:
+            # The server is gone, or this client closes: what was not confirmed does not stay.
+            with contextlib.suppress(OSError):
+                rollout.restore(path)
+            raise
+        await asyncio.to_thread(rollout.drop_backup, path)
+
+    async def _still_closed(self, staged: Path) -> None:
+        if not await self._not_loaded():
+            await asyncio.to_thread(staged.unlink, missing_ok=True)
+            raise NotApplied("changed_underneath", "somebody loaded the thread meanwhile")
+
+    async def _confirmed(self, path: Path) -> None:
+        await self._server.resume(self._id)
+        if not await self._holds_already(Path(self._server.threads.get(self._id).path or path)):
+            raise NotApplied("rejected", "the server wrote another catalog over this one")
+
+    async def _put_back(self, path: Path) -> None:
+        thread = self._server.threads.get(self._id)
+        if thread.subscribed and self._profile.unsubscribe:
+            closings = thread.closings
+            with contextlib.suppress(AppServerError):
+                await self._server.request("thread/unsubscribe", threadId=self._id)
+                thread.subscribed = False
+                await self._server.threads.until(lambda: thread.closings > closings, CLOSE_SECONDS)
+        await self._filed(rollout.restore, path)
+
+    async def _resume_old(self) -> None:
+        with contextlib.suppress(AppServerError):  # the report tells the reason; the next message resumes again
+            await self._server.resume(self._id)
+
+    async def _filed(self, work: Callable[..., T], *arguments: object) -> T:
+        """Do file work on a thread; its refusals become reasons."""
+        try:
+            return await asyncio.to_thread(work, *arguments)
+        except rollout.UnknownFormat as problem:
+            raise NotApplied("unknown_format", str(problem)) from problem
+        except rollout.ChangedUnderneath as problem:
+            raise NotApplied("changed_underneath", str(problem)) from problem
+        except rollout.LockBusy as problem:
+            raise NotApplied("held_open", str(problem)) from problem
+        except OSError as problem:
+            raise NotApplied("unknown_format", f"the rollout cannot be changed: {problem.strerror}") from problem
+
+
+@contextlib.contextmanager
+def _rejecting(reason: Reason, first: AppServerError | None = None) -> Iterator[None]:
+    """Turn the server's refusal into a reason."""
+    try:
+        yield
+    except AppServerError as problem:
+        words = (first or problem).details.get("server_message")
+        raise NotApplied(reason, str(words or problem)) from problem

@@ -1,0 +1,297 @@
+"""A thread's rollout file: reading its first line, replacing it behind a backup, and putting it back (spec remote §3)."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kdskills.remote.ports import JsonObject
+
+BACKUP_SUFFIX = ".kdskills.bak"
+LOCK_SUFFIX = ".kdskills.lock"
+MAX_HEAD_BYTES = 64 * 1024 * 1024
+"""A first line longer than this is not one of ours to change."""
+
+_CHUNK = 1024 * 1024
+
+
+class UnknownFormat(ValueError):
+    """Line 1 is not the `session_meta` of this thread, or the file cannot be read."""
+
+
+class ChangedUnderneath(ValueError):
+    """The file is not what it was when it was read."""
+
+
+class LockBusy(ValueError):
+    """Another process changes this file now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What tells one state of a file from another."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+    device: int
+
+    @classmethod
+    def of(cls, info: os.stat_result) -> Stamp:
+        """Return the stamp of a file's status."""
+        return cls(info.st_size, info.st_mtime_ns, info.st_ino, info.st_dev)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The first line of a rollout file.
+
+    Attributes:
+        path: The file.
+        line: The line's bytes with its end.
+        record: The line as JSON.
+        stamp: The file when it was read.
+        mode: Its permission bits.
+    """
+
+    path: Path
+    line: bytes
+    record: JsonObject
+    stamp: Stamp
+    mode: int
+
+    @property
+    def tools(self) -> object:
+        """The tools the line holds, or None."""
+        return self.record["payload"].get("dynamic_tools")
+
+    def with_tools(self, tools: list[JsonObject]) -> bytes:
+        """Return the line with other tools; everything else keeps its place and value."""
+        payload = {**self.record["payload"], "dynamic_tools": tools}
+        text = json.dumps({**self.record, "payload": payload}, ensure_ascii=False, separators=(",", ":"))
+        return text.encode("utf-8", "surrogatepass") + b"\n"
+
+
+def backup_of(path: Path) -> Path:
+    """Return where the old first line of a file is kept while it is changed."""
+    return path.with_name(path.name + BACKUP_SUFFIX)
+
+
+def read_head(path: Path, thread_id: str) -> Head:
+    """Read line 1 of a thread's file.
+
+    Raises:
+        UnknownFormat: It is not a regular file, or line 1 is not this thread's `session_meta`.
+    """
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise UnknownFormat("the rollout is no regular file")
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            info = os.fstat(file.fileno())
+            line = file.readline(MAX_HEAD_BYTES)
+    except OSError as problem:
+        raise UnknownFormat(f"the rollout cannot be read: {problem.strerror}") from problem
+    record = _meta(line)
+    if record is None:
+        raise UnknownFormat("line 1 of the rollout is no session_meta")
+    if record["payload"].get("id") != thread_id:
+        raise UnknownFormat("line 1 of the rollout is of another thread")
+    return Head(path, line, record, Stamp.of(info), info.st_mode & 0o7777)
+
+
+def _meta(line: bytes) -> JsonObject | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if (
+        not isinstance(record, dict)
+        or record.get("type") != "session_meta"
+        or not isinstance(record.get("payload"), dict)
+    ):
+        return None
+    return record
+
+
+def back_up(head: Head) -> None:
+    """Write the old line beside the file, for its owner's eyes only, and make sure it is on the disk."""
+    target = backup_of(head.path)
+    temporary = _neighbour(head.path)
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(head.line)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(head.path.parent)
+
+
+def stage(head: Head, line: bytes) -> Path:
+    """Write a temporary neighbour: the new line, then the file's other bytes unchanged; same mode, on the disk.
+
+    Raises:
+        ChangedUnderneath: The file is not the one whose head was read.
+    """
+    temporary = _neighbour(head.path)
+    try:
+        with (
+            os.fdopen(os.open(head.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as old,
+            os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as new,
+        ):
+            _same(head, os.fstat(old.fileno()), old.read(len(head.line)))
+            new.write(line)
+            shutil.copyfileobj(old, new, _CHUNK)
+            new.flush()
+            os.fchmod(new.fileno(), head.mode)
+            os.fsync(new.fileno())
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def swap(head: Head, staged: Path) -> None:
+    """Put the staged file in the old one's place, if that is still the one that was read.
+
+    Raises:
+        ChangedUnderneath: It is not; the staged file is gone then.
+    """
+    try:
+        _same(head, head.path.lstat(), head.line)
+        staged.replace(head.path)
+    except OSError as problem:
+        raise ChangedUnderneath(f"the rollout cannot be replaced: {problem.strerror}") from problem
+    finally:
+        staged.unlink(missing_ok=True)
+    _sync_folder(head.path.parent)
+
+
+def restore(path: Path) -> bool:
+    """Put a backed-up first line back, keeping whatever follows line 1 now; False if there is no backup."""
+    backup = backup_of(path)
+    try:
+        line = backup.read_bytes()
+    except FileNotFoundError:
+        return False
+    temporary = _neighbour(path)
+    try:
+        with (
+            os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as old,
+            os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as new,
+        ):
+            old.readline()
+            new.write(line)
+            shutil.copyfileobj(old, new, _CHUNK)
+            new.flush()
+            os.fchmod(new.fileno(), os.fstat(old.fileno()).st_mode & 0o7777)
+            os.fsync(new.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+    drop_backup(path)
+    return True
+
+
+def drop_backup(path: Path) -> None:
+    """Forget the old first line."""
+    backup_of(path).unlink(missing_ok=True)
+
+
+def mend(home: Path) -> list[Path]:
+    """Restore every backup that lies beside an unreadable first line below a codex home (a change that was cut off).
+
+    Returns:
+        The mended files.
+    """
+    mended: list[Path] = []
+    for folder in ("sessions", "archived_sessions"):
+        for backup in sorted((home / folder).rglob(f"*{BACKUP_SUFFIX}")):
+            path = backup.with_name(backup.name.removesuffix(BACKUP_SUFFIX))
+            with contextlib.suppress(LockBusy, OSError), locked(path, 0.0):
+                if needs_mending(path) and restore(path):
+                    mended.append(path)
+    return mended
+
+
+def needs_mending(path: Path) -> bool:
+    """Return whether a file with a backup has a first line nobody can read."""
+    if not backup_of(path).is_file() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _meta(file.readline(MAX_HEAD_BYTES)) is None
+
+
+@contextlib.contextmanager
+def locked(path: Path, timeout_s: float) -> Iterator[None]:
+    """Hold the lock that keeps other workers of this machine from changing the same file.
+
+    Raises:
+        LockBusy: Another one holds it for longer than `timeout_s`.
+    """
+    end = time.monotonic() + timeout_s
+    lock = path.with_name(path.name + LOCK_SUFFIX)
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise LockBusy("another process changes this thread's file") from None
+                time.sleep(0.02)
+        yield
+    finally:
+        os.close(handle)
+
+
+def response_items(path: Path) -> list[JsonObject]:
+    """Return the recorded `response_item`s of a file minus developer messages, for a successor thread."""
+    items: list[JsonObject] = []
+    if not path.is_file():
+        return items  # nothing was ever said
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                continue  # a line the server itself would skip
+            payload = record.get("payload") if isinstance(record, dict) else None
+            if (
+                isinstance(payload, dict)
+                and record.get("type") == "response_item"
+                and payload.get("role") != "developer"
+            ):
+                items.append(payload)
+    return items
+
+
+def _same(head: Head, info: os.stat_result, line: bytes) -> None:
+    if Stamp.of(info) != head.stamp or line != head.line:
+        raise ChangedUnderneath("the rollout changed while its first line was replaced")
+
+
+def _neighbour(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.kdskills.tmp")
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

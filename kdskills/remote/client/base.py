@@ -1,0 +1,224 @@
+"""The client without its facade and probe: what the probe itself can use (spec remote §2.1)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from kdskills.remote.catalog import rollout
+from kdskills.remote.catalog.backend import CodexCatalog
+from kdskills.remote.catalog.store import CatalogStore, MemoryCatalogStore
+from kdskills.remote.client.calls import ToolCalls, Waits, bootstrap
+from kdskills.remote.client.options import ClientOptions, app_server_command, child_environment
+from kdskills.remote.client.server import AppServer
+from kdskills.remote.client.sessions import Sessions
+from kdskills.remote.client.stream import Stream, call_signal, event_signal
+from kdskills.remote.ports import AppServerGone, CallJournal, JsonObject, ServerProfile
+from kdskills.remote.signals import AppServerSignal
+from kdskills.remote.wire.peer import Transport
+from kdskills.remote.wire.pending import PendingCall
+from kdskills.remote.wire.stdio import StdioTransport
+from kdskills.remote.wire.websocket import WebsocketTransport
+
+OnCall = Callable[[AppServerSignal], Awaitable[object] | object]
+
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+def _prepared(home: str | os.PathLike[str]) -> Path:
+    """Make the home where it is missing, and finish what a crash cut off there."""
+    place = Path(home).absolute()
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    rollout.mend(place)
+    return place
+
+
+class AsyncAppServerClient:
+    """A client of one app-server; make it with `spawn` or `connect`, leave it with `close` or `async with`.
+
+    Attributes:
+        sessions: Threads as sessions.
+        tool_calls: Answers calls.
+        wait: Waits for turns.
+        stream: Signals of the server.
+        catalog: The catalog backend.
+        profile: What is known of the server.
+        journal: Keeps calls across processes, or None.
+        on_call: With `dispatch="auto"`, called for each tool call; its result may be awaitable.
+    """
+
+    def __init__(self, server: AppServer, options: ClientOptions, store: CatalogStore) -> None:
+        self._server = server
+        self.options = options
+        self.journal: CallJournal | None = options.journal
+        self.profile = options.profile or ServerProfile.codex()
+        self.stream = Stream()
+        self.catalog = CodexCatalog(
+            server, self.profile, store, calls_running=self._calls_running, bootstrap=self._bootstrap
+        )
+        self._store = store
+        self.sessions = Sessions(server, self.catalog)
+        self.tool_calls = ToolCalls(server)
+        self.wait = Waits(server, self.sessions)
+        self.on_call: OnCall | None = None
+        server.on_call = self._take_call
+        server.on_event = self._take_event
+
+    @classmethod
+    async def spawn(
+        cls,
+        *,
+        home: str | os.PathLike[str],
+        binary: str = "codex",
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        config: Mapping[str, Any] | None = None,
+        **opts: Any,
+    ) -> Self:
+        """Start a private app-server and talk to it over its pipes.
+
+        Args:
+            home: The child's `CODEX_HOME` and `HOME`; made if missing. Nobody's own codex home is ever looked for.
+            binary: The program.
+            cwd: The child's working folder.
+            env: Further variables; of this process only `PATH` and `LANG` pass.
+            config: Values of the server's configuration by dotted key.
+            **opts: See `ClientOptions`.
+
+        Raises:
+            AppServerGone: It cannot be started, or ended at once.
+        """
+        options = ClientOptions(**opts)
+        place = await asyncio.to_thread(_prepared, home)
+        environment = child_environment(place, env)
+        command = app_server_command(shutil.which(binary, path=environment.get("PATH")) or binary, config)
+
+        async def connector() -> Transport:
+            return await StdioTransport.spawn(command, env=environment, cwd=cwd)
+
+        return await cls._opened(AppServer(connector, options, local=True, owned=True), options)
+
+    @classmethod
+    async def connect(cls, url: str, *, token: str | None = None, **opts: Any) -> Self:
+        """Talk to an app-server that listens on a websocket.
+
+        Args:
+            url: `ws://127.0.0.1:PORT`.
+            token: A capability token, sent as a bearer.
+            **opts: See `ClientOptions`. Without a `profile` nothing is proven of this server.
+
+        Raises:
+            AppServerGone: There is no server.
+        """
+        options = ClientOptions(**opts)
+
+        async def connector() -> Transport:
+            return await WebsocketTransport.connect(url, token=token)
+
+        local = urlsplit(url).hostname in _LOOPBACK
+        return await cls._opened(AppServer(connector, options, local=local, owned=False), options)
+
+    @classmethod
+    async def _opened(cls, server: AppServer, options: ClientOptions) -> Self:
+        client = cls(server, options, cls._catalog_store(options))
+        await server.open()
+        client._watch()
+        return client
+
+    @classmethod
+    def _catalog_store(cls, options: ClientOptions) -> CatalogStore:
+        return MemoryCatalogStore()
+
+    @property
+    def user_agent(self) -> str:
+        """What the server calls itself."""
+        return self._server.user_agent
+
+    @property
+    def server(self) -> AppServer:
+        """The server, for parts that need its own methods."""
+        return self._server
+
+    async def request(self, method: str, **params: Any) -> Any:
+        """Send any request of the protocol; params as the server spells them.
+
+        Raises:
+            AppServerError: The server answered with an error.
+            AppServerGone: There is no connection.
+        """
+        return await self._server.request(method, **params)
+
+    async def reconnect(self) -> None:
+        """Replace the connection (and an owned server) by a new one; handles of calls expire."""
+        await self._server.reconnect()
+        self._watch()
+
+    async def close(self) -> None:
+        """Close the connection; an owned server is stopped. May be called twice."""
+        await self._server.close()
+        self.stream.end()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _watch(self) -> None:
+        if self._store.shared:
+            self._server.spawn_task(self.catalog.watch(), "kdskills-catalog-watch")
+
+    def _calls_running(self, session_id: str) -> bool:
+        return bool(self.journal.running(session_id)) if self.journal is not None else False
+
+    async def _bootstrap(self, session_id: str) -> None:
+        await bootstrap(self._server, self.sessions, session_id)
+
+    def _take_event(self, method: str, params: JsonObject) -> None:
+        self.stream.publish(event_signal(method, params))
+        if method == "connection/closed":
+            self.stream.end()
+
+    def _take_call(self, call: PendingCall) -> None:
+        signal = call_signal(call)
+        self.stream.publish(signal)
+        if self.options.dispatch == "auto":
+            self._server.spawn_task(self._dispatch(call, signal), f"kdskills-call-{call.handle}")
+
+    def _handler(self) -> OnCall | None:
+        """Return who answers calls; a client with a facade answers by it."""
+        return self.on_call
+
+    async def _dispatch(self, call: PendingCall, signal: AppServerSignal) -> None:
+        """Have a call answered; whatever happens the model gets an answer, because the server waits without end."""
+        tool = str(call.params.get("tool") or "")
+        handler = self._handler()
+        text = f"no remote skill registered for {tool}"
+        try:
+            if handler is not None:
+                done = handler(signal)
+                if inspect.isawaitable(done):
+                    done = await done
+                if done is not None:
+                    return
+        except Exception as problem:  # raised again: the model is told first
+            text = f"remote skill {tool} failed: {type(problem).__name__}"
+            raise
+        finally:
+            if call.state == "pending" and not self._server.gone:
+                await self._answer_plainly(call, text)
+
+    async def _answer_plainly(self, call: PendingCall, text: str) -> None:
+        response: JsonObject = {"contentItems": [{"type": "inputText", "text": text}], "success": False}
+        with contextlib.suppress(AppServerGone):
+            await self.tool_calls.respond(request_id=call.handle, response=response)

@@ -1,0 +1,137 @@
+"""`client.tool_calls`, `client.wait` and the plain turn other parts need (spec remote §2.1, §2.2)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from kdskills.remote.client.threads import ENDED, Turn
+from kdskills.remote.ports import AppServerGone, JsonObject, WaitTimeoutError
+
+if TYPE_CHECKING:
+    from kdskills.remote.client.server import AppServer
+    from kdskills.remote.client.sessions import Sessions
+
+_BOOTSTRAP_SECONDS = 60.0
+
+
+class ToolCalls:
+    """Answers the server's calls.
+
+    Args:
+        server: The server.
+    """
+
+    def __init__(self, server: AppServer) -> None:
+        self._server = server
+
+    async def respond(self, request_id: str, response: JsonObject) -> JsonObject:
+        """Answer a call under its handle.
+
+        Args:
+            request_id: The handle of a signal or row.
+            response: `{"contentItems": [..], "success": bool}`.
+
+        Returns:
+            `{"status": "ok"}`; `conflict` with code `in_flight` while another answer is on its way; `not_found` when the
+            call is answered, its turn ended, or its connection is gone; `error` when the answer cannot be written.
+        """
+        pending = self._server.pending
+        taken = pending.begin(request_id)
+        if isinstance(taken, dict):
+            return taken
+        sent = False
+        try:
+            await self._server.answer_call(taken, response)
+            sent = True
+        except AppServerGone as problem:
+            return {"status": "error", "code": problem.code, "message": problem.message, "requestId": request_id}
+        except (TypeError, ValueError) as problem:
+            return {"status": "error", "code": "not_json", "message": str(problem), "requestId": request_id}
+        finally:
+            pending.end(taken, sent=sent)
+        return {"status": "ok", "requestId": request_id}
+
+
+class Waits:
+    """Waits for turns.
+
+    Args:
+        server: The server.
+        sessions: Lists turns that were not watched here.
+    """
+
+    def __init__(self, server: AppServer, sessions: Sessions) -> None:
+        self._server = server
+        self._sessions = sessions
+
+    async def turn_status(self, session_id: str, turn_id: str) -> JsonObject:
+        """Return `{"status", "turnId", "error"}` of a turn; `unknown` for one the server does not list."""
+        turn = await self._turn(session_id, turn_id)
+        if turn is None:
+            return {"status": "unknown", "turnId": turn_id, "error": None}
+        return {"status": turn.status, "turnId": turn_id, "error": turn.error}
+
+    async def assistant_reply(
+        self, session_id: str, turn_id: str, timeout_seconds: float = 60.0, interval_seconds: float = 0.25
+    ) -> JsonObject:
+        """Wait for a turn's end and return its last message.
+
+        Args:
+            session_id: The thread.
+            turn_id: The turn.
+            timeout_seconds: Longest wait.
+            interval_seconds: Pause between two questions about a turn that is not watched here.
+
+        Returns:
+            `{"status": "complete" | "failed" | "interrupted", "turnId", "text", "error"}`; `text` is None without a message.
+
+        Raises:
+            WaitTimeoutError: The turn did not end in time.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_seconds
+        while True:
+            turn = await self._turn(session_id, turn_id)
+            if turn is not None and turn.status in ENDED:
+                replies = [entry["text"] for entry in turn.transcript() if entry["role"] == "assistant"]
+                status = "complete" if turn.status == "completed" else turn.status
+                return {
+                    "status": status,
+                    "turnId": turn_id,
+                    "text": replies[-1] if replies else None,
+                    "error": turn.error,
+                }
+            left = end - loop.time()
+            if left <= 0:
+                raise WaitTimeoutError(f"the turn did not end within {timeout_seconds:g} s", turn_id=turn_id)
+            await self._ended_within(session_id, turn_id, min(left, max(interval_seconds, 0.01)))
+
+    async def _turn(self, session_id: str, turn_id: str) -> Turn | None:
+        watched = self._server.threads.get(session_id).turns.get(turn_id)
+        if watched is not None:
+            if watched.status not in ENDED and self._server.gone:
+                raise AppServerGone("the app-server is gone: the turn's end cannot be seen", turn_id=turn_id)
+            return watched
+        turns = await self._sessions.turns(session_id)
+        return next((turn for turn in turns if turn.id == turn_id), None)
+
+    async def _ended_within(self, session_id: str, turn_id: str, seconds: float) -> None:
+        watched = self._server.threads.get(session_id).turns.get(turn_id)
+        if watched is None:
+            await asyncio.sleep(seconds)
+            return
+        await self._server.threads.until(lambda: watched.status in ENDED or self._server.gone, seconds)
+
+
+async def bootstrap(server: AppServer, sessions: Sessions, session_id: str) -> None:
+    """Write a thread's rollout file by one short turn that is taken back; the user's text comes after it.
+
+    Raises:
+        AppServerError: The server refused the turn.
+    """
+    item = {"type": "text", "text": "Reply with OK."}
+    answer = await server.request("turn/start", threadId=session_id, input=[item])
+    turn = server.threads.begin_turn(session_id, answer["turn"])
+    await server.threads.until(lambda: turn.status in ENDED or server.gone, _BOOTSTRAP_SECONDS)
+    await sessions.rollback(session_id, 1)

@@ -1,0 +1,218 @@
+"""The app-server as a client sees it across connections: requests, watched threads, pending calls (spec remote §2.2)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from kdskills.remote.client.options import UNLOAD_AT_ONCE, ClientOptions
+from kdskills.remote.client.threads import Thread, Threads
+from kdskills.remote.lint import DISPATCHER_TOOL
+from kdskills.remote.ports import AppServerError, AppServerGone, JsonObject
+from kdskills.remote.wire.framing import Notification, Request
+from kdskills.remote.wire.peer import METHOD_NOT_FOUND, Peer, Transport
+from kdskills.remote.wire.pending import PendingCall, PendingCalls, new_epoch
+
+TOOL_CALL = "item/tool/call"
+CLIENT_INFO = {"name": "kdskills", "title": "kdskills", "version": "1"}
+
+T = TypeVar("T")
+
+Connector = Callable[[], Awaitable[Transport]]
+
+
+class AppServer:
+    """One app-server and the connection to it.
+
+    Args:
+        connector: Opens a connection; called again by `reconnect`.
+        options: The client's options.
+        local: Whether its files are this machine's.
+        owned: Whether this client started it and is its only user.
+    """
+
+    def __init__(self, connector: Connector, options: ClientOptions, *, local: bool, owned: bool) -> None:
+        self._connector = connector
+        self.options = options
+        self.local = local
+        self.owned = owned
+        self.threads = Threads()
+        self.user_agent = ""
+        self.codex_home: str | None = None
+        self.on_call: Callable[[PendingCall], None] | None = None
+        self.on_event: Callable[[str, JsonObject], None] | None = None
+        self._transport: Transport | None = None
+        self._peer: Peer | None = None
+        self._pending = PendingCalls(new_epoch())
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def pending(self) -> PendingCalls:
+        """The calls of the present connection."""
+        return self._pending
+
+    @property
+    def transport(self) -> Transport | None:
+        """What carries the present connection."""
+        return self._transport
+
+    @property
+    def gone(self) -> bool:
+        """Whether there is no connection."""
+        return self._peer is None or self._peer.closed
+
+    async def open(self) -> None:
+        """Connect and say hello.
+
+        Raises:
+            AppServerGone: There is no server, or it went away.
+            AppServerError: It refused the hello.
+        """
+        self._transport = await self._connector()
+        pending = self._pending = PendingCalls(new_epoch())
+        peer = self._peer = Peer(
+            self._transport,
+            on_request=self._take_request,
+            on_notification=self._take_notification,
+            on_closed=lambda: self._lost(pending),
+        )
+        peer.start()
+        try:
+            capabilities = {"experimentalApi": True}
+            hello = await self.request("initialize", clientInfo=CLIENT_INFO, capabilities=capabilities)
+            await peer.notify("initialized")
+        except BaseException:
+            await self.close()
+            raise
+        if isinstance(hello, dict):
+            self.user_agent = str(hello.get("userAgent") or "")
+            home = hello.get("codexHome")
+            self.codex_home = home if isinstance(home, str) else None
+
+    async def reconnect(self) -> None:
+        """Open a new connection in place of the present one and subscribe to the same threads again.
+
+        Handles of the old connection's calls expire; the server sends unanswered calls of running turns anew.
+        """
+        watched = [thread.id for thread in self.threads.all() if thread.subscribed]
+        await self._drop()
+        await self.open()
+        for thread_id in watched:
+            with contextlib.suppress(AppServerError):  # a thread that never had a turn died with the old server
+                await self.resume(thread_id)
+
+    async def close(self) -> None:
+        """Close the connection; an owned server is stopped."""
+        await self._drop()
+        tasks = {task for task in self._tasks if task is not asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def request(self, method: str, **params: Any) -> Any:
+        """Send one request and return its result.
+
+        Raises:
+            AppServerError: The server answered with an error.
+            AppServerGone: There is no connection.
+            WaitTimeoutError: No answer in time.
+        """
+        if self._peer is None:
+            raise AppServerGone(f"no app-server is connected: {method} was not sent", method=method)
+        return await self._peer.request(method, params, timeout_s=self.options.request_timeout_s)
+
+    async def resume(self, thread_id: str, **params: Any) -> JsonObject:
+        """Subscribe to a thread, loading it if it is not; returns the server's answer.
+
+        Every resume carries the unload delay, because the delay counts from a cold one.
+        """
+        config = {**UNLOAD_AT_ONCE, **(params.pop("config", None) or {})}
+        answer = await self.request("thread/resume", threadId=thread_id, excludeTurns=True, config=config, **params)
+        info = answer.get("thread") if isinstance(answer, dict) else None
+        if isinstance(info, dict):
+            self.threads.learn(info, subscribed=True)
+        else:
+            self.threads.get(thread_id).subscribed = True
+        return answer if isinstance(answer, dict) else {}
+
+    async def subscribed(self, thread_id: str) -> Thread:
+        """Return a thread this connection is subscribed to, resuming it where needed."""
+        thread = self.threads.get(thread_id)
+        if not thread.subscribed:
+            await self.resume(thread_id)
+        return self.threads.get(thread_id)
+
+    async def describe(self, thread_id: str) -> JsonObject:
+        """Return the server's description of a thread (`thread/read`)."""
+        answer = await self.request("thread/read", threadId=thread_id)
+        info = answer.get("thread") if isinstance(answer, dict) else None
+        if not isinstance(info, dict):
+            raise AppServerError("the app-server answered thread/read without a thread", method="thread/read")
+        self.threads.learn(info)
+        return info
+
+    async def answer_call(self, call: PendingCall, response: JsonObject) -> None:
+        """Send the answer of a call under its raw id."""
+        if self._peer is None:
+            raise AppServerGone("no app-server is connected: the answer was not sent")
+        await self._peer.answer(call.raw_id, response)
+
+    def spawn_task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Run something beside; it is cancelled when the client closes."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _drop(self) -> None:
+        if self._peer is not None:
+            await self._peer.close()
+        self._peer = None
+
+    def _lost(self, pending: PendingCalls) -> None:
+        pending.expire_all()
+        self.threads.connection_lost()
+        if self.on_event is not None:
+            self.on_event("connection/closed", {})
+
+    def _take_request(self, request: Request) -> None:
+        if request.method != TOOL_CALL:
+            message = f"{request.method} is not served by this client"
+            self.spawn_task(self._refuse(request, message), "kdskills-refusal")
+            return
+        call = self._pending.add(request.id, unwrapped(request.params))
+        if call is not None and self.on_call is not None:
+            self.on_call(call)
+
+    async def _refuse(self, request: Request, message: str) -> None:
+        if self._peer is not None:
+            with contextlib.suppress(AppServerGone):  # nobody is left to be told
+                await self._peer.refuse(request.id, METHOD_NOT_FOUND, message)
+
+    def _take_notification(self, notification: Notification) -> None:
+        method, params = notification.method, notification.params
+        self.threads.note(method, params)
+        thread_id = params.get("threadId")
+        if isinstance(thread_id, str):
+            if method == "turn/completed":
+                turn = params.get("turn")
+                self._pending.expire(thread_id=thread_id, turn_id=str(turn.get("id")) if isinstance(turn, dict) else "")
+            elif method in ("thread/deleted", "thread/closed"):
+                self._pending.expire(thread_id=thread_id)
+        if self.on_event is not None:
+            self.on_event(method, params)
+
+
+def unwrapped(params: JsonObject) -> JsonObject:
+    """Return a call's params with a dispatcher call's own tool, namespace and arguments in their places."""
+    arguments = params.get("arguments")
+    if params.get("tool") != DISPATCHER_TOOL or params.get("namespace") or not isinstance(arguments, dict):
+        return params
+    skill = arguments.get("skill")
+    if not isinstance(skill, str) or not skill.strip():
+        return params
+    namespace, _, tool = skill.strip().rpartition(".")
+    return {**params, "tool": tool, "namespace": namespace or None, "arguments": arguments.get("arguments")}
