@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kdskills.app.conversations import Conversations
-from kdskills.app.identity import LOCAL
+from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.operations.calling import require_allowed, validated
 from kdskills.app.operations.table import Context, Emit
-from kdskills.app.plugins import Answers, PluginManager, Registers, collect, plugin_manager
+from kdskills.app.plugins import Answers, Filter, PluginManager, Registers, collect, plugin_manager
 from kdskills.app.project_skills import ProjectSkills
+from kdskills.app.publication import Entry, Publication
 from kdskills.app.readiness import Readiness, readiness
 from kdskills.app.settings import Settings
+from kdskills.app.storage import Storage
 from kdskills.app.wiring import HostWiring
-from kdskills.bundle import Bundle, load_bundle
+from kdskills.bundle import Bundle, SkillsDescriptor, load_bundle
 from kdskills.bundle.load import NAMES as DESCRIPTORS
 from kdskills.errors import BadRequest
 from kdskills.prompts import prompt_environment
@@ -30,8 +32,11 @@ if TYPE_CHECKING:
     import jinja2
     from pydantic import BaseModel
 
+    from kdskills.app.projects import Projects
+    from kdskills.app.tokens import Tokens
     from kdskills.execution import Executor, ReapReport
     from kdskills.session import SessionStore
+    from kdskills.skills import SkillRoot
 
 _LOG = logging.getLogger("kdskills.execution")
 
@@ -76,6 +81,21 @@ class Host:
         return HostWiring(self)
 
     @cached_property
+    def storage(self) -> Storage:
+        """What this Host keeps; nothing is opened before it is used."""
+        return Storage(self)
+
+    @property
+    def projects(self) -> Projects:
+        """Projects, their skills and versions (spec service §1). Raises MissingExtra."""
+        return self.storage.projects
+
+    @property
+    def tokens(self) -> Tokens:
+        """Tokens of callers elsewhere (spec service §2). Raises MissingExtra."""
+        return self.storage.tokens
+
+    @cached_property
     def _engines(self) -> tuple[Executor, ...]:
         options = self.settings.execution_options()
         return tuple(factory(options) for _, factory in self.registers.executors.items())
@@ -97,14 +117,23 @@ class Host:
         """Load the bundle at *path*. Raises BundleError."""
         return load_bundle(path)
 
-    def subsystem(self, bundle: Bundle) -> SkillsSubsystem:
-        """Return the skills of *bundle* with the plugins' roots and filters in force."""
+    def subsystem(
+        self, bundle: Bundle | None, *, roots: Sequence[SkillRoot] = (), filters: Sequence[Filter] = ()
+    ) -> SkillsSubsystem:
+        """Return the skills of *bundle*, or of none, with the plugins' roots and filters in force.
+
+        Args:
+            bundle: The bundle.
+            roots: Further roots.
+            filters: Further filters; as every filter, they deny and never reveal.
+        """
         options: dict[str, Any] = {} if self.settings.index_dir is None else {"index_dir": self.settings.index_dir}
+        descriptor = SkillsDescriptor(custom_skills_root=None) if bundle is None else bundle.descriptor
         return SkillsSubsystem(
-            bundle.descriptor,
-            bundle_root=bundle.root,
-            roots=self.answers.skill_roots(bundle.descriptor),
-            filters=(self.answers.hide_skills,),
+            descriptor,
+            bundle_root=None if bundle is None else bundle.root,
+            roots=(*self.answers.skill_roots(descriptor), *roots),
+            filters=(self.answers.hide_skills, *filters),
             check=self.answers.check_skill,
             environment=self.templates,
             source_key=self.answers.source_key,
@@ -116,11 +145,20 @@ class Host:
         """Conversation sessions of callers at the doors."""
         return Conversations(self)
 
+    async def publication(self, identity: Identity, kept: dict[tuple[str, str], Entry]) -> Publication:
+        """Return what a caller's view of its project publishes; *kept* holds entries from one call to the next.
+
+        Raises:
+            BadRequest: `no_bundle`.
+        """
+        found = await self.project_skills(identity.project)
+        return Publication(found.subsystem.view(identity.consumer), kept)
+
     async def project_skills(self, project: str) -> ProjectSkills:
         """Return the skills of a project.
 
         Raises:
-            BadRequest: `no_bundle`; the project has none.
+            BadRequest: `no_bundle`; nothing is known of the project, and it has none.
             BundleError: Its bundle cannot be loaded.
         """
         path = self.settings.bundle

@@ -6,6 +6,7 @@ Every room that keeps rows opens its engine here, so that several writers, also 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -122,6 +123,7 @@ class Database:
         url: `sqlite:///path` or `postgresql://…`.
         what: Whose database it is, in words.
         failure: Class of the error for a database that does not answer.
+        prepare: Called once, before the first question or change: it makes or upgrades tables through `engine`.
 
     Raises:
         MissingExtra: SQLAlchemy or the driver is not installed.
@@ -129,10 +131,17 @@ class Database:
     """
 
     def __init__(
-        self, url: str, *, what: str = "the database", failure: type[KdskillsError] = DatabaseUnavailable
+        self,
+        url: str,
+        *,
+        what: str = "the database",
+        failure: type[KdskillsError] = DatabaseUnavailable,
+        prepare: Callable[[Database], None] | None = None,
     ) -> None:
         self.what = what
         self._failure = failure
+        self._prepare = prepare
+        self._preparing = threading.Lock()
         self.engine = open_engine(url, what=what, failure=failure)
 
     @property
@@ -147,13 +156,24 @@ class Database:
 
     def ask(self, question: Callable[[sa.Connection], T]) -> T:
         """Return what *question* reads in a transaction of its own; blocks."""
+        self._prepared()
         with speaking(self.what, self._failure), self.engine.connect() as link:
             return question(link.execution_options(kdskills_reads=True))
 
     def change(self, change: Callable[[sa.Connection], T]) -> T:
         """Do *change* in one transaction, which holds the writer's lock from its beginning on SQLite; blocks."""
+        self._prepared()
         with speaking(self.what, self._failure), self.engine.begin() as link:
             return change(link)
+
+    def _prepared(self) -> None:
+        """Prepare the database if nobody has; a failure leaves it to the next caller."""
+        if self._prepare is None:
+            return
+        with self._preparing:
+            if self._prepare is not None:
+                self._prepare(self)
+                self._prepare = None
 
     async def read(self, question: Callable[[sa.Connection], T]) -> T:
         """As `ask`, in a thread."""

@@ -70,6 +70,10 @@ class ProjectReads:
         """Return all projects, sorted by name."""
         return await self._database.read(self._records.projects)
 
+    async def known(self, project: str) -> bool:
+        """Whether the project has ever been made: by name, by a token or by an upload."""
+        return bool(await self._database.read(lambda link: self._records.projects(link, project)))
+
     # ---- skills --------------------------------------------------------------------------------------------------
 
     async def list(self, project: str) -> list[SkillState]:

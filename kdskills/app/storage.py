@@ -1,0 +1,70 @@
+"""What a Host keeps: its database, its projects and its tokens, opened when they are first used (spec service §1, §2)."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kdskills.app.identity import LOCAL
+from kdskills.jobs.database import Database
+
+if TYPE_CHECKING:
+    from kdskills.app.host import Host
+    from kdskills.app.projects import Projects
+    from kdskills.app.tokens import Tokens
+
+_SQLITE = "sqlite:///"
+
+
+class Storage:
+    """The database of *host* and what is kept in it. Nothing is made on disk before something is asked or written."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    @property
+    def present(self) -> bool:
+        """Whether there may be anything to read: reading must not make a database nobody asked for."""
+        url = self._host.settings.work_database
+        return not url.startswith(_SQLITE) or Path(url.removeprefix(_SQLITE)).exists()
+
+    @cached_property
+    def database(self) -> Database:
+        """The database.
+
+        Raises:
+            MissingExtra: What it needs is not installed.
+        """
+        return Database(self._host.settings.work_database, what="the service's database", prepare=self._prepare)
+
+    @cached_property
+    def projects(self) -> Projects:
+        """Projects, their skills and versions. Raises as `database`."""
+        from kdskills.app.projects import Projects
+        from kdskills.app.projects.views import ProjectViews
+
+        views = ProjectViews(self._host.subsystem, self._host.bundle)
+        return Projects(self.database, self._host.settings.state_dir, views, bundle_of=self._bundle_of)
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """Tokens. Raises as `database`."""
+        from kdskills.app.tokens import Tokens
+
+        return Tokens(self.database)
+
+    async def aclose(self) -> None:
+        """Close the connections, if any were opened."""
+        if "database" in self.__dict__:
+            await self.database.aclose()
+
+    def _bundle_of(self, project: str) -> Path | None:
+        return self._host.settings.bundle if project == LOCAL.project else None
+
+    def _prepare(self, database: Database) -> None:
+        url = self._host.settings.work_database
+        if url.startswith(_SQLITE):
+            Path(url.removeprefix(_SQLITE)).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.projects.create_tables()
+        self.tokens.create_tables()

@@ -1,0 +1,254 @@
+"""Bearer tokens: made once, shown once, kept as a hash, looked up in constant time (spec service §2)."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from kdskills.app.identity import SCOPES, Identity, Scope
+from kdskills.app.projects.model import check_project
+from kdskills.app.projects.records import Records
+from kdskills.app.projects.tables import ProjectTables
+from kdskills.app.token_tables import TokenTables
+from kdskills.errors import BadRequest, NotFound
+from kdskills.jobs.database import Database, micros, moment_of, utc_now
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+TOKEN: Final = re.compile(r"kd_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+AGENT: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+NOBODY: Final = hashlib.sha256(b"").hexdigest()
+"""Compared with when no token has the id, so that an unknown id takes as long as a wrong secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimits:
+    """What one token may use; None leaves it to the service's settings.
+
+    Attributes:
+        requests_per_minute: Requests.
+        concurrent_work: Tasks and jobs that run at one time.
+        body_bytes: Size of one request.
+    """
+
+    requests_per_minute: int | None = None
+    concurrent_work: int | None = None
+    body_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What is known of a token; the secret is not.
+
+    Attributes:
+        id: Public id, for audit rows, limits and revoking.
+        label: What it is for, in words.
+        project: Everything it reaches belongs to this project.
+        agent: The consumer the policy of skills is asked for.
+        scopes: What it may do.
+        allowed_tools: Operations it may run; None for all its scopes allow.
+        limits: What it may use.
+        created_at: When it was made.
+        created_by: By whom.
+        expires_at: When it ends by itself, or None.
+        revoked_at: When it was revoked, or None.
+    """
+
+    id: str
+    label: str
+    project: str
+    agent: str
+    scopes: frozenset[Scope]
+    allowed_tools: frozenset[str] | None
+    limits: TokenLimits
+    created_at: datetime
+    created_by: str
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+    def valid(self, now: datetime) -> bool:
+        """Whether the token opens anything at *now*."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+    @property
+    def identity(self) -> Identity:
+        """Who a caller with this token is."""
+        return Identity(
+            project=self.project,
+            agent=self.agent,
+            scopes=self.scopes,
+            allowed_tools=self.allowed_tools,
+            token=self.id,
+        )
+
+
+class Tokens:
+    """The tokens of one installation.
+
+    Args:
+        database: Where rows are kept; its tables must be there (`create_tables`, or the migrations).
+        clock: Gives the time.
+    """
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime] = utc_now) -> None:
+        self._database = database
+        self._clock = clock
+        self._tables = TokenTables()
+        self._records = Records(ProjectTables(), clock)
+
+    def create_tables(self) -> None:
+        """Make the table that is not there; blocks."""
+        self._database.create(self._tables.metadata)
+
+    async def create(
+        self,
+        project: str,
+        agent: str,
+        scopes: Collection[str],
+        *,
+        label: str = "",
+        allowed_tools: Collection[str] | None = None,
+        limits: TokenLimits | None = None,
+        expires_at: datetime | None = None,
+        who: str,
+        request_id: str = "",
+    ) -> tuple[Token, str]:
+        """Make a token, and its project if that is not there.
+
+        Returns:
+            What is known of it, and its text, which is shown this once and kept nowhere.
+
+        Raises:
+            BadRequest: `project_invalid`, `agent_invalid`, `scope_unknown`, or a limit below one.
+        """
+        check_project(project)
+        if not AGENT.fullmatch(agent):
+            raise BadRequest(f"{agent!r} is no agent: letters, digits and ._:-, at most 128", code="agent_invalid")
+        unknown = sorted(set(scopes) - SCOPES)
+        if unknown or not scopes:
+            message = f"scopes are {', '.join(sorted(SCOPES))}" + (f"; not {', '.join(unknown)}" if unknown else "")
+            raise BadRequest(message, code="scope_unknown", unknown=unknown)
+        bounds = limits or TokenLimits()
+        if any(most is not None and most < 1 for most in _limit_values(bounds).values()):
+            raise BadRequest("a limit of a token is at least 1")
+        token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+        text = f"kd_{token_id}_{secret}"
+        values = {
+            "id": token_id,
+            "secret_hash": _hash(secret),
+            "label": label[:200],
+            "project": project,
+            "agent": agent,
+            "scopes": json.dumps(sorted(set(scopes))),
+            "allowed_tools": None if allowed_tools is None else json.dumps(sorted(set(allowed_tools))),
+            "created_at": micros(self._clock()),
+            "created_by": who[:200],
+            "expires_at": None if expires_at is None else micros(expires_at),
+            "revoked_at": None,
+            **_limit_values(bounds),
+        }
+
+        def change(link: sa.Connection) -> None:
+            self._records.ensure_project(link, project)
+            link.execute(self._tables.tokens.insert().values(values))
+            facts = {"agent": agent, "scopes": " ".join(sorted(set(scopes)))}
+            self._records.note(link, project, who, "token.create", token_id, request_id, **facts)
+
+        await self._database.write(change)
+        return _token(values), text
+
+    async def list(self, project: str | None = None) -> Sequence[Token]:
+        """Return the tokens of a project, or of all, the latest first; revoked and expired ones too."""
+        table = self._tables.tokens
+        query = table.select().order_by(table.c.created_at.desc(), table.c.id)
+        if project is not None:
+            query = query.where(table.c.project == project)
+        return await self._database.read(lambda link: [_token(row) for row in link.execute(query).mappings()])
+
+    async def revoke(self, token_id: str, *, project: str | None = None, who: str, request_id: str = "") -> Token:
+        """End a token, from the next request on; ending it twice changes nothing.
+
+        Args:
+            token_id: Its public id.
+            project: Only if it belongs to this project; None for any.
+            who: For the audit row.
+            request_id: For the audit row.
+
+        Raises:
+            NotFound: There is none, or it belongs to another project.
+        """
+        table = self._tables.tokens
+        mine = table.c.id == token_id
+        if project is not None:
+            mine &= table.c.project == project
+
+        def change(link: sa.Connection) -> Token:
+            now = micros(self._clock())
+            fresh = link.execute(table.update().where(mine, table.c.revoked_at.is_(None)).values(revoked_at=now))
+            row = link.execute(table.select().where(mine)).mappings().first()
+            if row is None:
+                raise NotFound(f"there is no token {token_id!r}", token=token_id)
+            if fresh.rowcount:
+                self._records.note(link, row["project"], who, "token.revoke", token_id, request_id)
+            return _token(row)
+
+        return await self._database.write(change)
+
+    async def find(self, text: str) -> Token | None:
+        """Return the token whose text this is, if it opens anything now; else None, whatever is wrong with it."""
+        parts = TOKEN.fullmatch(text)
+        token_id, secret = parts.groups() if parts else ("", "")
+        table = self._tables.tokens
+
+        def ask(link: sa.Connection) -> Mapping[Any, Any] | None:
+            return link.execute(table.select().where(table.c.id == token_id)).mappings().first()
+
+        row = await self._database.read(ask)
+        same = hmac.compare_digest(_hash(secret), NOBODY if row is None else row["secret_hash"])
+        if row is None or not same:
+            return None
+        token = _token(row)
+        return token if token.valid(self._clock()) else None
+
+    async def authenticate(self, text: str) -> Identity | None:
+        """Return who a caller with this token is; None for a token that is unknown, wrong, expired or revoked."""
+        token = await self.find(text)
+        return None if token is None else token.identity
+
+
+def _hash(secret: str) -> str:
+    """Return the hash a secret is kept as; the secret has 256 random bits, so that no slow hash is needed."""
+    return hashlib.sha256(secret.encode("ascii")).hexdigest()
+
+
+def _limit_values(limits: TokenLimits) -> dict[str, int | None]:
+    return {
+        "requests_per_minute": limits.requests_per_minute,
+        "concurrent_work": limits.concurrent_work,
+        "body_bytes": limits.body_bytes,
+    }
+
+
+def _token(row: Mapping[Any, Any]) -> Token:
+    allowed = row["allowed_tools"]
+    return Token(
+        id=row["id"],
+        label=row["label"],
+        project=row["project"],
+        agent=row["agent"],
+        scopes=frozenset(cast("list[Scope]", json.loads(row["scopes"]))),
+        allowed_tools=None if allowed is None else frozenset(json.loads(allowed)),
+        limits=TokenLimits(row["requests_per_minute"], row["concurrent_work"], row["body_bytes"]),
+        created_at=moment_of(row["created_at"]),
+        created_by=row["created_by"],
+        expires_at=None if row["expires_at"] is None else moment_of(row["expires_at"]),
+        revoked_at=None if row["revoked_at"] is None else moment_of(row["revoked_at"]),
+    )
