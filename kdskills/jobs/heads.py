@@ -8,6 +8,7 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
+from kdskills.jobs.attempts.order import Endpoint, OutputError
 from kdskills.jobs.model import JobSpec, Mode, Scope, TaskSpec, Value
 from kdskills.jobs.states import TERMINAL, JobStatus, StepStatus, TaskStatus
 
@@ -27,22 +28,6 @@ class ArtifactRef(Value):
     sha256: str
     mime: str = "application/octet-stream"
     mode: int = 0o644
-
-
-class OutputError(Value):
-    """An output that was asked for and not kept."""
-
-    path: str
-    code: str
-    message: str
-
-
-class Endpoint(Value):
-    """Where a port of a service is reached on its host."""
-
-    port: int
-    host_port: int
-    url: str
 
 
 ARTIFACTS: Final = TypeAdapter(tuple[ArtifactRef, ...])

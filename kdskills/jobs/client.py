@@ -1,0 +1,356 @@
+"""The client of background work: writes heads and enqueues, reads and cancels; it never runs anything (spec work §3)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from kdskills.errors import Conflict, NotFound
+from kdskills.execution.logfile import LogPiece
+from kdskills.jobs.heads import JobHead, TaskHead
+from kdskills.jobs.model import JobSpec, Scope, TaskSpec
+from kdskills.jobs.opening import Work, open_work
+from kdskills.jobs.plan import check_graph
+from kdskills.jobs.queues import JOB, POOL, TASK, host_queue
+from kdskills.jobs.records import Wanted, new_row, new_task
+from kdskills.jobs.roster import Roster, slot_taken
+from kdskills.jobs.settings import JobsSettings
+from kdskills.jobs.states import TERMINAL
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+Kind = Literal["task", "job"]
+Head = TypeVar("Head", TaskHead, JobHead)
+
+_LOOK_S = 0.02
+_LOOK_MAX_S = 0.25
+
+
+class JobsClient:
+    """Submits, reads and cancels tasks and jobs; the database is opened by the first call.
+
+    Args:
+        url: `sqlite:///path` or `postgresql://…`.
+        state_dir: Folder of this host's runs and session files.
+        settings: Intervals and limits.
+        spawn: Starts a worker on this host; called when there is work and no worker. None leaves that to others.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        state_dir: Path,
+        settings: JobsSettings | None = None,
+        *,
+        spawn: Callable[[], None] | None = None,
+    ) -> None:
+        self.settings = settings or JobsSettings()
+        self._where = (url, state_dir)
+        self._spawn = spawn
+        self._spawned_at = float("-inf")
+        self._opening: asyncio.Task[Work] | None = None
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        if self._opening is not None:
+            opening, self._opening = self._opening, None
+            work = await opening
+            await asyncio.to_thread(work.close)
+
+    async def work(self) -> Work:
+        """Return the opened place. Raises MissingExtra, DatabaseUnavailable."""
+        if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
+            self._opening = asyncio.get_running_loop().create_task(open_work(*self._where, self.settings))
+        return await asyncio.shield(self._opening)
+
+    async def submit_task(self, spec: TaskSpec, *, key: str | None = None, body_hash: str = "") -> TaskHead:
+        """Write a task's head and enqueue it, in one transaction.
+
+        Args:
+            spec: What to run.
+            key: Idempotency key: the same key with the same body is the same task (spec work §5).
+            body_hash: What the bodies of one key are compared by.
+
+        Raises:
+            Conflict: The key was used with another body; or the session is busy and the spec refuses to wait.
+        """
+        work = await self.work()
+        item = new_id("task", spec.scope, key)
+        session_key = item if spec.session_id is None else spec.scope.session_key(spec.session_id)
+
+        def change(link: sa.Connection) -> TaskHead:
+            home, queue = self._place(work, link, session_key)
+            row = new_task(item, spec, session_key, body_hash=body_hash, home=home)
+            if spec.on_busy == "refuse":
+                self._refuse_busy(work, link, session_key, item)
+            if work.records.add_task(link, row):
+                work.queues.enqueue(link, TASK, item, queue, session_key)
+            else:
+                _require_same(work.records.body_hash(link, "task", item), body_hash)
+            head = work.records.task(link, item)
+            assert head is not None
+            return head
+
+        head = await work.database.write(change)
+        await self.ensure_worker()
+        return head
+
+    async def submit_job(self, spec: JobSpec, *, key: str | None = None, body_hash: str = "") -> JobHead:
+        """Write a job's head and enqueue it, in one transaction; as `submit_task`.
+
+        Raises:
+            BadRequest: The steps do not make a graph.
+            Conflict: The key was used with another body.
+        """
+        check_graph(spec.steps)
+        work = await self.work()
+        item = new_id("job", spec.scope, key)
+        session_key = spec.scope.session_key(spec.session_id)
+
+        def change(link: sa.Connection) -> JobHead:
+            home, queue = self._place(work, link, session_key)
+            if work.records.add_job(link, new_row(item, spec, session_key, body_hash=body_hash, home=home)):
+                work.queues.enqueue(link, JOB, item, queue, session_key)
+            else:
+                _require_same(work.records.body_hash(link, "job", item), body_hash)
+            head = work.records.job(link, item)
+            assert head is not None
+            return head
+
+        head = await work.database.write(change)
+        await self.ensure_worker()
+        return head
+
+    async def task(self, scope: Scope, item: str, *, any_agent: bool = False) -> TaskHead:
+        """Return a task of *scope*; *any_agent* reads those of the project's other agents too. Raises NotFound."""
+        work = await self.work()
+        found = await work.database.read(lambda link: work.records.task(link, item))
+        return _owned(found, scope, "task", item, any_agent=any_agent)
+
+    async def job(self, scope: Scope, item: str, *, any_agent: bool = False) -> JobHead:
+        """Return a job of *scope*, as `task`. Raises NotFound."""
+        work = await self.work()
+        found = await work.database.read(lambda link: work.records.job(link, item))
+        return _owned(found, scope, "job", item, any_agent=any_agent)
+
+    async def list_tasks(
+        self,
+        scope: Scope,
+        *,
+        status: Sequence[str] = (),
+        job_id: str | None = None,
+        before: tuple[datetime, str] | None = None,
+        limit: int = 100,
+        any_agent: bool = False,
+    ) -> list[TaskHead]:
+        """Return tasks of *scope*, the newest first.
+
+        Args:
+            scope: Whose.
+            status: States to show; none given shows all.
+            job_id: Only those of this job.
+            before: Time and id of the last head of the page before.
+            limit: Most heads to return.
+            any_agent: Whether tasks of the project's other agents are shown.
+        """
+        work = await self.work()
+        wanted = Wanted(scope, any_agent, tuple(status), job_id, before, limit)
+        return await work.database.read(lambda link: work.records.list_tasks(link, wanted))
+
+    async def list_jobs(
+        self,
+        scope: Scope,
+        *,
+        status: Sequence[str] = (),
+        before: tuple[datetime, str] | None = None,
+        limit: int = 100,
+        any_agent: bool = False,
+    ) -> list[JobHead]:
+        """Return jobs of *scope*, the newest first; as `list_tasks`."""
+        work = await self.work()
+        wanted = Wanted(scope, any_agent, tuple(status), None, before, limit)
+        return await work.database.read(lambda link: work.records.list_jobs(link, wanted))
+
+    async def cancel_task(self, scope: Scope, item: str, reason: str = "", *, any_agent: bool = False) -> bool:
+        """Ask for the end of a task; False, and nothing changed, when it is over.
+
+        A worker sees it at once. Where no worker is alive to see it, the task is canceled and its program ended before
+        this returns. A task that ends by itself first keeps its result: look at the head.
+
+        Raises:
+            NotFound: There is no such task of *scope*.
+        """
+        head = await self.task(scope, item, any_agent=any_agent)
+        return False if head.terminal else await self._cancel("task", head, reason)
+
+    async def cancel_job(self, scope: Scope, item: str, reason: str = "", *, any_agent: bool = False) -> bool:
+        """Ask for the end of a job and its steps; as `cancel_task`."""
+        head = await self.job(scope, item, any_agent=any_agent)
+        return False if head.terminal else await self._cancel("job", head, reason)
+
+    async def wait_task(
+        self,
+        scope: Scope,
+        item: str,
+        timeout: float | None = None,  # noqa: ASYNC109 - it returns what is known, it does not raise
+        *,
+        any_agent: bool = False,
+    ) -> TaskHead:
+        """Return the task once it is over, or as it is after *timeout* seconds. Raises NotFound."""
+        return await self._wait(lambda: self.task(scope, item, any_agent=any_agent), timeout)
+
+    async def wait_job(
+        self,
+        scope: Scope,
+        item: str,
+        timeout: float | None = None,  # noqa: ASYNC109 - it returns what is known, it does not raise
+        *,
+        any_agent: bool = False,
+    ) -> JobHead:
+        """Return the job once it is over, or as it is after *timeout* seconds. Raises NotFound."""
+        return await self._wait(lambda: self.job(scope, item, any_agent=any_agent), timeout)
+
+    async def logs(
+        self,
+        scope: Scope,
+        item: str,
+        stream: Literal["stdout", "stderr"] = "stdout",
+        offset: int = 0,
+        limit: int = 65536,
+        *,
+        any_agent: bool = False,
+    ) -> LogPiece:
+        """Return up to *limit* bytes of a task's output from *offset*; a negative offset counts from the end.
+
+        Read from the latest attempt's files, where this host has them; else from the tail the head keeps.
+
+        Raises:
+            NotFound: There is no such task of *scope*.
+        """
+        head = await self.task(scope, item, any_agent=any_agent)
+        work = await self.work()
+        attempt = await asyncio.to_thread(work.attempts.find, item, head.attempt) if head.attempt else None
+        if attempt is not None and head.host == work.host:
+            return await asyncio.to_thread(attempt.logs, stream, offset, limit)
+        return kept_piece(head, stream, offset, limit)
+
+    async def ensure_worker(self) -> None:
+        """Start a worker of this host when there is none and this client may; a call costs one look at a lock."""
+        if self._spawn is None:
+            return
+        free = not await asyncio.to_thread(slot_taken, self._where[1], 0)
+        if free and time.monotonic() - self._spawned_at > self.settings.start_s:
+            self._spawned_at = time.monotonic()
+            await asyncio.to_thread(self._spawn)
+        elif not free:
+            self._spawned_at = float("-inf")  # it lives: should it die, the next call starts another at once
+
+    async def _cancel(self, kind: Kind, head: TaskHead | JobHead, reason: str) -> bool:
+        work = await self.work()
+        said = await work.database.write(lambda link: work.records.ask_cancel(link, kind, head.id, reason))
+        if said == "canceled":
+            await asyncio.to_thread(work.queues.cancel, [head.id])
+        elif said == "asked":
+            await self._cancel_orphan(work, kind, head.id, reason)
+        return said is not None
+
+    async def _cancel_orphan(self, work: Work, kind: Kind, item: str, reason: str) -> None:
+        """End what no live worker holds: first the state, then the program, and those of a job's steps."""
+        roster = Roster(work)
+        await asyncio.to_thread(roster.bury)
+
+        def change(link: sa.Connection) -> list[TaskHead]:
+            whole = work.records.job(link, item) if kind == "job" else None
+            task = work.records.task(link, item) if kind == "task" else None
+            head = whole or task
+            if head is None or not work.records.force(link, kind, item, "canceled", executor=head.executor):
+                return []
+            gone = [task] if task is not None else [step.task for step in whole.steps if step.task] if whole else []
+            for one in gone:
+                if one.id != item:
+                    work.records.ask_cancel(link, "task", one.id, reason)
+                    work.records.force(link, "task", one.id, "canceled", executor=one.executor)
+            return gone
+
+        gone = await work.database.write(change)
+        if not gone and kind == "task":
+            return
+        await asyncio.to_thread(work.queues.cancel, [item, *(one.id for one in gone if one.id != item)])
+        for one in gone:
+            if one.host == work.host and one.attempt and not one.terminal:
+                attempt = await asyncio.to_thread(work.attempts.find, one.id, one.attempt)
+                if attempt is not None and attempt.cancel(reason):
+                    await attempt.wait()
+
+    async def _wait(self, look: Callable[[], object], timeout: float | None) -> Head:  # noqa: ASYNC109
+        end = float("inf") if timeout is None else time.monotonic() + timeout
+        pause, looks = _LOOK_S, 0
+        while True:
+            head: Head = await look()  # type: ignore[misc]
+            left = end - time.monotonic()
+            if head.status in TERMINAL or left <= 0:
+                return head
+            if looks % 8 == 0:
+                await self.ensure_worker()  # one that was killed must not keep its work waiting
+            looks += 1
+            await asyncio.sleep(min(pause, left))
+            pause = min(pause * 1.3, _LOOK_MAX_S)
+
+    def _place(self, work: Work, link: sa.Connection, session_key: str) -> tuple[str | None, str]:
+        """Return the host new work is pinned to, or None, and the queue it goes into."""
+        if not work.pooled:
+            return work.host, host_queue(work.host)
+        known = work.records.session_host(link, session_key)
+        if known is not None and Roster(work).alive_hosts(link, {known}):
+            return None, host_queue(known)  # the session's files are on that host's disk
+        return None, POOL
+
+    def _refuse_busy(self, work: Work, link: sa.Connection, session_key: str, item: str) -> None:
+        if link.dialect.name == "postgresql":  # two that refuse to wait must not both find the session free
+            link.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (session_key,))
+        holder = work.records.holder(link, session_key)
+        if holder is not None and holder != item:
+            raise Conflict(f"the session is held by {holder}", code="session_busy", holder=holder)
+
+
+def new_id(kind: Kind, scope: Scope, key: str | None) -> str:
+    """Return an id nobody can guess; with a key, the id that key has in the project (spec work §5)."""
+    if key is None:
+        bits = secrets.token_bytes(16)
+    else:
+        parts = (kind, scope.tenant, scope.project, key)
+        text = b"".join(f"{len(part.encode())}:".encode() + part.encode() for part in parts)
+        bits = hashlib.sha256(text).digest()[:16]
+    return f"{kind}_{base64.b32encode(bits).decode().rstrip('=').lower()}"
+
+
+def kept_piece(head: TaskHead, stream: Literal["stdout", "stderr"], offset: int, limit: int) -> LogPiece:
+    """Return bytes of the tail a head keeps, by their offsets in the whole output."""
+    tail, total = (head.stdout_tail, head.stdout_total) if stream == "stdout" else (head.stderr_tail, head.stderr_total)
+    length = len(tail) if total is None else total
+    first = length - len(tail)
+    wanted = max(0, length + offset) if offset < 0 else min(offset, length)
+    begin = max(wanted, first)
+    return LogPiece(begin, tail[begin - first : begin - first + max(0, limit)], length, truncated=begin > wanted)
+
+
+def _require_same(kept: str | None, given: str) -> None:
+    if kept != given:
+        raise Conflict("this idempotency key was used with another request", code="idempotency_conflict")
+
+
+def _owned(found: Head | None, scope: Scope, kind: Kind, item: str, *, any_agent: bool) -> Head:
+    if found is not None:
+        whose = found.scope
+        same = (whose.tenant, whose.project) == (scope.tenant, scope.project)
+        if same and (any_agent or whose.agent == scope.agent):
+            return found
+    raise NotFound(f"there is no {kind} {item[:200]!r}", id=item[:200])

@@ -1,0 +1,66 @@
+"""Bringing a database's tables up to date: one Alembic tree, one branch per part (see `migrations/README.md`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kdskills.errors import MissingExtra
+from kdskills.jobs.database import SCHEMA_LOCK, Database
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+HEADS: Final = {"work": "work_0001"}
+"""The newest revision of each part whose room opens its database here."""
+
+VERSIONS: Final = "kd_alembic"
+
+
+def upgrade(database: Database, part: str, head: str | None = None) -> bool:
+    """Bring the tables of *part* up to date; whether there was anything to do. Blocks.
+
+    Args:
+        database: Where the tables are.
+        part: Label of the part's branch, such as `work`.
+        head: Its newest revision; looked up in `HEADS` when omitted.
+
+    Raises:
+        MissingExtra: Alembic is not installed.
+        DatabaseUnavailable: The database does not answer.
+    """
+    wanted = HEADS[part] if head is None else head
+    if wanted in database.ask(current):
+        return False
+
+    def change(link: sa.Connection) -> bool:
+        if link.dialect.name == "postgresql":
+            link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
+        if wanted in current(link):
+            return False
+        _run(link, part)
+        return True
+
+    return database.change(change)
+
+
+def current(link: sa.Connection) -> frozenset[str]:
+    """Return the revisions the database is at, of all parts."""
+    import sqlalchemy as sa
+
+    if not sa.inspect(link).has_table(VERSIONS):
+        return frozenset()
+    return frozenset(link.exec_driver_sql(f"SELECT version_num FROM {VERSIONS}").scalars())  # noqa: S608 - our own constant
+
+
+def _run(link: sa.Connection, part: str) -> None:
+    try:
+        from alembic import command
+        from alembic.config import Config
+    except ImportError:
+        raise MissingExtra("a database of kdskills' own", "jobs") from None
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = link
+    command.upgrade(config, f"{part}@head")

@@ -1,0 +1,11 @@
+"""${message}."""
+
+revision = ${repr(up_revision)}
+down_revision = ${repr(down_revision)}
+branch_labels = ${repr(branch_labels)}
+depends_on = ${repr(depends_on)}
+
+
+def upgrade() -> None:
+    """Change the tables."""
+    ${upgrades if upgrades else "pass"}

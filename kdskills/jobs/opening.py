@@ -1,0 +1,148 @@
+"""Opening the place where work is kept: the state folder, the database and the queue in it (spec work §3)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kdskills.execution.dirs import private_dir
+from kdskills.jobs.attempts import Attempts
+from kdskills.jobs.database import SCHEMA_LOCK, Database, speaking, upsert
+from kdskills.jobs.migrate import upgrade
+from kdskills.jobs.queues import Queues, load, migrate_queue, open_queue_engine
+from kdskills.jobs.records import Records
+from kdskills.jobs.settings import JobsSettings
+from kdskills.jobs.tables import WorkTables
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from kdskills.jobs.attempts import Starter
+
+WHAT: Final = "the database of background work"
+_QUEUE_MARK: Final = "queue"
+
+
+class Work:
+    """What clients and workers share: blocking, opened once per process and place.
+
+    Args:
+        url: `sqlite:///path` or `postgresql://…`.
+        state_dir: Folder of runs and session files of this host; made when it is not there.
+        settings: Intervals and limits.
+        starter: Starts attempts; None for clients, which only find them.
+
+    Raises:
+        MissingExtra: The extra `jobs` is not installed.
+        DatabaseUnavailable: The database does not answer.
+    """
+
+    def __init__(
+        self, url: str, state_dir: Path, settings: JobsSettings | None = None, *, starter: Starter | None = None
+    ) -> None:
+        load()
+        self.url = url
+        self.state_dir = state_dir
+        self.settings = settings or JobsSettings()
+        private_dir(state_dir)
+        self.host = host_id(state_dir)
+        self.tables = WorkTables()
+        self.database = Database(url, what=WHAT)
+        self.records = Records(self.tables, self.database.dialect)
+        self.attempts = Attempts(state_dir, starter)
+        self.queue_engine: sa.Engine = open_queue_engine(url)
+        self._prepare()
+        self.queues = Queues(self.queue_engine)
+
+    @property
+    def pooled(self) -> bool:
+        """Whether work is for any host of the pool; never with SQLite, whose file has one host."""
+        if self.database.dialect == "sqlite":
+            return False
+        return self.settings.pool is not False
+
+    def close(self) -> None:
+        """Close every connection; blocks."""
+        self.queues.close()
+        self.queue_engine.dispose()
+        self.database.engine.dispose()
+
+    def _prepare(self) -> None:
+        """Make or upgrade the tables, the queue's too; costs one read when they are up to date."""
+        import dbos
+
+        upgrade(self.database, "work")
+        wanted = getattr(dbos, "__version__", None) or _version("dbos")
+        meta = self.tables.meta
+
+        def mark(link: sa.Connection) -> str | None:
+            return link.execute(
+                meta.select().with_only_columns(meta.c.value).where(meta.c.name == _QUEUE_MARK)
+            ).scalar()
+
+        if self.database.ask(mark) == wanted:
+            return
+        with speaking(WHAT), _one_at_a_time(self.database, self.state_dir):
+            if self.database.ask(mark) == wanted:
+                return
+            migrate_queue(self.queue_engine)
+
+            def note(link: sa.Connection) -> None:
+                new = upsert(link.dialect.name, meta).values(name=_QUEUE_MARK, value=wanted)
+                link.execute(new.on_conflict_do_update(index_elements=["name"], set_={"value": wanted}))
+
+            self.database.change(note)
+
+
+def host_id(state_dir: Path) -> str:
+    """Return the id of the host whose disk *state_dir* is on: random, made once, as long-lived as the disk."""
+    path = state_dir / "host"
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        pass
+    part = state_dir / f".host.{os.getpid()}.{threading.get_ident()}"
+    part.write_text(secrets.token_hex(8) + "\n")
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(part, path)  # the first of several at once wins
+    finally:
+        part.unlink()
+    return path.read_text().strip()
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import version
+
+    return version(package)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(database: Database, state_dir: Path) -> Iterator[None]:
+    """Hold a lock that everybody opening this database takes before the queue's tables are made."""
+    import fcntl
+
+    if database.dialect == "postgresql":
+        with database.engine.connect() as link:
+            link.exec_driver_sql(f"SELECT pg_advisory_lock({SCHEMA_LOCK + 1})")
+            try:
+                yield
+            finally:
+                link.exec_driver_sql(f"SELECT pg_advisory_unlock({SCHEMA_LOCK + 1})")
+        return
+    with (state_dir / "schema.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+async def open_work(
+    url: str, state_dir: Path, settings: JobsSettings | None = None, *, starter: Starter | None = None
+) -> Work:
+    """As `Work`, without blocking the event loop."""
+    return await asyncio.to_thread(Work, url, state_dir, settings, starter=starter)

@@ -1,0 +1,275 @@
+"""Rows of tasks and jobs: reading them as heads, adding them, and moving them by compare-and-set (spec work §3).
+
+Every function takes the connection of the caller's transaction. A worker's move is fenced: it happens only while the row is
+the worker's and the worker is alive in the roster, so one that was given up cannot change anything any more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from kdskills.jobs.database import micros, moment_of, upsert, utc_now
+from kdskills.jobs.heads import ARTIFACTS, ENDPOINTS, OUTPUT_ERRORS, JobHead, TaskHead
+from kdskills.jobs.model import JobSpec, Scope, TaskSpec
+from kdskills.jobs.plan import steps_of
+from kdskills.jobs.states import JOBS, TASKS, TERMINAL, before
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from kdskills.jobs.tables import WorkTables
+
+_MOMENTS: Final = ("created_at", "started_at", "finished_at", "cancel_at")
+_OVER: Final = tuple(sorted(TERMINAL))
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which rows a listing shows."""
+
+    scope: Scope
+    any_agent: bool = False
+    status: tuple[str, ...] = ()
+    job_id: str | None = None
+    before: tuple[datetime, str] | None = None
+    limit: int = 100
+
+
+class Records:
+    """Rows of tasks and jobs.
+
+    Args:
+        tables: The tables.
+        dialect: `sqlite` or `postgresql`.
+    """
+
+    def __init__(self, tables: WorkTables, dialect: str) -> None:
+        self.tables = tables
+        self.dialect = dialect
+
+    def table(self, kind: str) -> sa.Table:
+        """Return the table of `task` or `job`."""
+        return self.tables.tasks if kind == "task" else self.tables.jobs
+
+    def add_task(self, link: sa.Connection, values: Mapping[str, Any]) -> bool:
+        """Add a task; False when one of its id is there."""
+        return self._add(link, self.tables.tasks, values)
+
+    def add_job(self, link: sa.Connection, values: Mapping[str, Any]) -> bool:
+        """Add a job; False when one of its id is there."""
+        return self._add(link, self.tables.jobs, values)
+
+    def task(self, link: sa.Connection, item: str) -> TaskHead | None:
+        """Return a task, or None."""
+        table = self.tables.tasks
+        row = link.execute(table.select().where(table.c.id == item)).mappings().first()
+        return None if row is None else task_of(row)
+
+    def job(self, link: sa.Connection, item: str) -> JobHead | None:
+        """Return a job and its steps, or None."""
+        table = self.tables.jobs
+        row = link.execute(table.select().where(table.c.id == item)).mappings().first()
+        return None if row is None else job_of(row, self.tasks_of_jobs(link, [item]))
+
+    def body_hash(self, link: sa.Connection, kind: str, item: str) -> str | None:
+        """Return the hash of the request a task or job was made from."""
+        table = self.table(kind)
+        return link.execute(table.select().with_only_columns(table.c.body_hash).where(table.c.id == item)).scalar()
+
+    def tasks_of_jobs(self, link: sa.Connection, jobs: Sequence[str]) -> list[TaskHead]:
+        """Return every task of these jobs, in the order of steps and tries."""
+        table = self.tables.tasks
+        query = table.select().where(table.c.job_id.in_(jobs)).order_by(table.c.job_id, table.c.step, table.c["try"])
+        return [task_of(row) for row in link.execute(query).mappings()]
+
+    def list_tasks(self, link: sa.Connection, wanted: Wanted) -> list[TaskHead]:
+        """Return tasks, the newest first."""
+        query = self._listing(self.tables.tasks, wanted)
+        if wanted.job_id is not None:
+            query = query.where(self.tables.tasks.c.job_id == wanted.job_id)
+        return [task_of(row) for row in link.execute(query).mappings()]
+
+    def list_jobs(self, link: sa.Connection, wanted: Wanted) -> list[JobHead]:
+        """Return jobs, the newest first."""
+        rows = link.execute(self._listing(self.tables.jobs, wanted)).mappings().all()
+        tasks = self.tasks_of_jobs(link, [row["id"] for row in rows])
+        return [job_of(row, [task for task in tasks if task.job_id == row["id"]]) for row in rows]
+
+    def holder(self, link: sa.Connection, session_key: str) -> str | None:
+        """Return the task or job that is not over and came first in this session; None when nothing holds it."""
+        import sqlalchemy as sa
+
+        found: list[tuple[int, str]] = []
+        for kind in ("task", "job"):
+            table = self.table(kind)
+            query = (
+                sa.select(table.c.created_at, table.c.id)
+                .where(table.c.session_key == session_key, table.c.status.not_in(_OVER))
+                .order_by(table.c.created_at)
+                .limit(1)
+            )
+            if kind == "task":
+                query = query.where(table.c.job_id.is_(None))
+            found += [(row[0], row[1]) for row in link.execute(query)]
+        return min(found)[1] if found else None
+
+    def claim(self, link: sa.Connection, kind: str, item: str, executor: str) -> bool:
+        """Take a row for *executor*: one that is not over, and that nobody alive holds."""
+        import sqlalchemy as sa
+
+        table, workers = self.table(kind), self.tables.workers
+        alive = sa.select(workers.c.executor).where(workers.c.state == "live")
+        free = sa.or_(table.c.executor.is_(None), table.c.executor == executor, table.c.executor.not_in(alive))
+        change = table.update().where(table.c.id == item, table.c.status.not_in(_OVER), free, self._lives(executor))
+        return link.execute(change.values(executor=executor)).rowcount > 0
+
+    def move(self, link: sa.Connection, kind: str, item: str, to: str, executor: str, **values: Any) -> bool:
+        """Move a row *executor* holds to the state *to*; False when the tables of states, or the fence, forbid it."""
+        table = self.table(kind)
+        allowed = before(TASKS if kind == "task" else JOBS, to)
+        mine = (table.c.id == item, table.c.executor == executor, self._lives(executor))
+        change = table.update().where(*mine, table.c.status.in_(allowed)).values(status=to, **values)
+        return link.execute(change).rowcount > 0
+
+    def ask_cancel(self, link: sa.Connection, kind: str, item: str, reason: str) -> str | None:
+        """Ask for a cancel; what waits in a queue is canceled at once. Returns the state now, or None for what was over."""
+        table, now = self.table(kind), micros(utc_now())
+        mine = table.c.id == item
+        waiting = table.update().where(mine, table.c.status == "queued")
+        done = waiting.values(status="canceled", cancel_at=now, cancel_reason=reason, finished_at=now)
+        if link.execute(done).rowcount:
+            return "canceled"
+        asked = table.update().where(mine, table.c.status.not_in(_OVER), table.c.cancel_at.is_(None))
+        if link.execute(asked.values(cancel_at=now, cancel_reason=reason)).rowcount:
+            return "asked"
+        left = table.select().with_only_columns(table.c.id).where(mine, table.c.status.not_in(_OVER))
+        return None if link.execute(left).first() is None else "asked"
+
+    def force(self, link: sa.Connection, kind: str, item: str, to: str, *, executor: str | None, **values: Any) -> bool:
+        """End a row that nobody alive holds; False when somebody took it meanwhile, or it is over."""
+        import sqlalchemy as sa
+
+        table, workers = self.table(kind), self.tables.workers
+        alive = sa.select(workers.c.executor).where(workers.c.state == "live")
+        same = table.c.executor.is_(None) if executor is None else table.c.executor == executor
+        free = sa.or_(table.c.executor.is_(None), table.c.executor.not_in(alive))
+        change = table.update().where(table.c.id == item, table.c.status.not_in(_OVER), same, free)
+        return link.execute(change.values(status=to, finished_at=micros(utc_now()), **values)).rowcount > 0
+
+    def take_session(self, link: sa.Connection, session_key: str, holder: str, host: str) -> bool:
+        """Hold a session for *holder*; False while a task or job that is not over holds it."""
+        import sqlalchemy as sa
+
+        table, now = self.tables.sessions, micros(utc_now())
+        new = upsert(self.dialect, table).values(session_key=session_key, holder=holder, host=host, used_at=now)
+        if link.execute(new.on_conflict_do_nothing().returning(table.c.holder)).first() is not None:
+            return True
+        held = sa.or_(
+            *(
+                sa.exists().where(self.table(kind).c.id == table.c.holder, self.table(kind).c.status.not_in(_OVER))
+                for kind in ("task", "job")
+            )
+        )
+        free = sa.or_(table.c.holder.is_(None), table.c.holder == holder, sa.not_(held))
+        change = table.update().where(table.c.session_key == session_key, free)
+        return link.execute(change.values(holder=holder, host=host, used_at=now)).rowcount > 0
+
+    def session_host(self, link: sa.Connection, session_key: str) -> str | None:
+        """Return the host whose disk has the session's files, if any has."""
+        table = self.tables.sessions
+        query = table.select().with_only_columns(table.c.host).where(table.c.session_key == session_key)
+        return link.execute(query).scalar()
+
+    def _lives(self, executor: str) -> sa.ColumnElement[bool]:
+        import sqlalchemy as sa
+
+        workers = self.tables.workers
+        return sa.exists().where(workers.c.executor == executor, workers.c.state == "live")
+
+    def _add(self, link: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
+        new = upsert(self.dialect, table).values(dict(values)).on_conflict_do_nothing().returning(table.c.id)
+        return link.execute(new).first() is not None
+
+    def _listing(self, table: sa.Table, wanted: Wanted) -> sa.Select[Any]:
+        import sqlalchemy as sa
+
+        scope = wanted.scope
+        query = table.select().where(table.c.tenant == scope.tenant, table.c.project == scope.project)
+        if not wanted.any_agent:
+            query = query.where(table.c.agent == scope.agent)
+        if wanted.status:
+            query = query.where(table.c.status.in_(wanted.status))
+        if wanted.before is not None:
+            moment, item = micros(wanted.before[0]), wanted.before[1]
+            earlier = sa.and_(table.c.created_at == moment, table.c.id < item)
+            query = query.where(sa.or_(table.c.created_at < moment, earlier))
+        return query.order_by(table.c.created_at.desc(), table.c.id.desc()).limit(wanted.limit)
+
+
+def new_row(
+    item: str, spec: TaskSpec | JobSpec, session_key: str, *, body_hash: str, home: str | None
+) -> dict[str, Any]:
+    """Return the columns tasks and jobs share, of a row that is queued now."""
+    scope = spec.scope
+    return {
+        "id": item,
+        "tenant": scope.tenant,
+        "project": scope.project,
+        "agent": scope.agent,
+        "alias": scope.alias,
+        "status": "queued",
+        "session_id": spec.session_id,
+        "session_key": session_key,
+        "body_hash": body_hash,
+        "spec": spec.model_dump_json(),
+        "home": home,
+        "created_at": micros(utc_now()),
+    }
+
+
+def new_task(item: str, spec: TaskSpec, session_key: str, *, body_hash: str, home: str | None) -> dict[str, Any]:
+    """Return the row of a task that is queued now."""
+    shared = new_row(item, spec, session_key, body_hash=body_hash, home=home)
+    return shared | {"mode": spec.mode, "attempt": 0, "restarts": 0}
+
+
+def task_of(row: Mapping[Any, Any]) -> TaskHead:
+    """Return the head a row of tasks holds."""
+    plain = ("id", "status", "mode", "session_key", "attempt", "restarts", "job_id", "step", "home", "host", "executor")
+    more = ("exit_code", "signal", "error_code", "error_message", "stdout_total", "stderr_total", "cancel_reason")
+    return TaskHead(
+        spec=TaskSpec.model_validate_json(row["spec"]),
+        try_=row["try"],
+        stdout_tail=bytes(row["stdout_tail"] or b""),
+        stderr_tail=bytes(row["stderr_tail"] or b""),
+        artifacts=ARTIFACTS.validate_json(row["artifacts"] or "[]"),
+        output_errors=OUTPUT_ERRORS.validate_json(row["output_errors"] or "[]"),
+        endpoints=ENDPOINTS.validate_json(row["endpoints"] or "[]"),
+        **{name: row[name] for name in (*plain, *more)},
+        **_moments(row, (*_MOMENTS, "ready_at")),
+    )
+
+
+def job_of(row: Mapping[Any, Any], tasks: Sequence[TaskHead]) -> JobHead:
+    """Return the head a row of jobs and the rows of its tasks hold."""
+    plain = ("id", "status", "session_key", "home", "host", "executor", "error_code", "error_message", "cancel_reason")
+    spec = JobSpec.model_validate_json(row["spec"])
+    return JobHead(
+        spec=spec,
+        steps=steps_of(spec, tasks, over=row["status"] in TERMINAL),
+        **{name: row[name] for name in plain},
+        **_moments(row, _MOMENTS),
+    )
+
+
+def dump(values: Sequence[Any]) -> str:
+    """Return values of the model as JSON text."""
+    return json.dumps([value.model_dump(mode="json") for value in values], separators=(",", ":"))
+
+
+def _moments(row: Mapping[Any, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: None if row[name] is None else moment_of(row[name]) for name in names}

@@ -1,0 +1,182 @@
+"""The workers: who is alive, by locks on one host and by leases of the database's clock between hosts (spec work §3).
+
+A worker's row never comes back to life: it is buried once, and a worker that finds itself buried ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kdskills.jobs.database import micros, utc_now
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from kdskills.jobs.opening import Work
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A worker as the roster knows it; `leased` tells whether its host answers to the pool."""
+
+    executor: str
+    host: str
+    slot: int
+    leased: bool
+
+
+class Roster:
+    """The table of workers.
+
+    Args:
+        work: Where it is.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._table = work.tables.workers
+
+    def enter(self, executor: str, slot: int) -> None:
+        """Add this worker, which holds the lock of *slot*: whoever had it before is dead. Blocks."""
+        table, now = self._table, micros(utc_now())
+
+        def change(link: sa.Connection) -> None:
+            before = table.update().where(table.c.host == self._work.host, table.c.slot == slot)
+            link.execute(before.values(state="dead"))
+            row = {
+                "executor": executor,
+                "host": self._work.host,
+                "slot": slot,
+                "pid": os.getpid(),
+                "name": socket.gethostname()[:255],
+                "state": "live",
+                "started_at": now,
+                "beat_at": now,
+            }
+            link.execute(table.insert().values(**row, lease_until=self._lease()))
+
+        self._work.database.change(change)
+
+    def beat(self, executor: str) -> bool:
+        """Renew the worker's lease; False when it was buried. Blocks."""
+        table = self._table
+
+        def change(link: sa.Connection) -> bool:
+            mine = table.update().where(table.c.executor == executor, table.c.state == "live")
+            return link.execute(mine.values(beat_at=micros(utc_now()), lease_until=self._lease())).rowcount > 0
+
+        return self._work.database.change(change)
+
+    def leave(self, executor: str) -> None:
+        """Bury this worker, which ends. Blocks."""
+        table = self._table
+        gone = table.update().where(table.c.executor == executor).values(state="dead")
+        self._work.database.change(lambda link: link.execute(gone))
+
+    def bury(self, mine: str | None = None) -> list[str]:
+        """Bury workers that are dead: of this host by their locks, of other hosts by their leases. Blocks.
+
+        Args:
+            mine: The caller's own executor, whose lock is held by the caller itself.
+
+        Returns:
+            Those buried by this call.
+        """
+        gone = [
+            row
+            for row in self._work.database.ask(self.live)
+            if row.host == self._work.host and row.executor != mine and not slot_taken(self._work.state_dir, row.slot)
+        ]
+        table = self._table
+
+        def change(link: sa.Connection) -> list[str]:
+            import sqlalchemy as sa
+
+            named = table.c.executor.in_([row.executor for row in gone])
+            over = sa.and_(table.c.lease_until.is_not(None), table.c.lease_until < self._clock())
+            dead = table.update().where(table.c.state == "live", table.c.executor != (mine or ""), sa.or_(named, over))
+            return list(link.execute(dead.values(state="dead").returning(table.c.executor)).scalars())
+
+        def look(link: sa.Connection) -> bool:
+            over = table.select().where(table.c.state == "live", table.c.lease_until < self._clock())
+            return link.execute(over).first() is not None
+
+        if gone or (self._work.database.dialect == "postgresql" and self._work.database.ask(look)):
+            return self._work.database.change(change)
+        return []
+
+    def live(self, link: sa.Connection) -> list[WorkerRow]:
+        """Return the workers that were not buried."""
+        table = self._table
+        columns = (table.c.executor, table.c.host, table.c.slot, table.c.lease_until)
+        rows = link.execute(table.select().with_only_columns(*columns).where(table.c.state == "live"))
+        return [WorkerRow(row[0], row[1], row[2], row[3] is not None) for row in rows]
+
+    def alive_hosts(self, link: sa.Connection, hosts: Set[str]) -> set[str]:
+        """Return those of *hosts* that have a worker."""
+        return {row.host for row in self.live(link)} & hosts
+
+    def forget(self, before: int) -> None:
+        """Forget buried workers whose last beat was before *before*, in microseconds. Blocks."""
+        table = self._table
+        old = table.delete().where(table.c.state == "dead", table.c.beat_at < before)
+        self._work.database.change(lambda link: link.execute(old))
+
+    def _lease(self) -> sa.ColumnElement[int] | None:
+        if not self._work.pooled:
+            return None
+        return self._clock() + round(self._work.settings.lease_s * 1_000_000)
+
+    def _clock(self) -> sa.ColumnElement[int]:
+        """Return the database's own time in microseconds: hosts' clocks differ."""
+        import sqlalchemy as sa
+
+        if self._work.database.dialect == "postgresql":
+            return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1_000_000, sa.BigInteger)
+        return sa.literal(micros(utc_now()), sa.BigInteger)
+
+
+def slot_file(state_dir: Path, slot: int) -> Path:
+    """Return the lock of a worker's slot; one worker per host and slot holds it for life."""
+    return state_dir / f"worker-{slot}.lock"
+
+
+def slot_taken(state_dir: Path, slot: int) -> bool:
+    """Whether a worker lives in *slot* of this host."""
+    try:
+        fd = os.open(slot_file(state_dir, slot), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def hold_slot(state_dir: Path, slot: int) -> Iterator[bool]:
+    """Hold the lock of *slot* inside the block; gives False when another worker holds it."""
+    fd = os.open(slot_file(state_dir, slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield _locked(fd)
+    finally:
+        os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
