@@ -1,0 +1,153 @@
+"""`tokens.*`: make, list and revoke the tokens of a project (spec service §2)."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from pydantic import Field
+
+from kdskills.app.identity import Identity
+from kdskills.app.operations.scoped import ProjectInput, who
+from kdskills.app.operations.table import Context, Operation, Output
+from kdskills.errors import CallRefused
+from kdskills.jobs.database import utc_now
+
+if TYPE_CHECKING:
+    from kdskills.app.host import Host
+    from kdskills.app.tokens import Token
+
+ERRORS: Final = ("not_found", "project_invalid", "database_unavailable")
+
+
+class CreateToken(ProjectInput):
+    """Whose token, and what it may do."""
+
+    agent: str = Field(max_length=128, description="The consumer the policy of skills is asked for.")
+    scopes: tuple[str, ...] = Field(
+        max_length=16, description="Among `skills:read`, `skills:write`, `work:run`, `work:read`, `admin`."
+    )
+    label: str = Field("", max_length=200, description="What it is for, in words.")
+    allowed_tools: tuple[str, ...] | None = Field(
+        None, max_length=256, description="Operations it may run; none given means all its scopes allow."
+    )
+    requests_per_minute: int | None = Field(None, ge=1, le=10**9, description="Requests it may make in a minute.")
+    concurrent_work: int | None = Field(None, ge=1, le=10**6, description="Tasks and jobs it may have at one time.")
+    body_bytes: int | None = Field(None, ge=1, le=2**40, description="Bytes a request of it may have.")
+    expires_in_days: float | None = Field(None, gt=0, le=36500, description="Days until it ends by itself.")
+
+
+class TokenOut(Output):
+    """What is known of a token; the secret is not."""
+
+    id: str
+    label: str
+    project: str
+    agent: str
+    scopes: tuple[str, ...]
+    allowed_tools: tuple[str, ...] | None
+    requests_per_minute: int | None
+    concurrent_work: int | None
+    body_bytes: int | None
+    created_at: datetime
+    created_by: str
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+class NewTokenOut(TokenOut):
+    """A new token; `token` is its text, shown this once."""
+
+    token: str
+
+
+class TokensOut(Output):
+    """Tokens, the latest first; revoked and expired ones too."""
+
+    tokens: tuple[TokenOut, ...]
+
+
+class RevokeToken(ProjectInput):
+    """Which token ends."""
+
+    id: str = Field(min_length=1, max_length=64, description="The token's public id.")
+
+
+def _facts(token: Token) -> dict[str, object]:
+    return {
+        "id": token.id,
+        "label": token.label,
+        "project": token.project,
+        "agent": token.agent,
+        "scopes": tuple(sorted(token.scopes)),
+        "allowed_tools": None if token.allowed_tools is None else tuple(sorted(token.allowed_tools)),
+        "requests_per_minute": token.limits.requests_per_minute,
+        "concurrent_work": token.limits.concurrent_work,
+        "body_bytes": token.limits.body_bytes,
+        "created_at": token.created_at,
+        "created_by": token.created_by,
+        "expires_at": token.expires_at,
+        "revoked_at": token.revoked_at,
+    }
+
+
+def _check_not_wider(identity: Identity, allowed: tuple[str, ...] | None) -> None:
+    """Refuse a token that may run what its maker may not."""
+    mine = identity.allowed_tools
+    if mine is None:
+        return
+    beyond = sorted(set(allowed) - mine) if allowed is not None else ["all others"]
+    if beyond:
+        message = f"this caller may not run {', '.join(beyond)}, so a token it makes may not either"
+        raise CallRefused(message, code="tool_not_allowed", tools=beyond)
+
+
+async def create(host: Host, given: CreateToken, context: Context) -> NewTokenOut:
+    """Make a token, and its project if that is not there."""
+    from kdskills.app.tokens import TokenLimits
+
+    project = given.of(context)
+    _check_not_wider(context.identity, given.allowed_tools)
+    days = given.expires_in_days
+    token, text = await host.tokens.create(
+        project,
+        given.agent,
+        given.scopes,
+        label=given.label,
+        allowed_tools=given.allowed_tools,
+        limits=TokenLimits(given.requests_per_minute, given.concurrent_work, given.body_bytes),
+        expires_at=None if days is None else utc_now() + timedelta(days=days),
+        who=who(context),
+        request_id=context.request_id,
+    )
+    return NewTokenOut.model_validate({**_facts(token), "token": text})
+
+
+async def list_tokens(host: Host, given: ProjectInput, context: Context) -> TokensOut:
+    """List the tokens of a project; the machine's own account sees all unless it names one."""
+    everything = context.identity.local and given.project is None
+    found = await host.tokens.list(None if everything else given.of(context))
+    return TokensOut(tokens=tuple(TokenOut.model_validate(_facts(token)) for token in found))
+
+
+async def revoke(host: Host, given: RevokeToken, context: Context) -> TokenOut:
+    """End a token, from the next request on."""
+    anywhere = context.identity.local and given.project is None
+    project = None if anywhere else given.of(context)
+    done = await host.tokens.revoke(given.id, project=project, who=who(context), request_id=context.request_id)
+    return TokenOut.model_validate(_facts(done))
+
+
+CREATE_TOKEN = Operation(
+    "tokens.create",
+    "Make a token; its text is shown this once.",
+    CreateToken,
+    NewTokenOut,
+    ("agent_invalid", "scope_unknown", "tool_not_allowed", *ERRORS),
+    create,
+    scope="admin",
+)
+LIST_TOKENS = Operation(
+    "tokens.list", "List tokens.", ProjectInput, TokensOut, ERRORS, list_tokens, scope="admin", reads=True
+)
+REVOKE_TOKEN = Operation("tokens.revoke", "End a token.", RevokeToken, TokenOut, ERRORS, revoke, scope="admin")
