@@ -1,0 +1,155 @@
+"""The Skills extension of MCP: listing, entries, directories and files of what one caller may use (spec runtime §5)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+from typing import Any, Final
+
+import mcp_types as types
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.shared.exceptions import MCPError
+
+from kdskills.app import Host
+from kdskills.app.identity import Identity
+from kdskills.app.publication import NOT_FOUND, Entry, Publication
+from kdskills.errors import KdskillsError, NotFound
+
+EXTENSION: Final = "io.modelcontextprotocol/skills"
+PAGE: Final = 100
+ENVELOPE: Final[dict[str, Any]] = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+"""Policy is per consumer and may change at any moment: nothing is kept, nothing is shared."""
+
+Ctx = ServerRequestContext[Any, Any]
+WhoAsks = Callable[[Ctx], Identity]
+
+
+class Uri(types.RequestParams):
+    """One skill or file, named by its uri."""
+
+    uri: str
+
+
+class Directory(Uri):
+    """One directory, and where to go on."""
+
+    cursor: str | None = None
+
+
+class Skills:
+    """Answers the extension's methods for *host*; `who` tells who asks."""
+
+    def __init__(self, host: Host, who: WhoAsks) -> None:
+        self._host = host
+        self._who = who
+        self._kept: dict[tuple[str, str], Entry] = {}
+
+    def add_to(self, server: Server[Any]) -> None:
+        """Register methods and the capability."""
+        server.extensions[EXTENSION] = {"directoryRead": True}
+        server.middleware.append(self._declare)
+        server.add_request_handler("skills/list", types.PaginatedRequestParams, self._list)
+        server.add_request_handler("skills/get", Uri, self._get)
+        server.add_request_handler("resources/directory/read", Directory, self._directory)
+        server.add_request_handler("resources/list", types.PaginatedRequestParams, self._resources)
+        server.add_request_handler("resources/read", types.ReadResourceRequestParams, self._read)
+
+    async def _declare(self, ctx: Ctx, call_next: CallNext) -> HandlerResult:
+        """Declare the extension to clients of 2025-11-25, too: that protocol's form of capabilities would drop it."""
+        result = await call_next(ctx)
+        if ctx.method == "initialize" and isinstance(result, dict):
+            result["capabilities"] = {**result["capabilities"], "extensions": {EXTENSION: {"directoryRead": True}}}
+        return result
+
+    async def _publication(self, ctx: Ctx) -> Publication:
+        try:
+            return await self._host.publication(self._who(ctx), self._kept)
+        except KdskillsError as error:
+            raise MCPError(types.INVALID_PARAMS, error.message, error.to_json()["error"]) from error
+
+    async def _list(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
+        entries = (await self._publication(ctx)).entries()[0]
+        page, following = page_of(entries, params.cursor)
+        return {"skills": [entry_json(entry) for entry in page], **following, **ENVELOPE}
+
+    async def _get(self, ctx: Ctx, params: Uri) -> dict[str, Any]:
+        publication = await self._publication(ctx)
+        entry: Entry = found(lambda: publication.get(params.uri))
+        return {"skill": entry_json(entry), **ENVELOPE}
+
+    async def _directory(self, ctx: Ctx, params: Directory) -> dict[str, Any]:
+        publication = await self._publication(ctx)
+        children = found(lambda: publication.children(params.uri))
+        start = position([child.uri for child in children], params.cursor)
+        page = children[start : start + PAGE]
+        rows = [
+            {"uri": child.uri, "name": child.name, "mimeType": child.media_type}
+            | ({} if child.size is None else {"size": child.size})
+            for child in page
+        ]
+        more = start + PAGE < len(children)
+        return {"resources": rows} | ({"nextCursor": cursor_of(page[-1].uri)} if more else {})
+
+    async def _resources(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
+        entries = (await self._publication(ctx)).entries()[0]
+        page, following = page_of(entries, params.cursor)
+        rows = [
+            {"uri": entry.uri, "name": entry.name, "description": entry.description, "mimeType": "text/markdown"}
+            for entry in page
+        ]
+        return {"resources": rows, **following, **ENVELOPE}
+
+    async def _read(self, ctx: Ctx, params: types.ReadResourceRequestParams) -> dict[str, Any]:
+        publication = await self._publication(ctx)
+        file, data = found(lambda: publication.read(str(params.uri)))
+        content: dict[str, Any] = {"uri": file.uri, "mimeType": file.media_type}
+        try:
+            content["text"] = data.decode("utf-8")
+        except UnicodeDecodeError:
+            content["blob"] = base64.b64encode(data).decode("ascii")
+        return {"contents": [content], **ENVELOPE}
+
+
+def found(look: Callable[[], Any]) -> Any:
+    """Return what *look* finds; what is unknown or refused is one error with one text (spec runtime §5)."""
+    try:
+        return look()
+    except NotFound as error:
+        raise MCPError(types.INVALID_PARAMS, NOT_FOUND) from error
+
+
+def entry_json(entry: Entry) -> dict[str, Any]:
+    """Return an entry as the extension has it."""
+    return {
+        "uri": entry.uri,
+        "frontmatter": dict(entry.frontmatter),
+        "resources": [{"uri": file.uri, "digest": file.digest, "size": file.size} for file in entry.files],
+    }
+
+
+def page_of(entries: tuple[Entry, ...], cursor: str | None) -> tuple[tuple[Entry, ...], dict[str, str]]:
+    """Return a page of whole entries, and the cursor of the next. Raises MCPError for a cursor that is none of ours."""
+    start = position([entry.uri for entry in entries], cursor)
+    page = entries[start : start + PAGE]
+    more = start + PAGE < len(entries)
+    return page, {"nextCursor": cursor_of(page[-1].uri)} if more else {}
+
+
+def cursor_of(uri: str) -> str:
+    """Return the cursor of what comes after *uri*: it stays right when skills come and go between two pages."""
+    return base64.urlsafe_b64encode(uri.encode()).decode("ascii")
+
+
+def position(uris: list[str], cursor: str | None) -> int:
+    """Return where the page of *cursor* begins in sorted *uris*. Raises MCPError."""
+    if cursor is None:
+        return 0
+    try:
+        last = base64.b64decode(cursor, altchars=b"-_", validate=True).decode()
+    except (binascii.Error, UnicodeError, ValueError) as error:
+        raise MCPError(types.INVALID_PARAMS, NOT_FOUND) from error
+    if not last.startswith("skill://"):
+        raise MCPError(types.INVALID_PARAMS, NOT_FOUND)
+    return next((number for number, uri in enumerate(uris) if uri > last), len(uris))
