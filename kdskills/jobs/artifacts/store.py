@@ -37,6 +37,10 @@ class ArtifactStore:
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
 
+    async def measure(self, source: Path) -> Stored:
+        """Return digest and size of a file, which is not kept. Raises OSError."""
+        return await asyncio.to_thread(_hashed, source)
+
     async def put(self, project: str, source: Path) -> Stored:
         """Keep the file at *source*; it is streamed and must not change meanwhile.
 
@@ -44,7 +48,7 @@ class ArtifactStore:
             OSError: The file cannot be read.
             ArtifactStoreUnavailable: The storage does not answer.
         """
-        found = await asyncio.to_thread(_hashed, source)
+        found = await self.measure(source)
         key = blob_key(project, found.sha256)
         if await self._blobs.size(key) != found.size:
             await self._blobs.put(key, source)

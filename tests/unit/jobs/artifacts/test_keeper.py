@@ -1,0 +1,189 @@
+"""Artifacts with their provenance: who may read them, what storing twice does, and when bytes are forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from kdskills.errors import NotFound
+from kdskills.jobs.artifacts import ArtifactKeeper, ArtifactStore, artifact_id, open_artifacts
+from kdskills.jobs.artifacts.keeper import STALE, _note
+from kdskills.jobs.database import Database, micros, utc_now
+from kdskills.jobs.heads import TaskHead
+from kdskills.jobs.model import Command, Placement, Scope, TaskSpec
+from kdskills.jobs.tables import WorkTables
+
+SCOPE = Scope(tenant="t", project="p", agent="a")
+
+
+@dataclass(frozen=True)
+class Left:
+    """A file a program left."""
+
+    path: str
+    file: Path
+    mode: int = 0o644
+
+
+def head(task: str = "task_1", scope: Scope = SCOPE, job: str | None = None) -> TaskHead:
+    """A task that is over."""
+    placement = Placement(engine="bubblewrap", skill_name="public.hello", version_hash="sha256:" + "0" * 64)
+    spec = TaskSpec(scope=scope, session_id="s", command=Command(argv=("true",)), placement=placement)
+    return TaskHead(
+        id=task, spec=spec, status="succeeded", mode="batch", session_key="k", created_at=utc_now(), job_id=job
+    )
+
+
+class Place:
+    """A keeper with its database and store in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tables = WorkTables()
+        self.database = Database(f"sqlite:///{folder / 'work.db'}")
+        self.database.create(self.tables.metadata)
+        self.store: ArtifactStore = open_artifacts(str(folder / "kept"))
+        self.keeper = ArtifactKeeper(self.store, self.database, self.tables, folder / "cache")
+
+    def left(self, path: str, data: bytes) -> Left:
+        """Write an output."""
+        file = self.folder / hashlib.sha256(path.encode() + data).hexdigest()
+        file.write_bytes(data)
+        return Left(path, file)
+
+    def note(self, project: str, sha256: str, age: timedelta) -> None:
+        """Note that somebody began to delete bytes that long ago."""
+        values = {"name": _note(project, sha256), "value": str(micros(utc_now() - age))}
+        self.database.change(lambda link: link.execute(self.tables.meta.insert().values(values)))
+
+    def notes(self) -> int:
+        """Return how many notes stand."""
+        return len(self.database.ask(lambda link: link.execute(self.tables.meta.select()).all()))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A place to keep artifacts in."""
+    return Place(tmp_path)
+
+
+async def test_provenance_is_kept(place: Place) -> None:
+    """An artifact tells its name, content, type, task, job, skill and version."""
+    (ref,) = await place.keeper.keep(head(job="job_1"), [place.left("out/data.csv", b"a,b\n")])
+    assert (ref.artifact_id, ref.path, ref.size, ref.mime) == (
+        artifact_id("task_1", "out/data.csv"), "out/data.csv", 4, "text/csv",
+    )  # fmt: skip
+    found = await place.keeper.find(SCOPE, ref.artifact_id)
+    assert (found.task_id, found.job_id, found.skill_name, found.version_hash, found.sha256) == (
+        "task_1", "job_1", "public.hello", "sha256:" + "0" * 64, hashlib.sha256(b"a,b\n").hexdigest(),
+    )  # fmt: skip
+
+
+async def test_keeping_again_is_keeping_once(place: Place) -> None:
+    """A worker that stores a task's outputs a second time, after a crash, gets the same ids."""
+    files = [place.left("a", b"1"), place.left("b", b"1")]
+    first = await place.keeper.keep(head(), files)
+    assert await place.keeper.keep(head(), files) == first
+    assert len({ref.artifact_id for ref in first}) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [Scope(tenant="t", project="q", agent="a"), Scope(tenant="u", project="p", agent="a")],
+    ids=["project", "tenant"],
+)
+async def test_other_projects_find_nothing(place: Place, other: Scope) -> None:
+    """Another project's or tenant's id reads like one that does not exist."""
+    (ref,) = await place.keeper.keep(head(), [place.left("a", b"1")])
+    with pytest.raises(NotFound) as theirs:
+        await place.keeper.find(other, ref.artifact_id)
+    with pytest.raises(NotFound) as nothing:
+        await place.keeper.find(other, "art_nothing")
+    assert theirs.value.to_json()["error"]["code"] == nothing.value.to_json()["error"]["code"] == "not_found"
+    with pytest.raises(NotFound):
+        await place.keeper.fetch(other, ref.artifact_id)
+
+
+async def test_agents_of_a_project_share_artifacts(place: Place) -> None:
+    """Artifacts belong to the project: another agent of it may use them as inputs."""
+    (ref,) = await place.keeper.keep(head(), [place.left("a", b"1")])
+    assert (await place.keeper.find(SCOPE.model_copy(update={"agent": "b"}), ref.artifact_id)).agent == "a"
+
+
+async def test_fetched_copies_are_whole_and_used_again(place: Place) -> None:
+    """A copy for a program has the right bytes; asked for again it is the same file."""
+    (ref,) = await place.keeper.keep(head(), [place.left("a", b"input")])
+    first = await place.keeper.fetch(SCOPE, ref.artifact_id)
+    assert first.read_bytes() == b"input"
+    await place.store.delete("p", ref.sha256)
+    assert await place.keeper.fetch(SCOPE, ref.artifact_id) == first
+
+
+async def test_old_copies_go(place: Place) -> None:
+    """A copy nobody asked for in a day is removed; its artifact is not."""
+    refs = await place.keeper.keep(head(), [place.left("a", b"old"), place.left("b", b"new")])
+    copy = await place.keeper.fetch(SCOPE, refs[0].artifact_id)
+    os.utime(copy, (1, 1))
+    await place.keeper.fetch(SCOPE, refs[1].artifact_id)
+    assert not copy.is_file()
+    assert (await place.keeper.fetch(SCOPE, refs[0].artifact_id)).read_bytes() == b"old"
+
+
+async def test_bytes_go_with_their_last_artifact(place: Place) -> None:
+    """Forgetting a task keeps bytes another task of the project has, and deletes those nobody has."""
+    await place.keeper.keep(head("task_1"), [place.left("a", b"shared"), place.left("b", b"alone")])
+    await place.keeper.keep(head("task_2"), [place.left("c", b"shared")])
+    shared, alone = (hashlib.sha256(data).hexdigest() for data in (b"shared", b"alone"))
+    await place.keeper.forget(["task_1"])
+    assert (await place.store.has("p", shared), await place.store.has("p", alone)) == (True, False)
+    with pytest.raises(NotFound):
+        await place.keeper.find(SCOPE, artifact_id("task_1", "a"))
+    await place.keeper.forget(["task_2", "task_2", "unknown"])
+    assert (await place.store.has("p", shared), place.notes()) == (False, 0)
+
+
+async def test_forgetting_nothing_is_nothing(place: Place) -> None:
+    """No tasks, no change."""
+    await place.keeper.keep(head(), [place.left("a", b"1")])
+    await place.keeper.forget([])
+    await place.keeper.find(SCOPE, artifact_id("task_1", "a"))
+
+
+async def test_bytes_being_deleted_are_waited_for(place: Place) -> None:
+    """Who stores bytes that are just being deleted waits, and has them in the end."""
+    left = place.left("a", b"again")
+    sha256 = hashlib.sha256(b"again").hexdigest()
+    place.note("p", sha256, timedelta())
+    keeping = asyncio.create_task(place.keeper.keep(head(), [left]))
+    done, _ = await asyncio.wait([keeping], timeout=0.5)
+    assert done == set()
+    place.database.change(lambda link: link.execute(place.tables.meta.delete()))
+    (ref,) = await asyncio.wait_for(keeping, 60)
+    assert await place.store.has("p", ref.sha256)
+
+
+async def test_a_note_of_the_dead_holds_nobody_up(place: Place) -> None:
+    """The note of a process that died while deleting is overruled."""
+    left = place.left("a", b"again")
+    place.note("p", hashlib.sha256(b"again").hexdigest(), STALE * 2)
+    (ref,) = await asyncio.wait_for(place.keeper.keep(head(), [left]), 60)
+    assert (await place.store.has("p", ref.sha256), place.notes()) == (True, 0)
+
+
+async def test_storing_and_forgetting_at_once_leaves_no_row_without_bytes(place: Place) -> None:
+    """However storing and forgetting of one content interleave, every row has its bytes."""
+    left = [place.left(name, b"same") for name in "abcdef"]
+    await place.keeper.keep(head("task_0"), left[:1])
+    for number in range(1, 6):
+        await asyncio.gather(
+            place.keeper.forget([f"task_{number - 1}"]),
+            place.keeper.keep(replace(head(), id=f"task_{number}"), [left[number]]),
+        )
+        ref = await place.keeper.find(SCOPE, artifact_id(f"task_{number}", "abcdef"[number]))
+        assert await place.store.has("p", ref.sha256)
