@@ -173,6 +173,7 @@ class CallIdentity:
     call_id: str | None = None
     namespace: str | None = None
     request_id: str | None = None
+    epoch: str = ""  # of the facade: without it, an id of an earlier run would be taken for the same
 
     @property
     def strong(self) -> bool:
@@ -210,60 +211,128 @@ CallState = Literal["claimed", "running", "overdue", "unknown", "done"]
 
 
 @dataclass(frozen=True, slots=True)
+class StoredAnswer:
+    """An answer as a journal keeps it, so that a replay says the very same (§4 Journal).
+
+    Attributes:
+        payload: `{"contentItems": [...], "success": bool}`, fit for the wire.
+        handled: Whether a handler's own answer it is.
+        error: The text again, when it tells of a failure.
+    """
+
+    payload: JsonObject
+    handled: bool
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class JournalRow:
-    """One call in a journal (§4 Journal)."""
+    """One call in a journal (§4 Journal); times are seconds since 1970 by the journal's own clock.
+
+    Attributes:
+        key: What names the call.
+        state: Where it stands.
+        owner: The attempt that may move it on.
+        idempotent: Whether it may run again when its owner died while it ran.
+        lease_until: When its owner counts as dead unless it renews.
+        alive: Whether that moment was still to come when the row was read.
+        answer: What the model was answered, or is to be.
+        late: What came after the model had been answered otherwise.
+        told: Whether the model is known to have seen `answer`.
+        created_at: When the call was first claimed.
+    """
 
     key: str
     state: CallState
     owner: str
     idempotent: bool
     lease_until: float
-    response: Mapping[str, Any] | None = None
-    late_response: Mapping[str, Any] | None = None
-    accepted_by: str | None = None  # the connection on which the stored answer was accepted
+    alive: bool
     session_id: str = ""
+    thread_id: str | None = None
     turn_id: str | None = None
+    call_id: str | None = None
+    namespace: str | None = None
     tool: str = ""
+    answer: StoredAnswer | None = None
+    late: StoredAnswer | None = None
+    told: bool = False
+    created_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What asking for a call came to: *mine* says the caller must now run or refuse it."""
+
+    row: JournalRow
+    mine: bool
 
 
 class CallJournal(Protocol):
-    """Keeps what became of each call, so that effects happen once (§4). Every method is one transaction.
+    """Keeps what became of each call, so that effects happen once (§4). Every method is one transaction, and blocks.
 
-    Implementations: `SqlJournal` (SQLite or PostgreSQL) and `MemoryJournal`; both block and are called from threads.
+    Implementations: `SqlJournal` (SQLite or PostgreSQL) and `MemoryJournal`. An *owner* is one attempt of one worker: a
+    second attempt has another name, so that what a first one says too late changes nothing.
     """
 
-    def claim(self, key: str, identity: CallIdentity, owner: str, lease_s: float, *, idempotent: bool) -> JournalRow:
-        """Insert a `claimed` row, or take over one by compare-and-swap when its owner is dead, or return it as it is."""
+    shared: bool
+    """Whether other processes see the same rows: only then is a refusal left to them for a while."""
+
+    def claim(self, key: str, identity: CallIdentity, owner: str, lease_s: float, *, idempotent: bool) -> Claim:
+        """Insert a `claimed` row, or take one over by compare-and-swap when its owner is dead, or return it as it is.
+
+        A dead owner's `claimed` row may be taken by anyone; its `running` row only when the row and this caller are
+        *idempotent*.
+        """
         ...
 
     def start(self, key: str, owner: str) -> bool:
         """`claimed` to `running`; False when the row is not this owner's any more."""
         ...
 
-    def finish(self, key: str, owner: str, response: Mapping[str, Any]) -> JournalRow:
-        """Commit the answer: `running` to `done`; after `overdue` or `unknown` it becomes the late response."""
+    def finish(self, key: str, owner: str, answer: StoredAnswer) -> JournalRow | None:
+        """Commit the answer: `claimed` or `running` to `done`; after `overdue` or `unknown` it becomes the late one.
+
+        Returns the row as it stands then, whoever moved it; None when it was purged.
+        """
         ...
 
-    def give_up(self, key: str, owner: str, state: CallState, response: Mapping[str, Any]) -> JournalRow:
-        """Commit `overdue` or `unknown` with the answer given instead."""
+    def overdue(self, key: str, owner: str, answer: StoredAnswer) -> JournalRow | None:
+        """Commit the answer given when a deadline passed: `claimed` or `running` to `overdue`."""
         ...
 
-    def accepted(self, key: str, connection: str) -> None:
-        """Note that the stored answer was accepted on this connection."""
+    def lose(self, key: str, owner: str, answer: StoredAnswer, *, dead: bool = True) -> JournalRow | None:
+        """Commit that nobody knows: `running` to `unknown`, if *owner*'s lease has run out (or not *dead*: its own wish)."""
         ...
 
     def get(self, key: str) -> JournalRow | None:
         """Return the row, or None."""
         ...
 
-    def renew(self, owner: str, lease_s: float) -> None:
-        """Push out the lease of every row this owner holds."""
+    def renew(self, keys: Mapping[str, str], lease_s: float) -> None:
+        """Push out the leases of these rows, given as key and owner."""
         ...
 
     def running(self, session_id: str) -> Sequence[JournalRow]:
-        """Return rows of this session that are claimed or running."""
+        """Return the rows of this session that are claimed or running under a live lease (§3 Busy)."""
         ...
 
-    def outcomes(self, session_id: str, turn_id: str | None) -> Sequence[JournalRow]:
-        """Return rows of this session whose outcome the model was not told (context `kdskills_outcomes`)."""
+    def calls(self, session_id: str, turn_id: str | None = None) -> Sequence[JournalRow]:
+        """Return the rows of this session, or of one turn, oldest first (§5 Receipt)."""
+        ...
+
+    def outcomes(self, session_id: str, turn_id: str | None = None) -> Sequence[JournalRow]:
+        """Return the rows outside *turn_id* with an answer, a late answer or a loss the model was not told (§4 Journal)."""
+        ...
+
+    def tell(self, keys: Sequence[str]) -> None:
+        """Note that the model was told what `outcomes` returned of these rows."""
+        ...
+
+    def settle(self, session_id: str, turn_id: str) -> None:
+        """Note that a turn completed: the model has seen every answer given in it."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections."""
         ...

@@ -1,0 +1,59 @@
+"""Arguments checked against the whole schema before a handler sees them (spec remote §4 Running)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kdskills.errors import MissingExtra
+from kdskills.remote.ports import JsonObject
+
+PERMISSIVE: Final[JsonObject] = {"type": "object", "properties": {}, "additionalProperties": True}
+"""The schema of a handler that declares nothing; it checks nothing."""
+MAX_FAULTS: Final = 20
+MAX_WORDS: Final = 300
+
+
+def faults(schema: JsonObject, arguments: Any) -> list[str]:
+    """Return what is wrong with *arguments*, each as `path: words`, sorted by path; empty when nothing is.
+
+    Absent arguments count as an empty object. No schema is fetched from anywhere: a `$ref` that leaves the schema is a
+    fault.
+
+    Raises:
+        MissingExtra: The package that checks schemas is not installed.
+    """
+    if schema == PERMISSIVE:
+        return []
+    try:
+        from jsonschema import Draft202012Validator
+        from referencing import Registry
+        from referencing.exceptions import Unresolvable
+    except ImportError:
+        raise MissingExtra("checking the arguments of remote skills", "codex") from None
+    validator = Draft202012Validator(schema, registry=Registry())
+    try:
+        found = [
+            (_path(error.absolute_path), _words(error.message))
+            for error, _ in zip(
+                validator.iter_errors({} if arguments is None else arguments), range(10 * MAX_FAULTS), strict=False
+            )
+        ]
+    except Unresolvable as error:
+        return [f"$: the skill's schema refers to {_words(str(error.ref))}, which is not in it"]
+    except RecursionError:
+        return ["$: nested too deeply"]
+    found.sort()
+    words = [f"{path}: {message}" for path, message in found]
+    return words if len(words) <= MAX_FAULTS else [*words[:MAX_FAULTS], f"and {len(words) - MAX_FAULTS} more"]
+
+
+def _path(parts: Any) -> str:
+    text = "$"
+    for part in parts:
+        text += f"[{part}]" if isinstance(part, int) else f".{str(part)[:80]}"
+    return text
+
+
+def _words(message: str) -> str:
+    flat = " ".join(message.split())
+    return flat if len(flat) <= MAX_WORDS else f"{flat[:MAX_WORDS]}…"

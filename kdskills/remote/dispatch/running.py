@@ -1,0 +1,147 @@
+"""Bounded running under a deadline: threads for sync sessions, tasks and threads for async ones (spec remote §4 Running)."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Awaitable
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from kdskills.remote.dispatch.execution import Execution
+from kdskills.remote.dispatch.threads import Threads
+
+
+class Runner(Protocol):
+    """Gives an execution a slot and waits for its end."""
+
+    async def run(self, execution: Execution, seconds: float | None) -> bool:
+        """Return True when it ended in time; otherwise its waiter gives up, and it may go on."""
+        ...
+
+
+class BlockingRunner:
+    """Runs handlers of sync sessions: on threads under a deadline, without one right here.
+
+    Args:
+        slots: Handlers that run at once under deadlines.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots = threading.BoundedSemaphore(slots)
+        self._threads = Threads()
+
+    async def run(self, execution: Execution, seconds: float | None) -> bool:
+        """As `Runner.run`; never suspends."""
+        if seconds is None:
+            execution.run()
+            return True
+        until = time.monotonic() + seconds
+        if not self._slots.acquire(timeout=max(0.0, seconds)):
+            return False
+
+        def work() -> None:
+            try:
+                execution.run()
+            finally:
+                self._slots.release()
+
+        self._threads.start(work)
+        return execution.ended.wait(max(0.0, until - time.monotonic()))
+
+
+class LoopRunner:
+    """Runs handlers of async sessions: coroutine functions as tasks, plain functions on threads.
+
+    Args:
+        slots: Handlers that run at once, of both kinds together.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._count = slots
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._threads = Threads()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, execution: Execution, seconds: float | None) -> bool:
+        """As `Runner.run`; a task whose waiter gave up is cancelled, a thread keeps its slot until it ends."""
+        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._count))
+        turn = _Turn(execution, slots, self._threads)
+        task = asyncio.create_task(turn.take())
+        self._tasks.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=None if seconds is None else max(0.0, seconds))
+        except asyncio.CancelledError:  # the waiter goes; what began goes on and is written down
+            if not turn.inside:
+                task.cancel()
+            raise
+        if not done:
+            turn.stop(task)
+            return False
+        await task  # a defect of ours is raised here, not lost
+        return True
+
+
+class _Turn:
+    """One execution's way through a slot."""
+
+    def __init__(self, execution: Execution, slots: asyncio.Semaphore, threads: Threads) -> None:
+        self._execution = execution
+        self._slots = slots
+        self._threads = threads
+        self._handler: asyncio.Task[Any] | None = None
+        self.inside = False
+
+    def stop(self, task: asyncio.Task[None]) -> None:
+        """Cancel what can be cancelled: the place in the queue, or the handler's own task."""
+        if not self.inside:
+            task.cancel()
+        elif self._handler is not None:
+            self._handler.cancel()
+
+    async def take(self) -> None:
+        """Wait for a slot, run, give the slot back."""
+        async with self._slots:
+            self.inside = True
+            try:
+                await self._run()
+            except asyncio.CancelledError:  # nobody cancels this task once it is inside but a loop that closes
+                if self._execution.on_loop and not self._execution.ended.is_set():
+                    self._execution.abandon()
+                raise
+
+    async def _run(self) -> None:
+        execution = self._execution
+        if not execution.on_loop:
+            value = await self._threads.call(execution.run, unheard=_drop)
+            if value is None:
+                return
+        elif not await self._threads.call(execution.begin):
+            return
+        else:
+            value = execution.invoke()
+        if execution.raised is None and inspect.isawaitable(value):
+            value = await self._awaited(value)
+        await self._threads.call(lambda: execution.complete(value))
+
+    async def _awaited(self, value: Awaitable[Any]) -> Any:
+        self._handler = asyncio.create_task(_caught(value, self._execution), context=self._execution.context)
+        return await asyncio.shield(self._handler)
+
+
+async def _caught(value: Awaitable[Any], execution: Execution) -> Any:
+    """Await a handler's awaitable; what it raises is kept, so that not even `SystemExit` reaches the loop."""
+    try:
+        return await value
+    except BaseException as error:  # noqa: BLE001 - every exception of a handler is answered (spec remote §4)
+        execution.raised = error
+        return None
+
+
+def _drop(left: Awaitable[Any] | None) -> None:
+    close = getattr(left, "close", None)
+    if callable(close):
+        close()

@@ -1,0 +1,81 @@
+"""Daemon threads for handlers: one that hangs keeps its slot, never the interpreter's end (spec remote §4 Running)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+IDLE_S: Final = 10.0
+
+
+class Threads:
+    """Runs functions on daemon threads, reusing those that are idle; how many run at once is the caller's matter.
+
+    The functions must not raise: what they have to say they keep themselves.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._idle = 0
+        self._ready = threading.Condition()
+
+    def start(self, function: Callable[[], None]) -> None:
+        """Run *function* on a thread at once."""
+        with self._ready:
+            self._waiting.append(function)
+            if self._idle >= len(self._waiting):
+                self._ready.notify()
+                return
+        threading.Thread(target=self._work, name="kdskills-handler", daemon=True).start()
+
+    async def call(self, function: Callable[[], T], *, unheard: Callable[[T], None] | None = None) -> T:
+        """Run *function* on a thread and wait for it on the running loop; a waiter that is cancelled does not stop it.
+
+        Args:
+            function: May raise; the waiter gets what it raises.
+            unheard: Called with the value when the loop was closed meanwhile.
+        """
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[T] = loop.create_future()
+
+        def work() -> None:
+            try:
+                value, error = function(), None
+            except BaseException as raised:  # noqa: BLE001 - raised again where it is waited for
+                value, error = None, raised
+            try:
+                loop.call_soon_threadsafe(_settle, ended, value, error)
+            except RuntimeError:  # the loop is closed
+                if unheard is not None and error is None:
+                    unheard(value)  # type: ignore[arg-type]
+
+        self.start(work)
+        return await ended
+
+    def _work(self) -> None:
+        while (function := self._next()) is not None:
+            function()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._ready:
+            if not self._waiting:
+                self._idle += 1
+                try:
+                    self._ready.wait_for(lambda: self._waiting, timeout=IDLE_S)
+                finally:
+                    self._idle -= 1
+            return self._waiting.popleft() if self._waiting else None
+
+
+def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(value)

@@ -1,0 +1,11 @@
+"""Where it is written down what became of each call, so that effects happen once (spec remote §4).
+
+`identity` names calls, `states` is the table of moves, `MemoryJournal` serves one process, `SqlJournal` every worker that
+opens the same SQLite file or PostgreSQL database; its tables are made by the Alembic migrations beside it.
+"""
+
+from kdskills.remote.journal.identity import arguments_digest, strong_key
+from kdskills.remote.journal.memory import MemoryJournal
+from kdskills.remote.journal.sql import JournalUnavailable, SqlJournal, journal_url
+
+__all__ = ["JournalUnavailable", "MemoryJournal", "SqlJournal", "arguments_digest", "journal_url", "strong_key"]

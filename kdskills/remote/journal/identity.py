@@ -1,0 +1,105 @@
+"""What names a call: strong for good, weak while this facade lives, or nothing (spec remote §4 Identity)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import uuid
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kdskills.remote.ports import CallIdentity
+
+WEAK_PER_SESSION: Final = 4096
+"""Weak identities remembered per session; the oldest go first."""
+
+
+def arguments_digest(arguments: Any) -> str:
+    """Return SHA-256, in hex, of arguments as canonical JSON: keys sorted, no spaces, ASCII.
+
+    Values that are no JSON, which only a client in this process can hand over, count by their `repr`.
+    """
+    try:
+        text = json.dumps(arguments, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=repr)
+    except (TypeError, ValueError, RecursionError):  # keys of several kinds, or a value inside itself
+        text = f"repr:{arguments!r}"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def strong_key(identity: CallIdentity) -> str | None:
+    """Return the key of a call whose thread, turn and call are known; None for any other.
+
+    It is SHA-256 of `[thread, turn, call, namespace, tool, arguments hash]`; request ids come back, so none is in it.
+    """
+    if not identity.strong:
+        return None
+    named = [
+        identity.thread_id,
+        identity.turn_id,
+        identity.call_id,
+        identity.namespace,
+        identity.tool,
+        identity.arguments_sha256,
+    ]
+    return hashlib.sha256(json.dumps(named, separators=(",", ":")).encode()).hexdigest()
+
+
+@dataclass(slots=True)
+class _Known:
+    key: str
+    call_id: str | None
+
+
+@dataclass(slots=True)
+class _Session:
+    """The weak identities of one session: newest last."""
+
+    by_name: dict[tuple[str | None, ...], list[_Known]] = field(default_factory=dict)
+    order: OrderedDict[str, tuple[str | None, ...]] = field(default_factory=OrderedDict)
+
+
+class WeakIdentities:
+    """Gives keys to calls known only by `[session, facade epoch, request id, tool, arguments hash, call id]`.
+
+    A call id that is absent, there or here, matches any; once known it is kept, so that a later call under the same
+    request id with another call id is another call. Nothing of this outlives the process: a request id does not either.
+    """
+
+    def __init__(self, limit: int = WEAK_PER_SESSION) -> None:
+        self._limit = limit
+        self._sessions: dict[str, _Session] = {}
+        self._lock = threading.Lock()
+
+    def key(self, identity: CallIdentity) -> str | None:
+        """Return the key of this call, a new one when it was not seen before; None without a request id."""
+        if identity.request_id is None:
+            return None
+        name = (identity.epoch, identity.request_id, identity.namespace, identity.tool, identity.arguments_sha256)
+        with self._lock:
+            session = self._sessions.setdefault(identity.session_id, _Session())
+            for known in reversed(session.by_name.get(name, [])):
+                if known.call_id is None or identity.call_id is None or known.call_id == identity.call_id:
+                    known.call_id = known.call_id or identity.call_id
+                    return known.key
+            made = _Known(f"weak-{uuid.uuid4().hex}", identity.call_id)
+            session.by_name.setdefault(name, []).append(made)
+            session.order[made.key] = name
+            if len(session.order) > self._limit:
+                self._drop_oldest(session)
+            return made.key
+
+    def forget(self, session_id: str) -> None:
+        """Drop what is known of a session."""
+        with self._lock:
+            self._sessions.pop(session_id, None)
+
+    @staticmethod
+    def _drop_oldest(session: _Session) -> None:
+        key, name = session.order.popitem(last=False)
+        kept = [known for known in session.by_name[name] if known.key != key]
+        if kept:
+            session.by_name[name] = kept
+        else:
+            del session.by_name[name]

@@ -1,0 +1,190 @@
+"""`MemoryJournal`: the calls of one process, for clients without a backend and for weak identities (spec remote §4)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from kdskills.remote.journal.states import ANSWERED, KEEPS_LATE, Event, after, takeover
+from kdskills.remote.ports import CallIdentity, Claim, JournalRow, StoredAnswer
+
+KEPT_PER_SESSION: Final = 4096
+"""Calls remembered per session; the oldest answered ones go first."""
+
+
+class MemoryJournal:
+    """Keeps calls in this process; safe from any thread.
+
+    Args:
+        kept: Calls remembered per session.
+        clock: Gives seconds since 1970.
+    """
+
+    shared = False
+
+    def __init__(self, *, kept: int = KEPT_PER_SESSION, clock: Callable[[], float] = time.time) -> None:
+        self._kept = kept
+        self._clock = clock
+        self._rows: dict[str, JournalRow] = {}
+        self._sessions: dict[str, OrderedDict[str, None]] = {}
+        self._late_told: set[str] = set()
+        self._lock = threading.Lock()
+
+    def claim(self, key: str, identity: CallIdentity, owner: str, lease_s: float, *, idempotent: bool) -> Claim:
+        """As `CallJournal.claim`."""
+        with self._lock:
+            now = self._clock()
+            row = self._read(key)
+            if row is None:
+                return Claim(self._add(key, identity, owner, now, lease_s, idempotent), mine=True)
+            event = takeover(row, idempotent=idempotent)
+            if event is None:
+                return Claim(row, mine=False)
+            state = after(row.state, event)
+            assert state is not None
+            taken = replace(row, state=state, owner=owner, lease_until=now + lease_s, alive=True)
+            self._rows[key] = taken
+            return Claim(taken, mine=True)
+
+    def start(self, key: str, owner: str) -> bool:
+        """As `CallJournal.start`."""
+        with self._lock:
+            return self._move(key, owner, "start")
+
+    def finish(self, key: str, owner: str, answer: StoredAnswer) -> JournalRow | None:
+        """As `CallJournal.finish`."""
+        with self._lock:
+            row = self._rows.get(key)
+            moved = self._move(key, owner, "answer", answer)
+            waits = row is not None and row.owner == owner and row.state in KEEPS_LATE and row.late is None
+            if row is not None and waits and not moved:
+                self._rows[key] = replace(row, late=answer)
+            return self._read(key)
+
+    def overdue(self, key: str, owner: str, answer: StoredAnswer) -> JournalRow | None:
+        """As `CallJournal.overdue`."""
+        with self._lock:
+            self._move(key, owner, "deadline", answer)
+            return self._read(key)
+
+    def lose(self, key: str, owner: str, answer: StoredAnswer, *, dead: bool = True) -> JournalRow | None:
+        """As `CallJournal.lose`."""
+        with self._lock:
+            row = self._read(key)
+            if row is not None and not (dead and row.alive):
+                self._move(key, owner, "lose", answer)
+            return self._read(key)
+
+    def get(self, key: str) -> JournalRow | None:
+        """As `CallJournal.get`."""
+        with self._lock:
+            return self._read(key)
+
+    def renew(self, keys: Mapping[str, str], lease_s: float) -> None:
+        """As `CallJournal.renew`."""
+        with self._lock:
+            until = self._clock() + lease_s
+            for key, owner in keys.items():
+                row = self._rows.get(key)
+                if row is not None and row.owner == owner and row.state not in ANSWERED:
+                    self._rows[key] = replace(row, lease_until=until)
+
+    def running(self, session_id: str) -> Sequence[JournalRow]:
+        """As `CallJournal.running`."""
+        return [row for row in self.calls(session_id) if row.state not in ANSWERED and row.alive]
+
+    def calls(self, session_id: str, turn_id: str | None = None) -> Sequence[JournalRow]:
+        """As `CallJournal.calls`."""
+        with self._lock:
+            rows = [self._read(key) for key in self._sessions.get(session_id, ())]
+        return [row for row in rows if row is not None and turn_id in (None, row.turn_id)]
+
+    def outcomes(self, session_id: str, turn_id: str | None = None) -> Sequence[JournalRow]:
+        """As `CallJournal.outcomes`."""
+        rows = [row for row in self.calls(session_id) if turn_id is None or row.turn_id != turn_id]
+        return [row for row in rows if self._untold(row)]
+
+    def tell(self, keys: Sequence[str]) -> None:
+        """As `CallJournal.tell`."""
+        with self._lock:
+            for key in keys:
+                row = self._rows.get(key)
+                if row is not None and row.state in ANSWERED:
+                    self._rows[key] = replace(row, told=True)
+                    if row.late is not None:
+                        self._late_told.add(key)
+
+    def settle(self, session_id: str, turn_id: str) -> None:
+        """As `CallJournal.settle`."""
+        with self._lock:
+            for key in self._sessions.get(session_id, ()):
+                row = self._rows[key]
+                if row.turn_id == turn_id and row.state in ANSWERED:
+                    self._rows[key] = replace(row, told=True)
+
+    def forget(self, session_id: str) -> None:
+        """Drop the answered calls of a session."""
+        with self._lock:
+            self._drop([k for k in self._sessions.get(session_id, ()) if self._rows[k].state in ANSWERED], session_id)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _untold(self, row: JournalRow) -> bool:
+        if row.late is not None and row.key not in self._late_told:
+            return True
+        if row.state in ANSWERED:
+            return not row.told
+        return row.state == "running" and not row.alive
+
+    def _read(self, key: str) -> JournalRow | None:
+        row = self._rows.get(key)
+        return None if row is None else replace(row, alive=row.lease_until > self._clock())
+
+    def _add(
+        self, key: str, identity: CallIdentity, owner: str, now: float, lease_s: float, idempotent: bool
+    ) -> JournalRow:
+        row = JournalRow(
+            key,
+            "claimed",
+            owner,
+            idempotent,
+            now + lease_s,
+            True,
+            identity.session_id,
+            identity.thread_id,
+            identity.turn_id,
+            identity.call_id,
+            identity.namespace,
+            identity.tool,
+            created_at=now,
+        )
+        self._rows[key] = row
+        kept = self._sessions.setdefault(identity.session_id, OrderedDict())
+        kept[key] = None
+        if len(kept) > self._kept:
+            oldest = next((k for k in kept if self._rows[k].state in ANSWERED), None)
+            self._drop([] if oldest is None else [oldest], identity.session_id)
+        return row
+
+    def _drop(self, keys: Sequence[str], session_id: str) -> None:
+        kept = self._sessions.get(session_id)
+        for key in keys:
+            del self._rows[key]
+            self._late_told.discard(key)
+            if kept is not None:
+                del kept[key]
+        if not kept:
+            self._sessions.pop(session_id, None)
+
+    def _move(self, key: str, owner: str, event: Event, answer: StoredAnswer | None = None) -> bool:
+        row = self._rows.get(key)
+        state = None if row is None or row.owner != owner else after(row.state, event)
+        if row is None or state is None:
+            return False
+        self._rows[key] = replace(row, state=state, answer=answer if answer is not None else row.answer)
+        return True
