@@ -22,6 +22,7 @@ from kdskills.jobs.attempts.asking import to_request
 from kdskills.jobs.attempts.order import OutputError
 from kdskills.jobs.attempts.sessions import Bounds, what_was_left
 from kdskills.jobs.attempts.telling import refusal, to_verdict
+from kdskills.jobs.services import Keeper
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +50,6 @@ class _Run:
         self._order = order
         self._host = host
         self._cancelled = asyncio.Event()
-        self._facts: Facts | None = None
 
     async def main(self) -> Verdict:
         """Run it to its verdict; what cannot be run is a verdict too."""
@@ -58,11 +58,10 @@ class _Run:
         try:
             return await self._run()
         except KdskillsError as error:
-            return refusal("refused", error.code, error.message)
+            return refusal(error)
 
     async def _run(self) -> Verdict:
-        order = self._order
-        engine = self._engine()
+        order, engine = self._order, self._engine()
         session = None if order.session_dir is None else SessionFolder(order.session_dir)
         if session is None:
             handle, given = await self._start(engine, {}), frozenset[str]()
@@ -70,24 +69,44 @@ class _Run:
             with session.reading() as snapshot:
                 handle, given = await self._start(engine, snapshot.files), frozenset(snapshot.files)
         started_at = time.time()
-        me = Identity.model_validate(shim.identity(os.getpid()))
-        self._tell(Facts(started_at=started_at, ready_at=started_at, engine=engine.name, runner=me))
-        result = await self._over(handle)
+        result, instead = await self._over(handle, engine, started_at)
         left = None if session is None else what_was_left(result)
         errors: list[OutputError] = []
         if session is not None and left is not None:
             limits = order.spec.placement.limits
             errors = session.put_back(given, left, Bounds(order.session_files, limits.work_size))
-        return to_verdict(order, self._folder, result, started_at=started_at, not_put_back=errors)
+        return to_verdict(order, self._folder, result, started_at=started_at, not_put_back=errors, instead=instead)
 
-    async def _over(self, handle: Handle) -> ExecResult:
-        waiting = asyncio.ensure_future(handle.wait())
-        cancelled = asyncio.ensure_future(self._cancelled.wait())
-        await asyncio.wait({waiting, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+    async def _over(
+        self, handle: Handle, engine: Executor, started_at: float
+    ) -> tuple[ExecResult, KdskillsError | None]:
+        """Wait for the end, ending it when asked to or when it cannot be the service it should be."""
+        service = self._order.spec.service
+        me = Identity.model_validate(shim.identity(os.getpid()))
+        ready_at = started_at if service is None else None
+        facts = Facts(started_at=started_at, ready_at=ready_at, engine=engine.name, runner=me)
+        self._tell(facts)
+        waiting = asyncio.create_task(handle.wait())
+        ends = [asyncio.create_task(self._asked())]
+        if service is not None:
+            logs = [self._folder / shim.STDOUT, self._folder / shim.STDERR]
+            keeper = Keeper(service, handle, logs, self._order.host_ports, facts, self._tell)
+            ends.append(asyncio.create_task(keeper.keep()))
+        await asyncio.wait({waiting, *ends}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
             await handle.cancel()
-        cancelled.cancel()
-        return await waiting
+        for end in ends:
+            end.cancel()
+        instead: KdskillsError | None = None
+        for cause in await asyncio.gather(*ends, return_exceptions=True):
+            if isinstance(cause, KdskillsError) and not self._cancelled.is_set():
+                instead = cause
+            elif isinstance(cause, Exception):
+                raise cause
+        return await waiting, instead
+
+    async def _asked(self) -> None:
+        await self._cancelled.wait()
 
     async def _start(self, engine: Executor, session: Mapping[str, tuple[Path, int]]) -> Handle:
         request = to_request(self._order, self._folder, session)
@@ -102,5 +121,4 @@ class _Run:
         return engine
 
     def _tell(self, facts: Facts) -> None:
-        self._facts = facts
         shim.write_json(self._folder / shim.FACTS, facts.model_dump(mode="json"))

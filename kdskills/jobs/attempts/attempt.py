@@ -187,8 +187,7 @@ class Attempt:
                 return found
             if self._starter is not None:
                 await self._starter.reap(self.order.spec.placement.engine)
-            cancelled = (self.folder / shim.CANCEL).exists()
-            await asyncio.to_thread(shim.settle, self.folder, cancelled=cancelled)
+            await asyncio.to_thread(shim.settle, self.folder)
         finally:
             os.close(lock)
         verdict = self.verdict()

@@ -23,8 +23,10 @@ import ctypes
 import fcntl
 import json
 import os
+import secrets
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -52,8 +54,8 @@ _ASKED: Final = _SIGNALS - {signal.SIGCHLD}
 
 def write_json(path: Path, facts: object, *, durable: bool = False) -> None:
     """Replace *path* with *facts* at once: a reader sees the old text or the new, never a part."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w", encoding="utf-8") as sink:
         json.dump(facts, sink)
         sink.flush()
@@ -121,12 +123,16 @@ def read_identity(folder: Path) -> dict[str, Any] | None:
     return facts if isinstance(facts, dict) else None
 
 
-def settle(folder: Path, *, cancelled: bool) -> None:
-    """Write the verdict on an attempt whose shim died without one; its lock is held by the caller."""
-    facts = _without_result(folder, None, asked=cancelled, overdue=False, started=time.time())
-    if not cancelled:
-        facts["error_message"] = "everything that watched the program died before it ended"
-    write_json(folder / EXIT, facts, durable=True)
+def settle(folder: Path) -> None:
+    """Write the verdict on an attempt whose shim died without one; its lock is held by the caller.
+
+    A result the runner still wrote counts, but for one that only says that the runner was ended with its shim.
+    """
+    asked = (folder / CANCEL).exists()
+    result = read_json(folder / RESULT)
+    if result is None or (result.get("status") == "cancelled" and not asked):
+        result = _without_result(folder, None, asked=asked, overdue=False, started=time.time())
+    write_json(folder / EXIT, result, durable=True)
 
 
 def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], int]) -> None:
@@ -183,6 +189,8 @@ def _child(work: Callable[[], int]) -> int:
         _prctl(_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() == ours:
             code = work()
+    except BaseException:  # noqa: BLE001 - the end of this process: what went wrong is in the shim's log
+        traceback.print_exc()
     finally:
         os._exit(code)
 
@@ -261,10 +269,12 @@ def _without_result(
         verdict, code, message = "timeout", "timeout", "it ran out of time, and its runner did not end it"
     elif asked:
         verdict, code, message = "cancelled", "canceled", "it was cancelled"
+    elif status is not None and os.WIFEXITED(status):
+        verdict, code = "infra_error", "runner_failed"
+        message = f"the process that ran the program gave up with code {os.WEXITSTATUS(status)}; its words are in {LOG}"
     else:
-        number = None if status is None or not os.WIFSIGNALED(status) else os.WTERMSIG(status)
-        how = "ended without a result" if number is None else f"was killed by signal {number}"
-        verdict, code, message = "lost", "lost", f"the process that ran the program {how}"
+        how = "everything that watched the program" if status is None else "the process that ran the program"
+        verdict, code, message = "lost", "lost", f"{how} was killed before the program ended"
     facts = read_json(folder / FACTS) or {}
     begun, now = float(facts.get("started_at") or started), time.time()
     return {

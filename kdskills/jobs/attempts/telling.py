@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from kdskills.errors import ExecFailed, KdskillsError
 from kdskills.execution.request import Artifact, ArtifactError, ExecResult
 from kdskills.jobs.attempts import shim
 from kdskills.jobs.attempts.asking import EVERYTHING, declared
@@ -23,7 +24,7 @@ def to_verdict(
     *,
     started_at: float,
     not_put_back: Sequence[OutputError] = (),
-    status: VerdictStatus | None = None,
+    instead: KdskillsError | None = None,
 ) -> Verdict:
     """Write the declared outputs below *folder* and return the verdict on *result*.
 
@@ -33,23 +34,25 @@ def to_verdict(
         result: What the engine says.
         started_at: When the program was started, in seconds since the epoch.
         not_put_back: Files the session could not take back.
-        status: What we know better than the engine, such as `startup_timeout`.
+        instead: Why we ended it, when that is what should be told.
     """
     kept, refused = keep_outputs(
         folder, [item for item in result.artifacts if declared(order, item.path)], order.outputs
     )
     errors = [*_errors(order, result.artifact_errors), *refused, *not_put_back]
-    said = result.status if status is None else status
-    error = result.error
-    code = _CODES.get(said, said)
+    said: VerdictStatus = result.status
+    code, error = _CODES.get(said, said), result.error
     if said in {"refused", "infra_error", "limit"} and error is not None:
         code = error.code
+    words = None if error is None else error.message
+    if instead is not None:
+        said, code, words = status_of_error(instead), instead.code, instead.message
     return Verdict(
         status=said,
         exit_code=result.exit_code,
         signal=result.signal,
         error_code=code,
-        error_message=None if error is None else error.message[:4000],
+        error_message=None if words is None else words[:4000],
         started_at=started_at,
         finished_at=time.time(),
         duration_ms=round(result.duration_s * 1000),
@@ -61,10 +64,21 @@ def to_verdict(
     )
 
 
-def refusal(status: VerdictStatus, code: str, message: str) -> Verdict:
+def refusal(error: KdskillsError) -> Verdict:
     """Return the verdict on an attempt whose program was never started."""
-    now = time.time()
-    return Verdict(status=status, error_code=code, error_message=message[:4000], started_at=None, finished_at=now)
+    return Verdict(
+        status=status_of_error(error),
+        error_code=error.code,
+        error_message=error.message[:4000],
+        finished_at=time.time(),
+    )
+
+
+def status_of_error(error: KdskillsError) -> VerdictStatus:
+    """Return the status of an attempt that ended for *error*."""
+    if error.code == "startup_timeout":
+        return "startup_timeout"
+    return "infra_error" if isinstance(error, ExecFailed) else "refused"
 
 
 def keep_outputs(

@@ -1,7 +1,9 @@
 """What tests of background work share: attempts in a state folder of their own, started by a real launcher."""
 
+import asyncio
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,15 @@ class Lab:
         attempt = await self.attempts.start(self.order(script, **more))
         verdict = await attempt.wait()
         return attempt, verdict
+
+    @staticmethod
+    async def until(condition, seconds=60.0):
+        """Wait until *condition* holds, and return what it gave."""
+        end = time.monotonic() + seconds
+        while not (found := condition()):
+            assert time.monotonic() < end, "it never came true"
+            await asyncio.sleep(0.01)
+        return found
 
     def log(self, attempt):
         """Return what our own side had to say, for the message of a failing test."""

@@ -25,8 +25,7 @@ async def test_cancel_ends_the_tree(lab):
     """A cancelled program is gone and says so, with what it had printed."""
     attempt = await lab.attempts.start(lab.order("echo begun; sleep 600 & sleep 600"))
     await attempt.until_running()
-    while attempt.logs("stdout").total == 0:
-        pass
+    await lab.until(lambda: attempt.logs("stdout").total)
     assert attempt.cancel("enough")
     verdict = await attempt.wait()
     assert (verdict.status, verdict.exit_code, verdict.error_code) == ("cancelled", None, "canceled")

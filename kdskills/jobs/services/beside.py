@@ -1,0 +1,141 @@
+"""The runner's end of a service's companion (spec work §3)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from kdskills.errors import ExecFailed, ExecRefused
+from kdskills.execution.protocol import Handle, Reachable
+from kdskills.jobs.attempts import shim
+from kdskills.jobs.attempts.order import Endpoint, Identity
+from kdskills.jobs.model import OnPattern, ServiceSpec
+
+LOOK_S: Final = 0.02
+_SCRIPT: Final = Path(__file__).with_name("companion.py")
+
+
+def needs_network(service: ServiceSpec) -> bool:
+    """Whether the service's network must be entered from the host."""
+    return bool(service.expose_ports) or (service.ready is not None and not isinstance(service.ready, OnPattern))
+
+
+async def network_of(handle: Handle, engine: str) -> int:
+    """Return an open descriptor of the network *handle* runs in, waiting until there is one.
+
+    Raises:
+        ExecRefused: `ports_not_supported`: this engine's programs cannot be reached from here.
+    """
+    if not isinstance(handle, Reachable):
+        raise ports_refused(engine)
+    while True:
+        pid = await asyncio.to_thread(_pid, handle)
+        if pid is not None:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+                if await asyncio.to_thread(_pid, handle) == pid:  # it still was this process, not one of its number
+                    return fd
+                os.close(fd)
+        await asyncio.sleep(LOOK_S)
+
+
+def ports_refused(engine: str) -> ExecRefused:
+    """Return the refusal of ports, or of readiness by port, on an engine that cannot."""
+    return ExecRefused(
+        f"programs on {engine} cannot be reached from this host: expose no ports, and tell readiness by a pattern",
+        code="ports_not_supported",
+        engine=engine,
+    )
+
+
+class Companion:
+    """A running companion; made by `start`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, ports: Mapping[int, int]) -> None:
+        self._process = process
+        self.endpoints = tuple(
+            Endpoint(port=port, host_port=host, url=f"http://127.0.0.1:{host}") for port, host in ports.items()
+        )
+        self.identity = Identity.model_validate(shim.identity(process.pid))
+
+    @classmethod
+    async def start(
+        cls,
+        service: ServiceSpec,
+        logs: Sequence[Path],
+        *,
+        network: int | None,
+        wanted: Mapping[int, int],
+        exact: bool = False,
+    ) -> Companion:
+        """Start the companion of *service*.
+
+        Args:
+            service: What the service wants.
+            logs: Its output on this host.
+            network: Descriptor of its network; it stays open here.
+            wanted: Host ports to listen on, by the service's port; 0 or none for any free one.
+            exact: Whether no other host ports will do.
+
+        Raises:
+            ExecFailed: It cannot listen, or cannot enter the network; its own words are in the shim's log.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", str(_SCRIPT)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            pass_fds=() if network is None else (network,),
+        )
+        order = {
+            "network": network,
+            "ports": {str(port): wanted.get(port, 0) for port in service.expose_ports},
+            "exact": exact,
+            "ready": {} if service.ready is None else service.ready.model_dump(),
+            "logs": [str(path) for path in logs],
+        }
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+            said = json.loads(await process.stdout.readline() or b"{}")
+            ports = {int(port): int(host) for port, host in said["ports"].items()}
+        except (OSError, KeyError, ValueError) as error:
+            await _end(process)
+            raise ExecFailed("the service's ports cannot be reached from this host", code="forwarder_failed") from error
+        except BaseException:
+            await _end(process)
+            raise
+        return cls(process, ports)
+
+    async def ready(self) -> None:
+        """Wait until the service is ready. Raises ExecFailed when the companion dies over it."""
+        assert self._process.stdout is not None
+        if not await self._process.stdout.readline():
+            raise ExecFailed("what watched the service's readiness died", code="forwarder_failed")
+
+    async def gone(self) -> None:
+        """Wait until it is dead."""
+        await self._process.wait()
+
+    async def close(self) -> None:
+        """End it."""
+        await _end(self._process)
+
+
+def _pid(handle: Reachable) -> int | None:
+    try:
+        return handle.network_namespace()
+    except OSError:
+        return None  # the engine does not know it any more; a run that is over is found out elsewhere
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
