@@ -103,7 +103,7 @@ async def test_only_plain_session_names_are_taken(host, session_id):
 async def test_many_first_uses_at_once_open_one_session(host):
     """Four callers of one session begin together; every load succeeds and the session is one."""
     await asyncio.gather(*(load(host, caller(), mode="add") for _ in range(4)))
-    found = await host.invoke("skills.unload", {"names": []}, caller())
+    found = await host.invoke("skills.unload", {"names": ["ghost"]}, caller())
     assert len(found.result["active_skills"]) == 1
 
 
