@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kdskills.app.identity import LOCAL
+from kdskills.execution.dirs import private_dir
 from kdskills.jobs.database import Database
+from kdskills.jobs.migrate import upgrade
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
@@ -65,6 +67,5 @@ class Storage:
     def _prepare(self, database: Database) -> None:
         url = self._host.settings.work_database
         if url.startswith(_SQLITE):
-            Path(url.removeprefix(_SQLITE)).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.projects.create_tables()
-        self.tokens.create_tables()
+            private_dir(Path(url.removeprefix(_SQLITE)).parent)
+        upgrade(database, "service")

@@ -94,7 +94,7 @@ class Tokens:
     """The tokens of one installation.
 
     Args:
-        database: Where rows are kept; its tables must be there (`create_tables`, or the migrations).
+        database: Where rows are kept; its tables must be there (`kdskills.jobs.migrate`, part `service`).
         clock: Gives the time.
     """
 
@@ -103,10 +103,6 @@ class Tokens:
         self._clock = clock
         self._tables = TokenTables()
         self._records = Records(ProjectTables(), clock)
-
-    def create_tables(self) -> None:
-        """Make the table that is not there; blocks."""
-        self._database.create(self._tables.metadata)
 
     async def create(
         self,

@@ -141,7 +141,7 @@ class Database:
         self.what = what
         self._failure = failure
         self._prepare = prepare
-        self._preparing = threading.Lock()
+        self._preparing = threading.RLock()
         self.engine = open_engine(url, what=what, failure=failure)
 
     @property
@@ -168,12 +168,15 @@ class Database:
 
     def _prepared(self) -> None:
         """Prepare the database if nobody has; a failure leaves it to the next caller."""
-        if self._prepare is None:
-            return
         with self._preparing:
-            if self._prepare is not None:
-                self._prepare(self)
-                self._prepare = None
+            prepare, self._prepare = self._prepare, None  # what it asks itself finds nothing to prepare
+            if prepare is None:
+                return
+            try:
+                prepare(self)
+            except BaseException:
+                self._prepare = prepare
+                raise
 
     async def read(self, question: Callable[[sa.Connection], T]) -> T:
         """As `ask`, in a thread."""

@@ -36,7 +36,7 @@ class ProjectReads:
     """What is asked of projects.
 
     Args:
-        database: Where rows are kept; its tables must be there (`create_tables`, or the migrations).
+        database: Where rows are kept; its tables must be there (`kdskills.jobs.migrate`, part `service`).
         state_dir: Where versions are kept.
         views: Puts skills under policy.
         bundle_of: Folder of a project's bundle when its row names none.
@@ -61,10 +61,6 @@ class ProjectReads:
         self._limits = limits or ArchiveLimits()
         self._tables = ProjectTables()
         self._records = Records(self._tables, clock)
-
-    def create_tables(self) -> None:
-        """Make the tables that are not there; blocks."""
-        self._database.create(self._tables.metadata)
 
     async def projects(self) -> list[Project]:
         """Return all projects, sorted by name."""
