@@ -36,7 +36,7 @@ def test_every_state_can_be_reached(state: CallState) -> None:
     assert state in MOVES.values()
 
 
-@pytest.mark.parametrize(("state", "event"), itertools.product(sorted(ANSWERED), EVENTS))
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(sorted(ANSWERED), EVENTS)))
 def test_answered_calls_never_move(state: CallState, event: Event) -> None:
     """What the model was answered is never answered otherwise, whatever happens afterwards."""
     assert after(state, event) is None
@@ -100,4 +100,4 @@ def test_calls_of_the_dead(state: CallState, row_says: bool, asks: bool, expecte
 
 def test_late_answers_wait_in_answered_states_only() -> None:
     """`done` has the answer itself; only where another one was given is a second one kept."""
-    assert KEEPS_LATE == ANSWERED - {"done"}
+    assert ANSWERED - {"done"} == KEEPS_LATE

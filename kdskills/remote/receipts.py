@@ -1,0 +1,162 @@
+"""What a turn was run with, and what its calls came to: the receipt of a turn (spec remote §5)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Protocol, runtime_checkable
+
+from kdskills.remote.ports import CallJournal, CallState, JournalRow, JsonObject
+
+KEPT_PER_SESSION: Final = 1024
+"""Receipts kept in memory per session; the oldest go first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptSkill:
+    """A skill of a bundle that was published: its ref, and SHA-256 of the body the model could read."""
+
+    ref: str
+    body_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptCall:
+    """One call of the turn, as the journal has it; `response_digest` is None while there is no answer."""
+
+    key: str
+    tool: str
+    state: CallState
+    response_digest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What one turn was run with (spec remote §5).
+
+    Attributes:
+        session_id: The thread.
+        turn_id: The turn.
+        catalog_digest: Digest of the wire tools in force.
+        context_digest: Digest of the catalog's text as the model had it, when it travels as context.
+        strategy: How the catalog reached the model: `native`, `reload`, `dispatcher`, `successor`, `resume`.
+        visible_tools: Qualified names the model could call, sorted.
+        skills: Published skills, sorted by ref.
+        calls: The turn's calls, oldest first.
+    """
+
+    session_id: str
+    turn_id: str
+    catalog_digest: str | None = None
+    context_digest: str | None = None
+    strategy: str | None = None
+    visible_tools: tuple[str, ...] = ()
+    skills: tuple[ReceiptSkill, ...] = ()
+    calls: tuple[ReceiptCall, ...] = ()
+
+    def to_json(self) -> JsonObject:
+        """Return the receipt as JSON, with lists for its tuples."""
+        found: JsonObject = json.loads(json.dumps(asdict(self)))
+        return found
+
+
+@runtime_checkable
+class ReceiptJournal(Protocol):
+    """A journal that keeps receipts beside the calls, as `SqlJournal` does."""
+
+    def keep_receipt(self, session_id: str, turn_id: str, body: str) -> None:
+        """Keep the receipt of a turn; keeping another replaces it."""
+        ...
+
+    def receipts(self, session_id: str, turn_id: str | None = None) -> Sequence[str]:
+        """Return the receipts kept of a session, or of one turn, oldest first."""
+        ...
+
+
+class MemoryReceipts:
+    """Keeps the receipts of this process, newest `KEPT_PER_SESSION` per session; safe from any thread."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[str, dict[str, str]] = {}
+        self._lock = threading.Lock()
+
+    def keep_receipt(self, session_id: str, turn_id: str, body: str) -> None:
+        """As `ReceiptJournal.keep_receipt`."""
+        with self._lock:
+            kept = self._bodies.setdefault(session_id, {})
+            kept[turn_id] = body
+            if len(kept) > KEPT_PER_SESSION:
+                del kept[next(iter(kept))]
+
+    def receipts(self, session_id: str, turn_id: str | None = None) -> Sequence[str]:
+        """As `ReceiptJournal.receipts`."""
+        with self._lock:
+            kept = dict(self._bodies.get(session_id, {}))
+        return [body for turn, body in kept.items() if turn_id in (None, turn)]
+
+
+class Receipts:
+    """The receipts of the sessions that share a journal; blocks as the journal does.
+
+    A receipt is written when its turn starts. The calls are not in it: they are read from the journal when the receipt
+    is, so that a late answer shows. What was noted outlives the process when the journal does.
+
+    Args:
+        journal: Where the calls are; when it cannot keep receipts, they stay in memory.
+    """
+
+    def __init__(self, journal: CallJournal) -> None:
+        self._journal = journal
+        self._kept: ReceiptJournal = journal if isinstance(journal, ReceiptJournal) else MemoryReceipts()
+
+    def note(self, receipt: Receipt) -> None:
+        """Keep what a turn is run with; noting a turn again replaces it. Calls in it are ignored."""
+        body = receipt.to_json()
+        del body["calls"]
+        self._kept.keep_receipt(receipt.session_id, receipt.turn_id, json.dumps(body, sort_keys=True))
+
+    def receipt(self, session_id: str, turn_id: str) -> Receipt | None:
+        """Return the receipt of a turn with its calls; None when neither the turn nor a call of it is known."""
+        bodies = self._kept.receipts(session_id, turn_id)
+        calls = self._journal.calls(session_id, turn_id)
+        if not bodies and not calls:
+            return None
+        return _receipt(json.loads(bodies[-1]) if bodies else {}, session_id, turn_id, calls)
+
+    def receipts(self, session_id: str) -> list[Receipt]:
+        """Return the receipts of a session, oldest first; turns known by their calls alone come after them."""
+        bodies = [json.loads(body) for body in self._kept.receipts(session_id)]
+        calls: dict[str, list[JournalRow]] = {}
+        for row in self._journal.calls(session_id):
+            if row.turn_id is not None:
+                calls.setdefault(row.turn_id, []).append(row)
+        found = [_receipt(body, session_id, body["turn_id"], calls.pop(body["turn_id"], ())) for body in bodies]
+        return [*found, *(_receipt({}, session_id, turn, rows) for turn, rows in calls.items())]
+
+
+def response_digest(row: JournalRow) -> str | None:
+    """Return SHA-256, in hex, of the payload a call was answered with; None while it has no answer."""
+    if row.answer is None:
+        return None
+    text = json.dumps(row.answer.payload, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _receipt(body: Mapping[str, Any], session_id: str, turn_id: str, calls: Sequence[JournalRow]) -> Receipt:
+    return Receipt(
+        session_id,
+        turn_id,
+        body.get("catalog_digest"),
+        body.get("context_digest"),
+        body.get("strategy"),
+        tuple(body.get("visible_tools", ())),
+        tuple(ReceiptSkill(skill["ref"], skill["body_digest"]) for skill in body.get("skills", ())),
+        tuple(ReceiptCall(row.key, _name(row), row.state, response_digest(row)) for row in calls),
+    )
+
+
+def _name(row: JournalRow) -> str:
+    return f"{row.namespace}.{row.tool}" if row.namespace else row.tool
