@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from kdskills.remote.catalog import rollout
+from kdskills.remote.catalog import index, rollout
 from kdskills.remote.catalog.digest import canonical, wire_tools
 from kdskills.remote.catalog.reports import NotApplied, Reason
 from kdskills.remote.ports import AppServerError, JsonObject
@@ -52,6 +52,7 @@ class Reload:
         self._wire = wire_tools(tools, namespaces=profile.namespaces)
         self._bootstrap = bootstrap
         self.materialized_now = False
+        self._has_pointers = False
 
     async def run(self) -> bool:
         """Make the change; False when the file held this catalog already.
@@ -61,6 +62,7 @@ class Reload:
         """
         info = await self.guard()
         path = await self._file(info)
+        self._has_pointers = info.get("historyMode") == "paginated" and bool(info.get("preview"))
         if await self._holds_already(path):
             await self._server.subscribed(self._id)
             return False
@@ -178,7 +180,7 @@ class Reload:
         try:
             staged = await self._filed(rollout.stage, head, line)
             await self._still_closed(staged)
-            await self._filed(rollout.swap, head, staged)
+            await self._filed(self._swap, head, staged, len(line) != len(head.line))
         except NotApplied:
             await asyncio.to_thread(rollout.drop_backup, path)
             raise
@@ -191,9 +193,37 @@ class Reload:
         except BaseException:
             # The server is gone, or this client closes: what was not confirmed does not stay.
             with contextlib.suppress(OSError):
-                rollout.restore(path)
+                self._restore(path)
             raise
         await asyncio.to_thread(rollout.drop_backup, path)
+
+    def _swap(self, head: rollout.Head, staged: Path, moves: bool) -> None:
+        """Put the file in its place; where its turns move, the server's pointers to them go before and after."""
+        if moves:
+            self._forget_pointers(head.path, staged)
+        rollout.swap(head, staged)
+        if moves:
+            self._forget_pointers(head.path, None)
+
+    def _forget_pointers(self, path: Path, staged: Path | None) -> None:
+        """Drop what the server noted of the file's turns; before the swap any doubt stops the change."""
+        home = Path(self._server.codex_home) if self._server.codex_home is not None else None
+        segment = index.segment_of(path, self._id)
+        try:
+            if staged is not None and self._has_pointers:
+                self._may_move(home, segment)
+            for file in index.find(home):
+                index.forget(file, segment)
+        except rollout.UnknownFormat:
+            if staged is not None:
+                staged.unlink(missing_ok=True)
+                raise
+
+    def _may_move(self, home: Path | None, segment: str) -> None:
+        if home is None or not index.find(home):
+            raise rollout.UnknownFormat("the server's history index was not found, and the turns would move")
+        if index.continued_elsewhere(home, segment) is not None:
+            raise rollout.UnknownFormat("another thread's history begins in this file, and the turns would move")
 
     async def _still_closed(self, staged: Path) -> None:
         if not await self._not_loaded():
@@ -213,7 +243,11 @@ class Reload:
                 await self._server.request("thread/unsubscribe", threadId=self._id)
                 thread.subscribed = False
                 await self._server.threads.until(lambda: thread.closings > closings, CLOSE_SECONDS)
-        await self._filed(rollout.restore, path)
+        await self._filed(self._restore, path)
+
+    def _restore(self, path: Path) -> None:
+        if rollout.restore(path):
+            self._forget_pointers(path, None)
 
     async def _resume_old(self) -> None:
         with contextlib.suppress(AppServerError):  # the report tells the reason; the next message resumes again

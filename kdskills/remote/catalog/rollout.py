@@ -21,6 +21,9 @@ LOCK_SUFFIX = ".kdskills.lock"
 MAX_HEAD_BYTES = 64 * 1024 * 1024
 """A first line longer than this is not one of ours to change."""
 
+ROOM_BYTES = 16 * 1024
+"""Blanks a lengthened first line gets besides, so that the next catalogs fit without moving what follows."""
+
 _CHUNK = 1024 * 1024
 
 
@@ -75,10 +78,20 @@ class Head:
         return self.record["payload"].get("dynamic_tools")
 
     def with_tools(self, tools: list[JsonObject]) -> bytes:
-        """Return the line with other tools; everything else keeps its place and value."""
+        """Return the line with other tools, and blanks before its end: of the same length if it fits.
+
+        Everything else keeps its place and value. The server points into the file by byte, so what follows must not move
+        without need.
+        """
         payload = {**self.record["payload"], "dynamic_tools": tools}
         text = json.dumps({**self.record, "payload": payload}, ensure_ascii=False, separators=(",", ":"))
-        return text.encode("utf-8", "surrogatepass") + b"\n"
+        return padded(text.encode("utf-8", "surrogatepass"), len(self.line))
+
+
+def padded(text: bytes, length: int) -> bytes:
+    """Return a line of exactly `length` bytes, or a longer one with room to spare where that is too short."""
+    wanted = length if len(text) < length else len(text) + 1 + ROOM_BYTES
+    return text.ljust(wanted - 1) + b"\n"
 
 
 def backup_of(path: Path) -> Path:
