@@ -1,1 +1,110 @@
-"""Remote skills: Python functions registered per conversation with a Codex app-server (spec remote)."""
+"""Remote skills: Python functions registered per conversation with a Codex app-server (spec remote).
+
+`facade` and `session` are what programs hold; `core*` is the one implementation behind them, sync or async; `schemas` reads
+handlers, `dispatch` and `journal` run calls once, `catalog` makes catalog changes true, `client` and `wire` speak to the server.
+
+Each name is loaded when it is first used; nothing here needs the optional packages before that.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kdskills.remote.facade import AsyncRemoteSkillsFacade, RemoteSkillLifecycle, RemoteSkillsFacade
+    from kdskills.remote.journal import MemoryJournal, SqlJournal
+    from kdskills.remote.portal import AsyncCodexClient, CodexClient
+    from kdskills.remote.ports import (
+        AppServerError,
+        AppServerGone,
+        CallJournal,
+        CatalogBackend,
+        CatalogBusy,
+        CatalogChange,
+        CatalogContext,
+        CatalogError,
+        CatalogNotApplied,
+        RemoteCall,
+        ServerProfile,
+        WaitTimeoutError,
+    )
+    from kdskills.remote.publish import PublishReport
+    from kdskills.remote.receipts import Receipt
+    from kdskills.remote.registry import RemoteSkill
+    from kdskills.remote.results import RemoteSkillDispatch, RemoteSkillSendResult
+    from kdskills.remote.session import AsyncRemoteSkillSession, RemoteSkillSession
+    from kdskills.remote.signals import AppServerSignal
+
+__all__ = [
+    "AppServerError",
+    "AppServerGone",
+    "AppServerSignal",
+    "AsyncCodexClient",
+    "AsyncRemoteSkillSession",
+    "AsyncRemoteSkillsFacade",
+    "CallJournal",
+    "CatalogBackend",
+    "CatalogBusy",
+    "CatalogChange",
+    "CatalogContext",
+    "CatalogError",
+    "CatalogNotApplied",
+    "CodexClient",
+    "MemoryJournal",
+    "PublishReport",
+    "Receipt",
+    "RemoteCall",
+    "RemoteSkill",
+    "RemoteSkillDispatch",
+    "RemoteSkillLifecycle",
+    "RemoteSkillSendResult",
+    "RemoteSkillSession",
+    "RemoteSkillsFacade",
+    "ServerProfile",
+    "SqlJournal",
+    "WaitTimeoutError",
+]
+
+_PLACES = MappingProxyType(
+    {
+        "kdskills.remote.facade": ("AsyncRemoteSkillsFacade", "RemoteSkillLifecycle", "RemoteSkillsFacade"),
+        "kdskills.remote.journal": ("MemoryJournal", "SqlJournal"),
+        "kdskills.remote.portal": ("AsyncCodexClient", "CodexClient"),
+        "kdskills.remote.ports": (
+            "AppServerError",
+            "AppServerGone",
+            "CallJournal",
+            "CatalogBackend",
+            "CatalogBusy",
+            "CatalogChange",
+            "CatalogContext",
+            "CatalogError",
+            "CatalogNotApplied",
+            "RemoteCall",
+            "ServerProfile",
+            "WaitTimeoutError",
+        ),
+        "kdskills.remote.publish": ("PublishReport",),
+        "kdskills.remote.receipts": ("Receipt",),
+        "kdskills.remote.registry": ("RemoteSkill",),
+        "kdskills.remote.results": ("RemoteSkillDispatch", "RemoteSkillSendResult"),
+        "kdskills.remote.session": ("AsyncRemoteSkillSession", "RemoteSkillSession"),
+        "kdskills.remote.signals": ("AppServerSignal",),
+    }
+)
+
+
+def __getattr__(name: str) -> object:
+    """Return a name of this room, importing its module now."""
+    for place, names in _PLACES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(place), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return what is here, loaded or not."""
+    return sorted({*globals(), *__all__})

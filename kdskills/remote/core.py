@@ -54,7 +54,7 @@ class Driver(Protocol):
 
     asynchronous: ClassVar[bool]
 
-    async def call(self, function: Callable[..., Any], /, **keywords: Any) -> Any:
+    async def call(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
         """Call a client's method; an awaitable answer is awaited, or refused by a sync session."""
         ...
 
@@ -80,9 +80,9 @@ class LoopDriver:
 
     asynchronous: ClassVar[bool] = True
 
-    async def call(self, function: Callable[..., Any], /, **keywords: Any) -> Any:
+    async def call(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
         """Call a client's method and await what it returns, if that is awaitable."""
-        answer = function(**keywords)
+        answer = function(*arguments, **keywords)
         return await answer if inspect.isawaitable(answer) else answer
 
     async def sleep(self, seconds: float) -> None:
@@ -110,13 +110,13 @@ class BlockingDriver:
 
     asynchronous: ClassVar[bool] = False
 
-    async def call(self, function: Callable[..., Any], /, **keywords: Any) -> Any:
+    async def call(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
         """Call a client's method.
 
         Raises:
             TypeError: It answered with an awaitable, which is closed: the client is an async one.
         """
-        answer = function(**keywords)
+        answer = function(*arguments, **keywords)
         if inspect.isawaitable(answer):
             discard(answer)
             raise TypeError(

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kdskills.remote.lint import DISPATCHER_TOOL
 from kdskills.remote.ports import JsonObject
 
 TOOL_CALL_EVENT = "app_server.request.item.tool.call"
@@ -63,24 +62,6 @@ class IncomingCall:
     def shown(self) -> str:
         """How messages name the tool."""
         return f"{self.namespace}.{self.tool}" if self.namespace else self.tool
-
-    def unwrapped(self) -> IncomingCall:
-        """Return the call inside a dispatcher's call; itself when it is no such call (spec remote §3 Strategies)."""
-        if self.tool != DISPATCHER_TOOL or self.namespace or not isinstance(self.arguments, Mapping):
-            return self
-        named = text_or_none(self.arguments.get("skill"))
-        if named is None:
-            return self
-        namespace, _, tool = named.rpartition(".")
-        return IncomingCall(
-            tool,
-            self.arguments.get("arguments"),
-            namespace or None,
-            self.request_id,
-            self.call_id,
-            self.thread_id,
-            self.turn_id,
-        )
 
 
 def text_or_none(value: object) -> str | None:

@@ -168,6 +168,11 @@ class Dispatcher:
             if len(self._accepted) > ACCEPTED_KEPT:
                 self._accepted.popitem(last=False)
 
+    def was_accepted(self, key: str, connection: str) -> bool:
+        """Return whether the answer of this call was accepted on *connection*."""
+        with self._lock:
+            return (key, connection) in self._accepted
+
     def forget(self, session_id: str) -> None:
         """Drop the weak identities of a session: a request id means nothing once the session is closed."""
         self._names.forget(session_id)
@@ -209,8 +214,7 @@ class Dispatcher:
 
     def _replayed(self, order: _Order, place: _Place, row: JournalRow) -> CallOutcome:
         assert row.answer is not None
-        with self._lock:
-            duplicate = (place.key, order.connection) in self._accepted
+        duplicate = self.was_accepted(place.key, order.connection)
         return outcome_of(row.answer, row=row, key=place.key, replayed=True, duplicate=duplicate)
 
     async def _perform(self, order: _Order, place: _Place) -> CallOutcome | None:

@@ -1,0 +1,209 @@
+"""Answering calls, however they come: by signal, by pending row, or asked for by the program (spec remote §1)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kdskills.remote.core import Driver
+from kdskills.remote.core_session import SessionCore
+from kdskills.remote.dispatch import CallOutcome
+from kdskills.remote.journal.identity import arguments_digest
+from kdskills.remote.ports import CallIdentity
+from kdskills.remote.results import RemoteSkillDispatch
+from kdskills.remote.signals import (
+    AppServerSignal,
+    IncomingCall,
+    address,
+    call_of_row,
+    call_of_signal,
+    request_text,
+    rows_of,
+    text_or_none,
+)
+from kdskills.remote.submitting import LOCAL_DUPLICATE, NO_REQUEST_ID, Submission, SubmitOptions, submit
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One answered call, as listeners of a session hear of it."""
+
+    turn_id: str | None
+    dispatch: RemoteSkillDispatch
+    drained: bool
+
+
+class Turnstile:
+    """Lets the deliveries of one call submit one after the other.
+
+    Args:
+        driver: Makes the locks.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._lock = threading.Lock()
+        self._open: dict[str, tuple[AbstractAsyncContextManager[None], int]] = {}
+
+    @asynccontextmanager
+    async def one(self, key: str) -> AsyncIterator[None]:
+        """Hold the place of *key*."""
+        with self._lock:
+            mutex, waiting = self._open.get(key) or (self._driver.mutex(), 0)
+            self._open[key] = (mutex, waiting + 1)
+        try:
+            async with mutex:
+                yield
+        finally:
+            with self._lock:
+                mutex, waiting = self._open.pop(key)
+                if waiting > 1:
+                    self._open[key] = (mutex, waiting - 1)
+
+
+async def dispatch_tool_call(
+    core: SessionCore, *, tool: str, arguments: Any, request_id: object, call_id: str | None
+) -> RemoteSkillDispatch:
+    """Run a call for the program: nothing is submitted, no journal is asked, so that two calls run twice."""
+    core.live()
+    call = IncomingCall(tool.strip(), arguments, None, request_text(request_id), text_or_none(call_id))
+    skill = core.registry.find(call.tool)
+    outcome = await core.owner.dispatcher.run(skill, _identity(core, call), arguments, shown=call.shown)
+    _raise_again([outcome])
+    return _dispatch(call, outcome)
+
+
+async def respond_to_signal(
+    core: SessionCore, signal: AppServerSignal, options: SubmitOptions, *, known: bool = True
+) -> RemoteSkillDispatch | None:
+    """Answer the call a signal carries; None, and nothing run, when it is none of this session's."""
+    core.live()
+    if address(signal) not in {None, core.session_id}:
+        return None
+    call = call_of_signal(signal)
+    return None if call is None else await _respond(core, call, options, known=known)
+
+
+async def respond_to_row(
+    core: SessionCore, row: Mapping[str, Any], options: SubmitOptions
+) -> RemoteSkillDispatch | None:
+    """Answer the call of a pending row; None when it is another thread's or names no tool."""
+    core.live()
+    call = _own_call(core, row)
+    return None if call is None else await _respond(core, call, options, known=True)
+
+
+async def drain(core: SessionCore, options: SubmitOptions) -> list[RemoteSkillDispatch]:
+    """Answer every pending call: handlers at once, submissions and results in the order of the rows."""
+    core.live()
+    rows = rows_of(await core.driver.call(core.owner.client.sessions.tool_calls, session_id=core.session_id))
+    calls = [call for row in rows if (call := _own_call(core, row)) is not None]
+    outcomes = await core.driver.gather([_runner(core, call) for call in calls])
+    found = [
+        await _submitted(core, call, outcome, options, drained=True)
+        for call, outcome in zip(calls, outcomes, strict=True)
+    ]
+    _raise_again(outcomes)
+    return found
+
+
+def _own_call(core: SessionCore, row: Mapping[str, Any]) -> IncomingCall | None:
+    call = call_of_row(row)
+    return None if call is None or call.thread_id not in {None, core.session_id} else call
+
+
+def _runner(core: SessionCore, call: IncomingCall, *, known: bool = True) -> Any:
+    return lambda: _run(core, call, known=known)
+
+
+async def _run(core: SessionCore, call: IncomingCall, *, known: bool) -> CallOutcome:
+    return await core.owner.dispatcher.call(
+        core.registry.find(call.tool, call.namespace),
+        _identity(core, call),
+        call.arguments,
+        shown=call.shown,
+        connection=core.owner.connection,
+        knows_session=known,
+    )
+
+
+async def _respond(
+    core: SessionCore, call: IncomingCall, options: SubmitOptions, *, known: bool
+) -> RemoteSkillDispatch:
+    outcome = await _run(core, call, known=known)
+    dispatch = await _submitted(core, call, outcome, options, drained=False)
+    _raise_again([outcome])
+    return dispatch
+
+
+async def _submitted(
+    core: SessionCore, call: IncomingCall, outcome: CallOutcome, options: SubmitOptions, *, drained: bool
+) -> RemoteSkillDispatch:
+    if call.request_id is None:
+        submission = NO_REQUEST_ID
+    elif outcome.key is None:
+        submission = await _submit(core, call.request_id, outcome, options)
+    else:
+        async with core.owner.turnstile.one(outcome.key):
+            submission = await _submit(core, call.request_id, outcome, options)
+    dispatch = _dispatch(call, outcome, submission)
+    for hear in core.listeners():
+        hear(Heard(call.turn_id, dispatch, drained))
+    return dispatch
+
+
+async def _submit(core: SessionCore, request_id: str, outcome: CallOutcome, options: SubmitOptions) -> Submission:
+    dispatcher, connection = core.owner.dispatcher, core.owner.connection
+    # Two deliveries of one call may have read its answer before either submitted: look again, now that one waited.
+    if outcome.key is not None and (outcome.duplicate or dispatcher.was_accepted(outcome.key, connection)):
+        return LOCAL_DUPLICATE
+    respond = core.owner.client.tool_calls.respond
+    submission = await submit(core.driver, respond, request_id, outcome.response_payload, options)
+    if submission.accepted:
+        dispatcher.accepted(outcome, connection)
+    return submission
+
+
+def _dispatch(call: IncomingCall, outcome: CallOutcome, submission: Submission | None = None) -> RemoteSkillDispatch:
+    refused = submission is not None and not submission.accepted and submission is not NO_REQUEST_ID
+    return RemoteSkillDispatch(
+        handled=outcome.handled and not refused,
+        tool=call.shown,
+        arguments=call.arguments,
+        request_id=call.request_id,
+        call_id=call.call_id,
+        response_payload=outcome.response_payload,
+        result=outcome.result,
+        error=submission.error if submission is not None and refused else outcome.error,
+        submission_status=None if submission is None else submission.status,
+        submission_code=None if submission is None else submission.code,
+        submission_attempts=0 if submission is None else submission.attempts,
+        submission_idempotent=submission is not None and submission.idempotent,
+        replayed=outcome.replayed,
+        late=outcome.late,
+        call_key=outcome.key,
+    )
+
+
+def _identity(core: SessionCore, call: IncomingCall) -> CallIdentity:
+    return CallIdentity(
+        session_id=core.session_id,
+        tool=call.tool,
+        arguments_sha256=arguments_digest(call.arguments),
+        thread_id=call.thread_id or core.session_id,
+        turn_id=call.turn_id,
+        call_id=call.call_id,
+        namespace=call.namespace,
+        request_id=call.request_id,
+        epoch=core.owner.epoch,
+    )
+
+
+def _raise_again(outcomes: Sequence[CallOutcome]) -> None:
+    """Raise the interrupt a handler met, now that its call is answered."""
+    for outcome in outcomes:
+        if outcome.reraise is not None:
+            raise outcome.reraise

@@ -1,0 +1,208 @@
+"""What one facade is: its client, its sessions, and how sessions come and go (spec remote §1 Facade)."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kdskills.remote.core import Driver, discard
+from kdskills.remote.core_calls import Turnstile, respond_to_signal
+from kdskills.remote.core_catalog import sync_runtime
+from kdskills.remote.core_session import DRAFT, SessionCore
+from kdskills.remote.dispatch import Dispatcher
+from kdskills.remote.ports import CallJournal, CatalogBackend, JsonObject, ServerProfile
+from kdskills.remote.receipts import Receipts
+from kdskills.remote.results import RemoteSkillDispatch
+from kdskills.remote.signals import AppServerSignal, address, text_or_none
+from kdskills.remote.submitting import SubmitOptions
+
+GONE = frozenset({"ok", "deleted"})
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupOptions:
+    """How a session ends.
+
+    Attributes:
+        sync_runtime_on_cleanup: A session that stays gets an empty catalog, if the client has a backend.
+        ignore_cleanup_errors: Errors become diagnostics.
+    """
+
+    sync_runtime_on_cleanup: bool = True
+    ignore_cleanup_errors: bool = True
+
+
+class FacadeCore:
+    """The state behind a facade.
+
+    Args:
+        client: The duck-typed client (spec remote §2.1).
+        driver: What may be waited for.
+        profile: Lint rules, before the client's own.
+        journal: Keeps calls; the client's own with a backend, else memory, when omitted.
+        max_concurrency: Handlers that run at once.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        driver: Driver,
+        *,
+        profile: ServerProfile | None,
+        journal: CallJournal | None,
+        max_concurrency: int,
+    ) -> None:
+        self.client = client
+        self.driver = driver
+        self.epoch = uuid.uuid4().hex
+        self.turnstile = Turnstile(driver)
+        self._profile = profile
+        if journal is None and self.backend is not None:
+            journal = getattr(client, "journal", None)
+        self.dispatcher = Dispatcher(
+            driver, journal, max_concurrency=max_concurrency, spool=getattr(client, "spool", None)
+        )
+        self.receipts = Receipts(self.dispatcher.journal)
+        self._sessions: dict[str, SessionCore] = {}
+        self._closed: weakref.WeakValueDictionary[str, SessionCore] = weakref.WeakValueDictionary()
+        self._lock = threading.RLock()
+
+    @property
+    def profile(self) -> ServerProfile:
+        """The rules in force: given, the client's, or those of Codex."""
+        if self._profile is not None:
+            return self._profile
+        found = getattr(self.client, "profile", None)
+        return found if isinstance(found, ServerProfile) else ServerProfile.codex()
+
+    @property
+    def backend(self) -> CatalogBackend | None:
+        """The client's catalog backend, or None."""
+        found = getattr(self.client, "catalog", None)
+        return found if isinstance(found, CatalogBackend) else None
+
+    @property
+    def connection(self) -> str:
+        """The name of the client's present connection; one for all when it has none."""
+        found = getattr(self.client, "connection", None)
+        return found if isinstance(found, str) else ""
+
+    def session(self, session_id: str) -> SessionCore:
+        """Return the core of a session: one id, one registry, whatever the handle.
+
+        Raises:
+            ValueError: The id is blank.
+        """
+        if text_or_none(session_id) is None:
+            raise ValueError("session_id must be non-empty text")
+        with self._lock:
+            if session_id not in self._sessions:
+                known = self._closed.get(session_id)
+                self._sessions[session_id] = known if known is not None else SessionCore(self, session_id)
+            return self._sessions[session_id]
+
+    def draft(self) -> SessionCore:
+        """Return a core that collects skills for a session to be."""
+        return SessionCore(self, DRAFT, draft=True)
+
+    async def registered(self, register: Callable[[Any], Any] | None, draft: SessionCore, handle: object) -> None:
+        """Let the program put its skills into a draft.
+
+        Raises:
+            TypeError: It answered a sync facade with an awaitable, which is closed.
+        """
+        if register is None:
+            return
+        answer = register(handle)
+        if not inspect.isawaitable(answer):
+            return
+        if not self.driver.asynchronous:
+            discard(answer)
+            raise TypeError("register returned an awaitable; use AsyncRemoteSkillsFacade")
+        await answer
+
+    async def create(self, draft: SessionCore, create_kwargs: Mapping[str, Any]) -> tuple[Any, SessionCore]:
+        """Create the server's session with the draft's tools, and bind the draft's skills to it.
+
+        Raises:
+            ValueError: The answer names no session.
+        """
+        tools, layers = draft.tools(), draft.registry.layers()
+        theirs = "dynamic_tools" in create_kwargs
+        ours = {"dynamic_tools": tools} if tools and not theirs else {}
+        created = await self.driver.call(self.client.sessions.create, **create_kwargs, **ours)
+        session = created.get("session") if isinstance(created, Mapping) else None
+        session_id = session.get("sessionId") if isinstance(session, Mapping) else None
+        if text_or_none(session_id) is None:
+            raise ValueError("sessions.create response missing session.sessionId")
+        core = self.session(str(session_id))
+        core.adopt([layer.skill for layer in layers])
+        if ours:
+            core.pushing(tools, core.registry.layers())
+        elif theirs:
+            core.pushing([dict(tool) for tool in create_kwargs["dynamic_tools"] or () if isinstance(tool, Mapping)], [])
+        for diagnostic in draft.registry.diagnostics:
+            core.registry.note(diagnostic)
+        return created, core
+
+    async def close(self, session_id: str, *, delete_session: bool, options: CleanupOptions) -> JsonObject:
+        """Clear a session's registry; delete the session, or empty its catalog if it stays."""
+        core = self.session(session_id)
+        report: JsonObject = {"sessionId": session_id, "cleared": core.registry.clear(), "deleted": False}
+        try:
+            if delete_session:
+                await self._delete(core, report)
+            elif options.sync_runtime_on_cleanup and core.backend is not None:
+                await self._emptied(core)
+        except Exception as error:
+            if not options.ignore_cleanup_errors:
+                raise
+            core.note("session_cleanup_failed", f"closing the session failed: {str(error) or type(error).__name__}")
+        finally:
+            self._forget(core)
+        return report
+
+    async def on_call(self, signal: AppServerSignal, options: SubmitOptions) -> RemoteSkillDispatch | None:
+        """Answer a call of the client's stream by the session it names; a signal that names none is dropped."""
+        session_id = address(signal)
+        if session_id is None:
+            return None
+        with self._lock:
+            core = self._sessions.get(session_id) or self._closed.get(session_id)
+        if core is not None:
+            return await respond_to_signal(core, signal, options)
+        # Nobody asked for this session here: another worker may serve it, so the dispatcher waits before it refuses.
+        return await respond_to_signal(SessionCore(self, session_id), signal, options, known=False)
+
+    async def turn_ended(self, session_id: str, turn_id: str, status: str) -> None:
+        """Note that a turn completed: the model has seen the answers given in it."""
+        settle = getattr(self.dispatcher.journal, "settle", None)
+        if status == "completed" and settle is not None:
+            await self.driver.blocking(settle, session_id, turn_id)
+
+    async def _delete(self, core: SessionCore, report: JsonObject) -> None:
+        answer = await self.driver.call(self.client.sessions.delete, session_id=core.session_id)
+        report["deleteResponse"] = answer
+        report["deleted"] = isinstance(answer, Mapping) and answer.get("status") in GONE
+        if report["deleted"] and core.backend is not None:
+            await self.driver.call(core.backend.forget, core.session_id)
+
+    async def _emptied(self, core: SessionCore) -> None:
+        report = await sync_runtime(core, 10.0)
+        if report.get("status") == "failed":
+            core.note(
+                "session_cleanup_failed",
+                f"the kept session's tools were not taken away: {report.get('error') or report.get('reason')}",
+            )
+
+    def _forget(self, core: SessionCore) -> None:
+        self.dispatcher.forget(core.session_id)
+        with self._lock:
+            if self._sessions.get(core.session_id) is core:
+                del self._sessions[core.session_id]
+            self._closed[core.session_id] = core

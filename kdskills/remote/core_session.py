@@ -1,0 +1,162 @@
+"""What one session is, whatever handles point at it: registry, last reports, the gate of its runtime calls (spec remote §1)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from kdskills.errors import Diagnostic
+from kdskills.remote.lint import check_name
+from kdskills.remote.names import clean_name
+from kdskills.remote.ports import CatalogBackend, CatalogError, JsonObject
+from kdskills.remote.registry import Layer, RemoteSkill, SkillRegistry, unchanged
+from kdskills.remote.schemas import derive
+from kdskills.remote.text import instruction_text, wire_tools
+
+if TYPE_CHECKING:
+    from kdskills.remote.core import Driver
+    from kdskills.remote.core_facade import FacadeCore
+    from kdskills.remote.receipts import ReceiptSkill
+
+DRAFT = "draft"
+
+
+class SessionCore:
+    """The state behind every handle of one session.
+
+    Args:
+        owner: The facade's core.
+        session_id: The server's thread id, or `draft`.
+        draft: Whether this collects skills for a session that does not exist yet.
+    """
+
+    def __init__(self, owner: FacadeCore, session_id: str, *, draft: bool = False) -> None:
+        self.owner = owner
+        self.session_id = session_id
+        self.draft = draft
+        self.registry = SkillRegistry(owner.profile)
+        self.last_catalog: JsonObject | None = None
+        self.pushed: list[JsonObject] | None = None
+        self.pushed_layers: list[Layer] = []
+        self.published: tuple[ReceiptSkill, ...] = ()
+        self._listeners: tuple[Callable[[Any], None], ...] = ()
+
+    @property
+    def driver(self) -> Driver:
+        """What waits."""
+        return self.owner.driver
+
+    @property
+    def backend(self) -> CatalogBackend | None:
+        """The client's catalog backend, or None."""
+        return self.owner.backend
+
+    def live(self) -> None:
+        """Refuse a draft.
+
+        Raises:
+            RuntimeError: There is no session yet.
+        """
+        if self.draft:
+            raise RuntimeError("a draft session only collects skills; the session exists once create_session returned")
+
+    def note(self, code: str, message: str, *, fix: str | None = None) -> None:
+        """Keep a warning about this session."""
+        self.registry.note(Diagnostic(code, "warning", message, ref=self.session_id, fix=fix))
+
+    def tools(self) -> list[JsonObject]:
+        """Return the wire tools of the visible skills."""
+        return wire_tools(self.registry.skills())
+
+    def text(self) -> str:
+        """Return the instruction text of the visible skills."""
+        return instruction_text(self.registry.skills())
+
+    def register(self, name: str, handler: Callable[..., Any], options: Mapping[str, Any]) -> RemoteSkill:
+        """Write the base of a name."""
+        return self.registry.register(self.made(name, handler, **options))
+
+    def open_window(self, name: str, handler: Callable[..., Any], options: Mapping[str, Any]) -> Layer:
+        """Lay a window's skill on top."""
+        return self.registry.open(self.made(name, handler, **options))
+
+    def adopt(self, skills: Sequence[RemoteSkill]) -> None:
+        """Take over the skills of a draft."""
+        for skill in skills:
+            self.registry.register(skill)
+
+    @contextmanager
+    def listening(self, hear: Callable[[Any], None]) -> Iterator[None]:
+        """Let *hear* know of every call that is answered meanwhile."""
+        self._listeners = (*self._listeners, hear)
+        try:
+            yield
+        finally:
+            self._listeners = tuple(known for known in self._listeners if known is not hear)
+
+    def listeners(self) -> tuple[Callable[[Any], None], ...]:
+        """Return who listens now."""
+        return self._listeners
+
+    def pushing(self, tools: list[JsonObject], layers: Sequence[Layer]) -> None:
+        """Remember what the model's catalog is to be from now on."""
+        self.pushed = copy.deepcopy(tools)
+        self.pushed_layers = list(layers)
+
+    def made(
+        self,
+        name: str,
+        handler: Callable[..., Any],
+        *,
+        description: str | None = None,
+        input_schema: JsonObject | None = None,
+        output_schema: JsonObject | None = None,
+        namespace: str | None = None,
+        deadline_seconds: float | None = 120.0,
+        idempotent: bool = False,
+        defer_loading: bool = False,
+    ) -> RemoteSkill:
+        """Return the skill these parameters of `register` describe, linted.
+
+        Raises:
+            ValueError: The name is blank, or the deadline is no positive number.
+            CatalogError: The server would refuse, drop or shadow it, or a schema is invalid.
+            TypeError: The handler cannot be called.
+        """
+        name = clean_name(name)
+        if not callable(handler):
+            raise TypeError(f"the handler of `{name}` cannot be called: it is a {type(handler).__name__}")
+        if deadline_seconds is not None and not deadline_seconds > 0:
+            raise ValueError(f"deadline_seconds of `{name}` must be positive or None, got {deadline_seconds!r}")
+        namespace = namespace.strip() if namespace is not None else None
+        check_name(namespace, name, self.registry.profile, defer_loading=defer_loading)
+        known = derive(name, handler, input_schema, output_schema)
+        given = description if description is not None and description.strip() else known.description
+        return RemoteSkill(
+            name,
+            handler,
+            _sendable(name, given or f"Remote skill {name}"),
+            known.input_schema,
+            known.output_schema,
+            namespace,
+            deadline_seconds,
+            idempotent,
+            defer_loading,
+            known.output_description,
+            known.coerce or unchanged,
+            known.call_parameter,
+        )
+
+
+def _sendable(name: str, description: str) -> str:
+    try:
+        description.encode()
+    except UnicodeEncodeError as error:
+        raise CatalogError(
+            f"the description of `{name}` cannot be sent: {error.reason} at character {error.start}",
+            rule="description_text",
+            suggestion="describe it in characters that exist",
+        ) from error
+    return description

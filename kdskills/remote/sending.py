@@ -1,0 +1,239 @@
+"""Sending requests with the catalog, and handling their calls until the turn has ended (spec remote §1 Sending)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kdskills.remote.core_calls import Heard, drain
+from kdskills.remote.core_catalog import digest, prepare_catalog, refuse_unapplied, wire_names
+from kdskills.remote.core_session import SessionCore
+from kdskills.remote.dispatch import outcomes_context
+from kdskills.remote.dispatch.outcomes import CONTEXT_NAME
+from kdskills.remote.ports import CatalogBackend, CatalogContext, JsonObject, WaitTimeoutError
+from kdskills.remote.receipts import Receipt
+from kdskills.remote.results import RemoteSkillDispatch, RemoteSkillSendResult
+from kdskills.remote.signals import text_or_none
+from kdskills.remote.submitting import SubmitOptions
+from kdskills.remote.text import inject
+
+TERMINAL = frozenset({"completed", "complete", "failed", "error", "interrupted", "canceled", "cancelled"})
+
+
+async def send(core: SessionCore, text: str, *, inject_skills: bool, keywords: Mapping[str, Any]) -> Any:
+    """Send one message with the catalog as it is; returns the client's answer, with `catalog` beside a backend."""
+    core.live()
+    message = core.owner.client.sessions.send_message
+    sent = {"dynamic_tools": core.tools(), **keywords}
+    if core.backend is None:
+        catalog = core.text() if inject_skills else ""
+        answer = await core.driver.call(message, session_id=core.session_id, text=inject(catalog, text), **sent)
+        await _note_receipt(core, answer)
+        return answer
+    context = await _context(core, core.backend)
+    told: tuple[str, ...] = ()
+    if inject_skills:
+        if context.inject:
+            text = inject(core.text(), text)
+        extra, told = await _outcomes(core, context)
+        sent = _merged(sent, extra)
+    answer = await core.driver.call(message, session_id=core.session_id, text=text, **sent)
+    if told:
+        await core.driver.blocking(core.owner.dispatcher.journal.tell, told)
+    await _note_receipt(core, answer)
+    if isinstance(answer, Mapping):
+        return {**answer, "catalog": "current" if context.current else "stale"}
+    return answer
+
+
+async def send_prepared(
+    core: SessionCore, text: str, *, inject_skills: bool, prepare_timeout_seconds: float, keywords: Mapping[str, Any]
+) -> Any:
+    """Prepare the catalog and send.
+
+    Raises:
+        CatalogNotApplied: The old catalog is still in force; nothing was sent.
+    """
+    refuse_unapplied(await prepare_catalog(core, prepare_timeout_seconds))
+    return await send(core, text, inject_skills=inject_skills, keywords=keywords)
+
+
+async def send_and_handle(
+    core: SessionCore,
+    text: str,
+    *,
+    inject_skills: bool,
+    timeout_seconds: float,
+    interval_seconds: float,
+    terminal_statuses: str | Iterable[str] | None,
+    require_assistant_reply: bool,
+    options: SubmitOptions,
+    keywords: Mapping[str, Any],
+    prepare_timeout_seconds: float = 90.0,
+) -> RemoteSkillSendResult:
+    """Send one message and answer its calls until its turn has ended.
+
+    Raises:
+        ValueError: A time is not positive, or the answer has no `turnId`.
+        WaitTimeoutError: The turn did not end, or its reply did not come, in time.
+        CatalogNotApplied: A backend could not change the catalog; nothing was sent.
+    """
+    core.live()
+    if not timeout_seconds > 0 or not interval_seconds > 0:
+        raise ValueError(
+            f"timeout_seconds and interval_seconds must be positive, got {timeout_seconds!r} and {interval_seconds!r}"
+        )
+    terminal = _terminal(terminal_statuses)
+    heard: list[Heard] = []
+    with core.listening(heard.append):
+        if core.backend is not None:
+            refuse_unapplied(await prepare_catalog(core, prepare_timeout_seconds))
+        accepted = await send(core, text, inject_skills=inject_skills, keywords=keywords)
+        turn_id = text_or_none(accepted.get("turnId")) if isinstance(accepted, Mapping) else None
+        if turn_id is None:
+            raise ValueError("sessions.send_message response missing turnId")
+        until = time.monotonic() + timeout_seconds
+        wait = _Turn(core, turn_id, until, interval_seconds)
+        status = await wait.ended(terminal, options)
+        detail, reply = await wait.reply(required=require_assistant_reply)
+    return RemoteSkillSendResult(
+        core.session_id, turn_id, dict(accepted), detail, status, reply, _of_turn(heard, turn_id)
+    )
+
+
+class _Turn:
+    """Waits for one turn."""
+
+    def __init__(self, core: SessionCore, turn_id: str, until: float, interval_seconds: float) -> None:
+        self._core = core
+        self._turn_id = turn_id
+        self._until = until
+        self._interval = interval_seconds
+
+    async def ended(self, terminal: frozenset[str], options: SubmitOptions) -> str:
+        """Answer calls until the status is terminal, and return it."""
+        wait = self._core.owner.client.wait
+        while True:
+            await drain(self._core, options)
+            answer = await self._core.driver.call(
+                wait.turn_status, session_id=self._core.session_id, turn_id=self._turn_id
+            )
+            status = status_of(answer)
+            if status is not None and status.lower() in terminal:
+                return status
+            await self._pause(f"the turn did not end in time; its last status is {status}", status=status)
+
+    async def reply(self, *, required: bool) -> tuple[JsonObject | None, JsonObject | None]:
+        """Return the session and the turn's reply; waits for the reply only if it is required."""
+        while True:
+            detail = await self._detail(required=required)
+            found = reply_of(detail, self._turn_id)
+            if found is not None or not required:
+                return detail, found
+            await self._pause("the turn ended without a complete assistant reply")
+
+    async def _detail(self, *, required: bool) -> JsonObject | None:
+        get = getattr(self._core.owner.client.sessions, "get", None)
+        if not callable(get):
+            return None
+        try:
+            answer = await self._core.driver.call(get, session_id=self._core.session_id)
+        except Exception as error:
+            if required:
+                raise
+            self._core.note("session_unreadable", f"sessions.get failed after the turn: {error}")
+            return None
+        return dict(answer) if isinstance(answer, Mapping) else None
+
+    async def _pause(self, late: str, **facts: Any) -> None:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise WaitTimeoutError(late, session_id=self._core.session_id, turn_id=self._turn_id, **facts)
+        await self._core.driver.sleep(min(self._interval, left))
+
+
+def status_of(answer: object) -> str | None:
+    """Return the status a `wait.turn_status` answer tells: text, or under `status`, there or in `turn`."""
+    if isinstance(answer, str):
+        return text_or_none(answer)
+    if not isinstance(answer, Mapping):
+        return None
+    status = answer.get("status")
+    if isinstance(status, str):
+        return text_or_none(status)
+    return status_of(answer.get("turn"))
+
+
+def reply_of(detail: JsonObject | None, turn_id: str) -> JsonObject | None:
+    """Return the last transcript entry of the turn that is a complete one of the assistant."""
+    transcript = (detail or {}).get("transcript")
+    wanted = {"turnId": turn_id, "role": "assistant", "status": "complete"}
+    found = [
+        entry
+        for entry in (transcript if isinstance(transcript, list) else [])
+        if isinstance(entry, Mapping) and all(entry.get(key) == value for key, value in wanted.items())
+    ]
+    return dict(found[-1]) if found else None
+
+
+def _terminal(statuses: str | Iterable[str] | None) -> frozenset[str]:
+    if statuses is None:
+        return TERMINAL
+    return frozenset(word.strip().lower() for word in ([statuses] if isinstance(statuses, str) else statuses))
+
+
+def _of_turn(heard: list[Heard], turn_id: str) -> tuple[RemoteSkillDispatch, ...]:
+    return tuple(one.dispatch for one in heard if one.drained or one.turn_id == turn_id)
+
+
+async def _note_receipt(core: SessionCore, answer: object) -> None:
+    """Keep what the turn is run with (spec remote §5 Receipt)."""
+    turn_id = text_or_none(answer.get("turnId")) if isinstance(answer, Mapping) else None
+    if turn_id is None:
+        return
+    facts = getattr(core.backend, "facts", None)
+    if facts is not None:
+        known = await core.driver.call(facts, core.session_id)
+    elif core.pushed is not None:
+        known = {"digest": digest(core.pushed), "strategy": "resume", "tools": wire_names(core.pushed)}
+    else:
+        known = {}
+    receipt = Receipt(
+        core.session_id,
+        turn_id,
+        known.get("digest"),
+        known.get("context_digest"),
+        known.get("strategy"),
+        tuple(sorted(known.get("tools") or ())),
+        core.published,
+    )
+    await core.driver.blocking(core.owner.receipts.note, receipt)
+
+
+async def _context(core: SessionCore, backend: CatalogBackend) -> CatalogContext:
+    found: CatalogContext = await core.driver.call(backend.context_for, core.session_id, core.tools(), core.text())
+    return found
+
+
+async def _outcomes(core: SessionCore, context: CatalogContext) -> tuple[JsonObject, tuple[str, ...]]:
+    """Return what the message carries beside its text, and the calls whose outcomes it tells."""
+    extra = dict(context.send)
+    if not core.owner.profile.context:
+        return extra, ()
+    journal = core.owner.dispatcher.journal
+    told = outcomes_context(await core.driver.blocking(journal.outcomes, core.session_id))
+    if told is None:
+        return extra, ()
+    value = {"kind": "application", "value": told.text.replace("</", "<\\/")}
+    extra["additional_context"] = {**(extra.get("additional_context") or {}), CONTEXT_NAME: value}
+    return extra, told.keys
+
+
+def _merged(sent: JsonObject, extra: JsonObject) -> JsonObject:
+    """Return the keywords with ours added; what the caller gave wins."""
+    ours, theirs = extra.get("additional_context"), sent.get("additional_context")
+    joined = {**extra, **sent}
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        joined["additional_context"] = {**ours, **theirs}
+    return joined
