@@ -115,8 +115,6 @@ class Threads:
             self.world.threads[thread_id] = thread
             self.world.status_changed(thread)
         elif not thread.rollout.materialized:
-            if self.world.profile.paged and thread.rollout.path is not None:
-                raise RpcError("list_turns is not supported yet", UNSUPPORTED)
             raise RpcError(f"no rollout found for thread id {thread_id}")
         self.world.subscribe(thread, connection)
         return {"thread": self.describe(thread, turns=not params.get("excludeTurns")), "cwd": thread.cwd}
