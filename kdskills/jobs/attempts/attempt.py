@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
 
+from kdskills.errors import ExecFailed
 from kdskills.execution.logfile import LogPiece, read_log
 from kdskills.jobs.attempts import shim
 from kdskills.jobs.attempts.order import AttemptOrder, AttemptState, Facts, LogStream, Verdict
@@ -20,6 +22,7 @@ from kdskills.jobs.attempts.order import AttemptOrder, AttemptState, Facts, LogS
 if TYPE_CHECKING:
     from kdskills.jobs.attempts.store import Starter
 
+_LOG = logging.getLogger("kdskills.jobs")
 QUICK_S: Final = 0.005
 SLOW_S: Final = 0.1
 _LOGS: Final = {"stdout": shim.STDOUT, "stderr": shim.STDERR}
@@ -185,14 +188,24 @@ class Attempt:
             found = self.verdict()
             if found is not None:
                 return found
-            if self._starter is not None:
-                await self._starter.reap(self.order.spec.placement.engine)
-            await asyncio.to_thread(shim.settle, self.folder)
+            trouble = await self._reap()
+            await asyncio.to_thread(shim.settle, self.folder, trouble)
         finally:
             os.close(lock)
         verdict = self.verdict()
         assert verdict is not None
         return verdict
+
+    async def _reap(self) -> str:
+        """End what the engine left of dead runners; return what could not be ended, in words for the verdict."""
+        if self._starter is None:
+            return ""
+        try:
+            await self._starter.reap(self.order.spec.placement.engine)
+        except ExecFailed as error:
+            _LOG.warning("%s attempt %d: %s", self.order.task_id, self.order.attempt, error.message)
+            return error.message
+        return ""
 
 
 def held(folder: Path) -> bool:

@@ -118,9 +118,9 @@ class SessionFolder:
                     errors.append(OutputError(path=path, code="bad_name", message=f"the path {problem}"))
                     del changed[path]
             gone = {path for path in given if path not in files and path in now.files} if left.whole else set()
-            stays = _beside({path: found for path, found in now.files.items() if path not in gone}, changed)
-            errors += _bound(changed, stays, bounds)
-            stays = _beside({path: found for path, found in now.files.items() if path not in gone}, changed)
+            kept = {path: found for path, found in now.files.items() if path not in gone}
+            errors += _bound(changed, kept, bounds)
+            stays = _beside(kept, changed)
             if changed or gone:
                 self._exchange(stays, changed)
         return errors
@@ -204,17 +204,15 @@ def _beside(files: Mapping[str, tuple[Path, int]], changed: Mapping[str, Artifac
     }
 
 
-def _bound(
-    changed: dict[str, Artifact], stays: Mapping[str, tuple[Path, int]], bounds: Bounds
-) -> Iterator[OutputError]:
-    """Take from *changed* what would not fit beside what *stays*, and name it."""
-    files = bounds.files - len(stays)
-    room = bounds.size - sum(path.lstat().st_size for path, _ in stays.values())
+def _bound(changed: dict[str, Artifact], kept: Mapping[str, tuple[Path, int]], bounds: Bounds) -> Iterator[OutputError]:
+    """Take from *changed* what would not fit, so that its old version in *kept* stays, and name it."""
+    sizes = {path: file.lstat().st_size for path, (file, _) in kept.items()}
+    files, room = bounds.files - len(sizes), bounds.size - sum(sizes.values())
     for path in sorted(changed):
-        size = changed[path].size
-        if files < 1 or size > room:
+        more, size = int(path not in sizes), changed[path].size - sizes.get(path, 0)
+        if more > files or size > max(room, 0):
             del changed[path]
             what = f"a session keeps {bounds.files} files of {bounds.size} bytes in all"
             yield OutputError(path=path, code="session_full", message=what)
         else:
-            files, room = files - 1, room - size
+            files, room = files - more, room - size

@@ -123,15 +123,17 @@ def read_identity(folder: Path) -> dict[str, Any] | None:
     return facts if isinstance(facts, dict) else None
 
 
-def settle(folder: Path) -> None:
+def settle(folder: Path, trouble: str = "") -> None:
     """Write the verdict on an attempt whose shim died without one; its lock is held by the caller.
 
     A result the runner still wrote counts, but for one that only says that the runner was ended with its shim.
+    *trouble* is what could not be ended of it.
     """
     asked = (folder / CANCEL).exists()
     result = read_json(folder / RESULT)
     if result is None or (result.get("status") == "cancelled" and not asked):
         result = _without_result(folder, None, asked=asked, overdue=False, started=time.time())
+        result["error_message"] = f"{result['error_message']}; {trouble}" if trouble else result["error_message"]
     write_json(folder / EXIT, result, durable=True)
 
 

@@ -1,6 +1,7 @@
 """What tests of background work share: attempts in a state folder of their own, started by a real launcher."""
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 import time
@@ -46,6 +47,19 @@ class Lab:
         attempt = await self.attempts.start(self.order(script, **more))
         verdict = await attempt.wait()
         return attempt, verdict
+
+    @staticmethod
+    async def ask(port, words):
+        """Send *words* to a port of this host and return everything that comes back."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(words)
+            writer.write_eof()
+            return await asyncio.wait_for(reader.read(), 60)
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     @staticmethod
     async def until(condition, seconds=60.0):
