@@ -35,6 +35,7 @@ class _Session:
     offered: tuple[JsonObject, str] | None = None  # the context handed out last, and its digest
     compactions: int = 0  # compactions the context was last sent after
     lost: bool = False  # the context is gone from the history
+    settling: asyncio.Task[None] | None = None  # what the ended turn leaves to be done before the next one
 
 
 class CodexCatalog:
@@ -103,6 +104,9 @@ class CodexCatalog:
 
         A catalog that is not in force is not described to the model either.
         """
+        settling = self._session(session_id).settling
+        if settling is not None and not settling.done():
+            await asyncio.wait({settling})
         record = await self._record(session_id)
         current = await self.in_force(session_id, tools_digest(tools))
         if not current:
@@ -132,6 +136,10 @@ class CodexCatalog:
         digest, session.offered, session.lost = session.offered[1], None, False
         session.compactions = self._server.threads.get(session_id).compactions
         await self._update(session_id, lambda record: replace(record, context_digest=digest))
+
+    def settling(self, session_id: str, task: asyncio.Task[None]) -> None:
+        """Note what must be done before the next message of a session."""
+        self._session(session_id).settling = task
 
     def context_lost(self, session_id: str) -> None:
         """Note that turns were taken back: what they carried is gone from the history."""

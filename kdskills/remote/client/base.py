@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from kdskills.remote.catalog import rollout
 from kdskills.remote.catalog.backend import CodexCatalog
+from kdskills.remote.catalog.sqlstore import SqlCatalogStore
 from kdskills.remote.catalog.store import CatalogStore, MemoryCatalogStore
 from kdskills.remote.client.calls import ToolCalls, Waits, bootstrap
 from kdskills.remote.client.options import ClientOptions, app_server_command, child_environment
@@ -29,6 +30,7 @@ from kdskills.remote.wire.stdio import StdioTransport
 from kdskills.remote.wire.websocket import WebsocketTransport
 
 OnCall = Callable[[AppServerSignal], Awaitable[object] | object]
+OnTurnEnded = Callable[[str, str, str], Awaitable[None]]
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -52,6 +54,7 @@ class AsyncAppServerClient:
         catalog: The catalog backend.
         profile: What is known of the server.
         journal: Keeps calls across processes, or None.
+        spool: Where the rest of long answers is kept, or None.
         on_call: With `dispatch="auto"`, called for each tool call; its result may be awaitable.
     """
 
@@ -69,6 +72,8 @@ class AsyncAppServerClient:
         self.tool_calls = ToolCalls(server)
         self.wait = Waits(server, self.sessions)
         self.on_call: OnCall | None = None
+        self.on_turn_ended: OnTurnEnded | None = None
+        self.spool: Any = options.spool
         server.on_call = self._take_call
         server.on_event = self._take_event
 
@@ -135,7 +140,13 @@ class AsyncAppServerClient:
 
     @classmethod
     def _catalog_store(cls, options: ClientOptions) -> CatalogStore:
-        return MemoryCatalogStore()
+        engine = getattr(options.journal, "engine", None)
+        return MemoryCatalogStore() if engine is None else SqlCatalogStore(engine)
+
+    @property
+    def connection(self) -> str:
+        """The name of the present connection; answers are accepted on one."""
+        return self._server.pending.epoch
 
     @property
     def user_agent(self) -> str:
@@ -188,12 +199,21 @@ class AsyncAppServerClient:
         self.stream.publish(event_signal(method, params))
         if method == "connection/closed":
             self.stream.end()
+        turn, thread_id = params.get("turn"), params.get("threadId")
+        if method == "turn/completed" and isinstance(turn, dict) and isinstance(thread_id, str):
+            work = self._turn_ended(thread_id, str(turn.get("id")), str(turn.get("status")))
+            self.catalog.settling(thread_id, self._server.spawn_task(work, f"kdskills-turn-{thread_id}"))
 
     def _take_call(self, call: PendingCall) -> None:
         signal = call_signal(call)
         self.stream.publish(signal)
         if self.options.dispatch == "auto":
             self._server.spawn_task(self._dispatch(call, signal), f"kdskills-call-{call.handle}")
+
+    async def _turn_ended(self, thread_id: str, turn_id: str, status: str) -> None:
+        """Settle what a turn leaves behind."""
+        if self.on_turn_ended is not None:
+            await self.on_turn_ended(thread_id, turn_id, status)
 
     def _handler(self) -> OnCall | None:
         """Return who answers calls; a client with a facade answers by it."""

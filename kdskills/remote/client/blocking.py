@@ -26,6 +26,11 @@ class LoopThread:
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def ended(self) -> bool:
+        """Whether the loop is closed."""
+        return self._loop.is_closed()
+
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine on the loop and wait for its value; an interrupted wait cancels it.
 

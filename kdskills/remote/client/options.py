@@ -32,6 +32,7 @@ class ClientOptions:
         unload: Whether a thread somebody else may hold is archived and unarchived to make the server let go of it.
         allow_successor: Whether a new thread may take an old one's place.
         profile: What is known of the server; None means unprobed.
+        spool: Where the rest of long answers is kept (a `Spool`).
         request_timeout_s: Longest wait for one answer of the server.
     """
 
@@ -41,6 +42,7 @@ class ClientOptions:
     unload: Unload = "unsubscribe"
     allow_successor: bool = False
     profile: ServerProfile | None = None
+    spool: Any = None
     request_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:

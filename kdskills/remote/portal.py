@@ -1,0 +1,243 @@
+"""`AsyncCodexClient` and `CodexClient`: the app-server's client with its probe and its facade (spec remote §2.1)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from kdskills.errors import BadRequest
+from kdskills.remote.client.base import AsyncAppServerClient, OnCall
+from kdskills.remote.client.blocking import (
+    BlockingCatalog,
+    BlockingSessions,
+    BlockingStream,
+    BlockingToolCalls,
+    BlockingWaits,
+    LoopThread,
+)
+from kdskills.remote.facade import AsyncRemoteSkillsFacade, RemoteSkillsFacade
+from kdskills.remote.ports import CallJournal, ServerProfile
+from kdskills.remote.signals import AppServerSignal
+
+Probing = Literal["auto", "never"]
+
+
+class AsyncCodexClient(AsyncAppServerClient):
+    """A client of a Codex app-server for programs with an event loop (spec remote §2.1).
+
+    `remote_skills` is the facade whose registries answer calls with `dispatch="auto"`.
+    """
+
+    _facade: AsyncRemoteSkillsFacade | None = None
+
+    @classmethod
+    async def spawn(
+        cls,
+        *,
+        home: str | os.PathLike[str],
+        binary: str = "codex",
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        config: Mapping[str, Any] | None = None,
+        probe: Probing = "auto",
+        state: str | os.PathLike[str] | None = None,
+        **opts: Any,
+    ) -> Self:
+        """Start a private app-server, probing the binary first if nothing is known of it.
+
+        Args:
+            home: The child's `CODEX_HOME` and `HOME`; there is no default, and nobody's own codex home is looked for.
+            binary: The program.
+            cwd: The child's working folder.
+            env: Further variables; of this process only `PATH` and `LANG` pass.
+            config: Values of the server's configuration by dotted key.
+            probe: `auto` uses what was proven of this binary and probes it on a cache miss; `never` proves nothing.
+            state: The folder with the probes' cache.
+            **opts: `journal strategy dispatch unload allow_successor profile` and more, see `ClientOptions`.
+
+        Raises:
+            AppServerGone: It cannot be started, or ended at once.
+            BadRequest: An option that is not known.
+        """
+        if probe not in ("auto", "never"):
+            raise BadRequest(f"probe is auto or never, not {probe!r}", option="probe")
+        if probe == "auto" and opts.get("profile") is None:
+            opts["profile"] = await _probed(binary, env, state)
+        return await super().spawn(home=home, binary=binary, cwd=cwd, env=env, config=config, **opts)
+
+    @property
+    def remote_skills(self) -> AsyncRemoteSkillsFacade:
+        """The facade of this client."""
+        if self._facade is None:
+            self._facade = AsyncRemoteSkillsFacade(self)
+        return self._facade
+
+    def _handler(self) -> OnCall | None:
+        return self.on_call or self.remote_skills.on_call
+
+    async def _turn_ended(self, thread_id: str, turn_id: str, status: str) -> None:
+        if self._facade is not None:
+            await self._facade.turn_ended(thread_id, turn_id, status)
+
+
+class CodexClient:
+    """The same client for programs without an event loop; it runs on a thread of its own (spec remote §2.1).
+
+    Calls of the server are answered on a thread each, so handlers may block and may use this client.
+    """
+
+    def __init__(self, loop: LoopThread, client: AsyncAppServerClient) -> None:
+        self._loop = loop
+        self._client = client
+        self._facade: RemoteSkillsFacade | None = None
+        self._facade_lock = threading.Lock()
+        self._context = contextvars.copy_context()
+        self.on_call: Any = None
+        self.sessions = BlockingSessions(loop, client.sessions)
+        self.tool_calls = BlockingToolCalls(loop, client.tool_calls)
+        self.wait = BlockingWaits(loop, client.wait)
+        self.stream = BlockingStream(loop, client.stream)
+        self.catalog = BlockingCatalog(loop, client.catalog)
+        self.profile: ServerProfile = client.profile
+        self.journal: CallJournal | None = client.journal
+        client.on_call = self._take_call
+        client.on_turn_ended = self._turn_ended
+
+    @classmethod
+    def spawn(
+        cls,
+        *,
+        home: str | os.PathLike[str],
+        binary: str = "codex",
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        config: Mapping[str, Any] | None = None,
+        probe: Probing = "auto",
+        **opts: Any,
+    ) -> Self:
+        """See `AsyncCodexClient.spawn`."""
+        loop = LoopThread("kdskills-codex")
+        return cls._opened(
+            loop,
+            lambda: AsyncCodexClient.spawn(
+                home=home, binary=binary, cwd=cwd, env=env, config=config, probe=probe, **opts
+            ),
+        )
+
+    @classmethod
+    def connect(cls, url: str, *, token: str | None = None, **opts: Any) -> Self:
+        """See `AsyncAppServerClient.connect`."""
+        return cls._opened(LoopThread("kdskills-codex"), lambda: AsyncCodexClient.connect(url, token=token, **opts))
+
+    @classmethod
+    def _opened(cls, loop: LoopThread, make: Any) -> Self:
+        try:
+            return cls(loop, loop.run(make))
+        except BaseException:
+            loop.stop()
+            raise
+
+    @property
+    def remote_skills(self) -> RemoteSkillsFacade:
+        """The facade of this client."""
+        with self._facade_lock:
+            if self._facade is None:
+                self._facade = RemoteSkillsFacade(self)
+            return self._facade
+
+    @property
+    def connection(self) -> str:
+        """The name of the present connection; answers are accepted on one."""
+        return self._client.connection
+
+    @property
+    def user_agent(self) -> str:
+        """What the server calls itself."""
+        return self._client.user_agent
+
+    @property
+    def spool(self) -> Any:
+        """Where the rest of long answers is kept, or None."""
+        return self._client.spool
+
+    def request(self, method: str, **params: Any) -> Any:
+        """See `AsyncAppServerClient.request`."""
+        return self._loop.run(lambda: self._client.request(method, **params))
+
+    def reconnect(self) -> None:
+        """See `AsyncAppServerClient.reconnect`."""
+        self._loop.run(self._client.reconnect)
+
+    def close(self) -> None:
+        """Close the connection, stop an owned server, end the thread. May be called twice."""
+        if not self._loop.ended:
+            self._loop.run(self._client.close)
+            self._loop.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _take_call(self, signal: AppServerSignal) -> object:
+        """Answer a call on a thread of its own; the reading loop goes on meanwhile."""
+        handler = self.on_call or self.remote_skills.on_call
+        return await _on_thread(f"kdskills-call-{signal.request_id}", self._context.copy(), handler, signal)
+
+    async def _turn_ended(self, thread_id: str, turn_id: str, status: str) -> None:
+        facade = self._facade
+        if facade is not None:
+            name = f"kdskills-turn-{turn_id}"
+            await _on_thread(name, self._context.copy(), facade.turn_ended, thread_id, turn_id, status)
+
+
+async def _on_thread(name: str, context: contextvars.Context, work: Any, *arguments: object) -> object:
+    """Run a function on a daemon thread of its own: one that never ends holds neither a pool nor the interpreter's exit."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[object] = loop.create_future()
+
+    def settle(value: object, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(value)
+        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
+            done.set_exception(error)
+        else:
+            # A loop would stop for these; the thread's own hook has shown them, and the call was answered before.
+            done.set_result(type(error).__name__)
+
+    def run() -> None:
+        value: object = None
+        error: BaseException | None = None
+        try:
+            value = context.run(work, *arguments)
+        except BaseException as problem:
+            error = problem
+            if not isinstance(problem, Exception):
+                raise
+        finally:
+            with contextlib.suppress(RuntimeError):  # the client was closed: nobody waits any more
+                loop.call_soon_threadsafe(settle, value, error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await done
+
+
+async def _probed(
+    binary: str, env: Mapping[str, str] | None, state: str | os.PathLike[str] | None
+) -> ServerProfile | None:
+    """Return what is proven of a binary, probing it where nothing is known."""
+    from kdskills.remote.probe import probed_profile
+
+    return await probed_profile(binary, env=env, state=Path(state) if state is not None else None)
