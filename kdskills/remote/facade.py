@@ -118,6 +118,10 @@ class RemoteSkillsFacade:
         """Take note that a turn ended; clients call it for each `turn/completed`."""
         drive(self._core.turn_ended(session_id, turn_id, status))
 
+    def close(self) -> None:
+        """End the facade's own threads; its sessions and the journal stay as they are."""
+        self._core.dispatcher.close()
+
 
 class AsyncRemoteSkillsFacade:
     """As `RemoteSkillsFacade`, on the running event loop, for a client of coroutines (spec remote §1).
@@ -201,6 +205,10 @@ class AsyncRemoteSkillsFacade:
     async def turn_ended(self, session_id: str, turn_id: str, status: str) -> None:
         """As `RemoteSkillsFacade.turn_ended`."""
         await self._core.turn_ended(session_id, turn_id, status)
+
+    def close(self) -> None:
+        """End the facade's own threads; its sessions and the journal stay as they are."""
+        self._core.dispatcher.close()
 
 
 class _Ending:

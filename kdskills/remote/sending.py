@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kdskills.remote.core_calls import Heard, drain
@@ -29,7 +29,7 @@ async def send(core: SessionCore, text: str, *, inject_skills: bool, keywords: M
     if core.backend is None:
         catalog = core.text() if inject_skills else ""
         answer = await core.driver.call(message, session_id=core.session_id, text=inject(catalog, text), **sent)
-        await _note_receipt(core, answer)
+        await _note_sent(core, answer)
         return answer
     context = await _context(core, core.backend)
     told: tuple[str, ...] = ()
@@ -39,9 +39,7 @@ async def send(core: SessionCore, text: str, *, inject_skills: bool, keywords: M
         extra, told = await _outcomes(core, context)
         sent = _merged(sent, extra)
     answer = await core.driver.call(message, session_id=core.session_id, text=text, **sent)
-    if told:
-        await core.driver.blocking(core.owner.dispatcher.journal.tell, told)
-    await _note_receipt(core, answer)
+    await _note_sent(core, answer, told)
     if isinstance(answer, Mapping):
         return {**answer, "catalog": "current" if context.current else "stale"}
     return answer
@@ -187,6 +185,16 @@ def _of_turn(heard: list[Heard], turn_id: str) -> tuple[RemoteSkillDispatch, ...
     return tuple(one.dispatch for one in heard if one.drained or one.turn_id == turn_id)
 
 
+async def _note_sent(core: SessionCore, answer: object, told: Sequence[str] = ()) -> None:
+    """Write down what was sent; never raises, because the message is on its way."""
+    try:
+        if told:
+            await core.driver.blocking(core.owner.dispatcher.journal.tell, told)
+        await _note_receipt(core, answer)
+    except Exception as error:  # noqa: BLE001 - the caller must not take a message that was sent for one that was not
+        core.note("receipt_not_kept", f"the message was sent, but not written down: {error}")
+
+
 async def _note_receipt(core: SessionCore, answer: object) -> None:
     """Keep what the turn is run with (spec remote §5 Receipt)."""
     turn_id = text_or_none(answer.get("turnId")) if isinstance(answer, Mapping) else None
@@ -222,7 +230,12 @@ async def _outcomes(core: SessionCore, context: CatalogContext) -> tuple[JsonObj
     if not core.owner.profile.context:
         return extra, ()
     journal = core.owner.dispatcher.journal
-    told = outcomes_context(await core.driver.blocking(journal.outcomes, core.session_id))
+    try:
+        rows = await core.driver.blocking(journal.outcomes, core.session_id)
+    except Exception as error:  # noqa: BLE001 - the request itself does not depend on the journal
+        core.note("outcomes_unknown", f"the model was not told of earlier calls, the journal does not answer: {error}")
+        return extra, ()
+    told = outcomes_context(rows)
     if told is None:
         return extra, ()
     value = {"kind": "application", "value": told.text.replace("</", "<\\/")}
