@@ -71,6 +71,18 @@ class Reachable(Protocol):
 
 
 @runtime_checkable
+class Preparable(Protocol):
+    """An engine that can do ahead of time what all its runs share, for processes that fork one runner per run.
+
+    `prepare` starts no thread and opens nothing that two processes may not share.
+    """
+
+    def prepare(self) -> None:
+        """Do it. Raises ExecRefused."""
+        ...
+
+
+@runtime_checkable
 class Executor(Protocol):
     """Runs programs behind a wall. Engines are shipped plugins; `kdskills.testing.executors` checks any of them."""
 

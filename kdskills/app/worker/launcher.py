@@ -8,6 +8,7 @@ its standard input. It has one thread and never runs an engine itself, so a fork
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import importlib
 import json
@@ -24,6 +25,7 @@ from kdskills.app.host import Host
 from kdskills.app.settings import Settings
 from kdskills.app.worker.runner import run_order
 from kdskills.errors import ExecRefused
+from kdskills.execution.protocol import Preparable
 from kdskills.jobs.attempts import WarmStarter, shim
 
 MODULE: Final = "kdskills.app.worker.launcher"
@@ -60,7 +62,7 @@ def _serve(host: Host) -> int:
     for line in sys.stdin.buffer:
         folder = Path(json.loads(line)["start"])
         try:
-            _load(folder, loaded)
+            _load(folder, host, loaded)
             answer = _start(folder, host)
         except (OSError, ValueError, KeyError, ImportError, ExecRefused) as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
@@ -69,14 +71,25 @@ def _serve(host: Host) -> int:
     return 0
 
 
-def _load(folder: Path, loaded: set[str]) -> None:
-    """Import what the order's engine would import in every fork."""
+def _load(folder: Path, host: Host, loaded: set[str]) -> None:
+    """Do once what the order's engine would do in every fork."""
+    name = _engine_of(folder)
+    if name in loaded:
+        return
+    for library in _LIBRARIES.get(name, ()):
+        importlib.import_module(library)
+    for engine in host.engines():
+        if engine.name == name and isinstance(engine, Preparable):
+            with contextlib.suppress(ExecRefused):  # every runner finds out for itself, and says so
+                engine.prepare()
+                loaded.add(name)
+            return
+    loaded.add(name)
+
+
+def _engine_of(folder: Path) -> str:
     order = shim.read_json(folder / shim.ORDER) or {}
-    engine = str(order["order"]["spec"]["placement"]["engine"])
-    if engine not in loaded:
-        for name in _LIBRARIES.get(engine, ()):
-            importlib.import_module(name)
-        loaded.add(engine)
+    return str(order["order"]["spec"]["placement"]["engine"])
 
 
 def _start(folder: Path, host: Host) -> dict[str, Any]:
@@ -128,8 +141,7 @@ def _own_descriptors(folder: Path, lock: int) -> None:
 def _reap_for(folder: Path, host: Host) -> int:
     """Reap after the runner of the attempt in *folder*."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
-    order = shim.read_json(folder / shim.ORDER) or {}
-    return asyncio.run(_reap(host, str(order["order"]["spec"]["placement"]["engine"])))
+    return asyncio.run(_reap(host, _engine_of(folder)))
 
 
 async def _reap(host: Host, name: str) -> int:

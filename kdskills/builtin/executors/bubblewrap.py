@@ -112,6 +112,10 @@ class BubblewrapExecutor:
 
         return BubblewrapRun(request, prepare)
 
+    def prepare(self) -> None:
+        """Do ahead of time what all runs share; no thread is started, so this process may fork afterwards."""
+        self._prepared()
+
     def close(self) -> None:
         """End the sandboxes that were made ahead of time; the end of the interpreter does the same."""
         with self._lock:

@@ -1,6 +1,5 @@
 """Session folders: versions that are whole, changes that survive overlap, and nothing but plain files."""
 
-import os
 from pathlib import PurePosixPath
 
 import pytest
@@ -131,7 +130,7 @@ def test_crash_before_the_exchange_leaves_the_old_version(folder, monkeypatch):
     assert shown(folder) == {"a": "1", "d/b": "2"}
     folder.put_back({"a", "d/b"}, left(art("a", "newer"), art("d/b", "2")), ROOMY)
     assert shown(folder) == {"a": "newer", "d/b": "2"}
-    assert len([name for name in os.listdir(folder._top) if name.startswith(("v-", ".new-"))]) == 1
+    assert len([path for path in folder._top.iterdir() if path.name.startswith(("v-", ".new-"))]) == 1
 
 
 def test_unchanged_files_make_no_new_version(folder):
