@@ -17,19 +17,22 @@ from kdskills.app.operations.projects import (
     PATCH_SKILL,
     UPLOAD,
 )
+from kdskills.app.operations.scaffold import NEW, PLUGINS
 from kdskills.app.operations.showing import LIST, RENDER, SHOW, WHY
 from kdskills.app.operations.table import Context, Finding, Input, Operation, Output
 from kdskills.app.operations.tokens import CREATE_TOKEN, LIST_TOKENS, REVOKE_TOKEN
 from kdskills.app.operations.transcripts import SHOW_TURN
 from kdskills.app.operations.turns import RUN
+from kdskills.app.operations.work import WORK
 
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation
     for operation in (
         *(CHECK, FIX, LIST, SHOW, RENDER, WHY, RUN, SHOW_TURN, DOCTOR, IMAGE),
-        *(LOAD, UNLOAD, READ, RUN_SCRIPT),
+        *(LOAD, UNLOAD, READ, RUN_SCRIPT, NEW, PLUGINS),
         *(LIST_PROJECTS, CREATE_PROJECT, UPLOAD, LIST_SKILLS, GET_SKILL, PATCH_SKILL, DELETE_SKILL),
         *(LIST_VERSIONS, ACTIVATE, ARCHIVE, FILE, CREATE_TOKEN, LIST_TOKENS, REVOKE_TOKEN),
+        *WORK,
     )
 }
 

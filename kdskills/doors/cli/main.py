@@ -304,6 +304,24 @@ def build(
     answer(ctx, "image.build", show.image, as_json=as_json, offline=offline, tar=tar)
 
 
+@app.command("new")
+def new_command(
+    ctx: typer.Context,
+    kind: Annotated[str, typer.Argument(help="`bundle`, `skill` or `plugin`.")],
+    name: Annotated[str, typer.Argument(help="Lower-case letters, digits and hyphens.")],
+    into: Annotated[Path, typer.Option("--into", help="Folder that the new folder is made in.")] = Path(),
+    as_json: Json = False,
+) -> None:
+    """Make the files to begin a bundle, a skill or a plugin with."""
+    answer(ctx, "new", show.made, as_json=as_json, kind=kind, name=name, into=into)
+
+
+@app.command("plugins")
+def plugins_command(ctx: typer.Context, as_json: Json = False) -> None:
+    """List plugins, the hooks they answer and the names they registered."""
+    answer(ctx, "plugins", show.plugins, as_json=as_json)
+
+
 def build_cli(given: Host) -> typer.Typer:
     """Return the application with the commands of *given*'s plugins; the shipped one stays as it is."""
     cli = typer.Typer(

@@ -177,3 +177,23 @@ def image(answer: Any) -> int:
     if answer.tar:
         out.print(f"{plain(answer.tar)} {answer.tar_digest}")
     return EXIT_OK
+
+
+def made(answer: Any) -> int:
+    """Print what was made, file by file."""
+    out = console()
+    out.print(f"[green]made[/] {plain(answer.path)}")
+    for path in answer.files:
+        out.print(f"  {plain(path)}")
+    return EXIT_OK
+
+
+def plugins(answer: Any) -> int:
+    """Print plugins with their hooks, and registered names by kind."""
+    rows = [
+        (plain(row.name), "shipped" if row.shipped else "installed", ", ".join(row.hooks)) for row in answer.plugins
+    ]
+    console().print(table(("plugin", "from", "hooks"), rows))
+    for kind, names in answer.registered.items():
+        console().print(f"{kind}: {plain(', '.join(names)) or '-'}")
+    return EXIT_OK
