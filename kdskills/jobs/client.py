@@ -108,7 +108,7 @@ class JobsClient:
 
         Raises:
             BadRequest: The steps do not make a graph.
-            Conflict: The key was used with another body.
+            Conflict: The key was used with another body; or the session is busy and the spec refuses to wait.
         """
         check_graph(spec.steps)
         work = await self.work()
@@ -117,6 +117,8 @@ class JobsClient:
 
         def change(link: sa.Connection) -> JobHead:
             home, queue = self._place(work, link, session_key)
+            if spec.on_busy == "refuse":
+                self._refuse_busy(work, link, session_key, item)
             if work.records.add_job(link, new_row(item, spec, session_key, body_hash=body_hash, home=home)):
                 work.queues.enqueue(link, JOB, item, queue, session_key)
             else:

@@ -168,3 +168,4 @@ class JobSpec(Value):
     placement: Placement
     max_concurrency: int = Field(1, ge=1, le=64)
     max_wall_time_s: float = Field(1800.0, gt=0)
+    on_busy: Literal["wait", "refuse"] = "wait"

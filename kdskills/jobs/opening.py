@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from kdskills.execution.dirs import private_dir
 from kdskills.jobs.attempts import Attempts
-from kdskills.jobs.database import SCHEMA_LOCK, Database, speaking, upsert
+from kdskills.jobs.database import Database, speaking, upsert
 from kdskills.jobs.migrate import upgrade
 from kdskills.jobs.queues import Queues, load, migrate_queue, open_queue_engine
 from kdskills.jobs.records import Records
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from kdskills.jobs.attempts import Starter
 
+QUEUE_LOCK: Final = 2_037_591
+"""Number of the advisory lock under which the queue's tables are made."""
 WHAT: Final = "the database of background work"
 _QUEUE_MARK: Final = "queue"
 
@@ -130,11 +132,11 @@ def _one_at_a_time(database: Database, state_dir: Path) -> Iterator[None]:
 
     if database.dialect == "postgresql":
         with database.engine.connect() as link:
-            link.exec_driver_sql(f"SELECT pg_advisory_lock({SCHEMA_LOCK + 1})")
+            link.exec_driver_sql(f"SELECT pg_advisory_lock({QUEUE_LOCK})")
             try:
                 yield
             finally:
-                link.exec_driver_sql(f"SELECT pg_advisory_unlock({SCHEMA_LOCK + 1})")
+                link.exec_driver_sql(f"SELECT pg_advisory_unlock({QUEUE_LOCK})")
         return
     with (state_dir / "schema.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

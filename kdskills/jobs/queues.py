@@ -106,9 +106,9 @@ class Queues:
         """Return every row an executor took and has not finished."""
         return self._rows(["PENDING"])
 
-    def waiting(self) -> list[Held]:
-        """Return every row that waits in a queue."""
-        return self._rows(["ENQUEUED", "DELAYED"])
+    def waiting(self, queues: Sequence[str]) -> list[Held]:
+        """Return every row that waits in one of *queues*."""
+        return self._rows(["ENQUEUED", "DELAYED"], list(queues)) if queues else []
 
     def states(self, items: Sequence[str]) -> dict[str, str]:
         """Return the engine's word on the workflows of *items*, where there are any."""
@@ -121,6 +121,26 @@ class Queues:
         """Put rows back into *queue*; finished ones stay finished."""
         if items:
             self._client.resume_workflows(list(items), queue_name=queue)
+
+    def requeue(self, link: sa.Connection, item: str, queue: str) -> None:
+        """Give a row this process took to *queue* instead, in the transaction of *link*; who runs it now loses it."""
+        import sqlalchemy as sa
+
+        names = ("workflow_uuid", "status", "queue_name", "owner_xid", "started_at_epoch_ms")
+        columns: dict[str, Any] = {name: sa.column(name) for name in names}
+        schema = None if link.dialect.name == "sqlite" else SCHEMA
+        table = sa.table("workflow_status", *columns.values(), schema=schema)
+        mine = table.update().where(columns["workflow_uuid"] == item, columns["status"] == "PENDING")
+        link.execute(mine.values(status="ENQUEUED", queue_name=queue, owner_xid=None, started_at_epoch_ms=None))
+
+    def register(self, name: str, *, poll_s: float, held: int, partitioned: bool) -> None:
+        """Describe a queue, so that workers listen to it."""
+        self._client.register_queue(
+            name,
+            worker_concurrency=held,
+            partition_concurrency=1 if partitioned else None,
+            polling_interval_sec=poll_s,
+        )
 
     def cancel(self, items: Sequence[str]) -> None:
         """Take rows out of their queue for good."""
@@ -136,9 +156,14 @@ class Queues:
         """Let go of the engine, which is the opener's to dispose."""
         self._client.destroy()
 
-    def _rows(self, states: list[str]) -> list[Held]:
+    def _rows(self, states: list[str], queues: list[str] | None = None) -> list[Held]:
         found = self._client.list_workflows(
-            status=states, name=[TASK, JOB], app_version=VERSION, load_input=False, load_output=False
+            status=states,
+            name=[TASK, JOB],
+            app_version=VERSION,
+            queue_name=queues,
+            load_input=False,
+            load_output=False,
         )
         return [Held(row.workflow_id, row.queue_name or "", row.executor_id or "") for row in found]
 

@@ -1,0 +1,80 @@
+"""The worker's process: composition, signals and exit codes (spec work §3).
+
+``python -m kdskills.app.worker.main`` is the embedded worker: it reads its settings from standard input, one line, and ends
+when it is idle. `kdskills worker` calls `run` with the operator's settings and stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NoReturn
+
+from kdskills.app.settings import Settings
+from kdskills.app.worker.launcher import warm_starter
+from kdskills.app.worker.spawn import spawner
+from kdskills.errors import KdskillsError
+from kdskills.jobs.artifacts import ArtifactKeeper, artifacts_url, open_artifacts
+from kdskills.jobs.opening import open_work
+from kdskills.jobs.worker import Worker
+
+LOG: Final = logging.getLogger("kdskills.jobs")
+THREADS: Final = 24
+REFUSED: Final = 78
+"""Exit code of a worker that could not begin: its database or its set-up."""
+
+
+def run(settings: Settings, *, slot: int = 0, idle_s: float | None = None) -> NoReturn:
+    """Be a worker and end the process with its exit code: 0, 75 for one that was given up, 78 for one that cannot begin.
+
+    Args:
+        settings: What the operator decides.
+        slot: Which of this host's workers this is.
+        idle_s: Seconds without work after which it ends; None for one that stays.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        code, left_work = asyncio.run(_serve(settings, slot, idle_s))
+        if left_work:
+            spawner(settings)()
+    except KdskillsError as error:
+        LOG.error("%s", error.message)  # noqa: TRY400 - a sentence for the operator, not a traceback
+        code = REFUSED
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the queue's threads would wait for programs that go on without this process
+
+
+async def _serve(settings: Settings, slot: int, idle_s: float | None) -> tuple[int, bool]:
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="worker"))
+    starter = warm_starter(settings)
+    work = await open_work(settings.work_database, settings.state_dir, settings.jobs, starter=starter)
+    store = open_artifacts(artifacts_url(settings.artifacts, settings.state_dir))
+    keeper = ArtifactKeeper(store, work.database, work.tables, settings.state_dir / "inputs")
+    worker = Worker(work, keeper, slot=slot, idle_s=idle_s)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.stop)
+    warming = loop.run_in_executor(None, starter.warm)
+    try:
+        code = await worker.serve()
+    finally:
+        await asyncio.gather(warming, return_exceptions=True)
+        await asyncio.to_thread(starter.close)
+    return code, worker.left_work
+
+
+def main() -> NoReturn:
+    """Be the embedded worker whose settings come over standard input."""
+    settings = Settings(**json.loads(sys.stdin.buffer.readline()))
+    run(settings, idle_s=settings.jobs.idle_s)
+
+
+if __name__ == "__main__":
+    main()

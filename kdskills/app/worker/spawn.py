@@ -1,0 +1,48 @@
+"""Starting an embedded worker: detached, with this Host's settings, ending by itself when idle (spec work §3)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+from kdskills.app.settings import Settings
+from kdskills.app.worker.launcher import settings_line
+from kdskills.errors import OperatorMustAct
+from kdskills.execution.dirs import private_dir
+
+LOG_NAME = "worker.log"
+_PATIENCE_S = 30.0
+
+
+class WorkerNotStarted(OperatorMustAct):
+    """A worker of background work could not be started on this host."""
+
+    code = "worker_not_started"
+
+
+def spawner(settings: Settings) -> Callable[[], None]:
+    """Return a function that starts a worker nobody waits for; it outlives its starter and logs into the state folder.
+
+    Settings travel over a pipe, as they may hold secrets. Plugins given to a Host in code do not travel: a worker loads
+    the installed ones.
+    """
+
+    def spawn() -> None:
+        private_dir(settings.state_dir)
+        command = ["setsid", "--fork", sys.executable, "-m", "kdskills.app.worker.main"]
+        with (settings.state_dir / LOG_NAME).open("ab") as log:
+            try:
+                subprocess.run(
+                    command,
+                    input=settings_line(settings) + b"\n",
+                    stdout=log,
+                    stderr=log,
+                    check=True,
+                    timeout=_PATIENCE_S,
+                    cwd="/",
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                raise WorkerNotStarted(f"no worker could be started: {error}") from None
+
+    return spawn

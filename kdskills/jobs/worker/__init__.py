@@ -1,0 +1,9 @@
+"""The worker: the one process that takes work from the queue and sees it through (spec work §3).
+
+`Worker` holds a slot, beats, recovers and runs the two workflows; `TaskRun` sees one task through, `JobRun` one job.
+"""
+
+from kdskills.jobs.worker.desk import Keeper, KeptOutput
+from kdskills.jobs.worker.worker import BURIED, Worker
+
+__all__ = ["BURIED", "Keeper", "KeptOutput", "Worker"]

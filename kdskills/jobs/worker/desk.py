@@ -1,0 +1,177 @@
+"""What every part of a worker shares: the database, retried; who this worker is; and what was asked of its work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from kdskills.jobs.database import DatabaseUnavailable
+from kdskills.jobs.heads import ArtifactRef, TaskHead
+from kdskills.jobs.model import Mode, Scope
+from kdskills.jobs.opening import Work
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+T = TypeVar("T")
+
+LOG: Final = logging.getLogger("kdskills.jobs")
+_PAUSE_S: Final = 0.1
+_PAUSE_MAX_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOutput:
+    """An output of a task on this host, to be kept."""
+
+    path: str
+    size: int
+    sha256: str
+    mode: int
+    file: Path
+
+
+class Keeper(Protocol):
+    """Keeps what tasks leave behind, and finds it again."""
+
+    async def keep(self, head: TaskHead, files: Sequence[KeptOutput]) -> tuple[ArtifactRef, ...]:
+        """Store a task's outputs; doing it again for the same task gives the same ids."""
+        ...
+
+    async def fetch(self, scope: Scope, item: str) -> Path:
+        """Return a copy of an artifact on this host, which nobody may change. Raises NotFound."""
+        ...
+
+    async def forget(self, task_ids: Sequence[str]) -> None:
+        """Forget the artifacts of these tasks."""
+        ...
+
+
+class Buried(BaseException):
+    """This worker was given up by the others: whatever it does next would be done twice."""
+
+
+class Desk:
+    """Shared by the parts of one worker; used on one event loop.
+
+    Args:
+        work: The opened place.
+        executor: Name of this process, new at each start.
+        keeper: Keeps outputs.
+    """
+
+    def __init__(self, work: Work, executor: str, keeper: Keeper) -> None:
+        self.work = work
+        self.executor = executor
+        self.keeper = keeper
+        self.records = work.records
+        self.lease_file: Path | None = work.state_dir / "lease" if work.pooled else None
+        self._gates = {
+            "batch": asyncio.Semaphore(work.settings.slots),
+            "service": asyncio.Semaphore(work.settings.services),
+        }
+        self._asked: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._changed: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self.active: dict[str, str] = {}
+        self.busy_at = time.monotonic()
+
+    async def read(self, question: Callable[[sa.Connection], T]) -> T:
+        """Return what *question* reads; waits for a database that is away."""
+        return await self._patiently(lambda: self.work.database.read(question))
+
+    async def write(self, change: Callable[[sa.Connection], T]) -> T:
+        """Do *change* in one transaction; waits for a database that is away, so *change* may happen twice."""
+        return await self._patiently(lambda: self.work.database.write(change))
+
+    async def head(self, item: str) -> TaskHead | None:
+        """Return a task's head."""
+        return await self.read(lambda link: self.records.task(link, item))
+
+    @asynccontextmanager
+    async def gate(self, mode: Mode) -> AsyncIterator[None]:
+        """Hold one of the worker's places for a program of this kind."""
+        async with self._gates[mode]:
+            yield
+
+    def asked(self, item: str) -> asyncio.Event:
+        """Return what is set once a cancel of *item* was asked for."""
+        return self._asked[item]
+
+    def changed(self, job: str) -> asyncio.Event:
+        """Return what is set whenever a task of *job* ended here."""
+        return self._changed[job]
+
+    def note_change(self, job: str | None) -> None:
+        """Wake the job a task belongs to."""
+        if job is not None and job in self._changed:
+            self._changed[job].set()
+
+    @asynccontextmanager
+    async def holding(self, kind: str, item: str) -> AsyncIterator[None]:
+        """Count *item* among what this worker has in hand."""
+        self.active[item] = kind
+        try:
+            yield
+        finally:
+            self.active.pop(item, None)
+            self._asked.pop(item, None)
+            self._changed.pop(item, None)
+            self.busy_at = time.monotonic()
+
+    async def claim(self, kind: str, item: str) -> bool:
+        """Take *item* for this worker; False once it is over. Waits while another worker that lives holds it."""
+        while True:
+            taken = await self.write(lambda link: self.records.claim(link, kind, item, self.executor))
+            if taken:
+                return True
+            await self.require_alive()
+            if await self.over(kind, item):
+                return False
+            await asyncio.sleep(self.work.settings.beat_s / 4)
+
+    async def over(self, kind: str, item: str) -> bool:
+        """Whether *item* is over, or not there any more."""
+        table = self.records.table(kind)
+        query = table.select().with_only_columns(table.c.status).where(table.c.id == item)
+        status = await self.read(lambda link: link.execute(query).scalar())
+        return status not in ("queued", "starting", "running")
+
+    async def require_alive(self) -> None:
+        """Raises Buried when this worker's row is dead: nothing it would write is accepted any more."""
+        live = await self.read(self._lives)
+        if not live:
+            raise Buried
+
+    def _lives(self, link: sa.Connection) -> bool:
+        table = self.work.tables.workers
+        query = table.select().where(table.c.executor == self.executor, table.c.state == "live")
+        return link.execute(query).first() is not None
+
+    async def _patiently(self, act: Callable[[], Awaitable[T]]) -> T:
+        pause = _PAUSE_S
+        while True:
+            try:
+                return await act()
+            except DatabaseUnavailable as error:
+                if not passing(error):
+                    raise
+                LOG.warning("%s; trying again in %.1f s", error.message, pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _PAUSE_MAX_S)
+
+
+def passing(error: DatabaseUnavailable) -> bool:
+    """Whether the database may answer the same statement later: it is away, restarting or locked, not at odds with it."""
+    from sqlalchemy import exc
+
+    cause = error.__cause__
+    if isinstance(cause, exc.DBAPIError) and cause.connection_invalidated:
+        return True
+    return isinstance(cause, exc.OperationalError | exc.InterfaceError | exc.TimeoutError)

@@ -1,0 +1,296 @@
+"""Seeing one task through: start or adopt its attempt, follow it, keep what it leaves, write its end (spec work §3)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from kdskills.errors import KdskillsError
+from kdskills.jobs.attempts import Attempt, AttemptOrder, Facts, OrderInput, OutputBounds, Verdict
+from kdskills.jobs.attempts.order import OutputError
+from kdskills.jobs.database import micros, utc_now
+from kdskills.jobs.heads import ArtifactRef, TaskHead
+from kdskills.jobs.model import FromArtifact
+from kdskills.jobs.queues import host_queue
+from kdskills.jobs.records import dump
+from kdskills.jobs.roster import Roster
+from kdskills.jobs.worker.desk import LOG, Desk, KeptOutput
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+Begun = Literal["begun", "over", "busy", "full", "elsewhere"]
+
+GLOBAL_LOCK: Final = 2_037_592
+"""Number of the advisory lock under which the pool's running commands are counted."""
+_LOST_TRIES: Final = 3
+_PAUSE_S: Final = 0.05
+_WORDS: Final = 2000
+
+
+class TaskRun:
+    """One task in the hands of this worker.
+
+    Args:
+        desk: The worker.
+        item: Id of the task.
+    """
+
+    def __init__(self, desk: Desk, item: str) -> None:
+        self._desk = desk
+        self._item = item
+        self._settings = desk.work.settings
+
+    async def run(self) -> None:
+        """See the task through; returns once it is over, or is another host's. Raises Buried."""
+        async with self._desk.holding("task", self._item), contextlib.AsyncExitStack() as place:
+            if not await self._desk.claim("task", self._item):
+                return
+            head = await self._begin(place)
+            if head is None:
+                return
+            try:
+                await self._see_through(head)
+            finally:
+                self._desk.note_change(head.job_id)
+
+    async def _begin(self, place: contextlib.AsyncExitStack) -> TaskHead | None:
+        """Wait for a place and the session, then move the task to `starting`; None when there is nothing to do."""
+        desk, pause = self._desk, _PAUSE_S
+        head = await desk.head(self._item)
+        if head is None or head.terminal:
+            return None
+        if self._adopted(head):
+            return head  # its program runs already: it has its place
+        while True:
+            await place.enter_async_context(desk.gate(head.mode))
+            said = await desk.write(self._start_row)
+            if said == "begun":
+                return await desk.head(self._item)
+            await place.aclose()
+            if said == "elsewhere":
+                return None
+            if said == "over":
+                await desk.require_alive()
+                if await desk.over("task", self._item):
+                    return None
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
+    def _adopted(self, head: TaskHead) -> bool:
+        """Whether the task began on this host, under a worker that is gone."""
+        return head.attempt > 0 and head.host == self._desk.work.host
+
+    def _start_row(self, link: sa.Connection) -> Begun:
+        """Move the row to `starting` with the number of the attempt that follows, in one transaction with the session."""
+        desk, records = self._desk, self._desk.records
+        head = records.task(link, self._item)
+        if head is None or head.terminal:
+            return "over"
+        host = desk.work.host
+        if self._adopted(head):
+            return "begun"  # the transaction before this one got through, though its answer did not
+        if head.spec.session_id is not None and head.job_id is None:
+            elsewhere = self._session_elsewhere(link, head)
+            if elsewhere is not None:
+                self._hand_over(link, elsewhere)
+                return "elsewhere"
+            if not records.take_session(link, head.session_key, head.id, host):
+                return "busy"
+        if not self._room(link, head):
+            return "full"
+        number = head.attempt + 1
+        moved = records.move(link, "task", head.id, "starting", desk.executor, host=host, attempt=number)
+        return "begun" if moved else "over"
+
+    def _session_elsewhere(self, link: sa.Connection, head: TaskHead) -> str | None:
+        """Return the other host that has the session's files and a worker, if there is one."""
+        known = self._desk.records.session_host(link, head.session_key)
+        if known is None or known == self._desk.work.host:
+            return None
+        return known if Roster(self._desk.work).alive_hosts(link, {known}) else None
+
+    def _hand_over(self, link: sa.Connection, host: str) -> None:
+        table = self._desk.work.tables.tasks
+        link.execute(table.update().where(table.c.id == self._item).values(executor=None))
+        self._desk.work.queues.requeue(link, self._item, host_queue(host))
+
+    def _room(self, link: sa.Connection, head: TaskHead) -> bool:
+        """Whether one more command may run in the pool; exact, because everybody counts under one lock."""
+        limit = self._settings.global_concurrency
+        if limit is None or head.mode == "service":
+            return True
+        import sqlalchemy as sa
+
+        if link.dialect.name == "postgresql":
+            link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({GLOBAL_LOCK})")
+        table = self._desk.work.tables.tasks
+        running = sa.select(sa.func.count()).where(table.c.status.in_(("starting", "running")), table.c.mode == "batch")
+        count: int = link.execute(running.where(table.c.id != head.id)).scalar() or 0
+        return count < limit
+
+    async def _see_through(self, head: TaskHead) -> None:
+        """Run attempts until one decides."""
+        lost = 0
+        while True:
+            try:
+                attempt = await self._attempt(head)
+            except KdskillsError as error:
+                await self._finish(head, _broken(error), None)
+                return
+            verdict = await self._follow(head, attempt)
+            head = await self._desk.head(self._item) or head
+            if head.terminal:
+                return
+            again = self._again(head, verdict, lost)
+            if not again:
+                await self._finish(head, verdict, attempt)
+                return
+            lost += verdict.status == "lost"
+            if not await self._next_attempt(head, restarted=head.mode == "service" and verdict.status != "lost"):
+                return
+            head = await self._desk.head(self._item) or head
+
+    async def _attempt(self, head: TaskHead) -> Attempt:
+        """Return the attempt the head names: found if it began, else started."""
+        attempts = self._desk.work.attempts
+        found = await asyncio.to_thread(attempts.find, head.id, head.attempt)
+        if found is not None:
+            return found
+        inputs = [
+            OrderInput(path=one.path, file=await self._desk.keeper.fetch(head.scope, one.artifact_id))
+            for one in head.spec.command.inputs
+            if isinstance(one, FromArtifact)
+        ]
+        order = AttemptOrder(
+            task_id=head.id,
+            attempt=head.attempt,
+            spec=head.spec,
+            session_dir=None if head.spec.session_id is None else attempts.session_dir(head.session_key),
+            inputs=tuple(inputs),
+            log_limit=self._settings.log_bytes,
+            outputs=OutputBounds(each=self._settings.output_bytes, total=self._settings.files_bytes),
+            host_ports={one.port: one.host_port for one in head.endpoints},
+        )
+        return await attempts.start(order)
+
+    async def _follow(self, head: TaskHead, attempt: Attempt) -> Verdict:
+        """Wait for the end, write `running` when it runs, and pass a cancel on."""
+        asked = self._desk.asked(head.id)
+        if head.cancel_at is not None:
+            asked.set()
+        over = asyncio.ensure_future(attempt.wait())
+        running = asyncio.ensure_future(self._report_running(head, attempt))
+        cancel = asyncio.ensure_future(asked.wait())
+        try:
+            await asyncio.wait({over, cancel}, return_when=asyncio.FIRST_COMPLETED)
+            if not over.done():
+                now = await self._desk.head(head.id)
+                reason = "" if now is None else now.cancel_reason or ""
+                await asyncio.to_thread(attempt.cancel, reason)
+            return await over
+        finally:
+            for task in (over, running, cancel):
+                task.cancel()
+            for said in await asyncio.gather(over, running, cancel, return_exceptions=True):
+                if isinstance(said, Exception):
+                    LOG.error("following %s: %s", head.id, said)
+
+    async def _report_running(self, head: TaskHead, attempt: Attempt) -> None:
+        if head.status == "running":
+            return
+        facts = await attempt.until_running()
+        if facts is not None:
+            await self._desk.write(lambda link: self._running_row(link, head, facts))
+
+    def _running_row(self, link: sa.Connection, head: TaskHead, facts: Facts) -> bool:
+        values: dict[str, Any] = {"started_at": _micros(facts.started_at), "ready_at": _micros(facts.ready_at)}
+        if facts.endpoints:
+            values["endpoints"] = dump(facts.endpoints)
+        return self._desk.records.move(link, "task", head.id, "running", self._desk.executor, **values)
+
+    def _again(self, head: TaskHead, verdict: Verdict, lost: int) -> bool:
+        """Whether another attempt follows: of what was lost and may be repeated, or of a service that is restarted."""
+        if head.cancel_at is not None or verdict.status in ("ok", "cancelled", "refused"):
+            return False
+        if verdict.status == "lost" and head.spec.retry_on_lost and lost < _LOST_TRIES:
+            return True
+        service = head.spec.service
+        return service is not None and head.restarts < service.restart
+
+    async def _next_attempt(self, head: TaskHead, *, restarted: bool) -> bool:
+        """Move to the next attempt after the service's pause; False when the task is over or was canceled meanwhile."""
+        asked = self._desk.asked(head.id)
+        if restarted:
+            pause = min(self._settings.restart_backoff_s * 2.0**head.restarts, self._settings.restart_backoff_max_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asked.wait(), pause)
+        values = {"attempt": head.attempt + 1, "restarts": head.restarts + restarted, "ready_at": None}
+        if asked.is_set():
+            await self._finish(head, Verdict(status="cancelled", error_code="canceled"), None)
+            return False
+        executor = self._desk.executor
+        moved = await self._desk.write(
+            lambda link: self._desk.records.move(link, "task", head.id, "starting", executor, **values)
+        )
+        if not moved:
+            await self._desk.require_alive()
+        return moved
+
+    async def _finish(self, head: TaskHead, verdict: Verdict, attempt: Attempt | None) -> None:
+        """Keep what it left and write the terminal head."""
+        refs: tuple[ArtifactRef, ...] = ()
+        errors = list(verdict.output_errors)
+        if attempt is not None and verdict.artifacts:
+            files = [
+                KeptOutput(one.path, one.size, one.sha256, one.mode, attempt.output(one.file))
+                for one in verdict.artifacts
+            ]
+            try:
+                refs = await self._desk.keeper.keep(head, files)
+            except KdskillsError as error:
+                errors += [OutputError(path=one.path, code=error.code, message=error.message) for one in files]
+        status, values = ending(head, verdict)
+        values |= {"artifacts": dump(refs), "output_errors": dump(errors)}
+        if attempt is not None:
+            for stream in ("stdout", "stderr"):
+                piece = await asyncio.to_thread(attempt.tail, stream, self._settings.result_bytes)
+                values |= {f"{stream}_tail": piece.data, f"{stream}_total": piece.total}
+        moved = await self._desk.write(
+            lambda link: self._desk.records.move(link, "task", head.id, status, self._desk.executor, **values)
+        )
+        if not moved:
+            await self._desk.require_alive()
+
+
+def ending(head: TaskHead, verdict: Verdict) -> tuple[str, dict[str, Any]]:
+    """Return the terminal state and columns a verdict means. A cancel counts only where it ended the program."""
+    if verdict.status == "ok":
+        status, code = "succeeded", None
+    elif head.cancel_at is not None or verdict.status == "cancelled":
+        status, code = "canceled", "canceled"
+    else:
+        status, code = "failed", verdict.error_code
+    message = None if code is None else (verdict.error_message or None)
+    values: dict[str, Any] = {
+        "exit_code": verdict.exit_code,
+        "signal": verdict.signal,
+        "error_code": code,
+        "error_message": None if message is None else message.replace("\0", "\N{REPLACEMENT CHARACTER}")[:_WORDS],
+        "finished_at": _micros(verdict.finished_at) or micros(utc_now()),
+        "stdout_total": verdict.stdout_total,
+        "stderr_total": verdict.stderr_total,
+    }
+    if verdict.started_at is not None and head.started_at is None:
+        values["started_at"] = _micros(verdict.started_at)
+    return status, values
+
+
+def _broken(error: KdskillsError) -> Verdict:
+    """Return the verdict on an attempt that could not be started."""
+    return Verdict(status="infra_error", error_code=error.code, error_message=error.message)
+
+
+def _micros(seconds: float | None) -> int | None:
+    return None if not seconds else round(seconds * 1_000_000)
