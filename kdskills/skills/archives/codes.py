@@ -19,7 +19,7 @@ RULES: Final[Mapping[str, str]] = MappingProxyType(
         "archive_zip64": "It uses Zip64, which nothing of this size needs.",
         "archive_encrypted": "An entry is encrypted.",
         "archive_method": "An entry is packed by another method than stored or deflated.",
-        "archive_too_many_entries": "It has more than 4,096 entries, or a directory of more than 2 MiB.",
+        "archive_too_many_entries": "It has more than 2,048 entries, or a directory of more than 2 MiB.",
         "archive_name_not_utf8": "A name is not UTF-8.",
         "archive_path_absolute": "A path begins with a slash.",
         "archive_path_drive": "A path begins with a drive letter.",

@@ -49,7 +49,7 @@ class ArchiveLimits:
 
     archive_bytes: int = 32 * MIB
     directory_bytes: int = 2 * MIB
-    entries: int = 4096
+    entries: int = 2048
     files: int = 512
     unpacked_bytes: int = 16 * MIB
     ratio: int = 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import stat
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kdskills.errors import Diagnostic
@@ -95,6 +95,8 @@ def plan(entries: Sequence[Entry], limits: ArchiveLimits) -> Plan:
             ignored.append(entry)
         else:
             (folders if folder else files).append((parts, entry))
+    if len(files) > limits.files:
+        raise ArchiveRefused("archive_too_many_files", f"it has {len(files)} files, more than {limits.files}")
     _check_distinct([*files, *folders], {entry.offset for _, entry in folders})
     root = _root([parts for parts, _ in files])
     below = 0 if root is None else 1
@@ -167,33 +169,37 @@ def _check_packing(entry: Entry) -> None:
         raise ArchiveRefused("archive_size_lie", "it is stored, but its two sizes differ", entry=entry.shown)
 
 
-def _folded(parts: Iterable[str]) -> tuple[str, ...]:
+def _folded(path: str) -> str:
     """Return a path as file systems see it that know neither case nor Unicode forms."""
-    return tuple(unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", part).casefold()) for part in parts)
+    if path.isascii():
+        return path.lower()
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", path).casefold())
 
 
 def _check_distinct(entries: Sequence[tuple[tuple[str, ...], Entry]], folders: set[int]) -> None:
     """Refuse entries that would be one file, here or on a file system without case, and files used as folders."""
-    seen: dict[tuple[str, ...], tuple[str, ...]] = {}
-    spelt: dict[tuple[str, ...], tuple[str, ...]] = {}
-    files: set[tuple[str, ...]] = set()
+    seen: set[str] = set()
+    files: set[str] = set()
+    above: dict[str, Entry] = {}
+    spelt: dict[str, str] = {}
     for parts, entry in entries:
-        if parts in seen:
+        path = "/".join(parts)
+        if path in seen:
             raise ArchiveRefused("archive_duplicate", "it is there twice", entry=entry.shown)
-        seen[parts] = parts
-        for depth in range(1, len(parts) + 1):
-            path = parts[:depth]
-            other = spelt.setdefault(_folded(path), path)
-            if other != path:
-                message = f"it differs from {'/'.join(other)!r} only by case or Unicode form"
-                raise ArchiveRefused("archive_case_collision", message, entry=entry.shown)
+        seen.add(path)
         if entry.offset not in folders:
-            files.add(parts)
-    for parts, entry in entries:
-        if any(parts[:depth] in files for depth in range(1, len(parts))) or (
-            entry.offset in folders and parts in files
-        ):
-            raise ArchiveRefused("archive_duplicate", "its folder is also a file", entry=entry.shown)
+            files.add(path)
+        for depth in range(len(parts), 0, -1):
+            prefix = "/".join(parts[:depth])
+            other = spelt.setdefault(_folded(prefix), prefix)
+            if other != prefix:
+                message = f"it differs from {other!r} only by case or Unicode form"
+                raise ArchiveRefused("archive_case_collision", message, entry=entry.shown)
+            if depth < len(parts) and above.setdefault(prefix, entry) is not entry:
+                break  # what lies above was looked at with its first entry
+    used = sorted(files & above.keys())
+    if used:
+        raise ArchiveRefused("archive_duplicate", "its folder is also a file", entry=above[used[0]].shown)
 
 
 def _root(paths: Sequence[tuple[str, ...]]) -> str | None:
@@ -233,8 +239,6 @@ def _check_path(planned: Planned, limits: ArchiveLimits) -> None:
 
 
 def _check_amounts(planned: Sequence[Planned], limits: ArchiveLimits) -> None:
-    if len(planned) > limits.files:
-        raise ArchiveRefused("archive_too_many_files", f"it has {len(planned)} files, more than {limits.files}")
     total = sum(each.entry.size for each in planned)
     if total > limits.unpacked_bytes:
         message = f"it unpacks to {total} bytes, more than {limits.unpacked_bytes}"
