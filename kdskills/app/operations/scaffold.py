@@ -114,14 +114,13 @@ async def plugins(host: Host, given: PluginsInput, context: Context) -> PluginsO
         hooks = tuple(sorted({caller.name for caller in callers}))
         rows.append(PluginRow(name=name, shipped=name.startswith("kdskills.builtin."), hooks=hooks))
     registers = host.registers
-    kinds = {
-        "executors": registers.executors,
-        "models": registers.models,
-        "stores": registers.stores,
-        "tools": registers.tools,
-        "interpreters": registers.interpreters,
+    named = {
+        "executors": tuple(name for name, _ in registers.executors.items()),
+        "models": tuple(name for name, _ in registers.models.items()),
+        "stores": tuple(name for name, _ in registers.stores.items()),
+        "tools": tuple(name for name, _ in registers.tools.items()),
+        "interpreters": tuple(name for name, _ in registers.interpreters.items()),
     }
-    named = {kind: tuple(name for name, _ in register.items()) for kind, register in kinds.items()}
     return PluginsOutput(plugins=tuple(rows), registered=named)
 
 

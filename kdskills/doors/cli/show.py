@@ -190,10 +190,10 @@ def made(answer: Any) -> int:
 
 def plugins(answer: Any) -> int:
     """Print plugins with their hooks, and registered names by kind."""
-    rows = [
-        (plain(row.name), "shipped" if row.shipped else "installed", ", ".join(row.hooks)) for row in answer.plugins
-    ]
-    console().print(table(("plugin", "from", "hooks"), rows))
+    rows = table("plugin", "from", "hooks")
+    for row in answer.plugins:
+        rows.add_row(plain(row.name), "shipped" if row.shipped else "installed", ", ".join(row.hooks))
+    console().print(rows)
     for kind, names in answer.registered.items():
         console().print(f"{kind}: {plain(', '.join(names)) or '-'}")
     return EXIT_OK
