@@ -70,6 +70,10 @@ class Driver(Protocol):
         """Call a function that blocks, without blocking others."""
         ...
 
+    async def unbroken(self, part: Part[T]) -> T:
+        """Run a part that goes on to its end even when its caller is cancelled: a claimed call must be answered."""
+        ...
+
     def mutex(self) -> AbstractAsyncContextManager[None]:
         """Return a new lock."""
         ...
@@ -79,6 +83,9 @@ class LoopDriver:
     """Waits on the running event loop: the driver of async sessions."""
 
     asynchronous: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._going: set[asyncio.Task[Any]] = set()
 
     async def call(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
         """Call a client's method and await what it returns, if that is awaitable."""
@@ -99,6 +106,13 @@ class LoopDriver:
     async def blocking(self, function: Callable[..., T], /, *arguments: Any, **keywords: Any) -> T:
         """Call the function on a thread."""
         return await asyncio.to_thread(function, *arguments, **keywords)
+
+    async def unbroken(self, part: Part[T]) -> T:
+        """Run the part as a task of its own."""
+        task = asyncio.ensure_future(part())
+        self._going.add(task)
+        task.add_done_callback(self._going.discard)
+        return await asyncio.shield(task)
 
     def mutex(self) -> AbstractAsyncContextManager[None]:
         """Return a lock of tasks."""
@@ -140,6 +154,10 @@ class BlockingDriver:
     async def blocking(self, function: Callable[..., T], /, *arguments: Any, **keywords: Any) -> T:
         """Call the function right here."""
         return function(*arguments, **keywords)
+
+    async def unbroken(self, part: Part[T]) -> T:
+        """Run the part right here: nobody cancels a thread."""
+        return await part()
 
     def mutex(self) -> AbstractAsyncContextManager[None]:
         """Return a lock of threads."""
