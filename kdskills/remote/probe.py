@@ -1,0 +1,199 @@
+"""The probe: what a server really does, collected from what its model was shown, and kept (spec remote §3 Probe).
+
+It runs the binary with an empty private home against the fake model: no login, no tokens, nothing of the user's. Answers of the
+server prove nothing here; a way of changing the catalog is proven when the next model request has the new tool and not the
+old one, a call of the new tool arrives, history remains, and a restarted server still shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kdskills.remote import probe_steps as steps
+from kdskills.remote.labmodel import FakeResponses
+from kdskills.remote.ports import AppServerError, AppServerGone, JsonObject, ServerProfile, WaitTimeoutError
+from kdskills.remote.probe_cache import fingerprint, profile_from_json, profile_to_json, read_object, write_object
+from kdskills.remote.probe_steps import Finding, Findings, Lab
+from kdskills.remote.wire.stdio import StdioTransport
+
+if TYPE_CHECKING:
+    from kdskills.remote.client.server import AppServer
+
+PROBE_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """What a probe found.
+
+    Attributes:
+        binary: The launcher, resolved.
+        fingerprint: SHA-256 over launcher, running executables and user agent.
+        profile: What follows for lint rules and strategies.
+        findings: Each question and what was seen.
+        cached: Whether an earlier probe answered.
+        seconds: How long it took.
+        complete: Whether every question was asked; an incomplete probe is not kept.
+    """
+
+    binary: Path
+    fingerprint: str
+    profile: ServerProfile
+    findings: tuple[Finding, ...]
+    cached: bool
+    seconds: float
+    complete: bool
+
+    def to_json(self) -> JsonObject:
+        """Return the report as JSON."""
+        return {
+            "binary": str(self.binary),
+            "fingerprint": self.fingerprint,
+            "profile": profile_to_json(self.profile),
+            "findings": [{"name": one.name, "proven": one.proven, "seen": one.seen} for one in self.findings],
+            "cached": self.cached,
+            "seconds": round(self.seconds, 3),
+            "complete": self.complete,
+        }
+
+
+def probes_dir(state: Path) -> Path:
+    """Return where probes are kept below a state folder."""
+    return state / "remote" / "probes"
+
+
+def find_binary(binary: str, path: str | None = None) -> Path:
+    """Return the program meant by a name or a path.
+
+    Raises:
+        AppServerGone: There is none.
+    """
+    found = shutil.which(binary, path=path)
+    if found is None:
+        raise AppServerGone(f"there is no program {binary!r}", code="codex_missing", binary=binary)
+    return Path(found)
+
+
+async def probe(
+    binary: str = "codex", *, state: Path, force: bool = False, timeout_s: float = PROBE_SECONDS
+) -> ProbeReport:
+    """Find out what a binary does, or return what is known of it.
+
+    Args:
+        binary: The program, by name or path.
+        state: The folder of durable state.
+        force: Ask again although an answer is kept.
+        timeout_s: Bound of the whole probe.
+
+    Raises:
+        AppServerGone: The program is missing, or does not start.
+    """
+    program = await asyncio.to_thread(find_binary, binary)
+    began = time.monotonic()
+    home = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="kdskills-probe-"))
+    try:
+        with FakeResponses() as model:
+            lab = Lab(str(program), home, model)
+            try:
+                await lab.open()
+                server = lab.client.server
+                mark = await fingerprint_of(server, program, state)
+                kept = None if force else await asyncio.to_thread(_read, state, mark)
+                if kept is not None:
+                    return replace(kept, binary=program, cached=True, seconds=time.monotonic() - began)
+                found = _start(server.user_agent)
+                complete = await _ask_all(lab, found, home, timeout_s)
+            finally:
+                await lab.close()
+    finally:
+        await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
+    seconds = time.monotonic() - began
+    profile = replace(found.profile, probed=complete)
+    report = ProbeReport(program, mark, profile, tuple(found.list), False, seconds, complete)
+    if complete:
+        await asyncio.to_thread(write_object, _file(state, mark), report.to_json())
+    return report
+
+
+async def profile_for(server: AppServer, binary: str, *, state: Path) -> ServerProfile:
+    """Return what is proven of a server that runs: what is kept, else what a probe of its binary finds.
+
+    Args:
+        server: An open server that was started here.
+        binary: What it was started from.
+        state: The folder of durable state.
+    """
+    program = await asyncio.to_thread(find_binary, binary)
+    mark = await fingerprint_of(server, program, state)
+    kept = await asyncio.to_thread(_read, state, mark)
+    if kept is not None:
+        return kept.profile
+    return (await probe(str(program), state=state)).profile
+
+
+async def fingerprint_of(server: AppServer, program: Path, state: Path) -> str:
+    """Return the fingerprint of a server that runs."""
+    transport = server.transport
+    group = transport.pid if isinstance(transport, StdioTransport) else None
+    return await asyncio.to_thread(fingerprint, program, group, server.user_agent, probes_dir(state))
+
+
+def _start(user_agent: str) -> Findings:
+    version = steps.version_of(user_agent)
+    return Findings(ServerProfile(name=version, user_agent=user_agent, unsubscribe=False))
+
+
+async def _ask_all(lab: Lab, found: Findings, home: Path, timeout_s: float) -> bool:
+    """Ask every question; False when the time was up, or the server went away, before the last."""
+    questions: list[tuple[str, Callable[[], Awaitable[None]]]] = [
+        ("unsubscribe", lambda: steps.ask_words(lab, found)),
+        ("namespaces", lambda: steps.ask_namespaces(lab, found)),
+        ("materialise", lambda: steps.ask_materialising(lab, found)),
+        ("context", lambda: steps.ask_context(lab, found)),
+        ("rewind", lambda: steps.ask_rewind(lab, found)),
+        ("extra_roots", lambda: steps.ask_roots(lab, found, home / "kdskills-probe-roots")),
+        ("native", lambda: steps.ask_change(lab, found, "native")),
+        ("reload", lambda: steps.ask_change(lab, found, "reload")),
+    ]
+    try:
+        async with asyncio.timeout(timeout_s):
+            for name, question in questions:
+                try:
+                    await question()
+                except AppServerError as error:
+                    found.add(name, False, str(error))
+                except WaitTimeoutError as error:
+                    found.add(name, False, str(error))
+                    return False
+    except TimeoutError:
+        found.add("time", False, f"not finished within {timeout_s:g} s")
+        return False
+    except AppServerGone as error:
+        found.add("server", False, str(error))
+        return False
+    return True
+
+
+def _file(state: Path, mark: str) -> Path:
+    return probes_dir(state) / f"{mark}.json"
+
+
+def _read(state: Path, mark: str) -> ProbeReport | None:
+    """Return a kept probe; None when there is none that this version can read."""
+    kept = read_object(_file(state, mark))
+    profile = profile_from_json(kept.get("profile")) if kept is not None else None
+    if kept is None or profile is None or kept.get("fingerprint") != mark or not isinstance(kept.get("findings"), list):
+        return None
+    findings = tuple(
+        Finding(str(one.get("name")), bool(one.get("proven")), str(one.get("seen")))
+        for one in kept["findings"]
+        if isinstance(one, dict)
+    )
+    return ProbeReport(Path(str(kept.get("binary"))), mark, profile, findings, True, 0.0, True)

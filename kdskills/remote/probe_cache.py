@@ -1,0 +1,127 @@
+"""Where probes are kept: one file per program, told apart by what really runs (spec remote §3 Probe).
+
+npm's `codex` is a launcher around a native child, so hashing what was named would miss an update of what runs. The fingerprint
+covers the launcher and every executable of the started process group, with the user agent the server gave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Final
+
+from kdskills.remote.ports import JsonObject, ServerProfile
+
+_CHUNK: Final = 4 * 2**20
+_NATIVE: Final = "node_modules/@openai/*/vendor/**/codex"
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Digests:
+    """File digests, remembered as long as a file stays the same: a native executable has hundreds of megabytes.
+
+    Args:
+        folder: Where they are remembered.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "digests.json"
+
+    def of(self, path: Path) -> str:
+        """Return the SHA-256 of a file, computed only when size, times or inode changed."""
+        seen = path.stat()
+        mark = [seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns]
+        known = read_object(self._path) or {}
+        entry = known.get(str(path))
+        if isinstance(entry, dict) and entry.get("mark") == mark and isinstance(entry.get("sha256"), str):
+            return str(entry["sha256"])
+        digest = file_digest(path)
+        write_object(self._path, {**known, str(path): {"mark": mark, "sha256": digest}})
+        return digest
+
+
+def running_programs(group: int) -> Iterator[Path]:
+    """Give the executables of a process group, where the system tells them (`/proc`)."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):  # a process that ended meanwhile, or one of somebody else
+            if os.getpgid(int(entry.name)) == group:
+                yield (entry / "exe").resolve(strict=True)
+
+
+def installed_programs(launcher: Path) -> Iterator[Path]:
+    """Give the native programs an npm launcher may start, from where npm puts them."""
+    for parent in launcher.parents:
+        if parent.name == "node_modules":
+            yield from sorted(path for path in parent.parent.glob(_NATIVE) if path.is_file())
+
+
+def fingerprint(launcher: Path, group: int | None, user_agent: str, folder: Path) -> str:
+    """Return what tells this very program from any other.
+
+    Args:
+        launcher: What is started.
+        group: The process group of a server that runs now, if there is one.
+        user_agent: What the server calls itself.
+        folder: Where digests are remembered.
+    """
+    digests = Digests(folder)
+    real = launcher.resolve()
+    programs = {real, *installed_programs(real), *(running_programs(group) if group is not None else ())}
+    named = sorted(digests.of(path) for path in programs)
+    return hashlib.sha256(json.dumps([named, user_agent]).encode()).hexdigest()
+
+
+def read_object(path: Path) -> JsonObject | None:
+    """Return the JSON object in a file; None when there is none, or the file is damaged."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def write_object(path: Path, value: JsonObject) -> None:
+    """Write a JSON object so that readers see the old file or the new one, never half of one."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, sort_keys=True)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def profile_to_json(profile: ServerProfile) -> JsonObject:
+    """Return a profile as JSON."""
+    return {**asdict(profile), "built_ins": sorted(profile.built_ins), "materialise": list(profile.materialise)}
+
+
+def profile_from_json(value: Any) -> ServerProfile | None:
+    """Return the profile of a cached probe; None when the file is of another version or damaged."""
+    if not isinstance(value, dict) or set(value) != {field.name for field in fields(ServerProfile)}:
+        return None
+    plain = ServerProfile()
+    for name, found in value.items():
+        expected = getattr(plain, name)
+        listed = name in {"built_ins", "materialise"}
+        if listed and not (isinstance(found, list) and all(isinstance(one, str) for one in found)):
+            return None
+        if isinstance(expected, bool) and not isinstance(found, bool):
+            return None
+    if value["rewind"] not in {"revert", "rollback", None} or not isinstance(value["name"], str):
+        return None
+    made = {**value, "built_ins": frozenset(value["built_ins"]), "materialise": tuple(value["materialise"])}
+    return ServerProfile(**made)
