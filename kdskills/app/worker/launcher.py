@@ -19,10 +19,9 @@ import traceback
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import SecretStr
-
 from kdskills.app.host import Host
 from kdskills.app.settings import Settings
+from kdskills.app.spawning import settings_line
 from kdskills.app.worker.runner import run_order
 from kdskills.errors import ExecRefused
 from kdskills.execution.protocol import Preparable
@@ -35,11 +34,6 @@ _LIBRARIES: Final = {"docker": ("docker",), "e2b": ("e2b",)}
 def warm_starter(settings: Settings) -> WarmStarter:
     """Return what starts attempts for a worker with these settings."""
     return WarmStarter((sys.executable, "-m", MODULE), settings_line(settings))
-
-
-def settings_line(settings: Settings) -> bytes:
-    """Return *settings* as the launcher's first line, secrets in clear."""
-    return json.dumps(settings.model_dump(), default=_plain).encode()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -152,15 +146,6 @@ async def _reap(host: Host, name: str) -> int:
     for line in (*report.ended, *report.failed):
         sys.stderr.write(f"{name}: {line}\n")
     return 1 if report.failed else 0
-
-
-def _plain(value: object) -> object:
-    """Return what JSON has for a value of a settings model."""
-    if isinstance(value, SecretStr):
-        return value.get_secret_value()
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} cannot be told to the launcher")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NoReturn
 
 from kdskills.app.settings import Settings
+from kdskills.app.spawning import spawner
 from kdskills.app.worker.launcher import warm_starter
-from kdskills.app.worker.spawn import spawner
 from kdskills.errors import KdskillsError
 from kdskills.jobs.artifacts import ArtifactKeeper, artifacts_url, open_artifacts
 from kdskills.jobs.opening import open_work

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import SecretStr
 
 from kdskills.app.settings import Settings
-from kdskills.app.worker.launcher import settings_line
 from kdskills.errors import OperatorMustAct
 from kdskills.execution.dirs import private_dir
 
@@ -46,3 +49,17 @@ def spawner(settings: Settings) -> Callable[[], None]:
                 raise WorkerNotStarted(f"no worker could be started: {error}") from None
 
     return spawn
+
+
+def settings_line(settings: Settings) -> bytes:
+    """Return *settings* as one line for a process of ours, secrets in clear."""
+    return json.dumps(settings.model_dump(), default=_plain).encode()
+
+
+def _plain(value: object) -> object:
+    """Return what JSON has for a value of a settings model."""
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} cannot be told to the launcher")
