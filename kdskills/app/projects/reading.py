@@ -20,7 +20,7 @@ from kdskills.app.projects.model import (
 )
 from kdskills.app.projects.records import Records, version_of_row
 from kdskills.app.projects.tables import ProjectTables
-from kdskills.app.projects.views import Ingredients, ProjectViews
+from kdskills.app.projects.views import Ingredients, ProjectViews, descriptor_mark
 from kdskills.errors import NotFound
 from kdskills.jobs.database import Database, utc_now
 from kdskills.skills.archives import ArchiveLimits
@@ -156,9 +156,11 @@ class ProjectReads:
         known = self._records.projects(link, project)
         states = self._records.skills(link, project) if known else []
         named = Path(known[0].bundle) if known and known[0].bundle is not None else None
+        bundle = named or self._bundle_of(project)
         return Ingredients(
             generation=known[0].generation if known else 0,
-            bundle=named or self._bundle_of(project),
+            bundle=bundle,
+            descriptor=descriptor_mark(bundle),
             uploaded=tuple(
                 (state.name, self._folders.root(project, state.name, state.active)) for state in states if state.active
             ),

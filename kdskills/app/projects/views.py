@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from kdskills.app.project_skills import ProjectSkills
 from kdskills.bundle import Bundle
+from kdskills.bundle.load import NAMES as DESCRIPTORS
 from kdskills.skills.model import Skill
 from kdskills.skills.roots import SkillRoot
 from kdskills.turn import SkillsSubsystem
@@ -42,14 +43,23 @@ class Ingredients:
     Attributes:
         generation: Grows with each change.
         bundle: Folder of the project's bundle, or None.
+        descriptor: When the bundle's descriptor was last changed: a bundle is loaded again when it was.
         uploaded: Skill name to the folder that holds nothing but its active version.
         disabled: Full ids nobody may have.
     """
 
     generation: int
     bundle: Path | None
+    descriptor: tuple[int, ...]
     uploaded: tuple[tuple[str, Path], ...]
     disabled: frozenset[str]
+
+
+def descriptor_mark(bundle: Path | None) -> tuple[int, ...]:
+    """Return what changes when the descriptor of a bundle does."""
+    if bundle is None:
+        return ()
+    return tuple(place.stat().st_mtime_ns for name in DESCRIPTORS if (place := bundle / name).exists())
 
 
 class ProjectViews:

@@ -1,0 +1,451 @@
+"""Uploaded skills: versions, one pointer, enabled, pins, deletion, retention, audit (spec service §1)."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from kdskills.app.projects import Projects
+from kdskills.app.projects.views import ProjectViews
+from kdskills.errors import BadRequest, Conflict, NotFound
+from kdskills.skills.archives import ArchiveRefused, read_tree, version_of
+from kdskills.turn import Granted, Refused
+
+
+async def versions_of(host, name: str = "brief") -> dict[str, bool]:
+    """Return version to whether it is active."""
+    return {found.version: found.active for found in await host.projects.versions("acme", name)}
+
+
+async def answer(host, ref: str = "public.brief", consumer: str | None = "writer") -> Granted | Refused:
+    """Return what the gate says now."""
+    return (await host.projects.view("acme", consumer)).resolve(ref)
+
+
+def on_disk(host) -> list[str]:
+    """Return the files below the state folder's projects."""
+    top = host.settings.state_dir / "projects"
+    return sorted(p.relative_to(top).as_posix() for p in top.rglob("*") if p.is_file())
+
+
+async def test_an_upload_is_a_version_in_a_read_only_folder(host, archive) -> None:
+    """The report names skill and version; the files lie under the hash of their tree and cannot be written."""
+    report = await host.projects.upload("acme", archive(**{"scripts/run.sh": "#!/bin/sh\n"}), who="ann")
+    assert (report.skill, report.created, report.active, report.enabled) == ("brief", True, True, True)
+    pinned = await host.projects.pin("acme", "brief", "task_1")
+    assert pinned.folder.parent.name == report.version.removeprefix("sha256:")
+    assert version_of(read_tree(pinned.folder)) == report.version
+    assert {place.stat().st_mode & 0o222 for place in pinned.folder.rglob("*")} == {0}
+    granted = await answer(host)
+    assert isinstance(granted, Granted)
+    assert (granted.skill.body.strip(), granted.skill.layer) == ("Read, then write.", "project")
+
+
+async def test_the_same_content_is_the_same_version(host, archive) -> None:
+    """Uploaded twice, or at once by many, there is one version."""
+    first = await host.projects.upload("acme", archive(), who="ann")
+    rest = await asyncio.gather(*(host.projects.upload("acme", archive(), who="bob") for _ in range(4)))
+    assert {report.version for report in rest} == {first.version}
+    assert not any(report.created for report in rest)
+    assert await versions_of(host) == {first.version: True}
+
+
+async def test_many_uploads_at_once(host, archive) -> None:
+    """Different versions uploaded at once are all kept, and exactly one is active."""
+    places = [archive(body=f"Text {number}.") for number in range(6)]
+    reports = await asyncio.gather(*(host.projects.upload("acme", place, who="ann") for place in places))
+    known = await versions_of(host)
+    assert set(known) == {report.version for report in reports}
+    assert sum(known.values()) == 1
+
+
+async def test_bytes_as_they_come(host, archive) -> None:
+    """An upload may be a stream of pieces; its bytes are on disk meanwhile and gone afterwards."""
+    data = archive().read_bytes()
+
+    async def pieces():
+        for start in range(0, len(data), 7):
+            yield data[start : start + 7]
+
+    report = await host.projects.upload("acme", pieces(), who="ann")
+    assert report.skill == "brief"
+    assert [path for path in on_disk(host) if path.startswith(".scratch")] == []
+
+
+async def test_endless_bytes_are_cut(host) -> None:
+    """A stream that does not end is refused at 32 MiB, and asked for no more."""
+    asked = 0
+
+    async def endless():
+        nonlocal asked
+        while True:
+            asked += 1
+            yield bytes(1024 * 1024)
+
+    with pytest.raises(ArchiveRefused) as caught:
+        await host.projects.upload("acme", endless(), who="ann")
+    assert (caught.value.code, asked) == ("archive_too_large", 33)
+    assert on_disk(host) == []
+
+
+async def test_a_stream_that_breaks_leaves_nothing(host, archive) -> None:
+    """When the sender goes away nothing stays, in the tables or on disk."""
+
+    async def broken():
+        yield archive().read_bytes()[:50]
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        await host.projects.upload("acme", broken(), who="ann")
+    assert (on_disk(host), await host.projects.projects()) == ([], [])
+
+
+async def test_a_refused_archive_leaves_nothing(host, tmp_path) -> None:
+    """A bad archive makes no project, no row and no file."""
+    place = tmp_path / "bad.zip"
+    place.write_bytes(b"not a zip")
+    with pytest.raises(ArchiveRefused):
+        await host.projects.upload("acme", place, who="ann")
+    assert (on_disk(host), await host.projects.projects()) == ([], [])
+    assert await host.projects.audit("acme") == []
+
+
+async def test_uploading_never_enables(host, archive) -> None:
+    """What an operator disabled stays disabled through uploads, activation, deletion and a new upload."""
+    await host.projects.upload("acme", archive(), who="ann")
+    await host.projects.patch("acme", "brief", enabled=False, who="op")
+    second = await host.projects.upload("acme", archive(body="New."), who="ann")
+    assert (second.enabled, (await host.projects.get("acme", "brief")).enabled) == (False, False)
+    await host.projects.activate("acme", "brief", second.version, who="ann")
+    await host.projects.delete("acme", "brief", who="ann")
+    third = await host.projects.upload("acme", archive(body="Newer."), who="ann")
+    assert (third.enabled, third.active) == (False, True)
+    refused = await answer(host)
+    assert isinstance(refused, Refused)
+    assert refused.code == "plugin_denied"
+    await host.projects.patch("acme", "brief", enabled=True, who="op")
+    assert isinstance(await answer(host), Granted)
+
+
+async def test_a_disabled_skill_is_refused_on_every_way(host, archive) -> None:
+    """A disabled skill is in no catalog, resolves by no name, and comes with no import."""
+    await host.projects.upload("acme", archive(), who="ann")
+    await host.projects.upload("acme", archive("parent", lines="imports: [brief]\n"), who="ann")
+    await host.projects.patch("acme", "brief", enabled=False, who="op")
+    view = await host.projects.view("acme", "writer")
+    assert list(view.listed) == ["public.parent"]
+    assert all(isinstance(view.resolve(ref), Refused) for ref in ("brief", "public.brief", "sk:brief", "SK2"))
+    parent = view.resolve("parent")
+    assert isinstance(parent, Granted)
+    assert [skill.full_id for skill in parent.closure] == ["public.parent"]
+
+
+async def test_activation_is_one_pointer(host, archive) -> None:
+    """Views follow the pointer at once; views taken before keep what they had."""
+    first = await host.projects.upload("acme", archive(body="One."), who="ann")
+    before = await host.projects.view("acme", "writer")
+    second = await host.projects.upload("acme", archive(body="Two."), activate=False, who="ann")
+    assert await versions_of(host) == {first.version: True, second.version: False}
+    assert (await answer(host)).skill.body.strip() == "One."
+    state = await host.projects.activate("acme", "brief", second.version, who="ann")
+    assert (state.active, (await answer(host)).skill.body.strip()) == (second.version, "Two.")
+    kept = before.resolve("brief")
+    assert isinstance(kept, Granted)
+    assert kept.skill.body.strip() == "One."
+
+
+async def test_a_new_skill_may_wait(host, archive) -> None:
+    """Uploaded without activation a skill is known and not yet to be had."""
+    report = await host.projects.upload("acme", archive(), activate=False, who="ann")
+    assert (report.active, (await host.projects.get("acme", "brief")).active) == (False, None)
+    assert (await answer(host)).code == "unknown_skill"
+    with pytest.raises(NotFound):
+        await host.projects.pin("acme", "brief", "task")
+    with pytest.raises(NotFound):
+        await host.projects.file("acme", "brief", "SKILL.md")
+
+
+async def test_an_id_belongs_to_one_skill(host, archive) -> None:
+    """Two skills of a project cannot have one id, neither by upload nor by activation."""
+    await host.projects.upload("acme", archive("brief"), who="ann")
+    with pytest.raises(Conflict) as caught:
+        await host.projects.upload("acme", archive("other", lines="id: brief\n"), who="ann")
+    assert caught.value.code == "id_taken"
+    assert [state.name for state in await host.projects.list("acme")] == ["brief"]
+    await host.projects.upload("else", archive("other", lines="id: brief\n"), who="ann")
+
+
+async def test_activation_cannot_take_an_id(host, archive) -> None:
+    """An old version whose id another skill has meanwhile stays inactive."""
+    old = await host.projects.upload("acme", archive("one", lines="id: x\n"), who="ann")
+    await host.projects.upload("acme", archive("one"), who="ann")
+    await host.projects.upload("acme", archive("two", lines="id: x\n"), who="ann")
+    with pytest.raises(Conflict):
+        await host.projects.activate("acme", "one", old.version, who="ann")
+
+
+async def test_a_disabled_skill_cannot_hide_behind_a_waiting_id(host, archive) -> None:
+    """The id that counts is the active version's, whatever an upload that waits says."""
+    await host.projects.upload("acme", archive(), who="ann")
+    await host.projects.patch("acme", "brief", enabled=False, who="op")
+    await host.projects.upload("acme", archive(lines="id: elsewhere\n"), activate=False, who="ann")
+    assert (await answer(host)).code == "plugin_denied"
+
+
+async def test_uploads_cannot_claim_a_namespace(host, archive) -> None:
+    """Whatever its file says, an uploaded skill is in `public`: no way into `internal`, none over a bundle's skill."""
+    for place in ("internal", "press", "skills"):
+        lines = f"namespace: {place}\n"
+        if place == "skills":
+            with pytest.raises(ArchiveRefused):
+                await host.projects.upload("acme", archive("mine", lines=lines), who="ann")
+            continue
+        await host.projects.upload("acme", archive("mine", lines=lines), who="ann")
+        view = await host.projects.view("acme", None, include_internal=True)
+        assert list(view.skills) == ["public.mine"]
+
+
+async def test_the_bundle_wins_and_its_rules_hold(host, archive, tmp_path) -> None:
+    """A project's bundle brings skills and rules; an upload is bound by them and replaces no skill of the bundle."""
+    bundle = tmp_path / "bundle"
+    (bundle / "skills" / "brief").mkdir(parents=True)
+    (bundle / "skills" / "brief" / "SKILL.md").write_text("---\nname: brief\ndescription: The bundle's.\n---\nMine.\n")
+    (bundle / "skills_descriptor.yaml").write_text(
+        "agents_config:\n  writer:\n    disabled: [public.secret]\n  narrow:\n    enabled: [public.brief]\n"
+    )
+    await host.projects.create("acme", bundle=bundle, who="op")
+    await host.projects.upload("acme", archive(), who="ann")
+    await host.projects.upload("acme", archive("secret"), who="ann")
+    await host.projects.upload("acme", archive("extra"), who="ann")
+    view = await host.projects.view("acme", "writer")
+    assert list(view.listed) == ["public.brief", "public.extra"]
+    assert view.resolve("brief").skill.description == "The bundle's."
+    assert view.resolve("secret").code == "denied"
+    assert list((await host.projects.view("acme", "narrow")).listed) == ["public.brief"]
+    found = await host.projects.skills("acme")
+    assert found.name == "bundle"
+    (bundle / "skills_descriptor.yaml").write_text("agents_config: {}\n")
+    assert isinstance((await host.projects.view("acme", "writer")).resolve("secret"), Granted)
+    await host.projects.patch("acme", "brief", enabled=False, who="op")
+    assert isinstance((await host.projects.view("acme", "writer")).resolve("brief"), Granted)
+
+
+async def test_projects_share_nothing(host, archive) -> None:
+    """A skill of one project is unknown in every other."""
+    await host.projects.upload("acme", archive(), who="ann")
+    assert (await host.projects.list("other"), list((await host.projects.view("other", None)).skills)) == ([], [])
+    for call in (host.projects.get, host.projects.versions, host.projects.archive):
+        with pytest.raises(NotFound):
+            await call("other", "brief")
+
+
+@pytest.mark.parametrize("project", ["", ".", "..", "a/b", "A", "a.b", "-a", "a" * 65, "ä", "a\n"])
+async def test_names_of_projects(host, archive, project) -> None:
+    """A project's name is a plain word: it is part of paths and subjects."""
+    with pytest.raises(BadRequest) as caught:
+        await host.projects.upload(project, archive(), who="ann")
+    assert caught.value.code == "project_invalid"
+    assert on_disk(host) == []
+
+
+async def test_deleting_keeps_what_is_in_use(host, archive) -> None:
+    """Running work keeps the files it pinned through deletion and retention; then they go."""
+    await host.projects.upload("acme", archive(), who="ann")
+    pinned = await host.projects.pin("acme", "brief", "task_1")
+    again = await host.projects.pin("acme", "brief", "task_1")
+    assert again == pinned
+    await host.projects.delete("acme", "brief", who="ann")
+    assert (await answer(host)).code == "unknown_skill"
+    with pytest.raises(NotFound):
+        await host.projects.get("acme", "brief")
+    assert (await host.projects.collect(keep_days=-1)).versions == ()
+    assert (pinned.folder / "SKILL.md").exists()
+    assert await host.projects.unpin("acme", "task_1") == 1
+    assert await host.projects.unpin("acme", "task_1") == 0
+    assert (await host.projects.collect(keep_days=-1)).versions == (f"brief@{pinned.version}",)
+    assert on_disk(host) == []
+
+
+async def test_pins_hold_one_version(host, archive) -> None:
+    """A pin keeps its version while another becomes active, and counts are told."""
+    first = await host.projects.upload("acme", archive(body="One."), who="ann")
+    await host.projects.pin("acme", "brief", "job_1")
+    await host.projects.upload("acme", archive(body="Two."), who="ann")
+    old = await host.projects.pin("acme", "brief", "job_2", version=first.version)
+    assert old.version == first.version
+    assert {found.version: found.pins for found in await host.projects.versions("acme", "brief")}[first.version] == 2
+    assert (await host.projects.collect(keep_days=-1, keep_versions=0)).versions == ()
+    for holder in ("job_1", "job_2"):
+        await host.projects.unpin("acme", holder)
+    gone = await host.projects.collect(keep_days=-1, keep_versions=0)
+    assert gone.versions == (f"brief@{first.version}",)
+    assert isinstance(await answer(host), Granted)
+
+
+async def test_retention_keeps_some_and_the_young(host, archive) -> None:
+    """Unused versions stay for their days, and the latest few however old; the active one always stays."""
+    reports = [await host.projects.upload("acme", archive(body=f"{n}."), who="ann") for n in range(5)]
+    assert (await host.projects.collect()).versions == ()
+    assert len((await host.projects.collect(keep_days=-1, keep_versions=2)).versions) == 2
+    left = await versions_of(host)
+    assert set(left) == {report.version for report in reports[2:]}
+    assert left[reports[4].version]
+
+
+async def test_a_deleted_version_comes_back(host, archive) -> None:
+    """Uploaded again after deletion, a version that was still kept is used again and not collected."""
+    first = await host.projects.upload("acme", archive(), who="ann")
+    await host.projects.delete("acme", "brief", who="ann")
+    second = await host.projects.upload("acme", archive(), who="ann")
+    assert (second.version, second.created) == (first.version, False)
+    assert (await host.projects.collect(keep_days=-1, keep_versions=0)).versions == ()
+    assert isinstance(await answer(host), Granted)
+
+
+async def test_leftovers_of_processes_that_died_go(host, archive) -> None:
+    """Scratch and versions no row names are swept once they are old, and not while they may be under way."""
+    await host.projects.upload("acme", archive(), who="ann")
+    top = host.settings.state_dir / "projects"
+    (top / ".scratch" / "dead").mkdir()
+    (top / "acme" / "brief" / ("0" * 64)).mkdir()
+    (top / "acme" / "brief" / ("1" * 64 + ".zip")).write_bytes(b"x")
+    assert (await host.projects.collect()).leftovers == 0
+    folders = host.projects._folders
+    known = host.storage.database.ask(host.projects._records.all_versions)
+    assert folders.sweep(known, older_than_s=-1) == 3
+    assert isinstance(await answer(host), Granted)
+
+
+@pytest.mark.parametrize("step", ["place", "archive"])
+async def test_a_crash_leaves_the_old_state(host, archive, monkeypatch, step) -> None:
+    """Wherever an upload dies, the old version stays in use, and the next upload succeeds."""
+    first = await host.projects.upload("acme", archive(body="One."), who="ann")
+
+    def die(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(type(host.projects._folders), step, die)
+        with pytest.raises(KeyboardInterrupt):
+            host.projects._take("acme", archive(body="Two."), True, "ann", "")
+    assert await versions_of(host) == {first.version: True}
+    assert (await answer(host)).skill.body.strip() == "One."
+    second = await host.projects.upload("acme", archive(body="Two."), who="ann")
+    assert (second.created, (await answer(host)).skill.body.strip()) == (True, "Two.")
+
+
+async def test_files_and_archives_are_read_by_what_was_listed(host, archive) -> None:
+    """A file is one of the version's files and nothing else; the archive unpacks to the version."""
+    await host.projects.upload("acme", archive(**{"references/a.txt": "hello"}), who="ann")
+    found = await host.projects.file("acme", "brief", "references/a.txt")
+    assert (found.place.read_text(), found.file.size) == ("hello", 5)
+    for path in ("references", "../SKILL.md", "/etc/passwd", "references/../SKILL.md", "", "SKILL.md\x00", "skill.md"):
+        with pytest.raises(NotFound):
+            await host.projects.file("acme", "brief", path)
+    place = await host.projects.archive("acme", "brief")
+    before = place.read_bytes()
+    place.unlink()
+    assert (await host.projects.archive("acme", "brief")).read_bytes() == before
+    report = await host.projects.upload("copy", place, who="ann")
+    assert report.version == (await host.projects.version("acme", "brief")).version
+
+
+async def test_every_change_is_told(host, archive) -> None:
+    """Each change writes one row with who, what and hashes; what changes nothing writes none."""
+    first = await host.projects.upload("acme", archive(body="One."), who="ann", request_id="r1")
+    second = await host.projects.upload("acme", archive(body="Two."), activate=False, who="ann")
+    await host.projects.activate("acme", "brief", second.version, who="bob")
+    await host.projects.activate("acme", "brief", second.version, who="bob")
+    await host.projects.patch("acme", "brief", enabled=False, who="op")
+    await host.projects.patch("acme", "brief", enabled=False, who="op")
+    await host.projects.delete("acme", "brief", who="op")
+    rows = list(reversed(await host.projects.audit("acme")))
+    assert [(row.who, row.action) for row in rows] == [
+        ("ann", "skill.upload"),
+        ("ann", "skill.upload"),
+        ("bob", "skill.activate"),
+        ("op", "skill.patch"),
+        ("op", "skill.delete"),
+    ]
+    assert rows[0].request_id == "r1"
+    assert rows[2].facts == {"before": first.version, "active": second.version}
+
+
+async def test_unknown_things_change_nothing(host, archive) -> None:
+    """Patching, activating and deleting what is not there is not found, and makes no project."""
+    for call in (
+        host.projects.patch("acme", "brief", enabled=True, who="x"),
+        host.projects.activate("acme", "brief", "sha256:" + "0" * 64, who="x"),
+        host.projects.delete("acme", "brief", who="x"),
+    ):
+        with pytest.raises(NotFound):
+            await call
+    assert await host.projects.projects() == []
+    await host.projects.upload("acme", archive(), who="ann")
+    for version in ("sha256:" + "0" * 64, "", "../x"):
+        with pytest.raises(NotFound):
+            await host.projects.activate("acme", "brief", version, who="x")
+
+
+async def test_bundles_have_absolute_paths(host) -> None:
+    """A relative path would mean another folder for every process."""
+    with pytest.raises(BadRequest) as caught:
+        await host.projects.create("acme", bundle=Path("bundles/press"), who="op")
+    assert caught.value.code == "bundle_path_relative"
+
+
+async def test_the_subsystem_is_kept_until_something_changes(host, archive) -> None:
+    """Two questions share one subsystem; a change makes another."""
+    await host.projects.upload("acme", archive(), who="ann")
+    one, two = await host.projects.skills("acme"), await host.projects.skills("acme")
+    assert one.subsystem is two.subsystem
+    await host.projects.patch("acme", "brief", enabled=False, who="op")
+    assert (await host.projects.skills("acme")).subsystem is not one.subsystem
+
+
+async def test_another_process_sees_changes(host, archive, tmp_path) -> None:
+    """A second Host on the same state follows uploads and switches at its next question."""
+    from kdskills.app import Host
+
+    await host.projects.upload("acme", archive(), who="ann")
+    other = Host(host.settings, entry_points=False)
+    try:
+        assert list((await other.projects.view("acme", None)).listed) == ["public.brief"]
+        await host.projects.patch("acme", "brief", enabled=False, who="op")
+        assert list((await other.projects.view("acme", None)).listed) == []
+    finally:
+        await other.storage.aclose()
+
+
+async def test_the_clock_of_retention(host, archive) -> None:
+    """A version's days count from when it was last the active one, by the clock given."""
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    made = Projects(
+        host.storage.database,
+        host.settings.state_dir,
+        ProjectViews(host.subsystem, host.bundle),
+        clock=lambda: now,
+    )
+    first = await made.upload("acme", archive(body="One."), who="ann")
+    now += timedelta(days=100)
+    await made.upload("acme", archive(body="Two."), who="ann")
+    now += timedelta(days=29)
+    assert (await made.collect(keep_versions=0)).versions == ()
+    now += timedelta(days=2)
+    assert (await made.collect(keep_versions=0)).versions == (f"brief@{first.version}",)
+
+
+async def test_nothing_is_made_by_looking_at_a_host(host) -> None:
+    """Asking a Host for a project's skills makes no database nobody asked for."""
+    with pytest.raises(BadRequest):
+        await host.project_skills("acme")
+    assert not host.settings.state_dir.exists()
+
+
+async def test_a_host_serves_projects(host, archive) -> None:
+    """What operations look at is the project, once it is known."""
+    await host.projects.upload("acme", archive(), who="ann")
+    assert list((await host.project_skills("acme")).subsystem.registry) == ["public.brief"]
