@@ -4,7 +4,7 @@ A service's runner keeps a companion process beside it, `companion.py`, which wa
 connections into the sandbox's network. Restarts are new attempts, started by the task's workflow after `restart_delay_s`.
 """
 
-from kdskills.jobs.services.beside import needs_network, ports_refused
+from kdskills.jobs.services.beside import check_service, needs_network, ports_refused
 from kdskills.jobs.services.keeping import Keeper, StartupTimeout, restart_delay_s
 
-__all__ = ["Keeper", "StartupTimeout", "needs_network", "ports_refused", "restart_delay_s"]
+__all__ = ["Keeper", "StartupTimeout", "check_service", "needs_network", "ports_refused", "restart_delay_s"]

@@ -6,24 +6,52 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from kdskills.errors import ExecFailed, ExecRefused
+from kdskills.errors import BadRequest, ExecFailed, ExecRefused
 from kdskills.execution.protocol import Handle, Reachable
 from kdskills.jobs.attempts import shim
 from kdskills.jobs.attempts.order import Endpoint, Identity
-from kdskills.jobs.model import OnPattern, ServiceSpec
+from kdskills.jobs.model import OnHttp, OnPattern, ServiceSpec
 
 LOOK_S: Final = 0.02
+MAX_PATTERN: Final = 1000
+MAX_PORTS: Final = 32
+_PATH: Final = re.compile(r"/[!-~]{0,2000}")
 _SCRIPT: Final = Path(__file__).with_name("companion.py")
 
 
 def needs_network(service: ServiceSpec) -> bool:
     """Whether the service's network must be entered from the host."""
     return bool(service.expose_ports) or (service.ready is not None and not isinstance(service.ready, OnPattern))
+
+
+def check_service(service: ServiceSpec) -> None:
+    """Refuse what can be seen to be wrong before anything runs.
+
+    Raises:
+        BadRequest: The pattern is none, or is too long; the path of an HTTP check is none; a port is none.
+    """
+    errors: list[str] = []
+    ready = service.ready
+    if isinstance(ready, OnPattern):
+        try:
+            re.compile(ready.pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            errors.append(f"ready.pattern: {error}")
+        if len(ready.pattern) > MAX_PATTERN:
+            errors.append(f"ready.pattern: longer than {MAX_PATTERN} characters")
+    if isinstance(ready, OnHttp) and not _PATH.fullmatch(ready.path):
+        errors.append("ready.http.path: not a path of visible ASCII characters that begins with '/'")
+    errors += [f"expose_ports: {port} is no port" for port in service.expose_ports if not 0 < port < 65536]
+    if len(set(service.expose_ports)) != len(service.expose_ports) or len(service.expose_ports) > MAX_PORTS:
+        errors.append(f"expose_ports: a port twice, or more than {MAX_PORTS}")
+    if errors:
+        raise BadRequest(f"the service cannot be run: {'; '.join(errors)}", errors=errors)
 
 
 async def network_of(handle: Handle, engine: str) -> int:

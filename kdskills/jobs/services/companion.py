@@ -101,8 +101,12 @@ async def _serve(listeners: dict[int, socket.socket], ready: dict[str, Any], log
         await asyncio.start_server(partial(_carry, port), sock=listener, limit=CHUNK)
         for port, listener in listeners.items()
     ]
+    ended = asyncio.ensure_future(over.wait())
     looking = asyncio.ensure_future(_tell_ready(ready, logs))
-    await over.wait()
+    await asyncio.wait({ended, looking}, return_when=asyncio.FIRST_COMPLETED)
+    if looking.done():
+        looking.result()  # what cannot be looked for ends us, which the runner sees
+        await ended
     loop.remove_reader(sys.stdin.fileno())
     looking.cancel()
     for server in servers:

@@ -13,7 +13,7 @@ from kdskills.errors import ExecFailed, KdskillsError
 from kdskills.execution.protocol import Handle
 from kdskills.jobs.attempts.order import Facts
 from kdskills.jobs.model import ServiceSpec
-from kdskills.jobs.services.beside import Companion, needs_network, network_of
+from kdskills.jobs.services.beside import Companion, check_service, needs_network, network_of
 
 AGAIN_S: Final = 0.5
 """Pause before a forwarder that died is replaced, on the same host ports."""
@@ -57,10 +57,12 @@ class Keeper:
         """Make it ready, then carry its connections until cancelled.
 
         Raises:
+            BadRequest: Its spec cannot be met.
             StartupTimeout: It was not ready in time.
             ExecRefused: Its engine's programs cannot be reached.
             ExecFailed: What it needs beside it broke while it started.
         """
+        check_service(self._service)
         network: int | None = None
         companion: Companion | None = None
         try:

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kdskills.errors import BadRequest
 from kdskills.jobs.model import OnHttp, OnPattern, OnPort, ServiceSpec
-from kdskills.jobs.services import companion, needs_network, restart_delay_s
+from kdskills.jobs.services import check_service, companion, needs_network, restart_delay_s
 
 
 @given(st.text("ab\n", max_size=60), st.lists(st.integers(0, 60), max_size=5))
@@ -60,6 +61,37 @@ def test_bytes_that_are_no_text_are_looked_through():
 def test_ports_need_the_network(service, needs):
     """The network is entered for ports and answers, not for words."""
     assert needs_network(service) is needs
+
+
+@pytest.mark.parametrize(
+    "service",
+    [
+        ServiceSpec(ready=OnPattern(pattern="(")),
+        ServiceSpec(ready=OnPattern(pattern="x" * 1001)),
+        ServiceSpec(ready=OnHttp(port=1, path="/a b")),
+        ServiceSpec(ready=OnHttp(port=1, path="/\r\nHost: evil")),
+        ServiceSpec(ready=OnHttp(port=1, path="relative")),
+        ServiceSpec(expose_ports=(0,)),
+        ServiceSpec(expose_ports=(65536,)),
+        ServiceSpec(expose_ports=(80, 80)),
+        ServiceSpec(expose_ports=tuple(range(1, 40))),
+    ],
+    ids=["pattern", "long", "space", "lines", "relative", "low", "high", "twice", "many"],
+)
+def test_services_that_cannot_be_are_refused(service):
+    """Patterns, paths and ports that mean nothing are bad requests before anything runs."""
+    with pytest.raises(BadRequest):
+        check_service(service)
+
+
+def test_service_that_can_be_is_not_refused():
+    """An ordinary service passes."""
+    check_service(ServiceSpec(ready=OnHttp(port=80, path="/health?x=1"), expose_ports=(80, 443)))
+
+
+def test_looking_for_what_cannot_be_found_ends_the_companion(beside):
+    """A companion that cannot look for readiness dies with its words rather than wait."""
+    assert beside(ready={"pattern": "("}).wait(60) == 1
 
 
 def test_delays_double_to_their_bound():
