@@ -92,7 +92,7 @@ class Methods:
                 self._threads.materialize(thread)
         note = self.world.files.note(thread_id)
         if note is not None:
-            self.world.files.keep(thread_id, Note(note.path, name, note.archived))
+            self.world.files.keep(thread_id, Note(note.path, name, note.archived, note.tools))
         elif thread is None:
             raise RpcError(f"thread not found: {thread_id}")
         self.world.broadcast("thread/name/updated", {"threadId": thread_id, "threadName": name})

@@ -1,7 +1,8 @@
 """The emulated app-server's files: one rollout per thread, its first line the thread's own data (spec remote §2.3, §3).
 
 A rollout is JSON lines. The first is `session_meta`; then `response_item` lines are what the model reads, and `event_msg`
-lines mark turns. Beside them a small note per thread says which file is its current one, because a revert begins a new file.
+lines mark turns. Beside them a small note per thread says which file is its current one, because a revert begins a new file;
+the old version also keeps a thread's tools there, so that its first line changes nothing.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Note:
     path: str
     name: str | None = None
     archived: bool = False
+    tools: list[JsonObject] | None = None
 
 
 class Files:
@@ -76,7 +78,7 @@ class Files:
     def keep(self, thread_id: str, note: Note) -> None:
         """Keep what is known of a thread."""
         self._notes.mkdir(parents=True, exist_ok=True)
-        said = {"path": note.path, "name": note.name, "archived": note.archived}
+        said = {"path": note.path, "name": note.name, "archived": note.archived, "tools": note.tools}
         (self._notes / f"{thread_id}.json").write_text(json.dumps(said), "utf-8")
 
     def forget(self, thread_id: str) -> None:
@@ -92,7 +94,7 @@ class Files:
         folder = self.home / "archived_sessions" if archived else self.new_path(thread_id).parent
         folder.mkdir(parents=True, exist_ok=True)
         old.rename(folder / old.name)
-        self.keep(thread_id, Note(str(folder / old.name), note.name, archived))
+        self.keep(thread_id, Note(str(folder / old.name), note.name, archived, note.tools))
 
     def meta(self, thread_id: str, cwd: str, tools: Sequence[JsonObject]) -> JsonObject:
         """Return the first line of a rollout."""

@@ -101,7 +101,8 @@ class Threads:
         path = Path(note.path)
         found = self.world.files.load(path)
         rollout = Rollout(path, [], written=True)
-        thread = Thread(thread_id, found.cwd, found.tools, rollout, found.paged, name=note.name)
+        tools = found.tools if note.tools is None else note.tools
+        thread = Thread(thread_id, found.cwd, tools, rollout, found.paged, name=note.name)
         thread.history, thread.turns = found.history, found.turns
         return thread
 
@@ -138,7 +139,8 @@ class Threads:
         """Write a thread's file, if it has none yet."""
         if thread.rollout.path is not None and not thread.rollout.materialized:
             thread.rollout.write()
-            self.world.files.keep(thread.id, Note(str(thread.rollout.path), thread.name))
+            tools = None if self.world.profile.paged else thread.tools
+            self.world.files.keep(thread.id, Note(str(thread.rollout.path), thread.name, tools=tools))
 
     def read(self, _connection: Connection, params: JsonObject) -> JsonObject:
         """Return a thread as it is, loaded or not."""
