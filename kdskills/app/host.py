@@ -21,6 +21,7 @@ from kdskills.app.readiness import Readiness, readiness
 from kdskills.app.settings import Settings
 from kdskills.app.storage import Storage
 from kdskills.app.wiring import HostWiring
+from kdskills.app.work import WorkService
 from kdskills.bundle import Bundle, SkillsDescriptor, load_bundle
 from kdskills.bundle.load import NAMES as DESCRIPTORS
 from kdskills.errors import BadRequest
@@ -139,6 +140,11 @@ class Host:
             source_key=self.answers.source_key,
             **options,
         )
+
+    @cached_property
+    def work(self) -> WorkService:
+        """Background work: tasks, jobs, services and what they left."""
+        return WorkService(self)
 
     @cached_property
     def conversations(self) -> Conversations:

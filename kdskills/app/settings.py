@@ -97,6 +97,10 @@ class Settings(BaseSettings):
         None,
         description="Database of background work; empty means SQLite in the state folder, `postgresql://…` is shared.",
     )
+    artifacts: str | None = Field(
+        None,
+        description="Where files that work leaves are kept: a folder, `s3://…`, `az://…` or `gs://…`; empty means the state folder.",
+    )
     jobs: JobsSettings = Field(default_factory=JobsSettings, description="Background work: its intervals and limits.")
     session_store: str | None = Field(
         None,

@@ -43,6 +43,10 @@ class Blobs(Protocol):
         """
         ...
 
+    async def piece(self, key: str, begin: int, end: int) -> bytes:
+        """Return the bytes *begin* to *end* of *key*. Raises as `read`."""
+        ...
+
     async def delete(self, key: str) -> None:
         """Forget *key*; one that is not there is forgotten already."""
         ...

@@ -76,6 +76,14 @@ class GoogleBlobs:
                     blob.download_as_bytes, start=start, end=min(start + CHUNK, size) - 1, checksum=None
                 )
 
+    async def piece(self, key: str, begin: int, end: int) -> bytes:
+        """Return a piece of a key."""
+        with _speaking():
+            data: bytes = await asyncio.to_thread(
+                self._blob(key).download_as_bytes, start=begin, end=end - 1, checksum=None
+            )
+            return data
+
     async def delete(self, key: str) -> None:
         """Forget a key."""
         try:

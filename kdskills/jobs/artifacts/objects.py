@@ -89,6 +89,13 @@ class ObjectBlobs:
             async for chunk in found.stream(min_chunk_size=CHUNK):
                 yield bytes(chunk)
 
+    async def piece(self, key: str, begin: int, end: int) -> bytes:
+        """Return a piece of a key."""
+        import obstore
+
+        with _speaking():
+            return bytes(await obstore.get_range_async(self._store, key, start=begin, end=end))
+
     async def delete(self, key: str) -> None:
         """Forget a key."""
         import obstore

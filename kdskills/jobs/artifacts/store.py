@@ -94,6 +94,10 @@ class ArtifactStore:
             part.unlink(missing_ok=True)
         return size
 
+    async def piece(self, project: str, sha256: str, begin: int, end: int) -> bytes:
+        """Return the bytes *begin* to *end*; only whole contents can be checked against the digest. Raises NotFound."""
+        return await self._blobs.piece(blob_key(project, sha256), begin, end) if end > begin else b""
+
     async def has(self, project: str, sha256: str) -> bool:
         """Whether the bytes of a digest are kept for this project."""
         return await self._blobs.size(blob_key(project, sha256)) is not None

@@ -1,0 +1,275 @@
+"""Operations that look at running work or end it: status, watch, logs, cancel (spec work §2)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from kdskills.app.operations.table import Context, Operation
+from kdskills.app.operations.work_inputs import (
+    JobCancelInput,
+    JobStatusInput,
+    JobWatchInput,
+    RunInput,
+    TaskCancelInput,
+    TaskLogsInput,
+    TaskStatusInput,
+    TaskWatchInput,
+)
+from kdskills.app.operations.work_outputs import CancelOutput, JobSnapshot, LogsOutput, TaskSnapshot, WatchEvent
+from kdskills.app.operations.work_specs import task_spec
+from kdskills.app.operations.work_views import endpoints_of, job_snapshot, query_output, step_of, task_snapshot
+from kdskills.app.work import (
+    Asked,
+    Event,
+    Look,
+    Seen,
+    job_revision,
+    scope_of,
+    task_revision,
+    text_of,
+)
+from kdskills.errors import CallRefused
+from kdskills.jobs.heads import JobHead, TaskHead
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from kdskills.app.host import Host
+
+S = TypeVar("S", TaskSnapshot, JobSnapshot)
+
+FOLLOW_S = 0.1
+CANCEL_S = 2.0
+"""How long a cancel waits to tell the state it led to; the work ends whether anybody waits or not."""
+
+
+async def task_status(host: Host, given: TaskStatusInput, context: Context) -> TaskSnapshot:
+    """Show a task, or run a command that asks how something stands."""
+    head = None if given.task_id is None else await host.work.task(context.identity, given.task_id)
+    if given.provider == "kdskills":
+        assert head is not None
+        return await _task(host, head, given.tail_bytes)
+    return await _query(host, given, context, head)
+
+
+async def _task(host: Host, head: TaskHead, tail_bytes: int) -> TaskSnapshot:
+    tails = await host.work.tails(head, tail_bytes)
+    return task_snapshot(head, tails, active=await host.work.endpoints_active(head))
+
+
+async def _query(host: Host, given: TaskStatusInput, context: Context, head: TaskHead | None) -> TaskSnapshot:
+    """Run a query in a sandbox and a session of its own, under the policy of its skill."""
+    assert given.query_command is not None
+    if not context.identity.may("work:run"):
+        raise CallRefused(
+            "a query of provider cmd runs a command, which needs the scope work:run", code="scope_missing"
+        )
+    name = given.skill_name or (head.spec.placement.skill_name if head is not None else "")
+    asked = RunInput(skill_name=name, command=given.query_command, env=given.env, timeout_sec=given.timeout_sec)
+    shown = Asked("skills.task_status", None, asked.model_dump(mode="json"))
+    placed = await host.work.place(context.identity, name, shown)
+    scope = scope_of(context.identity)
+    spec = task_spec(asked, placed, scope, host.work.limits, sync=True)
+    ran = await host.work.run(spec, None, "")
+    query = query_output(ran, await host.work.tails(ran, given.tail_bytes))
+    if head is None:
+        own = await _task(host, ran, given.tail_bytes)
+        return own.model_copy(update={"task_id": None, "provider": "cmd", "query": query})
+    fresh = await host.work.task(context.identity, head.id)
+    found = await _task(host, fresh, given.tail_bytes)
+    return found.model_copy(update={"provider": "cmd", "query": query})
+
+
+async def job_status(host: Host, given: JobStatusInput, context: Context) -> JobSnapshot:
+    """Show a job and its steps."""
+    return await _job(host, await host.work.job(context.identity, given.job_id), given.tail_bytes)
+
+
+async def _job(host: Host, head: JobHead, tail_bytes: int) -> JobSnapshot:
+    steps = [step for step in head.steps if step.task is not None] if tail_bytes else []
+    tails = {step.index: await host.work.tails(step.task, tail_bytes) for step in steps if step.task is not None}
+    return job_snapshot(head, tails)
+
+
+async def task_watch(host: Host, given: TaskWatchInput, context: Context) -> TaskSnapshot:
+    """Tell a task's progress until it is over."""
+
+    async def look() -> Seen:
+        head = await host.work.task(context.identity, given.task_id)
+        return Seen(task_revision(head), await host.work.printed(head), head.terminal, head)
+
+    async def final() -> TaskSnapshot:
+        return await _task(host, await host.work.task(context.identity, given.task_id), given.tail_bytes)
+
+    return await _watch(host, given, context, given.task_id, look, final, _task_event)
+
+
+async def job_watch(host: Host, given: JobWatchInput, context: Context) -> JobSnapshot:
+    """Tell a job's progress until it is over."""
+
+    async def look() -> Seen:
+        head = await host.work.job(context.identity, given.job_id)
+        running = [step.task for step in head.steps if step.task is not None]
+        printed = sum([await host.work.printed(task) for task in running])
+        return Seen(job_revision(head), printed, head.terminal, head)
+
+    async def final() -> JobSnapshot:
+        return await _job(host, await host.work.job(context.identity, given.job_id), given.tail_bytes)
+
+    return await _watch(host, given, context, given.job_id, look, final, _job_event)
+
+
+async def _watch(
+    host: Host,
+    given: TaskWatchInput | JobWatchInput,
+    context: Context,
+    item: str,
+    look: Look,
+    final: Callable[[], Awaitable[S]],
+    event_of: Callable[[Event], WatchEvent],
+) -> S:
+    who = context.identity
+    key = None if given.dedupe_key is None else (who.tenant, who.project, who.agent, given.dedupe_key)
+    emit = context.emit
+    watched = await host.work.watches.join(key, item, look, given.poll_interval_sec).listen(
+        None if emit is None else lambda event: emit(event_of(event)),
+        heartbeat_s=given.heartbeat_sec,
+        timeout_s=given.timeout_sec,
+        after=given.after_seq,
+    )
+    snapshot = await final()
+    return snapshot.model_copy(update={"watch_timeout": True}) if watched.timed_out else snapshot
+
+
+def _task_event(event: Event) -> WatchEvent:
+    head = cast("TaskHead", event.facts)
+    return WatchEvent(
+        seq=event.seq,
+        kind=event.kind,
+        id=head.id,
+        at=event.at,
+        status=head.status,
+        attempt=head.attempt,
+        exposed_endpoints=endpoints_of(head),
+    )
+
+
+def _job_event(event: Event) -> WatchEvent:
+    head = cast("JobHead", event.facts)
+    return WatchEvent(
+        seq=event.seq,
+        kind=event.kind,
+        id=head.id,
+        at=event.at,
+        status=head.status,
+        current_step_index=head.current_step_index,
+        steps=tuple(step_of(step) for step in head.steps),
+    )
+
+
+async def task_cancel(host: Host, given: TaskCancelInput, context: Context) -> CancelOutput:
+    """End a task and everything it started."""
+    canceled = await host.work.cancel_task(context.identity, given.task_id, given.reason)
+    head = await host.work.task(context.identity, given.task_id)
+    if canceled and not head.terminal:
+        head = await host.work.client.wait_task(head.scope, head.id, CANCEL_S, any_agent=True)
+    return CancelOutput(id=given.task_id, status=head.status, canceled=canceled)
+
+
+async def job_cancel(host: Host, given: JobCancelInput, context: Context) -> CancelOutput:
+    """End a job and its steps."""
+    canceled = await host.work.cancel_job(context.identity, given.job_id, given.reason)
+    head = await host.work.job(context.identity, given.job_id)
+    if canceled and not head.terminal:
+        head = await host.work.client.wait_job(head.scope, head.id, CANCEL_S, any_agent=True)
+    return CancelOutput(id=given.job_id, status=head.status, canceled=canceled)
+
+
+async def task_logs(host: Host, given: TaskLogsInput, context: Context) -> LogsOutput:
+    """Read a piece of a task's output by offset."""
+    end = time.monotonic() + (given.timeout_sec if given.follow else 0.0)
+    while True:
+        head = await host.work.task(context.identity, given.task_id)
+        found = await _piece(host, given, head)
+        if not given.follow or found.next_offset > found.offset or found.ended or time.monotonic() >= end:
+            return found
+        await asyncio.sleep(FOLLOW_S)
+
+
+async def _piece(host: Host, given: TaskLogsInput, head: TaskHead) -> LogsOutput:
+    """Read one piece; the head was read before it, so that one of a task that is over misses nothing."""
+    piece = await host.work.logs(head, given.stream, given.offset, given.limit)
+    over = head.terminal
+    offset, data = piece.offset, piece.data
+    if given.encoding == "base64":
+        said = base64.b64encode(data).decode()
+    else:
+        reaches_end = piece.next_offset >= piece.total
+        cut = piece.truncated or given.offset < 0
+        text = text_of(data, cut_before=cut and offset > 0, more_after=not (over and reaches_end))
+        held = text.held if text.held < len(data) or not (reaches_end and over) else 0
+        if held == len(data) - text.skipped and not reaches_end:
+            held = 0  # a limit smaller than one character must not stop whoever reads on
+            text = text_of(data, cut_before=cut and offset > 0, more_after=False)
+        said, offset, data = text.text, offset + text.skipped, data[text.skipped : len(data) - held]
+    following = offset + len(data)
+    return LogsOutput(
+        task_id=head.id,
+        stream=given.stream,
+        offset=offset,
+        next_offset=following,
+        total=piece.total,
+        truncated=piece.truncated,
+        data=said,
+        encoding=given.encoding,
+        ended=over and following >= piece.total,
+        status=head.status,
+    )
+
+
+MISSING = ("not_found", "database_unavailable", "missing_extra")
+
+
+def _reading(
+    name: str, summary: str, given: type[BaseModel], answer: type[BaseModel], run: object, *, quick: bool = True
+) -> Operation:
+    return Operation(
+        name,
+        summary,
+        given,
+        answer,
+        MISSING,
+        cast("Callable[..., Awaitable[BaseModel]]", run),
+        scope="work:read",
+        reads=quick,
+    )
+
+
+def _ending(name: str, summary: str, given: type[BaseModel], run: object) -> Operation:
+    return Operation(
+        name, summary, given, CancelOutput, MISSING, cast("Callable[..., Awaitable[BaseModel]]", run), scope="work:run"
+    )
+
+
+TASK_STATUS = _reading("skills.task_status", "Show how a task stands.", TaskStatusInput, TaskSnapshot, task_status)
+JOB_STATUS = _reading(
+    "skills.job_status", "Show how a job and its steps stand.", JobStatusInput, JobSnapshot, job_status
+)
+TASK_WATCH = _reading(
+    "skills.task_watch",
+    "Tell a task's progress until it is over.",
+    TaskWatchInput,
+    TaskSnapshot,
+    task_watch,
+    quick=False,
+)
+JOB_WATCH = _reading(
+    "skills.job_watch", "Tell a job's progress until it is over.", JobWatchInput, JobSnapshot, job_watch, quick=False
+)
+TASK_LOGS = _reading("skills.task_logs", "Read a task's output by offset.", TaskLogsInput, LogsOutput, task_logs)
+TASK_CANCEL = _ending("skills.task_cancel", "End a task and everything it started.", TaskCancelInput, task_cancel)
+JOB_CANCEL = _ending("skills.job_cancel", "End a job and its steps.", JobCancelInput, job_cancel)

@@ -1,0 +1,134 @@
+"""Operations that list work and read artifacts back (spec work §4; spec service §3)."""
+
+from __future__ import annotations
+
+import base64
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from kdskills.app.operations.table import Context, Input, Operation, Output
+from kdskills.app.operations.work_inputs import MAX_LOG_PIECE, ListInput
+from kdskills.app.operations.work_outputs import JobList, TaskList
+from kdskills.app.operations.work_views import job_row, task_row
+from kdskills.app.work import scope_of
+
+if TYPE_CHECKING:
+    from kdskills.app.host import Host
+
+MISSING = ("not_found", "database_unavailable", "missing_extra")
+
+
+class ArtifactInput(Input):
+    """Which artifact, and how much of it."""
+
+    artifact_id: str = Field(min_length=1, max_length=128)
+    offset: int = Field(0, ge=0, le=2**62, description="Byte to begin at.")
+    limit: int = Field(0, ge=0, le=MAX_LOG_PIECE, description="Bytes to return; 0 tells about it only.")
+    link_sec: int = Field(
+        900, ge=1, le=7 * 86_400, description="Seconds a link stays good, where the store signs links."
+    )
+
+
+class ArtifactOutput(Output):
+    """An artifact, where it came from, and a piece of it.
+
+    Attributes:
+        url: A link anybody may read it with until `expires_in_sec` are over; None where the store signs none.
+        data_base64: The bytes `offset` to `next_offset`.
+    """
+
+    artifact_id: str
+    path: str
+    size: int
+    sha256: str
+    mime: str
+    task_id: str
+    job_id: str | None
+    agent: str
+    skill_name: str
+    version_hash: str
+    created_at: datetime
+    url: str | None
+    expires_in_sec: int | None
+    offset: int
+    next_offset: int
+    data_base64: str
+
+
+async def list_tasks(host: Host, given: ListInput, context: Context) -> TaskList:
+    """List the caller's tasks; administrators see those of every agent."""
+    who = context.identity
+    found = await host.work.client.list_tasks(
+        scope_of(who),
+        status=() if given.status is None else (given.status,),
+        limit=given.limit,
+        any_agent=who.may("admin"),
+    )
+    return TaskList(tasks=tuple(task_row(h) for h in found if given.session_id in {None, h.spec.session_id}))
+
+
+async def list_jobs(host: Host, given: ListInput, context: Context) -> JobList:
+    """List the caller's jobs; administrators see those of every agent."""
+    who = context.identity
+    found = await host.work.client.list_jobs(
+        scope_of(who),
+        status=() if given.status is None else (given.status,),
+        limit=given.limit,
+        any_agent=who.may("admin"),
+    )
+    return JobList(jobs=tuple(job_row(h) for h in found if given.session_id in {None, h.spec.session_id}))
+
+
+async def get_artifact(host: Host, given: ArtifactInput, context: Context) -> ArtifactOutput:
+    """Read an artifact of the caller's project back."""
+    keeper = await host.work.keeper()
+    found = await keeper.find(scope_of(context.identity), given.artifact_id)
+    url = await keeper.store.link(found.project, found.sha256, timedelta(seconds=given.link_sec))
+    begin = min(given.offset, found.size)
+    end = min(begin + given.limit, found.size)
+    data = await keeper.store.piece(found.project, found.sha256, begin, end)
+    return ArtifactOutput(
+        artifact_id=found.id,
+        path=found.path,
+        size=found.size,
+        sha256=found.sha256,
+        mime=found.mime,
+        task_id=found.task_id,
+        job_id=found.job_id,
+        agent=found.agent,
+        skill_name=found.skill_name,
+        version_hash=found.version_hash,
+        created_at=found.created_at,
+        url=url,
+        expires_in_sec=None if url is None else given.link_sec,
+        offset=begin,
+        next_offset=end,
+        data_base64=base64.b64encode(data).decode(),
+    )
+
+
+TASKS = Operation(
+    "tasks.list",
+    "List tasks, the newest first.",
+    ListInput,
+    TaskList,
+    MISSING,
+    list_tasks,
+    scope="work:read",
+    reads=True,
+)
+JOBS = Operation(
+    "jobs.list", "List jobs, the newest first.", ListInput, JobList, MISSING, list_jobs, scope="work:read", reads=True
+)
+ARTIFACT = Operation(
+    "artifacts.get",
+    "Read a file that work left behind.",
+    ArtifactInput,
+    ArtifactOutput,
+    (*MISSING, "artifact_missing", "artifact_corrupt", "artifact_store_unavailable"),
+    get_artifact,
+    scope="work:read",
+    reads=True,
+)

@@ -1,0 +1,155 @@
+"""Operations that start something: a command now, in the background, as a service, or as steps (spec work §2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kdskills.app.operations.table import Context, Operation
+from kdskills.app.operations.work_inputs import ActivateInput, RunAsyncInput, RunInput, RunServiceInput, StartJobInput
+from kdskills.app.operations.work_outputs import (
+    ActivateOutput,
+    ExposedEndpoint,
+    RunOutput,
+    ServiceOutput,
+    StartedJobOutput,
+    StartedOutput,
+)
+from kdskills.app.operations.work_specs import body_hash, job_spec, task_spec
+from kdskills.app.operations.work_views import run_output, workdir_of
+from kdskills.app.work import Asked, Placed, scope_of
+from kdskills.errors import ExecFailed, ExecRefused
+from kdskills.execution.request import IsolationLevel
+from kdskills.jobs.model import Command, TaskSpec
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from kdskills.app.host import Host
+    from kdskills.jobs.heads import TaskHead
+
+REFUSALS = (
+    "unknown_skill", "skill_denied", "skill_changed", "no_bundle", "session_busy", "idempotency_conflict",
+    "engine_unavailable", "isolation_too_weak", "not_found", "database_unavailable", "missing_extra",
+)  # fmt: skip
+
+
+async def _placed(host: Host, operation: str, given: Any, context: Context) -> Placed:
+    arguments = {name: value for name, value in given.model_dump(mode="json").items() if name != "skill_name"}
+    return await host.work.place(context.identity, given.skill_name, Asked(operation, given.session_id, arguments))
+
+
+async def activate(host: Host, given: ActivateInput, context: Context) -> ActivateOutput:
+    """Make a skill's files ready where commands run."""
+    placed = await _placed(host, "skills.activate", given, context)
+    placement = placed.placement
+    remote = placed.level == IsolationLevel.VM
+    if remote:
+        await _delivered(host, given, context, placed)
+    return ActivateOutput(
+        mode="remote" if remote else "local",
+        skill_name=placement.skill_name,
+        version_hash=placement.version_hash,
+        active_path=f"/skills/{placement.skill_name}",
+        session_id=given.session_id,
+    )
+
+
+async def _delivered(host: Host, given: ActivateInput, context: Context, placed: Placed) -> None:
+    """Let the engine deliver the files into the session's sandbox; it checks their digest there."""
+    spec = TaskSpec(
+        scope=scope_of(context.identity),
+        session_id=given.session_id,
+        command=Command(argv=("/bin/true",), timeout_s=given.timeout_sec),
+        placement=placed.placement,
+    )
+    head = await host.work.run(spec, None, "")
+    if head.status != "succeeded":
+        raise ExecFailed(
+            f"the skill could not be delivered: {head.error_message or head.error_code or head.status}",
+            code=head.error_code or "executor_failed",
+        )
+
+
+async def run_cmd(host: Host, given: RunInput, context: Context) -> RunOutput:
+    """Run a command and return what it did."""
+    placed = await _placed(host, "skills.run_cmd", given, context)
+    spec = task_spec(given, placed, scope_of(context.identity), host.work.limits, sync=True)
+    head = await host.work.run(spec, context.idempotency_key, body_hash("skills.run_cmd", given))
+    _require_ran(head)
+    return run_output(head, await host.work.tails(head, host.work.limits.result_bytes))
+
+
+def _require_ran(head: TaskHead) -> None:
+    """Raise when the program was never started: that is an error with a code, not a result."""
+    if head.started_at is None and head.status == "failed":
+        raise ExecRefused(
+            head.error_message or "the command could not be started", code=head.error_code or "executor_failed"
+        )
+
+
+async def run_cmd_async(host: Host, given: RunAsyncInput, context: Context) -> StartedOutput:
+    """Start a command in the background."""
+    head = await _submitted(host, "skills.run_cmd_async", given, context)
+    return StartedOutput(**_started(head))
+
+
+async def run_service(host: Host, given: RunServiceInput, context: Context) -> ServiceOutput:
+    """Start a program that stays up."""
+    head = await _submitted(host, "skills.run_service", given, context)
+    return ServiceOutput(
+        **_started(head), exposed_endpoints=tuple(ExposedEndpoint(port=port) for port in given.expose_ports)
+    )
+
+
+async def _submitted(host: Host, operation: str, given: RunAsyncInput | RunServiceInput, context: Context) -> TaskHead:
+    placed = await _placed(host, operation, given, context)
+    if isinstance(given, RunServiceInput) and placed.level == IsolationLevel.VM:
+        raise ExecRefused(
+            f"services need an engine of this machine; {placed.placement.engine} is remote",
+            code="service_not_supported",
+            who="caller",
+        )
+    spec = task_spec(given, placed, scope_of(context.identity), host.work.limits)
+    return await host.work.client.submit_task(spec, key=context.idempotency_key, body_hash=body_hash(operation, given))
+
+
+def _started(head: TaskHead) -> dict[str, Any]:
+    return {
+        "task_id": head.id,
+        "mode": head.mode,
+        "status": "queued",
+        "session_id": head.spec.session_id,
+        "workdir": workdir_of(head.spec.command.cwd),
+        "skill_name": head.spec.placement.skill_name,
+    }
+
+
+async def start_job(host: Host, given: StartJobInput, context: Context) -> StartedJobOutput:
+    """Start steps that run as tasks of one session."""
+    placed = await _placed(host, "skills.start_job", given, context)
+    spec = job_spec(given, placed, scope_of(context.identity), host.work.limits)
+    head = await host.work.client.submit_job(
+        spec, key=context.idempotency_key, body_hash=body_hash("skills.start_job", given)
+    )
+    return StartedJobOutput(job_id=head.id, status="queued", session_id=given.session_id)
+
+
+def _operation(name: str, summary: str, given: type[BaseModel], answer: type[BaseModel], run: Any) -> Operation:
+    return Operation(name, summary, given, answer, REFUSALS, run, scope="work:run")
+
+
+ACTIVATE = _operation(
+    "skills.activate", "Make a skill's files ready where commands run.", ActivateInput, ActivateOutput, activate
+)
+RUN_CMD = _operation(
+    "skills.run_cmd", "Run a command of a skill in isolation and wait for it.", RunInput, RunOutput, run_cmd
+)
+RUN_CMD_ASYNC = _operation(
+    "skills.run_cmd_async", "Start a command of a skill in the background.", RunAsyncInput, StartedOutput, run_cmd_async
+)
+RUN_SERVICE = _operation(
+    "skills.run_service", "Start a program of a skill that stays up.", RunServiceInput, ServiceOutput, run_service
+)
+START_JOB = _operation(
+    "skills.start_job", "Start steps of a skill, in order or as a graph.", StartJobInput, StartedJobOutput, start_job
+)

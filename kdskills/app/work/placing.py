@@ -1,0 +1,121 @@
+"""Where a caller's command runs and with which skills: the policy gate first, then the engine (spec work §5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kdskills.errors import CallRefused, Conflict, ExecRefused, FileRefused, NotFound
+from kdskills.execution.dirs import cache_dir
+from kdskills.execution.request import IsolationLevel, Limits, SkillMount
+from kdskills.execution.stage import stage_skill
+from kdskills.jobs.model import Placement
+from kdskills.session.wiring import AccessRequest, arguments_digest
+from kdskills.turn import Refused
+
+if TYPE_CHECKING:
+    from kdskills.app.host import Host
+    from kdskills.app.identity import Identity
+    from kdskills.skills.model import Skill
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A skill a caller may run commands of, and where they run.
+
+    Attributes:
+        placement: What travels with the work.
+        level: How strong the engine's wall is.
+        has_files: Whether the skill has a folder to start in.
+    """
+
+    placement: Placement
+    level: IsolationLevel
+    has_files: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is about to be done with a skill, as policy plugins see it."""
+
+    tool: str
+    session_id: str | None
+    arguments: Mapping[str, Any]
+
+
+async def place(host: Host, identity: Identity, skill_name: str, asked: Asked) -> Placed:
+    """Return where commands of a skill run for this caller.
+
+    Raises:
+        NotFound: `unknown_skill`; there is none, or the caller may not have it.
+        CallRefused: `skill_denied`; a policy plugin said no.
+        ExecRefused: No engine may be used.
+        Conflict: `skill_changed`; its files cannot be read as they are.
+    """
+    found = await host.project_skills(identity.project)
+    answer = found.subsystem.view(identity.consumer).resolve(skill_name, by="code" if identity.local else "model")
+    if isinstance(answer, Refused):
+        raise NotFound(answer.public().reason, code="unknown_skill", skill_name=skill_name)
+    request = AccessRequest(
+        "run",
+        identity.consumer,
+        asked.session_id or "",
+        answer.full_id,
+        None,
+        asked.tool,
+        arguments_digest(asked.arguments),
+    )
+    denial = host.answers.deny(request)
+    if denial is not None:
+        raise CallRefused(denial.public, code="skill_denied", skill_name=skill_name)
+    engine = await host.wiring.executor(host.settings.executor)
+    if engine.level == IsolationLevel.NONE:
+        raise ExecRefused(
+            f"background work needs an engine that isolates; {engine.name} does not",
+            code="isolation_too_weak",
+            engine=engine.name,
+        )
+    shared = not host.settings.work_database.startswith("sqlite")
+    mounts = await asyncio.to_thread(_mounts, answer.closure, shared)
+    kept = host.settings.jobs.result_bytes
+    return Placed(
+        placement=Placement(
+            engine=engine.name,
+            skill_name=answer.full_id,
+            version_hash=await asyncio.to_thread(_version, answer.skill, mounts),
+            skills=mounts,
+            limits=Limits(stdout=kept, stderr=kept),
+        ),
+        level=engine.level,
+        has_files=answer.skill.folder is not None,
+    )
+
+
+def _mounts(skills: tuple[Skill, ...], shared: bool) -> tuple[SkillMount, ...]:
+    """Return the skills' folders, pinned as they are now.
+
+    On one host the copies are mounted from, so that later edits change nothing; a pool of hosts shares the originals only,
+    and a command whose skill was edited meanwhile is refused there.
+    """
+    made = []
+    for skill in skills:
+        if skill.folder is None:
+            continue
+        mount = SkillMount(skill.full_id, skill.folder, _digest(skill))
+        made.append(mount if shared else SkillMount(mount.id, stage_skill(mount, cache_dir()), mount.tree))
+    return tuple(made)
+
+
+def _version(skill: Skill, mounts: tuple[SkillMount, ...]) -> str:
+    return next((mount.tree for mount in mounts if mount.id == skill.full_id), None) or _digest(skill)
+
+
+def _digest(skill: Skill) -> str:
+    try:
+        return skill.tree_digest()
+    except FileRefused as error:
+        raise Conflict(
+            f"the files of skill {skill.full_id} cannot be read: {error.message}", code="skill_changed"
+        ) from error

@@ -1,0 +1,130 @@
+"""What a Host knows of background work: the client, the store of artifacts and the running watches."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from kdskills.app.work.placing import Asked, Placed, place
+from kdskills.app.work.watching import Watches
+from kdskills.execution.logfile import LogPiece
+from kdskills.jobs.artifacts import ArtifactKeeper, artifacts_url, open_artifacts
+from kdskills.jobs.client import JobsClient
+from kdskills.jobs.model import Scope
+
+if TYPE_CHECKING:
+    from kdskills.app.host import Host
+    from kdskills.app.identity import Identity
+    from kdskills.jobs.heads import JobHead, TaskHead
+    from kdskills.jobs.model import TaskSpec
+    from kdskills.jobs.settings import JobsSettings
+
+Stream = Literal["stdout", "stderr"]
+
+
+class WorkService:
+    """Background work of *host*; nothing is opened before it is used."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.watches = Watches()
+        self._keeper: ArtifactKeeper | None = None
+
+    @property
+    def limits(self) -> JobsSettings:
+        """Intervals and limits."""
+        return self._host.settings.jobs
+
+    @cached_property
+    def client(self) -> JobsClient:
+        """The client of this Host's database; its first submission starts a worker where none runs."""
+        from kdskills.app.spawning import spawner
+
+        settings = self._host.settings
+        return JobsClient(settings.work_database, settings.state_dir, settings.jobs, spawn=spawner(settings))
+
+    async def keeper(self) -> ArtifactKeeper:
+        """Return what keeps artifacts, over the client's own database.
+
+        Raises:
+            ArtifactStoreUnavailable: The setting `artifacts` cannot be used.
+        """
+        if self._keeper is None:
+            settings = self._host.settings
+            work = await self.client.work()
+            store = open_artifacts(artifacts_url(settings.artifacts, settings.state_dir))
+            self._keeper = ArtifactKeeper(store, work.database, work.tables, settings.state_dir / "inputs")
+        return self._keeper
+
+    async def place(self, identity: Identity, skill_name: str, asked: Asked) -> Placed:
+        """Return where commands of a skill run for this caller; raises as `placing.place`."""
+        return await place(self._host, identity, skill_name, asked)
+
+    async def task(self, identity: Identity, item: str) -> TaskHead:
+        """Return a task of the caller; administrators see those of every agent of their project. Raises NotFound."""
+        return await self.client.task(scope_of(identity), item, any_agent=identity.may("admin"))
+
+    async def job(self, identity: Identity, item: str) -> JobHead:
+        """Return a job, as `task`. Raises NotFound."""
+        return await self.client.job(scope_of(identity), item, any_agent=identity.may("admin"))
+
+    async def run(self, spec: TaskSpec, key: str | None, body: str) -> TaskHead:
+        """Run a task to its end; a caller who goes away takes it along, unless it may come back with its key."""
+        head = await self.client.submit_task(spec, key=key, body_hash=body)
+        try:
+            return await self.client.wait_task(spec.scope, head.id)
+        except asyncio.CancelledError:
+            if key is None:
+                await asyncio.shield(self.client.cancel_task(spec.scope, head.id, "the caller went away"))
+            raise
+
+    async def logs(self, head: TaskHead, stream: Stream, offset: int, limit: int) -> LogPiece:
+        """Return a piece of a task's output."""
+        return await self.client.logs(head.scope, head.id, stream, offset, limit)
+
+    async def tails(self, head: TaskHead, size: int) -> tuple[LogPiece, LogPiece]:
+        """Return the last *size* bytes of a task's stdout and stderr."""
+        return await self._tail(head, "stdout", size), await self._tail(head, "stderr", size)
+
+    async def _tail(self, head: TaskHead, stream: Stream, size: int) -> LogPiece:
+        if head.attempt == 0:
+            return LogPiece(0, b"", 0, truncated=False)
+        piece = await self.logs(head, stream, -max(1, size), size)
+        return piece if size else LogPiece(piece.total, b"", piece.total, truncated=False)
+
+    async def printed(self, head: TaskHead) -> int:
+        """Return how many bytes a task has printed so far."""
+        return sum(piece.total for piece in await self.tails(head, 0))
+
+    async def endpoints_active(self, head: TaskHead) -> bool:
+        """Whether a service's addresses can be reached from this host now."""
+        if head.status != "running" or not head.endpoints:
+            return False
+        work = await self.client.work()
+        if head.host != work.host:
+            return False
+        attempt = await asyncio.to_thread(work.attempts.find, head.id, head.attempt)
+        return attempt is not None and await asyncio.to_thread(attempt.endpoints_active)
+
+    async def cancel_task(self, identity: Identity, item: str, reason: str) -> bool:
+        """Ask for the end of a task; False when it is over. Raises NotFound."""
+        return await self.client.cancel_task(scope_of(identity), item, reason, any_agent=identity.may("admin"))
+
+    async def cancel_job(self, identity: Identity, item: str, reason: str) -> bool:
+        """Ask for the end of a job; False when it is over. Raises NotFound."""
+        return await self.client.cancel_job(scope_of(identity), item, reason, any_agent=identity.may("admin"))
+
+    async def aclose(self) -> None:
+        """Close the connections; running work goes on."""
+        if self._keeper is not None:
+            await self._keeper.store.aclose()
+            self._keeper = None
+        if "client" in self.__dict__:
+            await self.client.aclose()
+            del self.__dict__["client"]
+
+
+def scope_of(identity: Identity) -> Scope:
+    """Return whose work it is that *identity* starts and sees (spec work §5)."""
+    return Scope(tenant=identity.tenant, project=identity.project, agent=identity.agent, alias=identity.alias)
