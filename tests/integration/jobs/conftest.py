@@ -98,6 +98,12 @@ def make_lab(tmp_path):
 
 
 @pytest.fixture
+def generous():
+    """Settings of an operator who allows the bare engine and takes limits as they come."""
+    return Settings(allow_unisolated=True, best_effort_limits=("cpu", "memory", "network", "pids", "tmp", "work"))
+
+
+@pytest.fixture
 def python_process():
     """Return a starter of Python processes of this checkout, which are killed at the end."""
     started = []
