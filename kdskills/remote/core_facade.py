@@ -180,10 +180,13 @@ class FacadeCore:
         return await respond_to_signal(SessionCore(self, session_id), signal, options, known=False)
 
     async def turn_ended(self, session_id: str, turn_id: str, status: str) -> None:
-        """Note that a turn completed: the model has seen the answers given in it."""
-        settle = getattr(self.dispatcher.journal, "settle", None)
-        if status == "completed" and settle is not None:
-            await self.driver.blocking(settle, session_id, turn_id)
+        """Note that a turn ended; of a completed one the model has seen every answer."""
+        with self._lock:
+            core = self._sessions.get(session_id)
+        if core is not None and core.active_turn == turn_id:
+            core.active = None
+        if status == "completed":
+            await self.driver.blocking(self.dispatcher.journal.settle, session_id, turn_id)
 
     async def _delete(self, core: SessionCore, report: JsonObject) -> None:
         answer = await self.driver.call(self.client.sessions.delete, session_id=core.session_id)

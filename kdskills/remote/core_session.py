@@ -40,6 +40,7 @@ class SessionCore:
         self.last_catalog: JsonObject | None = None
         self.pushed: list[JsonObject] | None = None
         self.pushed_layers: list[Layer] = []
+        self.active: tuple[str, str] | None = None  # the turn last started here, and on which connection
         self.published: tuple[ReceiptSkill, ...] = ()
         self._listeners: tuple[Callable[[Any], None], ...] = ()
 
@@ -99,6 +100,11 @@ class SessionCore:
     def listeners(self) -> tuple[Callable[[Any], None], ...]:
         """Return who listens now."""
         return self._listeners
+
+    @property
+    def active_turn(self) -> str | None:
+        """The turn that runs as far as this session knows; a turn of an earlier connection died with it."""
+        return self.active[0] if self.active is not None and self.active[1] == self.owner.connection else None
 
     def pushing(self, tools: list[JsonObject], layers: Sequence[Layer]) -> None:
         """Remember what the model's catalog is to be from now on."""

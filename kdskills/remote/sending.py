@@ -187,19 +187,20 @@ def _of_turn(heard: list[Heard], turn_id: str) -> tuple[RemoteSkillDispatch, ...
 
 async def _note_sent(core: SessionCore, answer: object, told: Sequence[str] = ()) -> None:
     """Write down what was sent; never raises, because the message is on its way."""
+    turn_id = text_or_none(answer.get("turnId")) if isinstance(answer, Mapping) else None
+    if turn_id is not None:
+        core.active = (turn_id, core.owner.connection)
     try:
         if told:
             await core.driver.blocking(core.owner.dispatcher.journal.tell, told)
-        await _note_receipt(core, answer)
+        if turn_id is not None:
+            await _note_receipt(core, turn_id)
     except Exception as error:  # noqa: BLE001 - the caller must not take a message that was sent for one that was not
         core.note("receipt_not_kept", f"the message was sent, but not written down: {error}")
 
 
-async def _note_receipt(core: SessionCore, answer: object) -> None:
+async def _note_receipt(core: SessionCore, turn_id: str) -> None:
     """Keep what the turn is run with (spec remote §5 Receipt)."""
-    turn_id = text_or_none(answer.get("turnId")) if isinstance(answer, Mapping) else None
-    if turn_id is None:
-        return
     facts = getattr(core.backend, "facts", None)
     if facts is not None:
         known = await core.driver.call(facts, core.session_id)
@@ -231,7 +232,7 @@ async def _outcomes(core: SessionCore, context: CatalogContext) -> tuple[JsonObj
         return extra, ()
     journal = core.owner.dispatcher.journal
     try:
-        rows = await core.driver.blocking(journal.outcomes, core.session_id)
+        rows = await core.driver.blocking(journal.outcomes, core.session_id, core.active_turn)
     except Exception as error:  # noqa: BLE001 - the request itself does not depend on the journal
         core.note("outcomes_unknown", f"the model was not told of earlier calls, the journal does not answer: {error}")
         return extra, ()

@@ -54,14 +54,25 @@ def parse_docstring(text: str | None) -> Docstring:
     """Return what a docstring says; nothing of it is guessed."""
     if not text or not text.strip():
         return Docstring()
-    lines = inspect.cleandoc(text).splitlines()
+    lines = _lines(text)
     sections = _sections(lines)
     parameters: dict[str, str] = {}
     for name in (*_MEMBERS, *_PARAMETERS):
         parameters.update(_items(sections.get(name, ())))
     result = next((found for name in _RETURNS if (found := sections.get(name))), ())
-    returns = _TYPE.sub("", _joined(result), count=1).strip() if result else ""
+    returns = _joined(result)
+    typed = _TYPE.match(returns)
+    returns = returns[typed.end() :].strip() if typed else returns
     return Docstring(_summary(lines), MappingProxyType(parameters), returns or None)
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines without the common margin; a lone section on the first line keeps its body indented."""
+    lines = inspect.cleandoc(text).splitlines()
+    body = next((line for line in lines[1:] if line.strip()), None)
+    if _section(lines[0]) and body is not None and not body[0].isspace() and not _section(body):
+        lines[1:] = [f"    {line}" for line in lines[1:]]
+    return lines
 
 
 def _summary(lines: Sequence[str]) -> str | None:

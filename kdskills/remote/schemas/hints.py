@@ -51,7 +51,7 @@ def resolve(annotation: object, names: Mapping[str, Any], local: Mapping[str, An
 
     An unknown `RemoteCall`, imported for type checkers only, is known all the same.
     """
-    holder = types.SimpleNamespace(__annotations__={"it": annotation})
+    holder = type("Holder", (), {"__annotations__": {"it": annotation}})  # of a class, where `ClassVar` is allowed
     try:
         return typing.get_type_hints(holder, dict(names), dict(local), include_extras=True)["it"]
     except Exception:  # noqa: BLE001 - an annotation is the handler's own code and may fail in any way: unresolvable is `{}`

@@ -128,7 +128,7 @@ class SchemaBuilder:
             return {"type": "array"}
         if len(given) == 2 and given[1] is Ellipsis:
             return self._array(given[:1])
-        items = [] if given == ((),) else [self.of(item) for item in given]
+        items = [self.of(item) for item in given]
         return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
 
     def _union(self, members: tuple[Any, ...]) -> JsonObject:
@@ -205,7 +205,6 @@ def _plain(value: Any) -> Any:
     """Return the JSON scalar of a value whose class is a subclass of one (`StrEnum` members, for instance)."""
     if isinstance(value, Enum):
         value = value.value
-    for kind in (bool, str, int, float):
-        if isinstance(value, kind) and type(value) is not kind:
-            return kind(value)
-    return value
+    if type(value) in _KINDS:
+        return value
+    return next((kind(value) for kind in (str, int, float) if isinstance(value, kind)), value)
