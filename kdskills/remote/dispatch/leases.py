@@ -62,7 +62,7 @@ class Leases:
                 if self._closed:
                     return
                 held = dict(self._held)
-            for journal, rows in _by_journal(held).items():
+            for journal, rows in _by_journal(held):
                 self._renew(journal, rows)
 
     def _renew(self, journal: CallJournal, rows: dict[str, str]) -> None:
@@ -72,8 +72,8 @@ class Leases:
             _log.warning("leases of %d calls could not be renewed: %s", len(rows), type(error).__name__)
 
 
-def _by_journal(held: dict[tuple[int, str], tuple[CallJournal, str]]) -> dict[CallJournal, dict[str, str]]:
-    found: dict[CallJournal, dict[str, str]] = {}
-    for (_, key), (journal, owner) in held.items():
-        found.setdefault(journal, {})[key] = owner
-    return found
+def _by_journal(held: dict[tuple[int, str], tuple[CallJournal, str]]) -> list[tuple[CallJournal, dict[str, str]]]:
+    found: dict[int, tuple[CallJournal, dict[str, str]]] = {}
+    for (number, key), (journal, owner) in held.items():
+        found.setdefault(number, (journal, {}))[1][key] = owner
+    return list(found.values())

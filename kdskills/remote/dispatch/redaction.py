@@ -20,8 +20,8 @@ _HEADER: Final = re.compile(
     r"(?i)(\b[\w-]{0,60}(?:authorization|cookie)['\"]?\s{0,3}[:=]\s{0,3})([^\r\n'\"]+|'[^'\n]*'|\"[^\"\n]*\")"
 )
 _NAMED: Final = re.compile(
-    rf"(?i)((?:{NAMES_OF_SECRETS})[\w-]{{0,40}}(?:\\?['\"]|\])?\s{{0,3}}(?::|=>?|\bis\b)\s{{0,3}})"
-    r"(\\?\"(?:[^\"\\\n]|\\.)*\"|\\?'(?:[^'\\\n]|\\.)*'|[^\s,;&)\]}'\"]+)"
+    rf"(?i)((?:{NAMES_OF_SECRETS})(?!error|exception)[\w-]{{0,40}}(?:\\?['\"])?\]?\s{{0,3}}(?::|=>?|\bis\b)\s{{0,3}})"
+    r"(\\[\"'][^\"'\\\n]*\\[\"']|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|[\"'][^\n]*|[^\s,;&)\]}'\"]+)"
 )
 _VARIABLE: Final = re.compile(rf"(?i)(?:{NAMES_OF_SECRETS}|credential)")
 
@@ -53,7 +53,7 @@ def secret_values(environment: Mapping[str, str]) -> list[str]:
 
 def _masked(found: re.Match[str]) -> str:
     value = found[2]
-    if MASK in value:
+    if value.strip("\\\"'") == MASK:
         return found[0]
     quote = re.match(r"\\?['\"]", value)
     return f"{found[1]}{quote[0]}{MASK}{quote[0]}" if quote else f"{found[1]}{MASK}"
