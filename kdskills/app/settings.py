@@ -102,6 +102,7 @@ class Settings(BaseSettings):
         description="Where files that work leaves are kept: a folder, `s3://…`, `az://…` or `gs://…`; empty means the state folder.",
     )
     jobs: JobsSettings = Field(default_factory=JobsSettings, description="Background work: its intervals and limits.")
+    codex_binary: str = Field("codex", description="Program of the Codex app-server, by name or path.")
     session_store: str | None = Field(
         None,
         description="Where conversation sessions of callers are kept, such as `sqlite:///sessions.db`; else memory.",

@@ -1,6 +1,7 @@
 """The one table of operations: CLI, and every later door, derive what they offer from it."""
 
 from kdskills.app.operations.checking import CHECK
+from kdskills.app.operations.codex import CODEX_PROBE, CODEX_RECEIPTS
 from kdskills.app.operations.conversation import LOAD, READ, RUN_SCRIPT, UNLOAD
 from kdskills.app.operations.health import DOCTOR
 from kdskills.app.operations.images import IMAGE
@@ -33,6 +34,7 @@ OPERATIONS: dict[str, Operation] = {
         *(LIST_PROJECTS, CREATE_PROJECT, UPLOAD, LIST_SKILLS, GET_SKILL, PATCH_SKILL, DELETE_SKILL),
         *(LIST_VERSIONS, ACTIVATE, ARCHIVE, FILE, CREATE_TOKEN, LIST_TOKENS, REVOKE_TOKEN),
         *WORK,
+        *(CODEX_PROBE, CODEX_RECEIPTS),
     )
 }
 

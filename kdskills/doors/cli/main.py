@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from kdskills.app import Host
 from kdskills.app.resources import shipped_bundle
 from kdskills.doors.cli import bench as benchmarks
+from kdskills.doors.cli import codex as codex_output
 from kdskills.doors.cli import demo, show, transcript
 from kdskills.doors.cli.output import failing, lenient_streams, print_json
 
@@ -285,6 +286,31 @@ def show_turn(
 ) -> None:
     """Show a turn from its transcript: prompts, tool calls, sources, citations, files and errors, in order."""
     answer(ctx, "turns.show", lambda found: transcript.show(found, full=full), as_json=as_json, transcript=path)
+
+
+codex = typer.Typer(help="Codex app-servers and the remote skills of their sessions.", no_args_is_help=True)
+app.add_typer(codex, name="codex")
+
+
+@codex.command("probe")
+def probe_command(
+    ctx: typer.Context,
+    binary: Annotated[str | None, typer.Option("--binary", help="Program; the configured one otherwise.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Ask again although an answer is kept.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Find out what a Codex app-server really does, with an empty home and a fake model; no login, no tokens."""
+    answer(ctx, "codex.probe", codex_output.probed, as_json=as_json, binary=binary, force=force)
+
+
+@codex.command("receipts")
+def receipts_command(
+    ctx: typer.Context,
+    session: Annotated[str, typer.Argument(help="The session: the server's thread id.")],
+    as_json: Json = False,
+) -> None:
+    """Show what each turn of a session was run with: catalog, tools, skills and calls."""
+    answer(ctx, "codex.receipts", codex_output.receipts, as_json=as_json, session=session)
 
 
 image = typer.Typer(help="The tree that sandboxes run in.", no_args_is_help=True)

@@ -1,0 +1,178 @@
+"""`codex.probe` and `codex.receipts`: what an app-server really does, and what turns on it were run with."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from kdskills.app.operations.table import Context, Input, Operation, Output
+from kdskills.errors import BadRequest
+
+if TYPE_CHECKING:
+    from kdskills.app.host import Host
+
+
+class ProbeInput(Input):
+    """Which program, and whether to ask again."""
+
+    binary: str | None = Field(
+        None, description="Program to probe; the configured one otherwise. Callers elsewhere cannot choose it."
+    )
+    force: bool = Field(default=False, description="Ask again although an answer is kept.")
+
+
+class ProbeFinding(Output):
+    """One question of the probe."""
+
+    name: str
+    proven: bool
+    seen: str
+
+
+class ServerFacts(Output):
+    """What follows from a probe for names and strategies."""
+
+    name: str
+    user_agent: str
+    built_ins: tuple[str, ...]
+    native: bool
+    reload: bool
+    namespaces: bool
+    materialise: tuple[str, ...]
+    rewind: str | None
+    context: bool
+    extra_roots: bool
+    unsubscribe: bool
+    probed: bool
+
+
+class ProbeOutput(Output):
+    """What the program does.
+
+    Attributes:
+        ok: Whether every question was asked.
+        strategy: How catalogs will reach the model: the first proven way.
+        binary: The program.
+        fingerprint: SHA-256 over launcher, running executables and user agent.
+        cached: Whether an earlier probe answered.
+        seconds: How long it took.
+        facts: What follows for names and strategies.
+        findings: Each question and what was seen.
+    """
+
+    ok: bool
+    strategy: str
+    binary: str
+    fingerprint: str
+    cached: bool
+    seconds: float
+    facts: ServerFacts
+    findings: tuple[ProbeFinding, ...]
+
+
+class ReceiptsInput(Input):
+    """Whose receipts."""
+
+    session: str = Field(description="The session: the server's thread id.")
+
+
+class ReceiptSkill(Output):
+    """A published skill, by ref, with SHA-256 of the body the model could read."""
+
+    ref: str
+    body_digest: str
+
+
+class ReceiptCall(Output):
+    """A call of the turn."""
+
+    key: str
+    tool: str
+    state: str
+    response_digest: str | None
+
+
+class TurnReceipt(Output):
+    """What one turn was run with."""
+
+    turn_id: str
+    catalog_digest: str | None
+    context_digest: str | None
+    strategy: str | None
+    visible_tools: tuple[str, ...]
+    skills: tuple[ReceiptSkill, ...]
+    calls: tuple[ReceiptCall, ...]
+
+
+class ReceiptsOutput(Output):
+    """The receipts kept of a session, oldest first."""
+
+    session: str
+    receipts: tuple[TurnReceipt, ...]
+
+
+async def probe_codex(host: Host, given: ProbeInput, context: Context) -> ProbeOutput:
+    """Probe a program with an empty home and a fake model."""
+    from kdskills.remote.probe import probe
+
+    here = context.identity.local and context.identity.door in {"library", "cli"}
+    if given.binary is not None and not here:
+        message = "callers elsewhere cannot choose the program that is run; the operator configures it"
+        raise BadRequest(message, code="binary_refused")
+    binary = given.binary or host.settings.codex_binary
+    report = await probe(binary, state=host.settings.state_dir, force=given.force)
+    strategy = next((way for way in ("native", "reload") if getattr(report.profile, way)), "dispatcher")
+    said = report.to_json()
+    return ProbeOutput(
+        ok=report.complete,
+        strategy=strategy,
+        binary=said["binary"],
+        fingerprint=report.fingerprint,
+        cached=report.cached,
+        seconds=said["seconds"],
+        facts=ServerFacts.model_validate(said["profile"]),
+        findings=tuple(ProbeFinding.model_validate(one) for one in said["findings"]),
+    )
+
+
+async def show_receipts(host: Host, given: ReceiptsInput, context: Context) -> ReceiptsOutput:
+    """Read a session's receipts from the journal of this state folder."""
+    found = await asyncio.to_thread(_read, host.settings.state_dir, given.session)
+    return ReceiptsOutput(session=given.session, receipts=found)
+
+
+def _read(state: Path, session: str) -> tuple[TurnReceipt, ...]:
+    from kdskills.remote.journal import SqlJournal, journal_url
+    from kdskills.remote.receipts import Receipts
+
+    if not (state / "remote" / "calls.sqlite3").exists():
+        return ()  # reading makes no database
+    journal = SqlJournal(journal_url(state))
+    try:
+        return tuple(TurnReceipt.model_validate(one.to_json()) for one in Receipts(journal).receipts(session))
+    finally:
+        journal.close()
+
+
+CODEX_PROBE = Operation(
+    "codex.probe",
+    "Find out what a Codex app-server really does, without a login or tokens.",
+    ProbeInput,
+    ProbeOutput,
+    ("binary_refused", "codex_missing", "app_server_gone"),
+    probe_codex,
+    scope="admin",
+)
+CODEX_RECEIPTS = Operation(
+    "codex.receipts",
+    "Show what each turn of a Codex session was run with.",
+    ReceiptsInput,
+    ReceiptsOutput,
+    ("journal_unavailable", "missing_extra"),
+    show_receipts,
+    scope="admin",
+    reads=True,
+)
