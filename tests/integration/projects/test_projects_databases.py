@@ -1,0 +1,151 @@
+"""Projects and tokens on SQLite and PostgreSQL: the same answers, between processes, through kill -9."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kdskills.app.projects.tables import ProjectTables
+from kdskills.app.token_tables import TokenTables
+from kdskills.errors import NotFound
+from kdskills.skills.archives import read_tree, unpack_skill, version_of
+from kdskills.turn import Granted
+
+pytestmark = pytest.mark.xdist_group("postgres")
+
+
+async def test_the_life_of_a_skill(hosts, archive) -> None:
+    """Upload, activation, disabling, pin, deletion and retention answer alike on both databases."""
+    host = hosts()
+    first = await host.projects.upload("acme", archive("One."), who="ann")
+    second = await host.projects.upload("acme", archive("Two."), activate=False, who="ann")
+    assert [(v.version, v.active) for v in await host.projects.versions("acme", "brief")] == [
+        (second.version, False),
+        (first.version, True),
+    ]
+    await host.projects.pin("acme", "brief", "job")
+    await host.projects.activate("acme", "brief", second.version, who="bob")
+    await host.projects.patch("acme", "brief", enabled=False, who="op")
+    view = await host.projects.view("acme", "writer")
+    assert view.resolve("brief").code == "plugin_denied"
+    await host.projects.delete("acme", "brief", who="op")
+    gone = await host.projects.collect(keep_days=-1)
+    assert gone.versions == (f"brief@{second.version}",)
+    await host.projects.unpin("acme", "job")
+    assert (await host.projects.collect(keep_days=-1)).versions == (f"brief@{first.version}",)
+    actions = [row.action for row in reversed(await host.projects.audit("acme"))]
+    assert actions == [
+        *("skill.upload", "skill.upload", "skill.activate", "skill.patch", "skill.delete"),
+        *("version.collect", "version.collect"),
+    ]
+
+
+async def test_names_are_sorted_by_code_point(hosts, archive) -> None:
+    """Listings have one order, whatever the server's language."""
+    host = hosts()
+    names = ["b-x", "b", "a1", "bx", "b0"]
+    for name in names:
+        await host.projects.upload("acme", archive("x", name), who="ann")
+    assert [state.name for state in await host.projects.list("acme")] == sorted(names)
+
+
+async def test_an_empty_database_opened_at_once(hosts, archive) -> None:
+    """Hosts that open a new database at one time make its tables once, and none fails."""
+    made = [hosts() for _ in range(4)]
+    place = archive("One.")
+    reports = await asyncio.gather(*(host.projects.upload("acme", place, who="ann") for host in made))
+    assert sorted(report.created for report in reports) == [False, False, False, True]
+
+
+async def test_uploads_and_retention_at_once(hosts, archive) -> None:
+    """While others upload, activate, pin and collect, the active version always has its files."""
+    places = [archive(f"Text {number}.") for number in range(3)]
+    made = [hosts() for _ in range(3)]
+
+    async def upload(host, rounds: int) -> None:
+        for number in range(rounds):
+            await host.projects.upload("acme", places[number % 3], who="ann")
+
+    async def collect(host, rounds: int) -> None:
+        for _ in range(rounds):
+            await host.projects.collect(keep_days=-1, keep_versions=0)
+
+    async def hold(host, rounds: int) -> None:
+        for number in range(rounds):
+            try:
+                pinned = await host.projects.pin("acme", "brief", f"job{number}")
+            except NotFound:
+                continue
+            assert version_of(read_tree(pinned.folder)) == pinned.version
+            await host.projects.unpin("acme", f"job{number}")
+
+    await upload(made[0], 1)
+    await asyncio.gather(upload(made[0], 12), upload(made[1], 12), collect(made[2], 12), hold(made[1], 12))
+    found = await made[0].projects.version("acme", "brief")
+    place = await made[0].projects.file("acme", "brief", "SKILL.md")
+    assert place.place.read_text().endswith(".\n")
+    assert found.active
+
+
+async def test_tokens(hosts) -> None:
+    """Made through one Host a token is known to another, until it is revoked."""
+    one, two = hosts(), hosts()
+    token, text = await one.tokens.create("acme", "writer", ["skills:read"], who="op")
+    assert (await two.tokens.authenticate(text)).agent == "writer"
+    await two.tokens.revoke(token.id, who="op")
+    assert await one.tokens.authenticate(text) is None
+
+
+async def test_the_migration_makes_what_the_tables_say(hosts) -> None:
+    """No column, type or index differs between the revision and the tables in code."""
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    host = hosts()
+    await host.projects.projects()
+    for metadata in (ProjectTables().metadata, TokenTables().metadata):
+
+        def differences(link, metadata=metadata):
+            def ours(thing, name, kind, reflected, other):
+                return kind != "table" or name in metadata.tables
+
+            context = MigrationContext.configure(link, opts={"include_object": ours, "compare_type": True})
+            return compare_metadata(context, metadata)
+
+        assert host.storage.database.ask(differences) == []
+
+
+async def test_kill_anywhere(hosts, archive, settings, tmp_path) -> None:
+    """However often an uploading and collecting process is killed, the active version is whole and uploads go on."""
+    places = [archive(f"Big {number}.") for number in range(3)]
+    known = {unpack_skill(place, tmp_path / f"known{n}").version for n, place in enumerate(places)}
+    host = hosts()
+    await host.projects.upload("acme", places[0], who="ann")
+    program = str(Path(__file__).with_name("upload_forever.py"))
+    chance = random.Random(7)
+    for _ in range(5):
+        command = [sys.executable, program, str(settings.state_dir), settings.database_url or "", *map(str, places)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:  # noqa: ASYNC220 - it is there to be killed
+            try:
+                for _ in range(1 + chance.randrange(6)):
+                    assert await asyncio.to_thread(child.stdout.readline)
+                await asyncio.sleep(chance.random() * 0.05)
+            finally:
+                child.kill()
+        found = await host.projects.version("acme", "brief")
+        assert found.version in known
+        pinned = await host.projects.pin("acme", "brief", "check")
+        assert version_of(read_tree(pinned.folder)) == pinned.version
+        granted = (await host.projects.view("acme", None)).resolve("brief")
+        assert isinstance(granted, Granted)
+        assert granted.skill.body.strip().startswith("Big")
+        copy = await host.projects.archive("acme", "brief", pinned.version)
+        assert unpack_skill(copy, tmp_path / f"copy{random.random()}").version == pinned.version
+        await host.projects.unpin("acme", "check")
+    for place in places:
+        assert (await host.projects.upload("acme", place, who="ann")).active
