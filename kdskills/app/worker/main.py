@@ -1,7 +1,7 @@
 """The worker's process: composition, signals and exit codes (spec work §3).
 
-``python -m kdskills.app.worker.main`` is the embedded worker: it reads its settings from standard input, one line, and ends
-when it is idle. `kdskills worker` calls `run` with the operator's settings and stays.
+``python -m kdskills.app.worker.main [--slot N]`` is the embedded worker: it reads its settings from standard input, one
+line, and ends when it is idle. `kdskills worker` calls `run` with the operator's settings and stays.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NoReturn
 
@@ -29,6 +30,23 @@ REFUSED: Final = 78
 """Exit code of a worker that could not begin: its database or its set-up."""
 
 
+class Sparing(logging.Filter):
+    """Lets a complaint through once in a while: a database that is away is complained of many times a second."""
+
+    def __init__(self, every_s: float = 10.0) -> None:
+        super().__init__()
+        self._every_s = every_s
+        self._said: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether *record* is said: nothing that began alike was for a while."""
+        start, now = record.getMessage()[:24], time.monotonic()
+        if now - self._said.get(start, float("-inf")) < self._every_s:
+            return False
+        self._said[start] = now
+        return True
+
+
 def run(settings: Settings, *, slot: int = 0, idle_s: float | None = None) -> NoReturn:
     """Be a worker and end the process with its exit code: 0, 75 for one that was given up, 78 for one that cannot begin.
 
@@ -38,6 +56,7 @@ def run(settings: Settings, *, slot: int = 0, idle_s: float | None = None) -> No
         idle_s: Seconds without work after which it ends; None for one that stays.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("dbos").addFilter(Sparing())
     try:
         code, left_work = asyncio.run(_serve(settings, slot, idle_s))
         if left_work:
@@ -72,8 +91,10 @@ async def _serve(settings: Settings, slot: int, idle_s: float | None) -> tuple[i
 
 def main() -> NoReturn:
     """Be the embedded worker whose settings come over standard input."""
+    words = sys.argv[1:]
+    slot = int(words[1]) if words[:1] == ["--slot"] else 0
     settings = Settings(**json.loads(sys.stdin.buffer.readline()))
-    run(settings, idle_s=settings.jobs.idle_s)
+    run(settings, slot=slot, idle_s=settings.jobs.idle_s)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,9 @@ class Engine:
         for name in names:
             steps = name in (steps_queue(host), POOL_STEPS)
             poll_s = settings.steps_poll_s if steps else settings.poll_s
-            self._work.queues.register(name, poll_s=poll_s, held=settings.held, partitioned=not steps)
+            pool = name in (POOL, POOL_STEPS)  # what one host takes and cannot run, another could
+            held = min(settings.held, 2 * settings.slots + settings.services) if pool else settings.held
+            self._work.queues.register(name, poll_s=poll_s, held=held, partitioned=not steps)
         return list(names)
 
     def _describe(self, dbos: Any) -> None:

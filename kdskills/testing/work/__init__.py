@@ -1,0 +1,25 @@
+"""Background work under test: workers that are killed, databases that go away, and a ledger of what really ran."""
+
+from kdskills.testing.work.lab import Ledger, WorkLab
+from kdskills.testing.work.postgres import Cluster, private_cluster
+from kdskills.testing.work.storms import (
+    Report,
+    job_storm,
+    kill_storm,
+    outage_storm,
+    service_storm,
+    two_host_storm,
+)
+
+__all__ = [
+    "Cluster",
+    "Ledger",
+    "Report",
+    "WorkLab",
+    "job_storm",
+    "kill_storm",
+    "outage_storm",
+    "private_cluster",
+    "service_storm",
+    "two_host_storm",
+]

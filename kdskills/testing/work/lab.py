@@ -1,0 +1,174 @@
+"""One host of background work under test: its worker processes, a client, and a ledger its programs write to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kdskills.app.settings import Settings
+from kdskills.app.spawning import settings_line
+from kdskills.jobs.client import JobsClient
+from kdskills.jobs.heads import TaskHead
+from kdskills.jobs.model import Command, JobSpec, Placement, Scope, ServiceSpec, StepSpec, TaskSpec
+from kdskills.jobs.roster import slot_taken
+from kdskills.jobs.settings import JobsSettings
+
+MODULE = "kdskills.app.worker.main"
+PATIENCE_S = 120.0
+
+
+class Ledger:
+    """What programs really did: each appends `b NAME` when it begins and `e NAME` when it ends.
+
+    Args:
+        path: The file; one write is one line, so lines of many programs never mix.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+        path.chmod(0o666)
+
+    def script(self, name: str, seconds: float = 0.0) -> str:
+        """Return a shell script that tells its beginning, sleeps, and tells its end."""
+        return f"echo 'b {name}' >> {self.path}; sleep {seconds:g}; echo 'e {name}' >> {self.path}"
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return (`b` or `e`, name) in the order of time."""
+        rows = (line.split(" ", 1) for line in self.path.read_text().splitlines())
+        return [(mark, name) for mark, name in rows]
+
+    def begun(self) -> Counter[str]:
+        """Return how often each program began."""
+        return Counter(name for mark, name in self.lines() if mark == "b")
+
+    def order(self) -> list[str]:
+        """Return names in the order they began."""
+        return [name for mark, name in self.lines() if mark == "b"]
+
+    def most_at_once(self) -> int:
+        """Return the most programs that were between their beginning and their end at one time."""
+        running = most = 0
+        for mark, _ in self.lines():
+            running += 1 if mark == "b" else -1
+            most = max(most, running)
+        return most
+
+
+class WorkLab:
+    """One host: a state folder, whose workers run programs of this machine without any wall.
+
+    Args:
+        folder: Holds the state folder of *host* and the ledger all hosts of a test share.
+        url: Database; SQLite in the state folder when omitted.
+        host: Name of the host: a state folder of its own makes a host of its own.
+        **jobs: Fields of `JobsSettings`.
+    """
+
+    def __init__(self, folder: Path, url: str | None = None, *, host: str = "a", **jobs: Any) -> None:
+        given = {"idle_s": 3600.0, "beat_s": 0.5} | jobs
+        self.settings = Settings(
+            state_dir=folder / f"state-{host}", database_url=url, allow_unisolated=True, jobs=JobsSettings(**given)
+        )
+        self.ledger = Ledger(folder / "ledger.txt")
+        self.client = JobsClient(self.settings.work_database, self.settings.state_dir, self.settings.jobs)
+        self.scope = Scope()
+        self.workers: dict[int, subprocess.Popen[bytes]] = {}
+        self.log = folder / f"worker-{host}.log"
+
+    async def aclose(self) -> None:
+        """Kill the workers and end what they left running."""
+        for slot in list(self.workers):
+            self.kill(slot)
+        work = await self.client.work()
+        for task in work.attempts.tasks():
+            attempt = work.attempts.latest(task)
+            if attempt is not None and attempt.cancel("the test is over"):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(attempt.wait(), 30)
+        await self.client.aclose()
+
+    def start(self, slot: int = 0) -> subprocess.Popen[bytes]:
+        """Start a worker."""
+        command = [sys.executable, "-m", MODULE, "--slot", str(slot)]
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
+        assert process.stdin is not None
+        process.stdin.write(settings_line(self.settings) + b"\n")
+        process.stdin.close()
+        self.workers[slot] = process
+        return process
+
+    def kill(self, slot: int = 0, number: signal.Signals = signal.SIGKILL) -> int:
+        """Send a worker a signal, wait for its end and return its exit code."""
+        process = self.workers.pop(slot)
+        process.send_signal(number)
+        return process.wait(60)
+
+    async def started(self, slot: int = 0) -> None:
+        """Wait until the worker of *slot* holds it."""
+        await self.until(lambda: slot_taken(self.settings.state_dir, slot))
+
+    async def until(self, condition: Any, seconds: float = PATIENCE_S) -> Any:
+        """Wait until *condition* holds and return what it gave; fails after *seconds*, with the worker's log."""
+        end = time.monotonic() + seconds
+        while not (found := condition()):
+            assert time.monotonic() < end, f"it never came true; the worker said:\n{self.said()}"
+            await asyncio.sleep(0.02)
+        return found
+
+    def said(self) -> str:
+        """Return the end of the workers' log."""
+        return self.log.read_text(errors="replace")[-4000:] if self.log.exists() else ""
+
+    def task(
+        self,
+        script: str,
+        *,
+        session: str | None = None,
+        service: ServiceSpec | None = None,
+        timeout_s: float | None = 300.0,
+        **more: Any,
+    ) -> TaskSpec:
+        """Return a task that runs *script* by the shell."""
+        timeout_s = None if service is not None else timeout_s
+        return TaskSpec(
+            scope=self.scope,
+            session_id=session,
+            command=Command(argv=("/bin/sh", "-c", script), timeout_s=timeout_s),
+            placement=self.placement,
+            mode="batch" if service is None else "service",
+            service=service,
+            **more,
+        )
+
+    def job(self, scripts: Sequence[str], *, session: str = "s", **more: Any) -> JobSpec:
+        """Return a job whose steps run *scripts* by the shell, one after the other."""
+        steps = [
+            StepSpec(name=f"step-{index}", command=Command(argv=("/bin/sh", "-c", script), timeout_s=300.0))
+            for index, script in enumerate(scripts)
+        ]
+        given = {"steps": tuple(steps), "placement": self.placement, "session_id": session, "max_wall_time_s": 600.0}
+        return JobSpec(scope=self.scope, **{**given, **more})
+
+    @property
+    def placement(self) -> Placement:
+        """The bare engine of this machine."""
+        return Placement(engine="subprocess", skill_name="x", version_hash="0", unsafe_local=True)
+
+    async def running(self, item: str) -> TaskHead:
+        """Wait until a task runs and return it."""
+        end = time.monotonic() + PATIENCE_S
+        while (head := await self.client.task(self.scope, item)).status != "running":
+            assert not head.terminal, (head.status, head.error_code, head.error_message, self.said())
+            assert time.monotonic() < end, f"it never ran; the worker said:\n{self.said()}"
+            await asyncio.sleep(0.02)
+        return head
