@@ -83,6 +83,7 @@ class AsyncCodexClient(AsyncAppServerClient):
         return self.on_call or self.remote_skills.on_call
 
     async def _turn_ended(self, thread_id: str, turn_id: str, status: str) -> None:
+        await super()._turn_ended(thread_id, turn_id, status)
         if self._facade is not None:
             await self._facade.turn_ended(thread_id, turn_id, status)
 

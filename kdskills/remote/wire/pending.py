@@ -15,7 +15,7 @@ from kdskills.remote.wire.framing import RawId
 PendingState = Literal["pending", "responding", "resolved"]
 
 MAX_RESOLVED = 4096
-"""Answered calls remembered per connection, so that a late answer reads `not_found` and costs no search."""
+"""Answered calls remembered per connection at least (at most twice as many), so that a late answer reads `not_found` and costs no search."""
 
 
 def new_epoch() -> str:
@@ -78,11 +78,10 @@ class PendingCalls:
             if handle in self._calls:
                 return None
             call = self._calls[handle] = PendingCall(handle, raw_id, params)
-            resolved = (
-                [h for h, c in self._calls.items() if c.state == "resolved"] if len(self._calls) > MAX_RESOLVED else []
-            )
-            for old in resolved[: len(self._calls) - MAX_RESOLVED]:
-                del self._calls[old]
+            if len(self._calls) > 2 * MAX_RESOLVED:
+                resolved = [known for known, one in self._calls.items() if one.state == "resolved"]
+                for old in resolved[:-MAX_RESOLVED]:
+                    del self._calls[old]
             return call
 
     def rows(self, session_id: str) -> list[JsonObject]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections import deque
@@ -12,6 +13,7 @@ from kdskills.remote.ports import AppServerGone
 from kdskills.remote.wire.framing import Lines, LineTooLong
 
 STOP_SECONDS = 5.0
+_POLL_SECONDS = 0.02
 _CHUNK = 1024 * 1024
 _STDERR_KEPT = 64 * 1024
 
@@ -125,10 +127,11 @@ class StdioTransport:
         if not await self._gone_within(STOP_SECONDS):
             self._signal(signal.SIGTERM)
             await self._gone_within(STOP_SECONDS)
-        self._signal(signal.SIGKILL)  # whoever of the group is left, the launcher's end says nothing of its child
-        await process.wait()
+        self._signal(signal.SIGKILL)
         # A program that left the group may hold the pipes for ever: what is ours is closed without waiting for it.
-        await self._gone_within(1.0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await process.wait()
         self._drain.cancel()
         await asyncio.wait({self._drain})
         self._ended.set()
@@ -141,16 +144,20 @@ class StdioTransport:
         try:
             async with asyncio.timeout(seconds):
                 await self._process.wait()
-                await self._ended.wait()
+                # the launcher's end says nothing of its child: the group has to be empty
+                while not self._ended.is_set() and self._signal(0):  # noqa: ASYNC110 - the kernel tells nobody of it
+                    await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             return False
         return True
 
-    def _signal(self, number: int) -> None:
+    def _signal(self, number: int) -> bool:
+        """Signal the group; False when nobody is in it any more."""
         try:
             os.killpg(self._process.pid, number)
         except (ProcessLookupError, PermissionError):
-            return
+            return False
+        return True
 
     async def _drain_stderr(self) -> None:
         stderr = self._process.stderr
