@@ -7,8 +7,8 @@
     init  -> stdout   after every other process is dead: the order's nonce, then JSON lines, some followed by bytes
 
 Order: {"nonce": hex, "argv", "env": {name: value}, "cwd", "wall", "grace", "limits": {rlimit: number}, "inputs":
-[[path, size]], "stdin": size, "payload": size or null, "outputs": [glob], "max_files", "max_bytes"}. Text is UTF-8 with
-surrogateescape. `{payload_fd}` and `{report_fd}` in argv become descriptor numbers.
+[[path, size]], "executable": [path], "stdin": size, "payload": size or null, "outputs": [glob], "max_files",
+"max_bytes"}. Text is UTF-8 with surrogateescape. `{payload_fd}` and `{report_fd}` in argv become descriptor numbers.
 
 Answer: {"kind": "end", "reason": "exited" | "timeout", "code"?, "signal"?, "duration", "errno"?, "stage"?},
 {"kind": "report", "size"} + bytes, {"kind": "file", "path", "mode", "size"} + bytes,
@@ -43,7 +43,7 @@ PR_SET_CHILD_SUBREAPER = 36
 MAX_REPORT = 2 * 1024 * 1024
 #: Signals are told by the wakeup descriptor. Their handler is a C function that does nothing: one of Python's could be
 #: interrupted by the next signal, and a flood would nest handlers until the stack is full.
-TOLD = {}.get
+TOLD = dict[int, object]().get
 FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 
 
@@ -57,7 +57,7 @@ def main() -> int:
         sys.stderr.write(f"container_init: prctl: {os.strerror(ctypes.get_errno())}\n")
         return 125
     order = json.loads(exactly(0, int.from_bytes(exactly(0, 8), "big")))
-    place_inputs(0, order["inputs"])
+    place_inputs(0, order["inputs"], order.get("executable", []))
     stdin_fd = _memory_file("stdin", order["stdin"])
     payload_fd = None if order["payload"] is None else _memory_file("payload", order["payload"])
     null = os.open(os.devnull, os.O_RDONLY)

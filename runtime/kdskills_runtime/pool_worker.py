@@ -7,7 +7,7 @@
     payload -> 8 bytes: length; the order, JSON; input files; the payload of generated code, to the end
 
 Order: {"argv": [...] or null, "env": {name: value}, "cwd", "limits": {rlimit: [soft, hard]}, "inputs": [[path, size]],
-"code": bool}. Without argv the payload is carried out by this very process (`py_code_exec_entry` says how); with argv this
+"executable": [path], "code": bool}. Without argv the payload is carried out by this very process (`py_code_exec_entry` says how); with argv this
 process becomes that program. What keeps it from doing so is told on the report as one `failed` line, which a program
 cannot write: the descriptor is closed when it starts.
 """
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         return FAILED  # nobody is left who could want anything
     stage = "inputs"
     try:
-        place_inputs(payload, order["inputs"])
+        place_inputs(payload, order["inputs"], order.get("executable", []))
         if order["cwd"].split("/")[1] == "work":
             os.makedirs(order["cwd"], exist_ok=True)  # noqa: PTH103 - pathlib costs 3 ms to import
         os.chdir(order["cwd"])

@@ -8,8 +8,8 @@
 Run as root of the machine. Orders and answers are files, because the way a remote command's output comes back is made
 for text. Order: 8 bytes of length, JSON, then the bytes it announces: inputs, standard input, payload. JSON: {"argv",
 "env", "cwd", "wall", "grace", "limits", "memory", "pids", "work_size", "tmp_size", "stdout", "stderr", "skills": {id:
-folder}, "seccomp": hex, "inputs": [[path, size]], "stdin": size, "payload": size or null, "outputs", "max_files",
-"max_bytes"}. Answer: 8 bytes of length, {"streams": [[kept, total], [kept, total]], "oom", "limits"}, the kept ends of
+folder}, "seccomp": hex, "inputs": [[path, size]], "executable": [path], "stdin": size, "payload": size or null,
+"outputs", "max_files", "max_bytes"}. Answer: 8 bytes of length, {"streams": [[kept, total], [kept, total]], "oom", "limits"}, the kept ends of
 stdout and stderr, then the lines `container_init` speaks after its nonce.
 
 Standard output carries JSON lines: {"kind": "live", "out", "err"} (base64, a view of what is being printed), and last

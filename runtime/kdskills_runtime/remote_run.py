@@ -29,7 +29,7 @@ END, KILL = signal.SIGRTMIN + 1, signal.SIGRTMIN + 2
 FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 WATCHED = FORWARDED | {END, KILL, signal.SIGCHLD}
 #: The handler of signals that the wakeup descriptor tells: of C, because one of Python's could nest in a flood.
-TOLD = {}.get
+TOLD = dict[int, object]().get
 
 
 def try_walls() -> str | None:
@@ -143,6 +143,7 @@ class RemoteRun:
 
     def _place_inputs(self) -> None:
         """Write the input files into the empty /work; their paths were checked by the host."""
+        programs = frozenset(self._order.get("executable", ()))
         for path, size in self._order["inputs"]:
             place = Path("/work")
             for part in path.split("/")[:-1]:
@@ -153,6 +154,8 @@ class RemoteRun:
             place /= path.rpartition("/")[2]
             place.write_bytes(self._take(size))
             os.chown(place, remote_jail.UID, remote_jail.UID)
+            if path in programs:
+                place.chmod(0o755)
 
     def _watch(
         self, first: int, pipes: dict[str, int], wake: int, started: float, say: Callable[[dict[str, Any]], None]
