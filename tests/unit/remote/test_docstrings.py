@@ -101,7 +101,7 @@ def test_descriptions_fill_an_inferred_schema():
 
         Args:
             order: The order.
-            weight:
+            weight: In grams.
             other: Not declared.
         """
 
@@ -110,7 +110,10 @@ def test_descriptions_fill_an_inferred_schema():
     assert known.input_schema == {
         "type": "object",
         "description": "Book a parcel.",
-        "properties": {"order": {"type": "string", "description": "The order."}, "weight": {"type": "integer"}},
+        "properties": {
+            "order": {"type": "string", "description": "The order."},
+            "weight": {"type": "integer", "description": "In grams."},
+        },
         "additionalProperties": False,
         "required": ["order"],
     }
