@@ -7,9 +7,9 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from kdskills.app.operations.table import Input
 from kdskills.app.operations.work_parts import (
     DAY,
+    Arguments,
     CommandWords,
     Env,
     Files,
@@ -33,7 +33,7 @@ MAX_STEPS: Final = 256
 MAX_LOG_PIECE: Final = 1024 * 1024
 
 
-class RunInput(Program, Input):
+class RunInput(Program, Arguments):
     """A command of a skill."""
 
     skill_name: SkillName
@@ -55,7 +55,7 @@ class RunAsyncInput(RunInput):
     retry_on_lost: bool = Field(False, description="Whether it is run again when its machine died under it.")  # fmt: skip
 
 
-class RunServiceInput(Program, Input):
+class RunServiceInput(Program, Arguments):
     """A program that stays up and is reached through ports."""
 
     skill_name: SkillName
@@ -98,7 +98,7 @@ class Step(Program, Part):
     continue_on_error: bool = Field(False, description="Whether the job goes on as if it had succeeded.")  # fmt: skip
 
 
-class StartJobInput(Program, Input):
+class StartJobInput(Program, Arguments):
     """Steps of one skill in one session."""
 
     skill_name: SkillName
@@ -110,14 +110,15 @@ class StartJobInput(Program, Input):
     max_wall_time_sec: Seconds = 1800.0
     on_busy: Literal["wait", "refuse"] = Field("wait", description="As for a command.")
 
-    @model_validator(mode="after")
-    def _graph(self) -> Self:
-        for said in graph_problems({step.name: step.needs for step in self.steps}, [step.name for step in self.steps]):
+    @field_validator("steps")
+    @classmethod
+    def _graph(cls, value: tuple[Step, ...]) -> tuple[Step, ...]:
+        for said in graph_problems({step.name: step.needs for step in value}, [step.name for step in value]):
             raise problem(said)
-        return self
+        return value
 
 
-class ActivateInput(Input):
+class ActivateInput(Arguments):
     """A skill to make ready."""
 
     skill_name: SkillName
@@ -125,7 +126,7 @@ class ActivateInput(Input):
     timeout_sec: Annotated[float, Field(gt=0, le=600, allow_inf_nan=False)] = 60.0
 
 
-class TaskStatusInput(Input):
+class TaskStatusInput(Program, Arguments):
     """A task to look at, or a command that asks how something stands."""
 
     task_id: TaskId | None = Field(None, description="Id of a task; may be left out with provider `cmd`.")
@@ -152,18 +153,17 @@ class TaskStatusInput(Input):
                 raise problem("provider cmd needs query_command")
             if self.task_id is None and self.skill_name is None:
                 raise problem("provider cmd needs skill_name, or the task_id of a task whose skill it takes")
-            RunInput(skill_name=self.skill_name or "of.the-task", command=self.query_command, env=self.env)
         return self
 
 
-class JobStatusInput(Input):
+class JobStatusInput(Arguments):
     """A job to look at."""
 
     job_id: JobId
     tail_bytes: Tail = 8192
 
 
-class _Watching(Input):
+class _Watching(Arguments):
     """How to watch."""
 
     poll_interval_sec: float = Field(0.5, ge=0.05, le=60, allow_inf_nan=False, description="Seconds between two looks.")
@@ -192,21 +192,21 @@ class JobWatchInput(_Watching):
     job_id: JobId
 
 
-class TaskCancelInput(Input):
+class TaskCancelInput(Arguments):
     """A task to end."""
 
     task_id: TaskId
     reason: str = Field("", max_length=1024)
 
 
-class JobCancelInput(Input):
+class JobCancelInput(Arguments):
     """A job to end."""
 
     job_id: JobId
     reason: str = Field("", max_length=1024)
 
 
-class TaskLogsInput(Input):
+class TaskLogsInput(Arguments):
     """A piece of a task's output."""
 
     task_id: TaskId
@@ -220,7 +220,7 @@ class TaskLogsInput(Input):
     timeout_sec: float = Field(30.0, ge=0, le=600, allow_inf_nan=False, description="Seconds `follow` waits.")
 
 
-class ListInput(Input):
+class ListInput(Arguments):
     """Which of the project's tasks or jobs, the newest first."""
 
     session_id: SessionId | None = Field(None, description="Of this session only.")

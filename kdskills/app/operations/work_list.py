@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from kdskills.app.operations.table import Context, Input, Operation, Output
+from kdskills.app.operations.table import Context, Operation, Output
 from kdskills.app.operations.work_inputs import MAX_LOG_PIECE, ListInput
 from kdskills.app.operations.work_outputs import JobList, TaskList
+from kdskills.app.operations.work_parts import Arguments
 from kdskills.app.operations.work_views import job_row, task_row
 from kdskills.app.work import scope_of
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 MISSING = ("not_found", "database_unavailable", "missing_extra")
 
 
-class ArtifactInput(Input):
+class ArtifactInput(Arguments):
     """Which artifact, and how much of it."""
 
     artifact_id: str = Field(min_length=1, max_length=128)

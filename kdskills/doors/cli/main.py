@@ -15,7 +15,7 @@ from kdskills.app import Host
 from kdskills.app.resources import shipped_bundle
 from kdskills.doors.cli import bench as benchmarks
 from kdskills.doors.cli import codex as codex_output
-from kdskills.doors.cli import demo, show, transcript
+from kdskills.doors.cli import demo, jobs, show, tool, transcript, worker
 from kdskills.doors.cli.output import failing, lenient_streams, print_json
 
 app = typer.Typer(
@@ -272,6 +272,11 @@ def bench(ctx: typer.Context, name: Annotated[str, typer.Argument(help="Benchmar
         code = benchmarks.run(name, list(ctx.args))
     raise typer.Exit(code)
 
+
+app.add_typer(jobs.app, name="jobs")
+app.command("logs")(jobs.logs)
+app.command("tool")(tool.command)
+app.command("worker")(worker.command)
 
 turn = typer.Typer(help="What happened in turns.", no_args_is_help=True)
 app.add_typer(turn, name="turn")

@@ -1,0 +1,221 @@
+"""`kdskills jobs` and `kdskills logs`: what runs in the background, for people (spec service §3)."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kdskills.doors.cli.following import Raw, Stream, follow
+from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, console, failing, line, one_line, plain, print_json, table
+from kdskills.doors.cli.watching import COLORS, Screen, watch
+from kdskills.doors.cli.within import ask, run
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from kdskills.app import Host
+
+INTERRUPTED = 130
+
+Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Id = Annotated[str, typer.Argument(help="Id of a task or job.", show_default=False)]
+Status = Annotated[str | None, typer.Option("--status", "-s", help="Only those of this status.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", help="How many of each kind.", min=1, max=500)]
+Err = Annotated[bool, typer.Option("--stderr", help="Standard error instead of standard output.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until it is over.")]
+
+app = typer.Typer(help="Tasks, jobs and services in the background.", no_args_is_help=True)
+
+
+def kind_of(item: str) -> str:
+    """Return whether an id is one of a job or of a task."""
+    return "job" if item.startswith("job_") else "task"
+
+
+@app.command("list")
+def list_work(ctx: typer.Context, status: Status = None, limit: Limit = 20, as_json: Json = False) -> None:
+    """List jobs, and tasks that belong to none, the newest first."""
+
+    async def both(host: Host) -> tuple[BaseModel, BaseModel]:
+        wanted = {"status": status, "limit": limit}
+        return await ask(host, "jobs.list", wanted), await ask(host, "tasks.list", wanted)
+
+    with failing(as_json=as_json):
+        jobs, tasks = run(ctx, both)
+        if as_json:
+            print_json(jobs)
+            print_json(tasks)
+            return
+        rows = [_job_row(row) for row in jobs.model_dump()["jobs"]]
+        rows += [_task_row(row) for row in tasks.model_dump()["tasks"] if row["job_id"] is None]
+        shown = table("id", "status", "submitted", "took", "skill", "what")
+        shown.columns[0].no_wrap = True
+        for _, cells in sorted(rows, key=lambda row: row[0], reverse=True):
+            shown.add_row(*cells)
+        console().print(shown if rows else "nothing has run yet")
+
+
+def _job_row(row: dict[str, Any]) -> tuple[datetime, list[str]]:
+    step = row["current_step_index"] + 1
+    return row["created_at"], [*_cells("job_id", row), f"step {step} of {row['steps']}"]
+
+
+def _task_row(row: dict[str, Any]) -> tuple[datetime, list[str]]:
+    words = row["command"][-1] if row["command"][:2] == ("/bin/sh", "-c") else " ".join(row["command"])
+    what = ("service: " if row["mode"] == "service" else "") + one_line(words)
+    return row["created_at"], [*_cells("task_id", row), plain(what if len(what) <= 40 else what[:39] + "…")]
+
+
+def _cells(name: str, row: dict[str, Any]) -> list[str]:
+    status = row["status"] if not row["error_code"] else f"{row['status']} ({row['error_code']})"
+    began = row["created_at"].astimezone().strftime("%m-%d %H:%M:%S")
+    color = COLORS.get(row["status"], "dim")
+    return [
+        line(row[name]),
+        f"[{color}]{line(status)}[/]",
+        began,
+        took(row["started_at"], row["finished_at"]),
+        line(row["skill_name"]),
+    ]
+
+
+def took(begin: datetime | None, end: datetime | None) -> str:
+    """Return how long something took, in words."""
+    if begin is None or end is None:
+        return ""
+    seconds = max(0.0, (end - begin).total_seconds())
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
+
+
+@app.command("show")
+def show(
+    ctx: typer.Context,
+    item: Id,
+    tail: Annotated[int, typer.Option("--tail", help="Bytes of output to show.", min=0, max=1024 * 1024)] = 2048,
+    as_json: Json = False,
+) -> None:
+    """Show a task or job: state, steps, endpoints, artifacts and the end of its output."""
+    with failing(as_json=as_json):
+        kind = kind_of(item)
+        found = run(ctx, lambda host: ask(host, f"skills.{kind}_status", {f"{kind}_id": item, "tail_bytes": tail}))
+        if as_json:
+            print_json(found)
+            return
+        _print(found.model_dump(), item)
+
+
+def _print(answer: dict[str, Any], item: str) -> None:
+    out = console()
+    status = answer["status"]
+    out.print(f"{line(item)}: [{COLORS.get(status, 'dim')}]{status}[/]  {line(answer['skill_name'])}")
+    for label in ("session_id", "attempt", "exit_code", "signal", "error_code", "error_message", "engine"):
+        if answer.get(label) is not None:
+            out.print(f"  {label}: {line(str(answer[label]))}")
+    span = took(answer["started_at"], answer["finished_at"])
+    if span:
+        out.print(f"  took: {span}")
+    for endpoint in answer.get("exposed_endpoints", ()):
+        reached = endpoint["url"] or "not reached yet"
+        out.print(f"  port {endpoint['port']}: {line(reached)}")
+    steps = answer.get("steps", ())
+    if steps:
+        shown = table("step", "status", "tries", "exit", "took", "task")
+        for step in steps:
+            code = "" if step["exit_code"] is None else str(step["exit_code"])
+            color = COLORS.get(step["status"], "dim")
+            span = took(step["started_at"], step["finished_at"])
+            cells = (line(step["name"]), f"[{color}]{step['status']}[/]", str(step["tries"]), code, span)
+            shown.add_row(*cells, line(step["task_id"] or ""))
+        out.print(shown)
+    for part in (answer, *steps):
+        for artifact in part.get("artifacts", ()):
+            out.print(
+                f"  artifact {line(artifact['artifact_id'])}: {line(artifact['path'])} ({artifact['size']} bytes)"
+            )
+        for lost in part.get("output_errors", ()):
+            out.print(f"  [yellow]not kept[/] {line(lost['path'])}: {line(lost['message'])}")
+        name = f"{part['name']} " if "name" in part else ""
+        for stream in ("stdout", "stderr"):
+            if part.get(f"{stream}_tail"):
+                out.print(f"[bold]{line(name)}{stream}[/]")
+                out.print(plain(part[f"{stream}_tail"].rstrip("\n")), soft_wrap=True)
+
+
+@app.command("watch")
+def watch_work(ctx: typer.Context, item: Id) -> None:
+    """Watch a task or job until it is over: steps, bars and live output; exit 0 when it succeeded, else 1."""
+    screen = Screen(console())
+
+    async def both(host: Host) -> str:
+        if not screen.live:
+            return await watch(host, item, screen)
+        with screen.progress:
+            return await watch(host, item, screen)
+
+    with failing(as_json=False):
+        try:
+            status = run(ctx, both)
+        except KeyboardInterrupt:
+            console(stderr=True).print(
+                f"it goes on without being watched; end it with: kdskills jobs cancel {line(item)}"
+            )
+            raise typer.Exit(INTERRUPTED) from None
+    raise typer.Exit(EXIT_OK if status == "succeeded" else EXIT_NEGATIVE)
+
+
+@app.command("cancel")
+def cancel(
+    ctx: typer.Context,
+    item: Id,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for those who look later.")] = "",
+    as_json: Json = False,
+) -> None:
+    """End a task or job and everything it started; exit 1 when it was over already."""
+    with failing(as_json=as_json):
+        kind = kind_of(item)
+        found = run(ctx, lambda host: ask(host, f"skills.{kind}_cancel", {f"{kind}_id": item, "reason": reason}))
+        answer = found.model_dump()
+        if as_json:
+            print_json(found)
+        elif answer["canceled"]:
+            console().print(f"{line(item)}: {answer['status']}")
+        else:
+            console().print(f"{line(item)} was over already: {answer['status']}")
+    raise typer.Exit(EXIT_OK if answer["canceled"] else EXIT_NEGATIVE)
+
+
+@app.command("logs")
+def logs(ctx: typer.Context, item: Id, follow_on: Follow = False, stderr: Err = False) -> None:
+    """Print the output of a task, or of every step of a job."""
+    stream: Stream = "stderr" if stderr else "stdout"
+
+    async def printed(host: Host) -> None:
+        if kind_of(item) == "task":
+            lost = await follow(host, item, stream, Raw(), on=follow_on)
+            if lost:
+                console(stderr=True).print("earlier output is not kept", style="yellow")
+            return
+        await _job_logs(host, item, stream, on=follow_on)
+
+    with failing(as_json=False):
+        run(ctx, printed)
+
+
+async def _job_logs(host: Host, item: str, stream: Stream, *, on: bool) -> None:
+    """Print the output of a job's steps one after another; each has its name on standard error."""
+    told: set[str] = set()
+    heads = console(stderr=True)
+    while True:
+        found = (await ask(host, "skills.job_status", {"job_id": item, "tail_bytes": 0})).model_dump()
+        fresh = [step for step in found["steps"] if step["task_id"] is not None and step["task_id"] not in told]
+        for step in fresh:
+            told.add(step["task_id"])
+            heads.print(f"== {line(step['name'])}", style="bold")
+            await follow(host, step["task_id"], stream, Raw(), on=on)
+        if not fresh and (not on or found["status"] in {"succeeded", "failed", "canceled"}):
+            return
+        if not fresh:
+            await asyncio.sleep(0.2)

@@ -1,0 +1,62 @@
+"""`kdskills tool`: any operation by name, arguments and answer in JSON (spec service §3)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from pydantic import BaseModel
+
+from kdskills.app.operations import OPERATIONS, Context
+from kdskills.doors.cli.output import console, failing, line, print_json, table
+from kdskills.doors.cli.within import AT_CLI, run
+from kdskills.errors import BadRequest
+
+
+def list_tools() -> None:
+    """Print every operation with what it does and the scope it needs."""
+    found = table("operation", "scope", "what it does")
+    for name, operation in sorted(OPERATIONS.items()):
+        found.add_row(line(name), line(operation.scope), line(operation.summary))
+    console().print(found)
+
+
+def arguments_of(given: str) -> dict[str, Any]:
+    """Return arguments from JSON text, or from standard input for `-`.
+
+    Raises:
+        BadRequest: It is no JSON object.
+    """
+    try:
+        found = json.loads(sys.stdin.read() if given == "-" else given)
+    except ValueError as error:
+        raise BadRequest(f"the arguments are no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise BadRequest("the arguments are no JSON object")
+    return found
+
+
+def _progress(event: object) -> None:
+    if isinstance(event, BaseModel):
+        sys.stderr.write(event.model_dump_json() + "\n")
+        sys.stderr.flush()
+
+
+def command(
+    ctx: typer.Context,
+    name: Annotated[
+        str | None, typer.Argument(help="Operation, such as `skills.run_cmd`; none lists them all.")
+    ] = None,
+    given: Annotated[str, typer.Option("--json", "-j", help="Arguments as a JSON object; `-` reads them.")] = "{}",
+    key: Annotated[str | None, typer.Option("--key", help="Idempotency key: a repeated call is the first one.")] = None,
+) -> None:
+    """Run any operation; its answer is JSON on standard output, its progress JSON lines on standard error."""
+    if name is None:
+        list_tools()
+        return
+    with failing(as_json=True):
+        arguments = arguments_of(given)
+        context = Context(identity=AT_CLI, emit=_progress, idempotency_key=key)
+        print_json(run(ctx, lambda host: host.invoke(name, arguments, context)))
