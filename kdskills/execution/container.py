@@ -44,6 +44,7 @@ def build_order(
         "grace": GRACE_S,
         "limits": rlimits(limits),
         "inputs": [(path, len(data)) for path, data in inputs],
+        "executable": list(request.executable),
         "stdin": len(request.stdin),
         "payload": None if payload is None else len(payload),
         "outputs": list(request.outputs),

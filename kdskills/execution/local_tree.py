@@ -14,7 +14,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -62,14 +62,16 @@ class RunFolder:
         """Where generated code is put; outside the workdir."""
         return self.path / "control"
 
-    def place(self, inputs: Sequence[tuple[str, bytes]], cwd: str) -> None:
-        """Write the inputs and make the folder *cwd* below /work; paths were checked, and nobody else was here yet."""
+    def place(self, inputs: Sequence[tuple[str, bytes]], cwd: str, executable: Collection[str] = ()) -> None:
+        """Write the inputs, of which some may be executed, and make the folder *cwd* below /work; paths were checked, and nobody else was here yet."""
         if cwd.startswith("/work/"):
             (self.work / cwd.removeprefix("/work/")).mkdir(parents=True, exist_ok=True)
         for path, data in inputs:
             target = self.work / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
+            if path in executable:
+                target.chmod(0o755)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:

@@ -64,10 +64,11 @@ class SkillMount:
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file copied into the workdir before the run: bytes, or a host file."""
+    """A file copied into the workdir before the run: bytes, or a host file; programs may execute it when told so."""
 
     path: str
     content: bytes | Path
+    executable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,11 @@ class ExecRequest:
     owner: Owner = Owner()
     logs: LogFiles | None = None
     background: bool = False
+
+    @property
+    def executable(self) -> tuple[str, ...]:
+        """Paths of inputs that may be executed."""
+        return tuple(item.path for item in self.inputs if item.executable)
 
 
 @dataclass(frozen=True, slots=True)

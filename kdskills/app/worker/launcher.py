@@ -111,7 +111,7 @@ def _become_shim(folder: Path, lock: int, host: Host) -> None:
     try:
         os.setsid()
         os.chdir("/")
-        os.umask(0o077)
+        os.umask(0o022)  # programs inherit it, whoever started the launcher; our own files name their modes
         _own_descriptors(folder, lock)
         shim.watch(folder, lock, lambda: run_order(folder, host), lambda: _reap_for(folder, host))
         code = 0

@@ -249,7 +249,7 @@ def _demand_reachable(place: Path) -> None:
 def _furnish(folder: RunFolder, inputs: list[tuple[str, bytes]], plan: Plan, uid: int) -> None:
     """Fill the run's folders and give the program its own; nobody has been here yet."""
     note_uid(folder, uid)
-    folder.place(inputs, plan.cwd)
+    folder.place(inputs, plan.cwd, frozenset(plan.request.executable))
     folder.path.chmod(0o711)
     folder.control.chmod(0o755)
     for top in (folder.work, folder.tmp):

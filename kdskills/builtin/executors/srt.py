@@ -258,7 +258,7 @@ def _furnish(folder: RunFolder, inputs: list[tuple[str, bytes]], plan: Plan, lea
     if len(os.fsencode(folder.path / OWN)) > LONGEST:
         raise ExecRefused("the state folder's path is too long for srt's sockets: choose a shorter one", engine=ENGINE)
     files = Files.of(folder)
-    folder.place(inputs, plan.cwd)
+    folder.place(inputs, plan.cwd, frozenset(plan.request.executable))
     if plan.request.code is not None:
         (folder.control / "main.py").write_bytes(plan.request.code.encode("utf-8", "surrogatepass"))
     own = folder.path / OWN

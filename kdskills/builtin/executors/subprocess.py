@@ -122,7 +122,7 @@ class SubprocessExecutor:
         inputs = read_inputs(request.inputs, request.limits)
         folder = RunFolder.make(self._runs(), request)
         try:
-            folder.place(inputs, plan.cwd)
+            folder.place(inputs, plan.cwd, frozenset(request.executable))
             run = LocalRun(plan, folder, places)
             run.spawn()
         except BaseException:

@@ -9,7 +9,7 @@ fails when they were cut short, so a sandbox never starts with less than was mea
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +89,7 @@ def run_arguments(
     skills: Sequence[tuple[str, Path]],
     inputs: Sequence[tuple[str, int]],
     env: Sequence[tuple[bytes, bytes]],
+    executable: Collection[str] = (),
 ) -> bytes:
     """Return the arguments that travel by descriptor, each ended by NUL.
 
@@ -97,6 +98,7 @@ def run_arguments(
         skills: (full id, staged copy) pairs.
         inputs: (path below /work, descriptor to copy from) pairs.
         env: Variables set inside, byte-exact.
+        executable: Paths of inputs that may be executed.
     """
     words: list[str | bytes] = []
     for name, folder in skills:
@@ -104,7 +106,7 @@ def run_arguments(
     for folder_path in _folders(cwd, [path for path, _ in inputs]):
         words += ["--perms", "0755", "--dir", folder_path]
     for path, fd in inputs:
-        words += ["--perms", "0644", "--file", str(fd), f"/work/{path}"]
+        words += ["--perms", "0755" if path in executable else "0644", "--file", str(fd), f"/work/{path}"]
     for key, value in {**dict(DEFAULT_ENV), **dict(env)}.items():
         words += ["--setenv", key, value]
     words += ["--dir", _MARKER]

@@ -103,6 +103,7 @@ def build_order(job: Job, fds: tuple[int, int], *, memory_by_rlimit: bool, nproc
         "cwd": plan.cwd,
         "limits": bounds,
         "inputs": [(path, len(data)) for path, data in job.inputs],
+        "executable": list(plan.request.executable),
         "code": job.payload is not None,
     }
     head = json.dumps(order).encode("ascii")

@@ -92,7 +92,7 @@ def stand(ground: Ground, job: Job, stack: ExitStack) -> Standing:
         stack.callback(box.close)
     if leaf is None:
         keep_record(ground, job.plan.request, box, stack)
-    arguments = run_arguments(job.plan.cwd, job.skills, inputs, job.plan.env)
+    arguments = run_arguments(job.plan.cwd, job.skills, inputs, job.plan.env, frozenset(job.plan.request.executable))
     box.bring_up(arguments, ground.rootfs, leaf, job.limits.pids + 1 if ground.nproc else None)
     feeds = [("stdin", job.plan.request.stdin)]
     if job.payload is not None:

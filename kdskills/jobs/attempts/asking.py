@@ -36,7 +36,7 @@ def to_request(order: AttemptOrder, folder: Path, session: Mapping[str, tuple[Pa
     """
     spec = order.spec
     command, placement = spec.command, spec.placement
-    inputs: dict[str, InputFile] = {path: InputFile(path, file) for path, (file, _) in session.items()}
+    inputs = {path: InputFile(path, file, bool(mode & 0o100)) for path, (file, mode) in session.items()}
     inputs |= {item.path: item for item in _inputs(order)}
     limits = placement.limits
     bounds = replace(

@@ -316,3 +316,9 @@ async def test_signals_reach_programs_unblocked(lab):
     """A program starts with no signal blocked or ignored by those who started it."""
     attempt, _ = await lab.run("grep -E '^Sig(Blk|Ign)' /proc/self/status")
     assert attempt.logs("stdout").data.split() == [b"SigBlk:", b"0" * 16, b"SigIgn:", b"0" * 16]
+
+
+async def test_programs_have_the_ordinary_mask(lab):
+    """What a program makes is as readable as if it were run in the foreground."""
+    attempt, _ = await lab.run("umask")
+    assert attempt.logs("stdout").data.strip() == b"0022"

@@ -54,6 +54,7 @@ def build_order(
         "skills": dict(skills),
         "seccomp": seccomp.hex(),
         "inputs": [(path, len(data)) for path, data in inputs],
+        "executable": list(request.executable),
         "stdin": len(request.stdin),
         "payload": None if payload is None else len(payload),
         "outputs": list(request.outputs),
