@@ -1,0 +1,26 @@
+"""What the context channel carries, and when (spec remote §2.3 Context)."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kdskills.remote.catalog.context import REPLACES, additional_context, context_text, escaped
+
+
+@given(st.text())
+def test_nothing_closes_the_servers_element(text):
+    """No text can hold `</`, so none ends the server's `<kdskills>` element."""
+    assert "</" not in escaped(text)
+    assert escaped(text).replace("<\\/", "</") == text.replace("<\\/", "</")
+
+
+def test_the_channel_is_the_servers():
+    """The value travels under `kdskills`, as of the application."""
+    assert additional_context("a</kdskills>b") == {"kdskills": {"kind": "application", "value": "a<\\/kdskills>b"}}
+
+
+def test_a_changed_catalog_replaces_every_earlier_one():
+    """The first catalog goes as it is, a later one says that it replaces, and so does an empty one."""
+    assert context_text("catalog", earlier=None) == "catalog"
+    assert context_text("", earlier=None) is None
+    assert context_text("catalog", earlier="x") == f"{REPLACES}\ncatalog"
+    assert context_text("", earlier="x") == REPLACES == "This catalog replaces every earlier one."
