@@ -106,6 +106,11 @@ class FacadeCore:
                 self._sessions[session_id] = known if known is not None else SessionCore(self, session_id)
             return self._sessions[session_id]
 
+    def sessions(self) -> list[SessionCore]:
+        """Return the cores of the open sessions."""
+        with self._lock:
+            return list(self._sessions.values())
+
     def draft(self) -> SessionCore:
         """Return a core that collects skills for a session to be."""
         return SessionCore(self, DRAFT, draft=True)

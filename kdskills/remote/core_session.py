@@ -42,6 +42,10 @@ class SessionCore:
         self.pushed_layers: list[Layer] = []
         self.active: tuple[str, str] | None = None  # the turn last started here, and on which connection
         self.published: tuple[ReceiptSkill, ...] = ()
+        self.published_tools: frozenset[str] = frozenset()  # names that `publish` registered
+        self.view_digest: str | None = None  # of the view that is published here
+        self.roots_digest: str | None = None  # the same, where it is published as roots
+        self.roots_folder: str | None = None
         self._listeners: tuple[Callable[[Any], None], ...] = ()
 
     @property

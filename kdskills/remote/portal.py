@@ -164,6 +164,16 @@ class CodexClient:
         return self._client.user_agent
 
     @property
+    def owned(self) -> bool:
+        """Whether this client started the server and is its only user."""
+        return self._client.owned
+
+    @property
+    def codex_home(self) -> str | None:
+        """The server's home, as it says."""
+        return self._client.codex_home
+
+    @property
     def spool(self) -> Any:
         """Where the rest of long answers is kept, or None."""
         return self._client.spool

@@ -11,11 +11,12 @@ import asyncio
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kdskills.jobs.settings import user_state_dir
 from kdskills.remote import probe_steps as steps
 from kdskills.remote.labmodel import FakeResponses
 from kdskills.remote.ports import AppServerError, AppServerGone, JsonObject, ServerProfile, WaitTimeoutError
@@ -136,6 +137,23 @@ async def profile_for(server: AppServer, binary: str, *, state: Path) -> ServerP
     if kept is not None:
         return kept.profile
     return (await probe(str(program), state=state)).profile
+
+
+async def probed_profile(
+    binary: str, *, env: Mapping[str, str] | None = None, state: Path | None = None
+) -> ServerProfile:
+    """Return what is proven of a binary that is about to be started (`spawn(probe="auto")`).
+
+    Args:
+        binary: The program, by name or path.
+        env: Variables of the server; their `PATH` is where a name is looked for.
+        state: The folder of durable state; the account's own otherwise.
+
+    Raises:
+        AppServerGone: The program is missing, or does not start.
+    """
+    program = await asyncio.to_thread(find_binary, binary, (env or {}).get("PATH"))
+    return (await probe(str(program), state=state or user_state_dir())).profile
 
 
 async def fingerprint_of(server: AppServer, program: Path, state: Path) -> str:

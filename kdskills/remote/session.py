@@ -15,6 +15,7 @@ from kdskills.remote.core import drive
 from kdskills.remote.core_session import SessionCore
 from kdskills.remote.names import clean_name
 from kdskills.remote.ports import JsonObject
+from kdskills.remote.publish import publish
 from kdskills.remote.registry import RemoteSkill
 from kdskills.remote.results import RemoteSkillDispatch, RemoteSkillSendResult
 from kdskills.remote.signals import AppServerSignal, address
@@ -22,7 +23,9 @@ from kdskills.remote.submitting import SubmitOptions
 from kdskills.remote.text import inject
 
 if TYPE_CHECKING:
+    from kdskills.remote.publish import PublishReport
     from kdskills.remote.receipts import Receipt
+    from kdskills.turn import SkillView
 
 H = TypeVar("H", bound=Callable[..., Any])
 
@@ -153,6 +156,27 @@ class RemoteSkillSession(SessionHandle):
         finally:
             drive(catalog.leave_window(self._core, layer))
 
+    def publish(
+        self,
+        view: SkillView,
+        *,
+        route: str = "tools",
+        python_tools: Mapping[str, Callable[..., Any]] | None = None,
+        renew: Callable[[], SkillView] | None = None,
+    ) -> PublishReport:
+        """Publish the skills a view lists in this session, as tools or as roots (spec remote §5).
+
+        Args:
+            view: Whose skills; what an earlier call published goes.
+            route: `tools` or `roots`.
+            python_tools: Python functions by tool id; those a skill names become `<skill>__<tool>`.
+            renew: Gives the view of this moment; asked at each call in place of *view*.
+
+        Raises:
+            CatalogError: Names collide or do not fit, or this server cannot have roots.
+        """
+        return drive(publish(self._core, view, route=route, python_tools=python_tools, renew=renew))
+
     def sync_runtime(self, *, timeout_seconds: float = 10.0) -> JsonObject:
         """Make the model's catalog that of the registry, now or with a reason why not (spec remote §3)."""
         return drive(catalog.sync_runtime(self._core, timeout_seconds))
@@ -253,6 +277,17 @@ class AsyncRemoteSkillSession(SessionHandle):
             yield self
         finally:
             await catalog.leave_window(self._core, layer)
+
+    async def publish(
+        self,
+        view: SkillView,
+        *,
+        route: str = "tools",
+        python_tools: Mapping[str, Callable[..., Any]] | None = None,
+        renew: Callable[[], SkillView] | None = None,
+    ) -> PublishReport:
+        """As `RemoteSkillSession.publish`."""
+        return await publish(self._core, view, route=route, python_tools=python_tools, renew=renew)
 
     async def sync_runtime(self, *, timeout_seconds: float = 10.0) -> JsonObject:
         """As `RemoteSkillSession.sync_runtime`."""

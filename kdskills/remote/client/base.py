@@ -154,6 +154,16 @@ class AsyncAppServerClient:
         return self._server.user_agent
 
     @property
+    def owned(self) -> bool:
+        """Whether this client started the server and is its only user."""
+        return self._server.owned
+
+    @property
+    def codex_home(self) -> str | None:
+        """The server's home, as it says."""
+        return self._server.codex_home
+
+    @property
     def server(self) -> AppServer:
         """The server, for parts that need its own methods."""
         return self._server

@@ -1,0 +1,168 @@
+"""Skills of bundles for a Codex session: as tools, or as folders the server lists itself (spec remote §5).
+
+Route `tools`: each granted skill is a tool that returns its text, and any reference of it. Route `roots`: the granted skills are
+written into a folder of their own, whose name the server is given. Either way the policy decides, and with tools it is asked
+again at each call: a skill that was revoked meanwhile answers as one that was never there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from kdskills.remote.lint import check_neighbours
+from kdskills.remote.ports import CatalogError, JsonObject
+from kdskills.remote.publish_names import tool_names
+from kdskills.remote.publish_parts import PublishReport, receipts, text_of
+from kdskills.remote.publish_roots import publish_roots
+from kdskills.session.paths import clean_path
+from kdskills.session.reading import skill_file
+from kdskills.turn import Granted
+
+if TYPE_CHECKING:
+    from kdskills.remote.core_session import SessionCore
+    from kdskills.remote.registry import RemoteSkill
+    from kdskills.skills.model import Skill
+    from kdskills.turn import SkillView
+
+Renew = Callable[[], "SkillView"]
+
+MAX_PART: Final = 1024 * 1024
+"""Bytes of a reference a tool returns."""
+
+_PART: Final[JsonObject] = {
+    "type": "object",
+    "properties": {
+        "part": {"type": "string", "description": "Path of one reference of the skill; without it, its instructions."}
+    },
+    "additionalProperties": False,
+}
+
+
+async def publish(
+    core: SessionCore,
+    view: SkillView,
+    *,
+    route: str = "tools",
+    python_tools: Mapping[str, Callable[..., Any]] | None = None,
+    renew: Renew | None = None,
+) -> PublishReport:
+    """Publish the skills a view lists in a session; what an earlier call published goes.
+
+    Args:
+        core: The session.
+        view: Whose skills.
+        route: `tools` or `roots`.
+        python_tools: Python functions by tool id; those a skill names become `<skill>__<tool>`.
+        renew: Gives the view of this moment, asked at each call; without it *view* is asked.
+
+    Raises:
+        ValueError: There is no such route.
+        CatalogError: Names collide or do not fit, or this server cannot have roots.
+    """
+    if route == "roots":
+        return await publish_roots(core, view)
+    if route != "tools":
+        raise ValueError(f"route is tools or roots, not {route!r}")
+    return publish_tools(core, view, python_tools=python_tools or {}, renew=renew)
+
+
+def publish_tools(
+    core: SessionCore,
+    view: SkillView,
+    *,
+    python_tools: Mapping[str, Callable[..., Any]],
+    renew: Renew | None,
+) -> PublishReport:
+    """Publish by route `tools`; see `publish`."""
+    agree_with_roots(core, view)
+    names = tool_names(view, python_tools)
+    texts = {full_id: text_of(view, full_id) for full_id in view.listed}
+    look = renew or (lambda: view)
+    made = []
+    for name, (full_id, tool_id) in names.items():
+        skill = view.listed[full_id]
+        if tool_id is None:
+            options: dict[str, Any] = {"description": _described(skill), "input_schema": _PART, "idempotent": True}
+            handler: Callable[..., Any] = _reader(look, name, full_id)
+        else:
+            options = {"description": _why(skill, tool_id)}
+            handler = _guarded(look, name, full_id, python_tools[tool_id])
+        namespace, _, tool = name.rpartition(".")
+        made.append(core.made(tool, handler, namespace=namespace, **options))
+    others = [(one.namespace, one.name) for one in core.registry.skills() if _name(one) not in core.published_tools]
+    for one in made:
+        check_neighbours(one.namespace, one.name, others)  # before the first change: all are published, or none
+    for gone in core.published_tools - set(names):
+        core.registry.unregister(gone)
+    for one in made:
+        core.registry.register(one)
+    core.published_tools = frozenset(names)
+    core.published = receipts(texts)
+    core.view_digest = view.digest
+    found = tuple(note for _, notes in texts.values() for note in notes)
+    reverse = {name: full_id for name, (full_id, _) in names.items()}
+    return PublishReport("tools", view.digest, MappingProxyType(reverse), core.published, None, found)
+
+
+def _name(skill: RemoteSkill) -> str:
+    return f"{skill.namespace}.{skill.name}" if skill.namespace else skill.name
+
+
+def _reader(look: Renew, name: str, full_id: str) -> Callable[..., Any]:
+    def read(part: str | None = None) -> str | JsonObject:
+        view = look()
+        found = view.resolve(full_id)
+        if not isinstance(found, Granted):
+            return unknown(name)
+        if part is None or not part.strip():
+            return text_of(view, full_id)[0]
+        data = skill_file(found.skill, clean_path(part), MAX_PART)
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{part!r} is no text") from error
+
+    return read
+
+
+def _guarded(look: Renew, name: str, full_id: str, handler: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(handler)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not isinstance(look().resolve(full_id), Granted):
+            return unknown(name)
+        return handler(*args, **kwargs)
+
+    return call
+
+
+def unknown(name: str) -> JsonObject:
+    """Return the answer of a tool that is not there (spec remote §1)."""
+    text = f"no remote skill registered for {name}"
+    return {"contentItems": [{"type": "inputText", "text": text}], "success": False}
+
+
+def _described(skill: Skill) -> str:
+    return f"Instructions of the skill {skill.name}: {skill.description}"
+
+
+def _why(skill: Skill, tool_id: str) -> str | None:
+    found = next((tool for tool in skill.tools if tool.id == tool_id), None)
+    return found.why or None if found is not None else None
+
+
+def agree_with_roots(core: SessionCore, view: SkillView) -> None:
+    """Refuse a view that differs from the one whose roots every session of this server sees.
+
+    Raises:
+        CatalogError: `roots_differ`.
+    """
+    others = [one for one in core.owner.sessions() if one is not core and one.roots_digest is not None]
+    if any(one.roots_digest != view.digest for one in others):
+        raise CatalogError(
+            "another session of this server published other skills as roots, and roots are seen by every session",
+            rule="roots_differ",
+            suggestion="give each view a server of its own, or publish with route='tools'",
+        )

@@ -1,0 +1,55 @@
+"""What both routes of publishing share: the report, texts, and what a receipt says of them (spec remote §5)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from kdskills.remote.receipts import ReceiptSkill
+from kdskills.turn import Granted, instruction_block
+
+if TYPE_CHECKING:
+    from kdskills.errors import Diagnostic
+    from kdskills.turn import SkillView
+
+Route = Literal["tools", "roots"]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReport:
+    """What was published.
+
+    Attributes:
+        route: `tools` or `roots`.
+        digest: Digest of the view.
+        names: `{name the model sees: full id}`: the reverse map.
+        skills: Published skills with digests of their texts, by full id.
+        folder: The root the server was given, for route `roots`.
+        diagnostics: What was found while texts were read.
+    """
+
+    route: Route
+    digest: str
+    names: Mapping[str, str]
+    skills: tuple[ReceiptSkill, ...]
+    folder: str | None = None
+    diagnostics: tuple[Diagnostic, ...] = field(default=())
+
+
+def receipts(texts: Mapping[str, tuple[str, tuple[Diagnostic, ...]]]) -> tuple[ReceiptSkill, ...]:
+    """Return what a receipt says of published texts."""
+    return tuple(
+        ReceiptSkill(full_id, hashlib.sha256(text.encode("utf-8", "replace")).hexdigest())
+        for full_id, (text, _) in sorted(texts.items())
+    )
+
+
+def text_of(view: SkillView, full_id: str) -> tuple[str, tuple[Diagnostic, ...]]:
+    """Return the text of a skill with what it imports, dependencies first; empty when it is refused."""
+    found = view.resolve(full_id)
+    if not isinstance(found, Granted):
+        return "", ()
+    block = instruction_block(view, (found,))
+    return str(block), tuple(block.diagnostics)

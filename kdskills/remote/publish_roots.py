@@ -1,0 +1,123 @@
+"""Route `roots`: granted skills as folders the server lists itself (spec remote §5).
+
+The server's list of roots is one for the whole process, and a call replaces it whole. Only a server this client started is given
+one, and every session of it that publishes must see the same skills.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import yaml
+
+from kdskills.errors import Diagnostic, FileRefused
+from kdskills.remote.ports import CatalogError
+from kdskills.remote.publish_names import root_names
+from kdskills.remote.publish_parts import PublishReport, receipts, text_of
+from kdskills.skills.safe_open import read_file, walk_tree
+
+if TYPE_CHECKING:
+    from kdskills.remote.core_session import SessionCore
+    from kdskills.skills.model import Skill
+    from kdskills.turn import SkillView
+
+ROOTS: Final = "kdskills-roots"
+MAX_FILE: Final = 16 * 1024 * 1024
+_SKILL_FILE: Final = "SKILL.md"
+
+
+async def publish_roots(core: SessionCore, view: SkillView) -> PublishReport:
+    """Publish by route `roots`; see `kdskills.remote.publish.publish`.
+
+    Raises:
+        CatalogError: The server is not this client's own, sessions differ, or names collide.
+    """
+    core.live()
+    home = _owned_home(core)
+    _same_everywhere(core, view)
+    names = root_names(view)
+    texts = {full_id: text_of(view, full_id) for full_id in view.listed}
+    folder, notes = _write(home, view, names, {full_id: text for full_id, (text, _) in texts.items()})
+    await core.driver.call(core.owner.client.request, "skills/extraRoots/set", extraRoots=[str(folder)])
+    old, core.roots_folder = core.roots_folder, str(folder)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+    core.roots_digest = core.view_digest = view.digest
+    core.published = receipts(texts)
+    found = (*(note for _, notes_of in texts.values() for note in notes_of), *notes)
+    return PublishReport("roots", view.digest, MappingProxyType(names), core.published, str(folder), tuple(found))
+
+
+def _owned_home(core: SessionCore) -> Path:
+    """Return the home of a server this client started over its pipes.
+
+    Raises:
+        CatalogError: It is somebody else's, or cannot have roots.
+    """
+    client = core.owner.client
+    home = getattr(client, "codex_home", None)
+    if not getattr(client, "owned", False) or not isinstance(home, str):
+        raise CatalogError(
+            "roots are seen by every session of a server, so only a server this client started is given any",
+            rule="roots_not_owned",
+            suggestion="start the server with spawn(), or publish with route='tools'",
+        )
+    if core.owner.profile.probed and not core.owner.profile.extra_roots:
+        raise CatalogError(
+            "this server does not take skill roots",
+            rule="roots_unknown",
+            suggestion="publish with route='tools', or use a newer server",
+        )
+    return Path(home)
+
+
+def _same_everywhere(core: SessionCore, view: SkillView) -> None:
+    others = [one for one in core.owner.sessions() if one is not core and one.view_digest is not None]
+    if any(one.view_digest != view.digest for one in others):
+        raise CatalogError(
+            "another session of this server published other skills, and roots are seen by every session",
+            rule="roots_differ",
+            suggestion="give each view a server of its own, or publish with route='tools'",
+        )
+
+
+def _write(
+    home: Path, view: SkillView, names: dict[str, str], texts: dict[str, str]
+) -> tuple[Path, tuple[Diagnostic, ...]]:
+    """Write the skills into a fresh folder below the server's home, readable by this user only."""
+    top = home / ROOTS
+    top.mkdir(mode=0o700, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=top))
+    notes: list[Diagnostic] = []
+    for name, full_id in names.items():
+        skill = view.listed[full_id]
+        target = folder / name
+        target.mkdir()
+        head = yaml.safe_dump({"name": name, "description": skill.description}, sort_keys=False, allow_unicode=True)
+        (target / _SKILL_FILE).write_text(f"---\n{head}---\n{texts[full_id]}\n", "utf-8", "replace")
+        notes += _copy_files(skill, target)
+    return folder, tuple(notes)
+
+
+def _copy_files(skill: Skill, target: Path) -> list[Diagnostic]:
+    """Copy what a skill brings beside its text; links and what cannot be read stay behind, and that is said."""
+    if skill.folder is None:
+        return []
+    notes = []
+    for entry in walk_tree(skill.folder):
+        if entry.path == _SKILL_FILE:
+            continue
+        try:
+            data = read_file(skill.folder, entry.path, limit=MAX_FILE).data
+        except FileRefused as error:
+            message = f"{entry.path} is not published: {error.message}"
+            notes.append(Diagnostic("file_not_published", "warning", message, ref=skill.full_id))
+            continue
+        place = target / entry.path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+    return notes
