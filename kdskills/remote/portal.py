@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from kdskills.errors import BadRequest
+from kdskills.jobs.settings import user_state_dir
 from kdskills.remote.client.base import AsyncAppServerClient, OnCall
 from kdskills.remote.client.blocking import (
     BlockingCatalog,
@@ -24,6 +25,7 @@ from kdskills.remote.client.blocking import (
 )
 from kdskills.remote.facade import AsyncRemoteSkillsFacade, RemoteSkillsFacade
 from kdskills.remote.ports import CallJournal, ServerProfile
+from kdskills.remote.probe import profile_for
 from kdskills.remote.signals import AppServerSignal
 
 Probing = Literal["auto", "never"]
@@ -59,7 +61,7 @@ class AsyncCodexClient(AsyncAppServerClient):
             env: Further variables; of this process only `PATH` and `LANG` pass.
             config: Values of the server's configuration by dotted key.
             probe: `auto` uses what was proven of this binary and probes it on a cache miss; `never` proves nothing.
-            state: The folder with the probes' cache.
+            state: The folder of durable state, with the probes' cache; the user's own when omitted.
             **opts: `journal strategy dispatch unload allow_successor profile` and more, see `ClientOptions`.
 
         Raises:
@@ -68,9 +70,15 @@ class AsyncCodexClient(AsyncAppServerClient):
         """
         if probe not in ("auto", "never"):
             raise BadRequest(f"probe is auto or never, not {probe!r}", option="probe")
+        client = await super().spawn(home=home, binary=binary, cwd=cwd, env=env, config=config, **opts)
         if probe == "auto" and opts.get("profile") is None:
-            opts["profile"] = await _probed(binary, env, state)
-        return await super().spawn(home=home, binary=binary, cwd=cwd, env=env, config=config, **opts)
+            try:
+                place = Path(state) if state is not None else user_state_dir()
+                client.trust(await profile_for(client.server, binary, state=place))
+            except BaseException:
+                await client.close()
+                raise
+        return client
 
     @property
     def remote_skills(self) -> AsyncRemoteSkillsFacade:
@@ -243,12 +251,3 @@ async def _on_thread(name: str, context: contextvars.Context, work: Any, *argume
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await done
-
-
-async def _probed(
-    binary: str, env: Mapping[str, str] | None, state: str | os.PathLike[str] | None
-) -> ServerProfile | None:
-    """Return what is proven of a binary, probing it where nothing is known."""
-    from kdskills.remote.probe import probed_profile
-
-    return await probed_profile(binary, env=env, state=Path(state) if state is not None else None)

@@ -62,10 +62,18 @@ class CodexCatalog:
         self._profile = profile
         self._store = store
         self._calls_running = calls_running
-        self._changes = Changes(server, profile, bootstrap=bootstrap)
+        self._bootstrap = bootstrap
         self._sessions: dict[str, _Session] = {}
         self._owner = secrets.token_hex(6)
         self._released: set[str] = set()
+
+    def trust(self, profile: ServerProfile) -> None:
+        """Go by what a probe proved from now on."""
+        self._profile = profile
+
+    @property
+    def _changes(self) -> Changes:
+        return Changes(self._server, self._profile, bootstrap=self._bootstrap)
 
     async def apply(self, change: CatalogChange) -> JsonObject:
         """Bring a change about and report; `deferred` and `failed` are reports, not errors.

@@ -143,6 +143,11 @@ class AsyncAppServerClient:
         engine = getattr(options.journal, "engine", None)
         return MemoryCatalogStore() if engine is None else SqlCatalogStore(engine)
 
+    def trust(self, profile: ServerProfile) -> None:
+        """Go by what a probe proved from now on."""
+        self.profile = profile
+        self.catalog.trust(profile)
+
     @property
     def connection(self) -> str:
         """The name of the present connection; answers are accepted on one."""
