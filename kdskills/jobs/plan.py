@@ -101,9 +101,10 @@ def decide(spec: JobSpec, tasks: Sequence[TaskHead], *, canceled: bool = False, 
     latest = _latest(tasks)
     living = [task for task in tasks if not task.terminal]
     if canceled or overdue:
-        ended = all(step.status in TERMINAL for step in steps_of(spec, tasks))
-        if overdue and not canceled and ended:
-            return _ended(spec, _states(spec, latest))
+        now = _states(spec, latest)
+        in_time = all(state in TERMINAL and state != "canceled" for state in now)
+        if in_time and not canceled:
+            return _ended(spec, now)
         if living:
             return Plan(cancel=tuple(task.id for task in living if task.cancel_at is None))
         if canceled:

@@ -39,8 +39,10 @@ class Sparing(logging.Filter):
         self._said: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether *record* is said: nothing that began alike was for a while."""
-        start, now = record.getMessage()[:24], time.monotonic()
+        """Whether *record* is said: it is no complaint, or nothing that began alike was said for a while."""
+        if record.levelno != logging.WARNING:
+            return True
+        start, now = record.getMessage()[:60], time.monotonic()
         if now - self._said.get(start, float("-inf")) < self._every_s:
             return False
         self._said[start] = now
@@ -56,7 +58,8 @@ def run(settings: Settings, *, slot: int = 0, idle_s: float | None = None) -> No
         idle_s: Seconds without work after which it ends; None for one that stays.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("dbos").addFilter(Sparing())
+    for name in ("dbos", LOG.name):
+        logging.getLogger(name).addFilter(Sparing())
     try:
         code, left_work = asyncio.run(_serve(settings, slot, idle_s))
         if left_work:

@@ -1,0 +1,267 @@
+"""The client: heads and queue rows that commit together, ids nobody guesses, owners, cancels, waits."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kdskills.errors import BadRequest, Conflict, NotFound
+from kdskills.jobs.client import JobsClient, kept_piece, new_id
+from kdskills.jobs.heads import TaskHead
+from kdskills.jobs.model import Scope
+from kdskills.jobs.queues import host_queue
+from kdskills.jobs.roster import hold_slot
+
+
+async def test_a_task_is_queued_and_enqueued(client, make):
+    """Submitting writes the head, and a row in this host's queue of the same id."""
+    head = await client.submit_task(make.task())
+    work = await client.work()
+    assert (head.status, head.attempt, head.home, head.executor) == ("queued", 0, work.host, None)
+    assert [row.id for row in work.queues.waiting([host_queue(work.host)])] == [head.id]
+    assert await client.task(make.scope, head.id) == head
+
+
+async def test_head_and_queue_row_commit_together(client, make, monkeypatch):
+    """When the queue refuses the row there is no head either."""
+    work = await client.work()
+
+    def refuse(*_):
+        raise RuntimeError("the power went")
+
+    monkeypatch.setattr(work.queues, "enqueue", refuse)
+    with pytest.raises(RuntimeError):
+        await client.submit_task(make.task())
+    with pytest.raises(RuntimeError):
+        await client.submit_job(make.job("a"))
+    assert await client.list_tasks(make.scope) == []
+    assert await client.list_jobs(make.scope) == []
+
+
+async def test_a_key_gives_the_first_result_again(client, make):
+    """The same key and body is the same task, submitted once."""
+    one = await client.submit_task(make.task(), key="k", body_hash="b")
+    two = await client.submit_task(make.task(), key="k", body_hash="b")
+    assert one == two
+    assert len(await client.list_tasks(make.scope)) == 1
+
+
+async def test_a_key_at_once_is_one_task(client, make):
+    """Ten submissions of one key at the same time make one task."""
+    heads = await asyncio.gather(*(client.submit_task(make.task(), key="k") for _ in range(10)))
+    assert len({head.id for head in heads}) == 1
+
+
+async def test_a_key_with_another_body_is_a_conflict(client, make):
+    """A key belongs to its first body, of a task and of a job alike."""
+    await client.submit_task(make.task(), key="k", body_hash="b")
+    with pytest.raises(Conflict) as caught:
+        await client.submit_task(make.task(), key="k", body_hash="c")
+    assert caught.value.code == "idempotency_conflict"
+    await client.submit_job(make.job("a"), key="k", body_hash="b")
+    with pytest.raises(Conflict):
+        await client.submit_job(make.job("a"), key="k", body_hash="c")
+
+
+@given(st.lists(st.tuples(st.text(max_size=4), st.text(max_size=4), st.text(max_size=4)), min_size=2, unique=True))
+def test_keys_of_projects_never_meet(parts):
+    """Tenant, project and key are told apart wherever one ends and the other begins."""
+    ids = {new_id("task", Scope(tenant=tenant, project=project), key) for tenant, project, key in parts}
+    assert len(ids) == len(parts)
+
+
+def test_ids_are_random_without_a_key():
+    """128 bits nobody can guess, in characters a folder name may have."""
+    ids = {new_id("task", Scope(), None) for _ in range(200)}
+    assert len(ids) == 200
+    assert all(one.startswith("task_") and len(one) == 31 and one[5:].isalnum() for one in ids)
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [Scope(project="other"), Scope(tenant="other"), Scope(agent="other")],
+    ids=["project", "tenant", "agent"],
+)
+async def test_what_is_not_yours_is_not_there(client, make, stranger):
+    """Another project's, tenant's or agent's ids read the same as none."""
+    task, job = await client.submit_task(make.task()), await client.submit_job(make.job("a"))
+    for call in (
+        client.task(stranger, task.id),
+        client.job(stranger, job.id),
+        client.cancel_task(stranger, task.id),
+        client.cancel_job(stranger, job.id),
+        client.logs(stranger, task.id),
+        client.wait_task(stranger, task.id, 0),
+        client.wait_job(stranger, job.id, 0),
+    ):
+        with pytest.raises(NotFound):
+            await call
+    assert await client.list_tasks(stranger) == []
+    assert await client.list_jobs(stranger) == []
+    assert (await client.task(make.scope, task.id)).status == "queued"
+
+
+async def test_a_project_reads_its_agents(client, make):
+    """With `any_agent` a reader sees the project's other agents, never other projects."""
+    head = await client.submit_task(make.task(scope=Scope(agent="writer")))
+    assert (await client.task(Scope(), head.id, any_agent=True)).id == head.id
+    assert [one.id for one in await client.list_tasks(Scope(), any_agent=True)] == [head.id]
+    with pytest.raises(NotFound):
+        await client.task(Scope(project="other"), head.id, any_agent=True)
+
+
+async def test_unknown_ids_are_not_found(client, make):
+    """No such task, and none with a job's id."""
+    job = await client.submit_job(make.job("a"))
+    for item in ("task_x", job.id, "", "x" * 5000, "a\0b"):
+        with pytest.raises(NotFound):
+            await client.task(make.scope, item)
+
+
+async def test_a_queued_task_is_canceled_at_once(client, make):
+    """Without a worker a cancel is done when the call returns, and the queue has no row any more."""
+    head = await client.submit_task(make.task())
+    assert await client.cancel_task(make.scope, head.id, "changed my mind")
+    over = await client.task(make.scope, head.id)
+    assert (over.status, over.cancel_reason, over.finished_at is not None) == ("canceled", "changed my mind", True)
+    work = await client.work()
+    assert work.queues.waiting([host_queue(work.host)]) == []
+
+
+async def test_a_second_cancel_changes_nothing(client, make):
+    """What is over stays as it is: the call says so."""
+    head = await client.submit_task(make.task())
+    await client.cancel_task(make.scope, head.id, "first")
+    before = await client.task(make.scope, head.id)
+    assert not await client.cancel_task(make.scope, head.id, "second")
+    assert await client.task(make.scope, head.id) == before
+
+
+async def test_a_queued_job_is_canceled_with_its_steps(client, make):
+    """A job that never began ends canceled, its steps skipped."""
+    head = await client.submit_job(make.job("a", "b"))
+    assert await client.cancel_job(make.scope, head.id)
+    over = await client.job(make.scope, head.id)
+    assert (over.status, [step.status for step in over.steps]) == ("canceled", ["skipped", "skipped"])
+    assert over.current_step_index == -1
+
+
+async def test_a_busy_session_refuses(client, make):
+    """`on_busy="refuse"` names the task or job that holds the session; other sessions are free."""
+    first = await client.submit_task(make.task("s"))
+    for submit in (
+        client.submit_task(make.task("s", on_busy="refuse")),
+        client.submit_job(make.job("a", session="s", on_busy="refuse")),
+    ):
+        with pytest.raises(Conflict) as caught:
+            await submit
+        assert (caught.value.code, caught.value.details) == ("session_busy", {"holder": first.id})
+    await client.submit_task(make.task("t", on_busy="refuse"))
+    await client.submit_task(make.task("s", on_busy="refuse", scope=Scope(alias="other")))
+    await client.cancel_task(make.scope, first.id)
+    job = await client.submit_job(make.job("a", session="s", on_busy="refuse"))
+    with pytest.raises(Conflict, match=job.id):
+        await client.submit_task(make.task("s", on_busy="refuse"))
+
+
+async def test_two_that_refuse_to_wait(client, make):
+    """Of several at once, one gets the session."""
+    said = await asyncio.gather(
+        *(client.submit_task(make.task("s", on_busy="refuse")) for _ in range(6)), return_exceptions=True
+    )
+    assert sorted(type(one).__name__ for one in said) == ["Conflict"] * 5 + ["TaskHead"]
+
+
+async def test_refusing_twice_with_one_key_is_no_conflict(client, make):
+    """A repeated call is not refused because of itself."""
+    one = await client.submit_task(make.task("s", on_busy="refuse"), key="k")
+    assert await client.submit_task(make.task("s", on_busy="refuse"), key="k") == one
+
+
+async def test_a_job_is_checked_before_it_is_kept(client, make):
+    """Steps that are no graph leave nothing behind."""
+    with pytest.raises(BadRequest):
+        await client.submit_job(make.job(make.step("a", ["a"])))
+    assert await client.list_jobs(make.scope) == []
+
+
+async def test_listings_page_from_the_newest(client, make):
+    """Pages by time and id show everything once."""
+    ids = [(await client.submit_task(make.task())).id for _ in range(7)]
+    seen, before = [], None
+    while page := await client.list_tasks(make.scope, limit=3, before=before):
+        seen += [head.id for head in page]
+        before = (page[-1].created_at, page[-1].id)
+    assert seen == ids[::-1]
+
+
+async def test_listings_filter(client, make):
+    """By state, and by job."""
+    one, two = await client.submit_task(make.task()), await client.submit_task(make.task())
+    await client.cancel_task(make.scope, one.id)
+    assert [head.id for head in await client.list_tasks(make.scope, status=["queued"])] == [two.id]
+    assert await client.list_tasks(make.scope, job_id="job_x") == []
+    job = await client.submit_job(make.job("a"))
+    assert [head.id for head in await client.list_jobs(make.scope, status=["queued"])] == [job.id]
+
+
+async def test_waiting_returns_at_the_timeout(client, make):
+    """A wait gives what is known when its time is over, and the end when there is one."""
+    head = await client.submit_task(make.task())
+    assert (await client.wait_task(make.scope, head.id, 0.05)).status == "queued"
+    waiting = asyncio.ensure_future(client.wait_task(make.scope, head.id))
+    await client.cancel_task(make.scope, head.id)
+    assert (await asyncio.wait_for(waiting, 30)).status == "canceled"
+
+
+async def test_a_worker_is_started_once(place, make):
+    """The first submission starts a worker; others do not while it has time to start."""
+    calls = []
+    made = JobsClient(f"sqlite:///{place / 'work.db'}", place, spawn=lambda: calls.append(1))
+    for _ in range(3):
+        await made.submit_task(make.task())
+    assert calls == [1]
+    await made.aclose()
+
+
+async def test_a_worker_that_died_is_replaced(place, make):
+    """Once a worker was seen, a free slot means it died: the next call starts another at once."""
+    calls = []
+    made = JobsClient(f"sqlite:///{place / 'work.db'}", place, spawn=lambda: calls.append(1))
+    head = await made.submit_task(make.task())
+    with hold_slot(place, 0) as held:
+        assert held
+        await made.ensure_worker()
+    await made.wait_task(make.scope, head.id, 0.05)
+    assert calls == [1, 1]
+    await made.aclose()
+
+
+async def test_opening_at_once_opens_once(place, make):
+    """Calls before the database is open share one opening."""
+    made = JobsClient(f"sqlite:///{place / 'work.db'}", place)
+    works = await asyncio.gather(*(made.work() for _ in range(5)))
+    assert len({id(work) for work in works}) == 1
+    await made.aclose()
+
+
+def test_the_kept_tail_is_read_by_offset(make):
+    """Offsets are of the whole output, also where only its end was kept."""
+    head = TaskHead(
+        id="t",
+        spec=make.task(),
+        status="succeeded",
+        mode="batch",
+        session_key="k",
+        created_at=datetime.now(UTC),
+        stdout_tail=b"56789",
+        stdout_total=10,
+    )
+    whole = kept_piece(head, "stdout", 0, 100)
+    assert (whole.offset, whole.data, whole.total, whole.truncated) == (5, b"56789", 10, True)
+    assert kept_piece(head, "stdout", 7, 2).data == b"78"
+    assert kept_piece(head, "stdout", -3, 100).data == b"789"
+    assert kept_piece(head, "stdout", 99, 5).data == b""
+    assert kept_piece(head, "stderr", 0, 5).total == 0
