@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from kdskills.skills.model import Skill
     from kdskills.turn import SkillView
 
+__all__ = ["PublishReport", "Renew", "publish", "publish_tools", "unknown"]
+
 Renew = Callable[[], "SkillView"]
 
 MAX_PART: Final = 1024 * 1024
