@@ -45,9 +45,12 @@ class Storage:
         """Projects, their skills and versions. Raises as `database`."""
         from kdskills.app.projects import Projects
         from kdskills.app.projects.views import ProjectViews
+        from kdskills.jobs.artifacts.opening import open_blobs
 
         views = ProjectViews(self._host.subsystem, self._host.bundle)
-        return Projects(self.database, self._host.settings.state_dir, views, bundle_of=self._bundle_of)
+        settings = self._host.settings
+        blobs = None if settings.artifacts is None else open_blobs(settings.artifacts)
+        return Projects(self.database, settings.state_dir, views, bundle_of=self._bundle_of, blobs=blobs)
 
     @cached_property
     def tokens(self) -> Tokens:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +20,11 @@ from kdskills.app.projects.model import (
     SkillVersion,
     check_project,
 )
+from kdskills.app.projects.presence import Presence
 from kdskills.app.projects.records import Records, version_of_row
 from kdskills.app.projects.tables import ProjectTables
-from kdskills.app.projects.views import Ingredients, ProjectViews, descriptor_mark
-from kdskills.errors import NotFound
+from kdskills.app.projects.views import Ingredients, ProjectViews, Uploaded, descriptor_mark
+from kdskills.errors import NotFound, OperatorMustAct
 from kdskills.jobs.database import Database, utc_now
 from kdskills.skills.archives import ArchiveLimits
 
@@ -29,7 +32,10 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from kdskills.app.project_skills import ProjectSkills
+    from kdskills.jobs.artifacts import Blobs
     from kdskills.turn import SkillView
+
+_LOG = logging.getLogger("kdskills.projects")
 
 
 class ProjectReads:
@@ -40,6 +46,7 @@ class ProjectReads:
         state_dir: Where versions are kept.
         views: Puts skills under policy.
         bundle_of: Folder of a project's bundle when its row names none.
+        blobs: Storage shared with other machines that have the same database; None for one machine.
         limits: Bounds of an archive.
         clock: Gives the time of changes.
     """
@@ -51,11 +58,13 @@ class ProjectReads:
         views: ProjectViews,
         *,
         bundle_of: Callable[[str], Path | None] = lambda project: None,
+        blobs: Blobs | None = None,
         limits: ArchiveLimits | None = None,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         self._database = database
         self._folders = VersionFolders(state_dir)
+        self._presence = Presence(self._folders, blobs)
         self._views = views
         self._bundle_of = bundle_of
         self._limits = limits or ArchiveLimits()
@@ -104,6 +113,7 @@ class ProjectReads:
             NotFound: There is no such skill or version.
         """
         found = await self.version(project, name, version)
+        await self._presence.ensure(project, found)
         return await asyncio.to_thread(self._folders.archive, project, name, found.version)
 
     async def file(self, project: str, name: str, path: str, version: str | None = None) -> SkillFile:
@@ -115,7 +125,7 @@ class ProjectReads:
         found = await self.version(project, name, version)
         for file in found.files:
             if file.path == path:
-                return SkillFile(self._folders.folder(project, name, found.version) / path, file)
+                return SkillFile(await self._presence.ensure(project, found) / path, file)
         raise NotFound(f"skill {name!r} has no file {path!r}", skill=name, version=found.version, path=path)
 
     async def audit(self, project: str, *, limit: int = 100) -> Sequence[AuditRow]:
@@ -140,7 +150,11 @@ class ProjectReads:
             BundleError: The project's bundle cannot be loaded.
         """
         check_project(project)
-        return await asyncio.to_thread(self._skills, project)
+        made = await self._database.read(lambda link: self._ingredients(link, project))
+        missing = [skill.full_id for skill in made.uploaded if not await self._here(project, skill)]
+        if missing:
+            made = replace(made, missing=frozenset(missing))
+        return await asyncio.to_thread(self._views.skills, project, made)
 
     async def view(
         self, project: str, consumer: str | None, tools: Iterable[Any] | None = None, *, include_internal: bool = False
@@ -149,8 +163,17 @@ class ProjectReads:
         found = await self.skills(project)
         return await asyncio.to_thread(found.subsystem.view, consumer, tools, include_internal=include_internal)
 
-    def _skills(self, project: str) -> ProjectSkills:
-        return self._views.skills(project, self._database.ask(lambda link: self._ingredients(link, project)))
+    async def _here(self, project: str, skill: Uploaded) -> bool:
+        """Whether the files of an active version are on this machine, fetched if need be; one that is not costs only itself."""
+        if await asyncio.to_thread(skill.root.exists):
+            return True
+        try:
+            found = await self.version(project, skill.name, f"sha256:{skill.root.name}")
+            await self._presence.ensure(project, found)
+        except (NotFound, OperatorMustAct) as error:
+            _LOG.warning("project %s: %s", project, error)
+            return False
+        return True
 
     def _ingredients(self, link: sa.Connection, project: str) -> Ingredients:
         known = self._records.projects(link, project)
@@ -162,7 +185,9 @@ class ProjectReads:
             bundle=bundle,
             descriptor=descriptor_mark(bundle),
             uploaded=tuple(
-                (state.name, self._folders.root(project, state.name, state.active)) for state in states if state.active
+                Uploaded(state.name, state.full_id, self._folders.root(project, state.name, state.active))
+                for state in states
+                if state.active
             ),
             disabled=frozenset(state.full_id for state in states if not state.enabled),
         )
@@ -180,17 +205,19 @@ class ProjectReads:
 
         Raises:
             NotFound: There is no such skill or version.
+            VersionMissing: Its files cannot be had.
         """
         check_project(project)
 
-        def change(link: sa.Connection) -> PinnedVersion:
+        def change(link: sa.Connection) -> SkillVersion:
             found = self._version(link, project, name, version)
             self._records.version_row(link, project, name, found.version, hold=True)
             self._records.pin(link, project, name, found.version, holder)
-            folder = self._folders.folder(project, name, found.version)
-            return PinnedVersion(name, found.version, found.full_id, folder, found.tree_digest)
+            return found
 
-        return await self._database.write(change)
+        found = await self._database.write(change)
+        folder = await self._presence.ensure(project, found)
+        return PinnedVersion(name, found.version, found.full_id, folder, found.tree_digest)
 
     async def unpin(self, project: str, holder: str) -> int:
         """Let go of everything *holder* holds; return how many versions that were."""

@@ -17,6 +17,7 @@ from kdskills.app.projects.model import (
     check_project,
 )
 from kdskills.app.projects.reading import ProjectReads
+from kdskills.app.projects.records import version_of_row
 from kdskills.app.projects.spool import spool
 from kdskills.errors import BadRequest, NotFound
 from kdskills.jobs.database import micros, moment_of
@@ -80,55 +81,78 @@ class Projects(ProjectReads):
         """
         check_project(project)
         if isinstance(source, Path):
-            return await asyncio.to_thread(self._take, project, source, activate, who, request_id)
+            return await self._take(project, source, activate, who, request_id)
         place = await asyncio.to_thread(self._folders.scratch, ".upload")
         try:
             await spool(source, place, self._limits.archive_bytes)
-            return await asyncio.to_thread(self._take, project, place, activate, who, request_id)
+            return await self._take(project, place, activate, who, request_id)
         finally:
             await asyncio.to_thread(self._folders.discard, place)
 
-    def _take(self, project: str, archive: Path, activate: bool, who: str, request_id: str) -> UploadReport:
-        scratch = self._folders.scratch()
+    async def _take(self, project: str, archive: Path, activate: bool, who: str, request_id: str) -> UploadReport:
+        scratch = await asyncio.to_thread(self._folders.scratch)
+        written = scratch.with_suffix(".zip")
         try:
-            unpacked = unpack_skill(archive, scratch, limits=self._limits)
-            return self._database.change(lambda link: self._keep(link, project, unpacked, activate, who, request_id))
+            unpacked = await asyncio.to_thread(unpack_skill, archive, scratch, limits=self._limits)
+            await asyncio.to_thread(self._folders.write, unpacked.folder, written)
+            given = self._given(unpacked, who)
+            await self._presence.share(project, given, written)
+            report, kept = await self._database.write(
+                lambda link: self._keep(link, project, given, scratch, activate, who, request_id)
+            )
+            if not kept:
+                await self._presence.forget(project, given)
+            return report
         finally:
-            self._folders.discard(scratch)
+            await asyncio.to_thread(self._folders.discard, written)
+            await asyncio.to_thread(self._folders.discard, scratch)
 
-    def _keep(
-        self, link: sa.Connection, project: str, unpacked: UnpackedSkill, activate: bool, who: str, request_id: str
-    ) -> UploadReport:
-        """Keep an unpacked skill: rows and folder in one transaction, which the project's row serialises."""
-        records, name, version = self._records, unpacked.name, unpacked.version
-        full_id = f"public.{unpacked.skill.id}"
-        records.ensure_project(link, project)
-        row = records.claim_skill(link, project, name, full_id)
-        given = SkillVersion(
-            skill=name,
-            version=version,
-            full_id=full_id,
+    def _given(self, unpacked: UnpackedSkill, who: str) -> SkillVersion:
+        return SkillVersion(
+            skill=unpacked.name,
+            version=unpacked.version,
+            full_id=f"public.{unpacked.skill.id}",
             description=unpacked.skill.description,
             files=unpacked.files,
             tree_digest=unpacked.skill.tree_digest(),
-            active=activate,
+            active=False,
             pins=0,
-            created_at=moment_of(records.now()),
+            created_at=moment_of(self._records.now()),
             created_by=who[:200],
             diagnostics=unpacked.diagnostics,
         )
+
+    def _keep(
+        self,
+        link: sa.Connection,
+        project: str,
+        given: SkillVersion,
+        scratch: Path,
+        activate: bool,
+        who: str,
+        request_id: str,
+    ) -> tuple[UploadReport, bool]:
+        """Keep an unpacked skill: rows and folder in one transaction, which the project's row serialises.
+
+        Returns:
+            The report, and whether the version's row is the one of this upload.
+        """
+        records, name, version = self._records, given.skill, given.version
+        records.ensure_project(link, project)
+        row = records.claim_skill(link, project, name, given.full_id)
         created = records.add_version(link, project, given)
-        self._folders.place(unpacked.folder.parent, project, name, version)
-        self._folders.archive(project, name, version)
+        kept = records.version_row(link, project, name, version)["created_at"] == micros(given.created_at)
+        self._folders.place(scratch, project, name, version)
         before = row["active"]
         active = version if activate else before
         if active != before:
-            records.set_skill(link, project, name, active=active, full_id=full_id)
+            records.set_skill(link, project, name, active=active, full_id=given.full_id)
             records.changed(link, project)
         records.mark_unused(link, project, name, active)
         facts = {"version": version, "created": created, "before": before, "active": active}
         records.note(link, project, who, "skill.upload", name, request_id, **facts)
-        return UploadReport(name, version, unpacked.diagnostics, created, active == version, row["enabled"])
+        report = UploadReport(name, version, given.diagnostics, created, active == version, row["enabled"])
+        return report, kept
 
     async def patch(self, project: str, name: str, *, enabled: bool, who: str, request_id: str = "") -> SkillState:
         """Enable or disable a skill: the gate refuses a disabled one. Raises NotFound."""
@@ -195,37 +219,40 @@ class Projects(ProjectReads):
             keep_days: Days a version stays after it was last the active one.
             keep_versions: Unused versions that stay, however old, of a skill that was not deleted.
         """
-        return await asyncio.to_thread(self._collect, keep_days, keep_versions)
-
-    def _collect(self, keep_days: float, keep_versions: int) -> CollectReport:
         before = micros(moment_of(self._records.now()) - timedelta(days=keep_days))
         spare: dict[tuple[str, str], int] = {}
         gone = []
-        for project, name, version, deleted in self._database.ask(lambda link: self._records.unused(link, before)):
+        for project, name, version, deleted in await self._database.read(
+            lambda link: self._records.unused(link, before)
+        ):
             spare[project, name] = spare.get((project, name), 0) + 1
             kept = not deleted and spare[project, name] <= keep_versions
-            if not kept and self._forget(project, name, version, before):
+            if not kept and await self._forget(project, name, version, before):
                 gone.append(f"{name}@{version}")
-        known = self._database.ask(self._records.all_versions)
-        return CollectReport(tuple(gone), self._folders.sweep(known))
+        known = await self._database.read(self._records.all_versions)
+        return CollectReport(tuple(gone), await asyncio.to_thread(self._folders.sweep, known))
 
-    def _forget(self, project: str, name: str, version: str, before: int) -> bool:
+    async def _forget(self, project: str, name: str, version: str, before: int) -> bool:
         """Remove one version, if it is still unused and unpinned now that nobody else can change it."""
 
-        def change(link: sa.Connection) -> Path | bool:
+        def change(link: sa.Connection) -> tuple[SkillVersion, Path | None] | None:
             self._records.ensure_project(link, project)
             row = self._records.version_row(link, project, name, version, hold=True)
             since = row["unused_since"]
             if since is None or since >= before or self._records.pin_counts(link, project, name).get(version):
-                return False
+                return None
             self._records.forget_version(link, project, name, version)
             self._records.note(link, project, "retention", "version.collect", name, "", version=version)
-            return self._folders.put_away(project, name, version) or True
+            return version_of_row(row, False, 0), self._folders.put_away(project, name, version)
 
         try:
-            done = self._database.change(change)
+            done = await self._database.write(change)
         except NotFound:  # another process was faster
             return False
-        if isinstance(done, Path):
-            self._folders.discard(done)
-        return done is not False
+        if done is None:
+            return False
+        found, folder = done
+        if folder is not None:
+            await asyncio.to_thread(self._folders.discard, folder)
+        await self._presence.forget(project, found)
+        return True

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kdskills.jobs.database import word_type
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 
 class ProjectTables:
@@ -11,7 +16,6 @@ class ProjectTables:
     def __init__(self) -> None:
         import sqlalchemy as sa
 
-        name, digest, moment = word_type(256), sa.String(80), sa.BigInteger
         self.metadata = sa.MetaData()
         self.projects = sa.Table(
             "kd_projects",
@@ -19,49 +23,76 @@ class ProjectTables:
             sa.Column("project", word_type(64), primary_key=True),
             sa.Column("bundle", sa.Text),
             sa.Column("generation", sa.BigInteger, nullable=False),
-            sa.Column("created_at", moment, nullable=False),
+            sa.Column("created_at", sa.BigInteger, nullable=False),
         )
-        self.skills = sa.Table(
+        self.skills = self._skills()
+        self.versions = self._versions()
+        self.pins = self._pins()
+        self.audit = self._audit()
+
+    def _named(self) -> tuple[sa.Column[str], sa.Column[str]]:
+        import sqlalchemy as sa
+
+        return (
+            sa.Column("project", word_type(64), primary_key=True),
+            sa.Column("name", word_type(256), primary_key=True),
+        )
+
+    def _skills(self) -> sa.Table:
+        import sqlalchemy as sa
+
+        return sa.Table(
             "kd_project_skills",
             self.metadata,
-            sa.Column("project", word_type(64), primary_key=True),
-            sa.Column("name", name, primary_key=True),
-            sa.Column("full_id", name, nullable=False),
+            *self._named(),
+            sa.Column("full_id", word_type(256), nullable=False),
             sa.Column("enabled", sa.Boolean, nullable=False),
-            sa.Column("active", digest),
-            sa.Column("created_at", moment, nullable=False),
-            sa.Column("changed_at", moment, nullable=False),
-            sa.Column("deleted_at", moment),
+            sa.Column("active", sa.String(80)),
+            sa.Column("created_at", sa.BigInteger, nullable=False),
+            sa.Column("changed_at", sa.BigInteger, nullable=False),
+            sa.Column("deleted_at", sa.BigInteger),
         )
-        self.versions = sa.Table(
+
+    def _versions(self) -> sa.Table:
+        import sqlalchemy as sa
+
+        return sa.Table(
             "kd_skill_versions",
             self.metadata,
-            sa.Column("project", word_type(64), primary_key=True),
-            sa.Column("name", name, primary_key=True),
-            sa.Column("version", digest, primary_key=True),
-            sa.Column("full_id", name, nullable=False),
+            *self._named(),
+            sa.Column("version", sa.String(80), primary_key=True),
+            sa.Column("full_id", word_type(256), nullable=False),
             sa.Column("description", sa.Text, nullable=False),
-            sa.Column("tree_digest", digest, nullable=False),
+            sa.Column("tree_digest", sa.String(80), nullable=False),
             sa.Column("files", sa.Text, nullable=False),
             sa.Column("diagnostics", sa.Text, nullable=False),
-            sa.Column("created_at", moment, nullable=False),
+            sa.Column("created_at", sa.BigInteger, nullable=False),
             sa.Column("created_by", sa.String(200), nullable=False),
-            sa.Column("unused_since", moment),
+            sa.Column("unused_since", sa.BigInteger),
         )
-        self.pins = sa.Table(
+
+    def _pins(self) -> sa.Table:
+        import sqlalchemy as sa
+
+        return sa.Table(
             "kd_skill_pins",
             self.metadata,
             sa.Column("project", word_type(64), primary_key=True),
             sa.Column("holder", word_type(200), primary_key=True),
-            sa.Column("name", name, primary_key=True),
-            sa.Column("version", digest, primary_key=True),
-            sa.Column("pinned_at", moment, nullable=False),
+            sa.Column("name", word_type(256), primary_key=True),
+            sa.Column("version", sa.String(80), primary_key=True),
+            sa.Column("pinned_at", sa.BigInteger, nullable=False),
         )
-        self.audit = sa.Table(
+
+    def _audit(self) -> sa.Table:
+        import sqlalchemy as sa
+
+        number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+        return sa.Table(
             "kd_audit",
             self.metadata,
-            sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
-            sa.Column("at", moment, nullable=False),
+            sa.Column("id", number, primary_key=True, autoincrement=True),
+            sa.Column("at", sa.BigInteger, nullable=False),
             sa.Column("project", word_type(64), nullable=False, index=True),
             sa.Column("who", sa.String(200), nullable=False),
             sa.Column("action", sa.String(80), nullable=False),

@@ -7,18 +7,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from kdskills.app.project_skills import ProjectSkills
 from kdskills.bundle import Bundle
 from kdskills.bundle.load import NAMES as DESCRIPTORS
 from kdskills.skills.model import Skill
-from kdskills.skills.roots import SkillRoot
+from kdskills.skills.roots import KIND_ORDER, SkillRoot
 from kdskills.turn import SkillsSubsystem
 
 UPLOADED: Final = "project"
 """Layer of uploaded skills: stronger than what the machine brings, weaker than the project's own bundle, and always in
 namespace `public`, so that no upload takes a place in `internal` or replaces a bundle's skill."""
+WEAKER: Final = frozenset(KIND_ORDER[: KIND_ORDER.index(UPLOADED)])
 KEPT: Final = 64
 
 
@@ -36,6 +37,14 @@ class Build(Protocol):
         ...
 
 
+class Uploaded(NamedTuple):
+    """An uploaded skill in use: `root` holds nothing but the folder of its active version."""
+
+    name: str
+    full_id: str
+    root: Path
+
+
 @dataclass(frozen=True, slots=True)
 class Ingredients:
     """What a project's subsystem is made of at one generation.
@@ -44,15 +53,17 @@ class Ingredients:
         generation: Grows with each change.
         bundle: Folder of the project's bundle, or None.
         descriptor: When the bundle's descriptor was last changed: a bundle is loaded again when it was.
-        uploaded: Skill name to the folder that holds nothing but its active version.
+        uploaded: Active versions of uploaded skills.
         disabled: Full ids nobody may have.
+        missing: Full ids of uploaded skills whose files are not here: no weaker skill may take their place.
     """
 
     generation: int
     bundle: Path | None
     descriptor: tuple[int, ...]
-    uploaded: tuple[tuple[str, Path], ...]
+    uploaded: tuple[Uploaded, ...]
     disabled: frozenset[str]
+    missing: frozenset[str] = frozenset()
 
 
 def descriptor_mark(bundle: Path | None) -> tuple[int, ...]:
@@ -100,16 +111,19 @@ class ProjectViews:
     def _made(self, project: str, ingredients: Ingredients) -> ProjectSkills:
         bundle = None if ingredients.bundle is None else self._load(ingredients.bundle)
         roots = [
-            SkillRoot(f"uploaded://{project}/{name}", place, f"uploaded:{name}", UPLOADED)
-            for name, place in ingredients.uploaded
+            SkillRoot(f"uploaded://{project}/{each.name}", each.root, f"uploaded:{each.name}", UPLOADED)
+            for each in ingredients.uploaded
         ]
 
-        def disabled(consumer: str | None, skills: Sequence[Skill]) -> Mapping[str, str]:
-            found = (skill.full_id for skill in skills if skill.layer == UPLOADED)
-            return {
-                full_id: f"it is disabled in project {project}" for full_id in found if full_id in ingredients.disabled
-            }
+        def denied(consumer: str | None, skills: Sequence[Skill]) -> Mapping[str, str]:
+            found: dict[str, str] = {}
+            for skill in skills:
+                if skill.layer == UPLOADED and skill.full_id in ingredients.disabled:
+                    found[skill.full_id] = f"it is disabled in project {project}"
+                elif skill.layer in WEAKER and skill.full_id in ingredients.missing:
+                    found[skill.full_id] = f"the files of project {project}'s own version are missing"
+            return found
 
-        subsystem = self._build(bundle, roots=roots, filters=(disabled,))
+        subsystem = self._build(bundle, roots=roots, filters=(denied,))
         name = project if bundle is None else bundle.name
         return ProjectSkills(name, subsystem, () if bundle is None else bundle.diagnostics)

@@ -27,10 +27,11 @@ def open_artifacts(url: str) -> ArtifactStore:
         ArtifactStoreUnavailable: The URL is not understood, or the storage cannot be set up.
         MissingExtra: What speaks to the storage is not installed.
     """
-    return ArtifactStore(_blobs(url))
+    return ArtifactStore(open_blobs(url))
 
 
-def _blobs(url: str) -> Blobs:
+def open_blobs(url: str) -> Blobs:
+    """Open the storage at *url* itself; as `open_artifacts`."""
     parts = urlsplit(url)
     if url.startswith("/") or parts.scheme == "file":
         from kdskills.jobs.artifacts.objects import local_blobs

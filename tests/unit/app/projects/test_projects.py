@@ -8,10 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from kdskills.app import Host, Settings
 from kdskills.app.projects import Projects
+from kdskills.app.projects.presence import VersionMissing
 from kdskills.app.projects.views import ProjectViews
 from kdskills.errors import BadRequest, Conflict, NotFound
+from kdskills.hooks import hookimpl
+from kdskills.skills import SkillRoot
 from kdskills.skills.archives import ArchiveRefused, read_tree, version_of
+from kdskills.skills.archives.unpack import remove_tree
 from kdskills.turn import Granted, Refused
 
 
@@ -319,18 +324,18 @@ async def test_leftovers_of_processes_that_died_go(host, archive) -> None:
     assert isinstance(await answer(host), Granted)
 
 
-@pytest.mark.parametrize("step", ["place", "archive"])
+@pytest.mark.parametrize("step", ["place", "write"])
 async def test_a_crash_leaves_the_old_state(host, archive, monkeypatch, step) -> None:
     """Wherever an upload dies, the old version stays in use, and the next upload succeeds."""
     first = await host.projects.upload("acme", archive(body="One."), who="ann")
 
     def die(*arguments):
-        raise KeyboardInterrupt
+        raise MemoryError
 
     with monkeypatch.context() as broken:
         broken.setattr(type(host.projects._folders), step, die)
-        with pytest.raises(KeyboardInterrupt):
-            host.projects._take("acme", archive(body="Two."), True, "ann", "")
+        with pytest.raises(MemoryError):
+            await host.projects.upload("acme", archive(body="Two."), who="ann")
     assert await versions_of(host) == {first.version: True}
     assert (await answer(host)).skill.body.strip() == "One."
     second = await host.projects.upload("acme", archive(body="Two."), who="ann")
@@ -408,8 +413,6 @@ async def test_the_subsystem_is_kept_until_something_changes(host, archive) -> N
 
 async def test_another_process_sees_changes(host, archive, tmp_path) -> None:
     """A second Host on the same state follows uploads and switches at its next question."""
-    from kdskills.app import Host
-
     await host.projects.upload("acme", archive(), who="ann")
     other = Host(host.settings, entry_points=False)
     try:
@@ -449,3 +452,94 @@ async def test_a_host_serves_projects(host, archive) -> None:
     """What operations look at is the project, once it is known."""
     await host.projects.upload("acme", archive(), who="ann")
     assert list((await host.project_skills("acme")).subsystem.registry) == ["public.brief"]
+
+
+async def test_other_machines_fetch_what_they_lack(host, archive, tmp_path) -> None:
+    """With a shared storage a machine with another state folder has every version, checked by its hash."""
+    shared = host.settings.model_copy(
+        update={
+            "artifacts": str(tmp_path / "shared"),
+            "database_url": f"sqlite:///{tmp_path / 'one.db'}",
+        }
+    )
+    one = Host(shared, entry_points=False)
+    two = Host(shared.model_copy(update={"state_dir": tmp_path / "state2"}), entry_points=False)
+    try:
+        first = await one.projects.upload("acme", archive(**{"run.sh": "#!/bin/sh"}), who="ann")
+        await one.projects.upload("acme", archive(**{"run.sh": "#!/bin/sh"}), who="bob")
+        assert len([place for place in (tmp_path / "shared").rglob("*") if place.is_file()]) == 1
+        assert isinstance((await two.projects.view("acme", None)).resolve("brief"), Granted)
+        pinned = await two.projects.pin("acme", "brief", "job")
+        assert pinned.folder.is_relative_to(tmp_path / "state2")
+        assert version_of(read_tree(pinned.folder)) == first.version
+        await two.projects.unpin("acme", "job")
+        await one.projects.delete("acme", "brief", who="ann")
+        await one.projects.collect(keep_days=-1)
+        assert [place for place in (tmp_path / "shared").rglob("*") if place.is_file()] == []
+    finally:
+        await one.storage.aclose()
+        await two.storage.aclose()
+
+
+async def test_spoilt_shared_archives_are_not_used(host, archive, tmp_path) -> None:
+    """Another version, a damaged archive or none under the key: the version is missing, and nothing is made of it."""
+    shared = host.settings.model_copy(
+        update={"artifacts": str(tmp_path / "shared"), "database_url": f"sqlite:///{tmp_path / 'one.db'}"}
+    )
+    one = Host(shared, entry_points=False)
+    two = Host(shared.model_copy(update={"state_dir": tmp_path / "state2"}), entry_points=False)
+    try:
+        await one.projects.upload("acme", archive(), who="ann")
+        kept = next(place for place in (tmp_path / "shared").rglob("*") if place.is_file())
+        for data in (archive(body="Evil.").read_bytes(), archive("other").read_bytes(), b"no zip", None):
+            if data is None:
+                kept.unlink()
+            else:
+                kept.write_bytes(data)
+            with pytest.raises(VersionMissing):
+                await two.projects.file("acme", "brief", "SKILL.md")
+            assert (await two.projects.view("acme", None)).resolve("brief").code == "unknown_skill"
+        assert [p for p in (tmp_path / "state2" / "projects").rglob("*") if p.is_file()] == []
+    finally:
+        await one.storage.aclose()
+        await two.storage.aclose()
+
+
+async def test_files_that_vanished_are_told(host, archive) -> None:
+    """Without a shared storage a version whose folder is gone says so, to the operator."""
+    report = await host.projects.upload("acme", archive(), who="ann")
+    root = host.projects._folders.root("acme", "brief", report.version)
+    remove_tree(root)
+    with pytest.raises(VersionMissing) as caught:
+        await host.projects.pin("acme", "brief", "job")
+    assert (caught.value.code, caught.value.who) == ("version_missing", "operator")
+
+
+async def test_a_missing_version_costs_only_itself(archive, tmp_path, caplog) -> None:
+    """The project's other skills stay, no weaker skill takes the place, and it comes back with its files."""
+    folder = tmp_path / "plugin" / "brief"
+    folder.mkdir(parents=True)
+    (folder / "SKILL.md").write_text("---\nname: brief\ndescription: A plugin's.\n---\nWeak.\n")
+
+    class Plugin:
+        @hookimpl
+        def kdskills_skill_roots(self, descriptor):
+            return [SkillRoot("plugin://x", folder.parent, "x", "plugin")]
+
+    settings = Settings(state_dir=tmp_path / "state", index_dir=tmp_path / "index", bundle=None)
+    host = Host(settings, plugins=[Plugin()], entry_points=False)
+    try:
+        await host.projects.upload("acme", archive("other"), who="ann")
+        assert (await answer(host)).skill.layer == "plugin"
+        report = await host.projects.upload("acme", archive(), who="ann")
+        assert (await answer(host)).skill.layer == "project"
+        root = host.projects._folders.root("acme", "brief", report.version)
+        root.rename(tmp_path / "aside")
+        host.projects._views._kept.clear()
+        assert (await answer(host)).code == "plugin_denied"
+        assert isinstance(await answer(host, "other"), Granted)
+        assert report.version in caplog.text
+        (tmp_path / "aside").rename(root)
+        assert (await answer(host)).skill.layer == "project"
+    finally:
+        await host.storage.aclose()
