@@ -56,6 +56,7 @@ class Work:
         self.host = host_id(state_dir)
         self.tables = WorkTables()
         self.database = Database(url, what=WHAT)
+        self._close_to_others()
         self.records = Records(self.tables, self.database.dialect)
         self.attempts = Attempts(state_dir, starter)
         self.queue_engine: sa.Engine = open_queue_engine(url)
@@ -74,6 +75,12 @@ class Work:
         self.queues.close()
         self.queue_engine.dispose()
         self.database.engine.dispose()
+
+    def _close_to_others(self) -> None:
+        """Keep SQLite's file, and what it makes beside it, from other users: specs hold environments, which hold secrets."""
+        path = self.database.engine.url.database
+        if self.database.dialect == "sqlite" and path:
+            Path(path).touch(mode=0o600)
 
     def _prepare(self) -> None:
         """Make or upgrade the tables, the queue's too; costs one read when they are up to date."""

@@ -1,0 +1,209 @@
+"""Rows move by compare-and-set, fenced by the worker that holds them and by the roster of the living."""
+
+import pytest
+
+from kdskills.jobs.database import micros, utc_now
+from kdskills.jobs.model import Scope
+from kdskills.jobs.records import Wanted, new_task
+from kdskills.jobs.roster import Roster
+from kdskills.jobs.states import TASKS, TERMINAL, may
+
+
+class Bench:
+    """A place with two workers in its roster and one task."""
+
+    def __init__(self, work, make):
+        self.work, self.records = work, work.records
+        self.roster = Roster(work)
+        self.roster.enter("one", 1)
+        self.roster.enter("two", 2)
+        self.spec = make.task("s")
+        self.add("t")
+
+    def add(self, item, **more):
+        """Add a task."""
+        row = new_task(item, self.spec, "key", body_hash="", home=self.work.host)
+        return self.do(lambda link: self.records.add_task(link, row | more))
+
+    def do(self, change):
+        """Change something in one transaction."""
+        return self.work.database.change(change)
+
+    def claim(self, executor, item="t"):
+        """Claim the task."""
+        return self.do(lambda link: self.records.claim(link, "task", item, executor))
+
+    def move(self, executor, to, item="t", **values):
+        """Move the task."""
+        return self.do(lambda link: self.records.move(link, "task", item, to, executor, **values))
+
+    def head(self, item="t"):
+        """Return the task."""
+        return self.do(lambda link: self.records.task(link, item))
+
+    def put(self, status, executor="one", item="t"):
+        """Put the task into a state, whatever it was in."""
+        table = self.work.tables.tasks
+        self.do(
+            lambda link: link.execute(table.update().where(table.c.id == item).values(status=status, executor=executor))
+        )
+
+
+@pytest.fixture
+def bench(work, make):
+    """Return the bench."""
+    return Bench(work, make)
+
+
+def test_a_row_is_added_once(bench):
+    """A second row of the same id is no row."""
+    assert not bench.add("t", status="running")
+    assert bench.head().status == "queued"
+
+
+def test_one_of_two_workers_gets_it(bench):
+    """A row somebody alive holds is not taken; its holder may take it again."""
+    assert [bench.claim("one"), bench.claim("two"), bench.claim("one")] == [True, False, True]
+
+
+def test_the_dead_hold_nothing(bench):
+    """What a buried worker held is free."""
+    bench.claim("one")
+    bench.roster.leave("one")
+    assert bench.claim("two")
+
+
+def test_the_dead_take_nothing(bench):
+    """A buried worker, and one that never entered, get no row."""
+    bench.roster.leave("one")
+    assert [bench.claim("one"), bench.claim("stranger")] == [False, False]
+
+
+def test_what_is_over_is_not_taken(bench):
+    """A terminal row is nobody's to take."""
+    for status in ("succeeded", "failed", "canceled"):
+        bench.put(status, executor=None)
+        assert not bench.claim("one")
+
+
+@pytest.mark.parametrize("to", sorted(TASKS))
+@pytest.mark.parametrize("status", sorted(TASKS))
+def test_moves_are_those_of_the_table(bench, status, to):
+    """A move happens exactly when the table of states allows it."""
+    bench.put(status)
+    assert bench.move("one", to) == may(TASKS, status, to)
+    assert bench.head().status == (to if may(TASKS, status, to) else status)
+
+
+def test_moves_are_fenced(bench):
+    """Only the holder moves a row, and only while it lives."""
+    bench.claim("one")
+    assert not bench.move("two", "starting")
+    bench.roster.leave("one")
+    assert not bench.move("one", "starting")
+    assert bench.head().status == "queued"
+
+
+def test_a_terminal_head_is_final(bench):
+    """Later facts change nothing of what is over: not the state, not the exit code, not the output."""
+    bench.claim("one")
+    bench.move("one", "starting")
+    bench.move("one", "succeeded", exit_code=0, stdout_tail=b"done")
+    before = bench.head()
+    for to in TASKS:
+        assert not bench.move("one", to, exit_code=9, stdout_tail=b"no")
+    bench.do(lambda link: bench.records.ask_cancel(link, "task", "t", "late"))
+    bench.do(lambda link: bench.records.force(link, "task", "t", "failed", executor="one"))
+    assert bench.head() == before
+
+
+def test_bytes_of_programs_are_kept_as_they_are(bench):
+    """NUL bytes, broken UTF-8 and 200 KiB of it do not break a row."""
+    tail = bytes(range(256)) * 800
+    bench.claim("one")
+    bench.move("one", "starting")
+    bench.move("one", "failed", stdout_tail=tail, stderr_tail=b"\0\0", exit_code=1)
+    assert (bench.head().stdout_tail, bench.head().stderr_tail) == (tail, b"\0\0")
+
+
+def test_a_cancel_of_what_waits_is_done(bench):
+    """A queued row is canceled by the asking itself, also when a worker has it in hand."""
+    bench.claim("one")
+    assert bench.do(lambda link: bench.records.ask_cancel(link, "task", "t", "why")) == "canceled"
+    assert not bench.move("one", "starting")
+
+
+def test_a_cancel_of_what_runs_is_asked_once(bench):
+    """The first reason stays; asking again is no error."""
+    bench.put("running")
+    for reason in ("first", "second"):
+        assert bench.do(lambda link, r=reason: bench.records.ask_cancel(link, "task", "t", r)) == "asked"
+    assert (bench.head().status, bench.head().cancel_reason) == ("running", "first")
+
+
+def test_force_needs_a_row_nobody_alive_holds(bench):
+    """Only what nobody alive holds is ended from outside, and only as it was seen."""
+    force = bench.records.force
+    bench.put("running")
+    assert not bench.do(lambda link: force(link, "task", "t", "canceled", executor="one"))
+    bench.roster.leave("one")
+    assert not bench.do(lambda link: force(link, "task", "t", "canceled", executor="other"))
+    assert bench.do(lambda link: force(link, "task", "t", "canceled", executor="one"))
+    assert bench.head().status == "canceled"
+
+
+def test_a_session_has_one_holder(bench):
+    """A session is held until its holder is over; taking it again is no conflict."""
+    take = bench.records.take_session
+    bench.add("u")
+    assert bench.do(lambda link: take(link, "key", "t", "h"))
+    assert bench.do(lambda link: take(link, "key", "t", "h"))
+    assert not bench.do(lambda link: take(link, "key", "u", "h"))
+    assert bench.do(lambda link: take(link, "another", "u", "h"))
+    bench.put("succeeded")
+    assert bench.do(lambda link: take(link, "key", "u", "h"))
+    assert bench.do(lambda link: bench.records.session_host(link, "key")) == "h"
+
+
+def test_a_holder_that_was_forgotten_holds_nothing(bench):
+    """A session whose holder's head is gone is free."""
+    bench.do(lambda link: bench.records.take_session(link, "key", "gone", "h"))
+    assert bench.do(lambda link: bench.records.take_session(link, "key", "t", "h"))
+
+
+def test_the_first_that_is_not_over_holds_a_session(bench):
+    """The holder told to callers is the oldest task or job of the session, and no step of a job."""
+    bench.add("step", job_id="j", created_at=1)
+    bench.add("u")
+    assert bench.do(lambda link: bench.records.holder(link, "key")) == "t"
+    bench.put("failed")
+    assert bench.do(lambda link: bench.records.holder(link, "key")) == "u"
+    assert bench.do(lambda link: bench.records.holder(link, "nobody's")) is None
+
+
+def test_listings_show_one_scope(bench):
+    """Tenant and project always bind; the agent unless the reader is of the project."""
+    for name in ("tenant", "project", "agent"):
+        bench.spec = bench.spec.model_copy(update={"scope": Scope(**{name: "x"})})
+        bench.add(name)
+    listed = {
+        (agent, everyone): [
+            head.id
+            for head in bench.do(
+                lambda link, a=agent, e=everyone: bench.records.list_tasks(link, Wanted(Scope(agent=a), any_agent=e))
+            )
+        ]
+        for agent in ("local", "x")
+        for everyone in (False, True)
+    }
+    assert sorted(listed["local", True]) == sorted(listed["x", True]) == ["agent", "t"]
+    assert (listed["local", False], listed["x", False]) == (["t"], ["agent"])
+
+
+def test_times_survive_a_row(bench):
+    """Moments are kept to the microsecond."""
+    now = utc_now()
+    bench.put("running")
+    bench.move("one", "failed", finished_at=micros(now))
+    assert bench.head().finished_at == now
+    assert bench.head().status in TERMINAL

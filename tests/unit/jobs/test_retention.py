@@ -1,0 +1,125 @@
+"""What is over is forgotten whole: head, workflow, artifacts, run folders; what is not over stays."""
+
+import pytest
+
+from kdskills.jobs.database import micros, utc_now
+from kdskills.jobs.plan import step_task_id
+from kdskills.jobs.records import new_task
+from kdskills.jobs.retention import Retention
+
+DAY = 86_400_000_000
+
+
+class Forgetful:
+    """Artifacts that remember what they were told to forget."""
+
+    def __init__(self):
+        self.gone = []
+
+    async def forget(self, task_ids):
+        """Forget."""
+        self.gone += task_ids
+
+
+@pytest.fixture
+def artifacts():
+    """Return where artifacts are."""
+    return Forgetful()
+
+
+def age(work, item, days, kind="task", status="succeeded"):
+    """Let something be over for days."""
+    table = work.records.table(kind)
+    over = micros(utc_now()) - round(days * DAY)
+    work.database.change(
+        lambda link: link.execute(
+            table.update().where(table.c.id == item).values(status=status, finished_at=over, host=work.host)
+        )
+    )
+
+
+async def test_what_is_old_goes_whole(client, make, work, artifacts):
+    """Head, workflow, artifacts and run folder of a task that was over for longer than it is kept."""
+    old, young = await client.submit_task(make.task()), await client.submit_task(make.task())
+    age(work, old.id, 8)
+    age(work, young.id, 6)
+    folder = work.state_dir / "runs" / old.id / "1"
+    folder.mkdir(parents=True)
+    assert await Retention(work, artifacts).round() == 1
+    assert [head.id for head in await client.list_tasks(make.scope)] == [young.id]
+    assert artifacts.gone == [old.id]
+    assert not folder.parent.exists()
+    assert set(work.queues.states([old.id, young.id])) == {young.id}
+
+
+async def test_what_is_not_over_stays(client, make, work, artifacts):
+    """Old work that runs is not old."""
+    head = await client.submit_task(make.task())
+    age(work, head.id, 90, status="running")
+    assert await Retention(work, artifacts).round() == 0
+    assert (await client.task(make.scope, head.id)).status == "running"
+
+
+async def test_a_project_keeps_so_many(client, make, open_place, artifacts):
+    """Beyond the number a project keeps, those that ended first go; other projects are counted for themselves."""
+    work = open_place(keep_per_project=3, retention_batch=2)
+    ids = [(await client.submit_task(make.task())).id for _ in range(8)]
+    for index, item in enumerate(ids):
+        age(work, item, 1 - index / 100)
+    other = await client.submit_task(make.task(scope=make.scope.model_copy(update={"project": "other"})))
+    age(work, other.id, 2)
+    assert await Retention(work, artifacts).round() == 5
+    assert [head.id for head in await client.list_tasks(make.scope)] == ids[:-4:-1]
+    assert (await client.task(other.scope, other.id)).terminal
+
+
+async def test_a_job_goes_with_its_steps(client, make, work, artifacts):
+    """A job's tasks go with it, and never before it."""
+    job = await client.submit_job(make.job("a"))
+    step = step_task_id(job.id, 0, 0)
+    row = new_task(step, make.task("s"), job.session_key, body_hash="", home=None)
+    work.database.change(
+        lambda link: work.records.add_task(link, row | {"job_id": job.id, "step": 0, "try": 0, "status": "succeeded"})
+    )
+    age(work, step, 30)
+    assert await Retention(work, artifacts).round() == 0
+    age(work, job.id, 8, kind="job")
+    assert await Retention(work, artifacts).round() == 1
+    assert artifacts.gone == [step]
+    assert await client.list_tasks(make.scope) == []
+    assert await client.list_jobs(make.scope) == []
+
+
+async def test_another_hosts_folders_are_its_own(client, make, work, artifacts):
+    """What ran on another host is forgotten there, where its folders are."""
+    head = await client.submit_task(make.task())
+    age(work, head.id, 30)
+    table = work.tables.tasks
+    work.database.change(lambda link: link.execute(table.update().values(host="far")))
+    assert await Retention(work, artifacts).round() == 0
+
+
+async def test_a_round_that_was_killed_is_done_again(client, make, work, artifacts, monkeypatch):
+    """The head goes last, so nothing is left that nobody knows of."""
+    head = await client.submit_task(make.task())
+    age(work, head.id, 8)
+
+    def die(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(work.queues, "delete", die)
+    with pytest.raises(KeyboardInterrupt):
+        await Retention(work, artifacts).round()
+    assert (await client.task(make.scope, head.id)).terminal
+    monkeypatch.undo()
+    assert await Retention(work, artifacts).round() == 1
+
+
+async def test_the_journal_is_given_back(client, make, work, artifacts):
+    """SQLite's write-ahead log is emptied."""
+    for _ in range(20):
+        await client.submit_task(make.task())
+    log = work.state_dir / "work.db-wal"
+    assert log.stat().st_size > 0
+    await Retention(work, artifacts).round()
+    assert log.stat().st_size == 0
