@@ -78,7 +78,7 @@ async def place(host: Host, identity: Identity, skill_name: str, asked: Asked) -
             engine=engine.name,
         )
     shared = not host.settings.work_database.startswith("sqlite")
-    mounts = await asyncio.to_thread(_mounts, answer.closure, shared)
+    mounts = await asyncio.to_thread(_mounts, answer.closure, shared=shared)
     kept = host.settings.jobs.result_bytes
     return Placed(
         placement=Placement(
@@ -93,7 +93,7 @@ async def place(host: Host, identity: Identity, skill_name: str, asked: Asked) -
     )
 
 
-def _mounts(skills: tuple[Skill, ...], shared: bool) -> tuple[SkillMount, ...]:
+def _mounts(skills: tuple[Skill, ...], *, shared: bool) -> tuple[SkillMount, ...]:
     """Return the skills' folders, pinned as they are now.
 
     On one host the copies are mounted from, so that later edits change nothing; a pool of hosts shares the originals only,
