@@ -106,14 +106,21 @@ class VersionFolders:
         """
         limit = time.time() - older_than_s
         kept = {self.root(*row) for row in known}
-        old = [place for place in self._top.glob(f"{SCRATCH}/*") if place.lstat().st_ctime < limit]
-        for place in self._top.glob("[!.]*/*/*"):
-            owner = place.with_suffix("") if place.suffix == ".zip" else place
-            if owner not in kept and place.lstat().st_ctime < limit:
-                old.append(place)
-        for place in old:
+        places = [
+            *self._top.glob(f"{SCRATCH}/*"),
+            *(place for place in self._top.glob("[!.]*/*/*") if place.with_suffix("") not in kept),
+        ]
+        return sum(self._removed(place, limit) for place in places)
+
+    def _removed(self, place: Path, limit: float) -> bool:
+        """Remove what is older than *limit*; False for what is not, or what another process removed."""
+        try:
+            if place.lstat().st_ctime >= limit:
+                return False
             self.discard(place)
-        return len(old)
+        except FileNotFoundError:
+            return False
+        return True
 
 
 def file_digest(place: Path) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kdskills.app.projects.folders import VersionFolders
 from kdskills.app.projects.spool import spool
+from kdskills.app.projects.whole import whole
 from kdskills.errors import NotFound, OperatorMustAct
 from kdskills.jobs.database import micros
 from kdskills.skills.archives import ArchiveLimits, ArchiveRefused, unpack_skill
@@ -63,11 +64,11 @@ class Presence:
         place = await asyncio.to_thread(self._folders.scratch, ".fetched")
         try:
             await spool(self._blobs.read(key_of(project, found)), place, ArchiveLimits().archive_bytes)
-            await asyncio.to_thread(self._take, project, found, place)
+            await whole(asyncio.to_thread(self._take, project, found, place))
         except (NotFound, ArchiveRefused) as error:
             raise _missing(project, found, "the shared storage has none that can be used") from error
         finally:
-            await asyncio.to_thread(self._folders.discard, place)
+            await whole(asyncio.to_thread(self._folders.discard, place))
         return folder
 
     def _take(self, project: str, found: SkillVersion, archive: Path) -> None:

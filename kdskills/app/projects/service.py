@@ -19,6 +19,7 @@ from kdskills.app.projects.model import (
 from kdskills.app.projects.reading import ProjectReads
 from kdskills.app.projects.records import version_of_row
 from kdskills.app.projects.spool import spool
+from kdskills.app.projects.whole import whole
 from kdskills.errors import BadRequest, NotFound
 from kdskills.jobs.database import micros, moment_of
 from kdskills.skills.archives import UnpackedSkill, unpack_skill
@@ -87,25 +88,25 @@ class Projects(ProjectReads):
             await spool(source, place, self._limits.archive_bytes)
             return await self._take(project, place, activate, who, request_id)
         finally:
-            await asyncio.to_thread(self._folders.discard, place)
+            await whole(asyncio.to_thread(self._folders.discard, place))
 
     async def _take(self, project: str, archive: Path, activate: bool, who: str, request_id: str) -> UploadReport:
         scratch = await asyncio.to_thread(self._folders.scratch)
         written = scratch.with_suffix(".zip")
         try:
-            unpacked = await asyncio.to_thread(unpack_skill, archive, scratch, limits=self._limits)
-            await asyncio.to_thread(self._folders.write, unpacked.folder, written)
+            unpacked = await whole(asyncio.to_thread(unpack_skill, archive, scratch, limits=self._limits))
+            await whole(asyncio.to_thread(self._folders.write, unpacked.folder, written))
             given = self._given(unpacked, who)
             await self._presence.share(project, given, written)
-            report, kept = await self._database.write(
-                lambda link: self._keep(link, project, given, scratch, activate, who, request_id)
+            report, kept = await whole(
+                self._database.write(lambda link: self._keep(link, project, given, scratch, activate, who, request_id))
             )
             if not kept:
                 await self._presence.forget(project, given)
             return report
         finally:
-            await asyncio.to_thread(self._folders.discard, written)
-            await asyncio.to_thread(self._folders.discard, scratch)
+            await whole(asyncio.to_thread(self._folders.discard, written))
+            await whole(asyncio.to_thread(self._folders.discard, scratch))
 
     def _given(self, unpacked: UnpackedSkill, who: str) -> SkillVersion:
         return SkillVersion(

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterable
 from pathlib import Path
 
+from kdskills.app.projects.whole import whole
 from kdskills.skills.archives import ArchiveRefused
 
 
@@ -21,10 +22,10 @@ async def spool(source: AsyncIterable[bytes], place: Path, limit: int) -> int:
         ArchiveRefused: `archive_too_large`; what was written stays for the caller to remove.
     """
     size = 0
-    with await asyncio.to_thread(place.open, "xb") as out:
+    with await whole(asyncio.to_thread(place.open, "xb")) as out:
         async for piece in source:
             size += len(piece)
             if size > limit:
                 raise ArchiveRefused("archive_too_large", f"it has more than {limit} bytes")
-            await asyncio.to_thread(out.write, piece)
+            await whole(asyncio.to_thread(out.write, piece))
     return size

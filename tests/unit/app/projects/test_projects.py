@@ -12,6 +12,7 @@ from kdskills.app import Host, Settings
 from kdskills.app.projects import Projects
 from kdskills.app.projects.presence import VersionMissing
 from kdskills.app.projects.views import ProjectViews
+from kdskills.app.projects.whole import whole
 from kdskills.errors import BadRequest, Conflict, NotFound
 from kdskills.hooks import hookimpl
 from kdskills.skills import SkillRoot
@@ -543,3 +544,40 @@ async def test_a_missing_version_costs_only_itself(archive, tmp_path, caplog) ->
         assert (await answer(host)).skill.layer == "project"
     finally:
         await host.storage.aclose()
+
+
+async def test_callers_who_go_away(host, archive) -> None:
+    """Cancelled at any moment an upload is done or not begun: no version lacks a file, and no scratch stays."""
+    places = [archive(body=f"Text {n}.", **{f"f{m}": "x" * 1000 for m in range(20)}) for n in range(12)]
+    for number, place in enumerate(places):
+        task = asyncio.create_task(host.projects.upload("acme", place, who="ann"))
+        await asyncio.sleep(number * 0.002)
+        task.cancel()
+        task.cancel()
+        await asyncio.wait([task])
+    await host.projects.upload("acme", places[0], who="ann")
+    for found in await host.projects.versions("acme", "brief"):
+        folder = host.projects._folders.folder("acme", "brief", found.version)
+        assert read_tree(folder) == found.files
+    assert [path for path in on_disk(host) if path.startswith(".scratch")] == []
+    assert await versions_of(host)
+
+
+async def test_a_step_is_not_interrupted() -> None:
+    """What runs in a thread is waited for, however often its caller is cancelled; its error is not lost as a warning."""
+    ended = []
+
+    async def step() -> None:
+        await asyncio.sleep(0.05)
+        ended.append(True)
+        raise BufferError
+
+    task = asyncio.create_task(whole(step()))
+    for _ in range(3):
+        await asyncio.sleep(0.001)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == [True]
+    with pytest.raises(BufferError):
+        await whole(step())
