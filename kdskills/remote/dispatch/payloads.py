@@ -80,11 +80,11 @@ class Answers:
             message = str(error).strip()
         except Exception:  # noqa: BLE001 - an exception whose own text fails is told by its type, as one without text
             message = ""
-        return self.failure(f"remote skill {tool} failed: {redact(message) or type(error).__name__}")
+        return self.failure(tool, redact(message) or type(error).__name__)
 
-    def failure(self, text: str) -> StoredAnswer:
-        """Return the answer that tells of a failure in these words."""
-        return refusal(self.cut(sendable(text)))
+    def failure(self, tool: str, what: str) -> StoredAnswer:
+        """Return `remote skill <tool> failed: <what>`, cut when it is long."""
+        return refusal(self.cut(sendable(failed(tool, what).error or "")))
 
     def awaitable(self, tool: str) -> StoredAnswer:
         """Return the answer for an awaitable a sync session cannot wait for."""

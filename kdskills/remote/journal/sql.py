@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from kdskills.errors import MissingExtra, OperatorMustAct
 from kdskills.jobs.database import Database, upsert
 from kdskills.remote.journal.schema import upgrade
-from kdskills.remote.journal.states import ANSWERED, KEEPS_LATE, Event, after, sources, takeover
+from kdskills.remote.journal.states import ANSWERED, takeover
 from kdskills.remote.ports import CallIdentity, Claim, JournalRow, StoredAnswer
 
 if TYPE_CHECKING:
@@ -59,12 +59,14 @@ class SqlJournal:
     def __init__(self, url: str, *, kept_s: float = KEPT_S, clock: Callable[[], float] = time.time) -> None:
         try:
             from kdskills.remote.journal import tables
+            from kdskills.remote.journal.statements import Statements
         except ImportError:
             raise MissingExtra("the journal of calls", "codex") from None
         _make_private(url)
         self._database = Database(url, what="the journal of calls", failure=JournalUnavailable)
         self.engine: sa.Engine = self._database.engine
         self._tables = tables
+        self._sql = Statements(self._database.dialect)
         self._kept_s = kept_s
         self._clock = clock
         self._purged_at = 0.0
@@ -80,77 +82,58 @@ class SqlJournal:
     def claim(self, key: str, identity: CallIdentity, owner: str, lease_s: float, *, idempotent: bool) -> Claim:
         """As `CallJournal.claim`."""
         self._purge_sometimes()
+        lease = int(lease_s * MICRO)
 
         def change(link: sa.Connection) -> Claim:
-            if self._insert(link, key, identity, owner, lease_s, idempotent):
-                return Claim(self._found(link, key), mine=True)
-            row = self._found(link, key)
+            made = self._one(link, self._sql.insert, **_named(key, identity, owner, lease, idempotent))
+            if made is not None:
+                return Claim(made, mine=True)
+            row = self._one(link, self._sql.row, b_key=key)
+            if row is None:  # purged between two statements: older than a week, and asked for again
+                raise JournalUnavailable("the call's row went away while it was read", key=key)
             event = takeover(row, idempotent=idempotent)
             if event is None:
                 return Claim(row, mine=False)
-            taken = {"owner": owner, "lease_until": self._now() + int(lease_s * MICRO)}
-            dead = self._tables.calls.c.lease_until <= self._now()
-            mine = self._move(link, key, row.owner, event, taken, dead)
-            return Claim(self._found(link, key), mine=mine)
+            names = {"b_key": key, "b_owner": row.owner, "b_new_owner": owner, "b_lease": lease}
+            taken = self._one(link, self._sql.takeovers[event], **names)
+            return Claim(taken or row, mine=taken is not None)
 
         return self._write(change)
 
     def start(self, key: str, owner: str) -> bool:
         """As `CallJournal.start`."""
-        return self._write(lambda link: self._move(link, key, owner, "start", {"started_at": self._now()}))
+        return self._write(lambda link: self._one(link, self._sql.start, b_key=key, b_owner=owner) is not None)
 
     def finish(self, key: str, owner: str, answer: StoredAnswer) -> JournalRow | None:
         """As `CallJournal.finish`."""
-        table, text = self._tables.calls, _text(answer)
-
-        def change(link: sa.Connection) -> JournalRow | None:
-            if not self._move(link, key, owner, "answer", {"response": text, "answered_at": self._now()}):
-                late = (table.c.key == key, table.c.owner == owner, table.c.state.in_(sorted(KEEPS_LATE)))
-                values = {"late_response": text, "late_at": self._now()}
-                link.execute(table.update().where(*late, table.c.late_response.is_(None)).values(values))
-            return self._row(link, key)
-
-        return self._write(change)
+        return self._answer(key, owner, answer, self._sql.finish, self._sql.late)
 
     def overdue(self, key: str, owner: str, answer: StoredAnswer) -> JournalRow | None:
         """As `CallJournal.overdue`."""
-        return self._write(lambda link: self._given(link, key, owner, "deadline", answer))
+        return self._answer(key, owner, answer, self._sql.overdue)
 
     def lose(self, key: str, owner: str, answer: StoredAnswer, *, dead: bool = True) -> JournalRow | None:
         """As `CallJournal.lose`."""
-
-        def change(link: sa.Connection) -> JournalRow | None:
-            also = [self._tables.calls.c.lease_until <= self._now()] if dead else []
-            return self._given(link, key, owner, "lose", answer, *also)
-
-        return self._write(change)
+        return self._answer(key, owner, answer, self._sql.lose if dead else self._sql.abandon)
 
     def get(self, key: str) -> JournalRow | None:
         """As `CallJournal.get`."""
-        return self._database.ask(lambda link: self._row(link, key))
+        return self._database.ask(lambda link: self._one(link, self._sql.row, b_key=key))
 
     def renew(self, keys: Mapping[str, str], lease_s: float) -> None:
         """As `CallJournal.renew`."""
-        table = self._tables.calls
-        open_states = table.c.state.not_in(sorted(ANSWERED))
 
         def change(link: sa.Connection) -> None:
             for key, owner in keys.items():
-                until = {"lease_until": self._now() + int(lease_s * MICRO)}
-                link.execute(
-                    table.update().where(table.c.key == key, table.c.owner == owner, open_states).values(until)
-                )
+                link.execute(self._sql.renew, self._bound(b_key=key, b_owner=owner, b_lease=int(lease_s * MICRO)))
 
         self._write(change)
 
     def running(self, session_id: str) -> Sequence[JournalRow]:
         """As `CallJournal.running`."""
         table = self._tables.calls
-        return self._rows(
-            table.c.session_id == session_id,
-            table.c.state.not_in(sorted(ANSWERED)),
-            table.c.lease_until > self._now(),
-        )
+        living = (table.c.state.not_in(sorted(ANSWERED)), table.c.lease_until > self._sql.now)
+        return self._rows(table.c.session_id == session_id, *living)
 
     def calls(self, session_id: str, turn_id: str | None = None) -> Sequence[JournalRow]:
         """As `CallJournal.calls`."""
@@ -160,14 +143,9 @@ class SqlJournal:
 
     def outcomes(self, session_id: str, turn_id: str | None = None) -> Sequence[JournalRow]:
         """As `CallJournal.outcomes`."""
-        import sqlalchemy as sa
-
         table = self._tables.calls
-        other = [] if turn_id is None else [sa.or_(table.c.turn_id.is_(None), table.c.turn_id != turn_id)]
-        lost = sa.and_(table.c.state == "running", table.c.lease_until <= self._now())
-        answered = sa.and_(table.c.state.in_(sorted(ANSWERED)), sa.not_(table.c.told))
-        late = sa.and_(table.c.late_response.is_not(None), sa.not_(table.c.late_told))
-        return self._rows(table.c.session_id == session_id, sa.or_(lost, answered, late), *other)
+        other = [] if turn_id is None else [table.c.turn_id.is_distinct_from(turn_id)]
+        return self._rows(table.c.session_id == session_id, self._sql.untold(), *other)
 
     def tell(self, keys: Sequence[str]) -> None:
         """As `CallJournal.tell`."""
@@ -191,13 +169,13 @@ class SqlJournal:
 
     def purge(self) -> int:
         """Forget calls and receipts older than a week, unless a live worker still runs the call; returns how many calls."""
-        calls, receipts = self._tables.calls, self._tables.receipts
+        calls, receipts, now = self._tables.calls, self._tables.receipts, self._sql.now
 
         def change(link: sa.Connection) -> int:
-            before = self._now() - int(self._kept_s * MICRO)
-            link.execute(receipts.delete().where(receipts.c.created_at < before))
-            old = (calls.c.created_at < before, calls.c.lease_until < self._now())
-            return link.execute(calls.delete().where(*old)).rowcount
+            before = now - int(self._kept_s * MICRO)
+            link.execute(receipts.delete().where(receipts.c.created_at < before), self._bound())
+            old = (calls.c.created_at < before, calls.c.lease_until < now)
+            return link.execute(calls.delete().where(*old), self._bound()).rowcount
 
         self._purged_at = time.monotonic()
         return self._write(change)
@@ -205,14 +183,11 @@ class SqlJournal:
     def keep_receipt(self, session_id: str, turn_id: str, body: str) -> None:
         """Keep the receipt of a turn; keeping another replaces it."""
         table = self._tables.receipts
-
-        def change(link: sa.Connection) -> None:
-            values = {"session_id": session_id, "turn_id": turn_id, "body": body, "created_at": self._now()}
-            statement = upsert(self._database.dialect, table).values(values)
-            changed = {"body": statement.excluded.body}
-            link.execute(statement.on_conflict_do_update(index_elements=["session_id", "turn_id"], set_=changed))
-
-        self._write(change)
+        new = upsert(self._database.dialect, table).values(
+            session_id=session_id, turn_id=turn_id, body=body, created_at=self._sql.now
+        )
+        kept = new.on_conflict_do_update(index_elements=["session_id", "turn_id"], set_={"body": new.excluded.body})
+        self._write(lambda link: link.execute(kept, self._bound()))
 
     def receipts(self, session_id: str, turn_id: str | None = None) -> Sequence[str]:
         """Return the receipts kept of a session, or of one turn, oldest first."""
@@ -226,78 +201,30 @@ class SqlJournal:
         """Close the connections."""
         self.engine.dispose()
 
-    def _insert(
-        self, link: sa.Connection, key: str, identity: CallIdentity, owner: str, lease_s: float, idempotent: bool
-    ) -> bool:
-        state = after(None, "claim")
-        values = {
-            "key": key,
-            "session_id": identity.session_id,
-            "thread_id": identity.thread_id,
-            "turn_id": identity.turn_id,
-            "call_id": identity.call_id,
-            "namespace": identity.namespace,
-            "tool": identity.tool,
-            "owner": owner,
-            "idempotent": idempotent,
-            "state": state,
-            "lease_until": self._now() + int(lease_s * MICRO),
-            "told": False,
-            "late_told": False,
-            "created_at": self._now(),
-        }
-        table = self._tables.calls
-        new = upsert(self._database.dialect, table).values(values)
-        return link.execute(new.on_conflict_do_nothing().returning(table.c.key)).first() is not None
+    def _answer(self, key: str, owner: str, answer: StoredAnswer, *tries: sa.Executable) -> JournalRow | None:
+        """Do the first move that fits; whichever does, return the row as it stands then."""
+        names = {"b_key": key, "b_owner": owner, "b_answer": _text(answer)}
 
-    def _given(
-        self, link: sa.Connection, key: str, owner: str, event: Event, answer: StoredAnswer, *also: Any
-    ) -> JournalRow | None:
-        self._move(link, key, owner, event, {"response": _text(answer), "answered_at": self._now()}, *also)
-        return self._row(link, key)
+        def change(link: sa.Connection) -> JournalRow | None:
+            for statement in tries:
+                row = self._one(link, statement, **names)
+                if row is not None:
+                    return row
+            return self._one(link, self._sql.row, b_key=key)
 
-    def _move(
-        self, link: sa.Connection, key: str, owner: str, event: Event, values: dict[str, Any], *also: Any
-    ) -> bool:
-        """Do one move of the table as one compare-and-swap; False when the row is not there to be moved."""
-        table = self._tables.calls
-        for state in sources(event):
-            mine = (table.c.key == key, table.c.owner == owner, table.c.state == state, *also)
-            change = table.update().where(*mine).values(state=after(state, event), **values)
-            if link.execute(change).rowcount:
-                return True
-        return False
+        return self._write(change)
 
-    def _rows(self, *where: Any) -> Sequence[JournalRow]:
-        table = self._tables.calls
-
-        def question(link: sa.Connection) -> list[JournalRow]:
-            query = self._select().where(*where).order_by(table.c.created_at, table.c.key)
-            return [_row(found) for found in link.execute(query).mappings()]
-
-        return self._database.ask(question)
-
-    def _row(self, link: sa.Connection, key: str) -> JournalRow | None:
-        found = link.execute(self._select().where(self._tables.calls.c.key == key)).mappings().first()
+    def _one(self, link: sa.Connection, statement: sa.Executable, **names: Any) -> JournalRow | None:
+        found = link.execute(statement, self._bound(**names)).mappings().first()
         return None if found is None else _row(found)
 
-    def _found(self, link: sa.Connection, key: str) -> JournalRow:
-        row = self._row(link, key)
-        if row is None:  # purged by another worker between two statements: older than a week, and asked for again
-            raise JournalUnavailable("the call's row went away while it was read", key=key)
-        return row
+    def _rows(self, *where: Any) -> Sequence[JournalRow]:
+        query = self._sql.select(*where)
+        return self._database.ask(lambda link: [_row(found) for found in link.execute(query, self._bound()).mappings()])
 
-    def _select(self) -> sa.Select[Any]:
-        table = self._tables.calls
-        return table.select().add_columns((table.c.lease_until > self._now()).label("alive"))
-
-    def _now(self) -> Any:
-        """Return this moment in microseconds: a number, or PostgreSQL's own clock as an expression."""
-        if self._sqlite:
-            return int(self._clock() * MICRO)
-        import sqlalchemy as sa
-
-        return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * MICRO, sa.BigInteger)
+    def _bound(self, **names: Any) -> dict[str, Any]:
+        """Return values for a statement, with this moment where the database does not know it better."""
+        return {**names, "b_now": int(self._clock() * MICRO)} if self._sqlite else names
 
     def _write(self, change: Callable[[sa.Connection], T]) -> T:
         # SQLite has one writer: threads of this process queue here instead of sleeping in the database's busy handler
@@ -307,6 +234,21 @@ class SqlJournal:
     def _purge_sometimes(self) -> None:
         if time.monotonic() - self._purged_at > PURGE_EVERY_S:
             self.purge()
+
+
+def _named(key: str, identity: CallIdentity, owner: str, lease: int, idempotent: bool) -> dict[str, Any]:
+    return {
+        "b_key": key,
+        "b_session_id": identity.session_id,
+        "b_thread_id": identity.thread_id,
+        "b_turn_id": identity.turn_id,
+        "b_call_id": identity.call_id,
+        "b_namespace": identity.namespace,
+        "b_tool": identity.tool,
+        "b_owner": owner,
+        "b_idempotent": idempotent,
+        "b_lease": lease,
+    }
 
 
 def _text(answer: StoredAnswer) -> str:

@@ -100,8 +100,8 @@ def test_values_of_the_environment_are_masked_anywhere() -> None:
 
 def test_home_is_told_as_a_tilde() -> None:
     """The path of this user's home names the user; neighbours of like names are not it."""
-    environment = {"HOME": "/home/bob"}
-    assert redact("/home/bob/x, /home/bob, /home/bobby/y", environment) == "~/x, ~, /home/bobby/y"
+    environment = {"HOME": "/root-of/bob"}
+    assert redact("/root-of/bob/x, /root-of/bob, /root-of/bobby/y", environment) == "~/x, ~, /root-of/bobby/y"
 
 
 @pytest.mark.parametrize("home", ["", "/", "//"])
