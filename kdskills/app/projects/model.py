@@ -12,7 +12,6 @@ from kdskills.errors import BadRequest, Diagnostic
 from kdskills.skills.archives import TreeFile
 
 PROJECT: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-VERSION: Final = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def check_project(project: str) -> str:
