@@ -92,6 +92,9 @@ class Reload:
         try:
             return await self._server.describe(self._id)
         except AppServerError as problem:
+            known = self._server.threads.get(self._id).path
+            if known is not None and self._server.local:
+                await self._filed(rollout.read_head, Path(known), self._id)
             # A thread nobody loaded is read once it was resumed; a server that cannot resume it says why.
             with _rejecting("rejected", problem):
                 await self._server.resume(self._id)

@@ -221,8 +221,9 @@ class AsyncAppServerClient:
 
     def _take_call(self, call: PendingCall) -> None:
         signal = call_signal(call)
+        call.claimed = self.options.dispatch == "auto"
         self.stream.publish(signal)
-        if self.options.dispatch == "auto":
+        if call.claimed:
             self._server.spawn_task(self._dispatch(call, signal), f"kdskills-call-{call.handle}")
 
     async def _turn_ended(self, thread_id: str, turn_id: str, status: str) -> None:

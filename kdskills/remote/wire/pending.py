@@ -32,12 +32,14 @@ class PendingCall:
         raw_id: The id as it goes back on the wire.
         params: The call's params.
         state: Where it stands.
+        claimed: Whether somebody is at it already, so that rows do not offer it to others.
     """
 
     handle: str
     raw_id: RawId
     params: JsonObject
     state: PendingState = field(default="pending")
+    claimed: bool = False
 
     @property
     def thread_id(self) -> str:
@@ -85,11 +87,10 @@ class PendingCalls:
             return call
 
     def rows(self, session_id: str) -> list[JsonObject]:
-        """Return the unanswered calls of a thread, oldest first."""
+        """Return the unanswered calls of a thread nobody has claimed, oldest first."""
         with self._lock:
-            return [
-                call.row() for call in self._calls.values() if call.thread_id == session_id and call.state == "pending"
-            ]
+            waiting = [call for call in self._calls.values() if call.state == "pending" and not call.claimed]
+            return [call.row() for call in waiting if call.thread_id == session_id]
 
     def begin(self, handle: str) -> PendingCall | JsonObject:
         """Take a pending call for answering, or return what the caller is told instead."""

@@ -234,6 +234,7 @@ async def test_auto_dispatch_answers_by_on_call(far, open_client):
 
     async def on_call(signal):
         seen.append(signal)
+        assert await client.sessions.tool_calls(THREAD) == {"data": []}  # nobody else is to drain it
         return await client.tool_calls.respond(signal.request_id, PAYLOAD)
 
     client.on_call = on_call
