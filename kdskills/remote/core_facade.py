@@ -159,6 +159,7 @@ class FacadeCore:
         """Clear a session's registry; delete the session, or empty its catalog if it stays."""
         core = self.session(session_id)
         report: JsonObject = {"sessionId": session_id, "cleared": core.registry.clear(), "deleted": False}
+        core.unpublish()
         try:
             if delete_session:
                 await self._delete(core, report)

@@ -110,6 +110,11 @@ class SessionCore:
         """The turn that runs as far as this session knows; a turn of an earlier connection died with it."""
         return self.active[0] if self.active is not None and self.active[1] == self.owner.connection else None
 
+    def unpublish(self) -> None:
+        """Forget what was published of bundles: its tools are gone."""
+        self.published, self.published_tools = (), frozenset()
+        self.view_digest = self.roots_digest = None
+
     def pushing(self, tools: list[JsonObject], layers: Sequence[Layer]) -> None:
         """Remember what the model's catalog is to be from now on."""
         self.pushed = copy.deepcopy(tools)
