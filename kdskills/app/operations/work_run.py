@@ -74,7 +74,7 @@ async def run_cmd(host: Host, given: RunInput, context: Context) -> RunOutput:
     """Run a command and return what it did."""
     placed = await _placed(host, "skills.run_cmd", given, context)
     spec = task_spec(given, placed, scope_of(context.identity), host.work.limits, sync=True)
-    head = await host.work.run(spec, context.idempotency_key, body_hash("skills.run_cmd", given))
+    head = await host.work.run(spec, context.idempotency_key, body_hash("skills.run_cmd", given, spec.scope))
     _require_ran(head)
     return run_output(head, await host.work.tails(head, host.work.limits.result_bytes))
 
@@ -110,7 +110,9 @@ async def _submitted(host: Host, operation: str, given: RunAsyncInput | RunServi
             who="caller",
         )
     spec = task_spec(given, placed, scope_of(context.identity), host.work.limits)
-    return await host.work.client.submit_task(spec, key=context.idempotency_key, body_hash=body_hash(operation, given))
+    return await host.work.client.submit_task(
+        spec, key=context.idempotency_key, body_hash=body_hash(operation, given, spec.scope)
+    )
 
 
 def _started(head: TaskHead) -> dict[str, Any]:
@@ -129,7 +131,7 @@ async def start_job(host: Host, given: StartJobInput, context: Context) -> Start
     placed = await _placed(host, "skills.start_job", given, context)
     spec = job_spec(given, placed, scope_of(context.identity), host.work.limits)
     head = await host.work.client.submit_job(
-        spec, key=context.idempotency_key, body_hash=body_hash("skills.start_job", given)
+        spec, key=context.idempotency_key, body_hash=body_hash("skills.start_job", given, spec.scope)
     )
     return StartedJobOutput(job_id=head.id, status="queued", session_id=given.session_id)
 

@@ -38,9 +38,13 @@ OURS = {"LANG": "C.UTF-8", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 """What every command finds in its environment, before its own; PATH, HOME and TMPDIR are the engine's."""
 
 
-def body_hash(operation: str, given: BaseModel) -> str:
-    """Return what requests under one idempotency key are compared by: the operation and all its arguments."""
-    text = json.dumps([operation, given.model_dump(mode="json")], sort_keys=True, separators=(",", ":"))
+def body_hash(operation: str, given: BaseModel, scope: Scope) -> str:
+    """Return what requests under one idempotency key are compared by: caller, operation and all arguments.
+
+    A key belongs to a project, so the caller counts: nobody is handed another agent's work by guessing its key.
+    """
+    body = [scope.model_dump(), operation, given.model_dump(mode="json")]
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 

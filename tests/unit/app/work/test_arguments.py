@@ -356,13 +356,15 @@ def test_steps_inherit_from_their_job() -> None:
 
 
 def test_one_body_has_one_hash() -> None:
-    """Arguments that mean the same are the same body; another operation or value is another."""
+    """Arguments that mean the same are the same body; another operation, value or caller is another."""
     one = validated(OPERATIONS["skills.run_cmd"], RUN)
     same = validated(OPERATIONS["skills.run_cmd"], RUN | {"workdir": "skill"})
     other = validated(OPERATIONS["skills.run_cmd"], RUN | {"workdir": "session"})
-    assert body_hash("skills.run_cmd", one) == body_hash("skills.run_cmd", same)
-    assert body_hash("skills.run_cmd", one) != body_hash("skills.run_cmd", other)
-    assert body_hash("skills.run_cmd", one) != body_hash("skills.run_cmd_async", one)
+    first = body_hash("skills.run_cmd", one, Scope())
+    assert first == body_hash("skills.run_cmd", same, Scope())
+    assert first != body_hash("skills.run_cmd", other, Scope())
+    assert first != body_hash("skills.run_cmd_async", one, Scope())
+    assert first != body_hash("skills.run_cmd", one, Scope(agent="other"))
 
 
 async def test_callers_need_the_scope(make_host) -> None:
