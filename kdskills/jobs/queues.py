@@ -7,6 +7,7 @@ partition is the session, one at a time. Only ids travel in workflow arguments.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -101,6 +102,20 @@ class Queues:
         if partition is not None:
             options["queue_partition_key"] = partition
         self._client.enqueue_in_transaction(link, options, item)  # type: ignore[arg-type]
+        if partition not in (None, item):
+            self._put_last(link, item, queue, partition)
+
+    def _put_last(self, link: sa.Connection, item: str, queue: str, partition: str | None) -> None:
+        """Give a row a later time than all others of its partition: the queue's own clock may be one of whole seconds."""
+        import sqlalchemy as sa
+
+        rows = _rows_table(link, "workflow_uuid", "status", "queue_name", "queue_partition_key", "created_at")
+        before = (rows.c.queue_name == queue, rows.c.status == "ENQUEUED", rows.c.queue_partition_key == partition)
+        others = rows.select().with_only_columns(sa.func.max(rows.c.created_at))
+        latest = link.execute(others.where(*before, rows.c.workflow_uuid != item)).scalar()
+        now = round(time.time() * 1000)
+        at = now if latest is None else max(now, latest + 1)
+        link.execute(rows.update().where(rows.c.workflow_uuid == item).values(created_at=at))
 
     def pending(self) -> list[Held]:
         """Return every row an executor took and has not finished."""
@@ -124,13 +139,8 @@ class Queues:
 
     def requeue(self, link: sa.Connection, item: str, queue: str) -> None:
         """Give a row this process took to *queue* instead, in the transaction of *link*; who runs it now loses it."""
-        import sqlalchemy as sa
-
-        names = ("workflow_uuid", "status", "queue_name", "owner_xid", "started_at_epoch_ms")
-        columns: dict[str, Any] = {name: sa.column(name) for name in names}
-        schema = None if link.dialect.name == "sqlite" else SCHEMA
-        table = sa.table("workflow_status", *columns.values(), schema=schema)
-        mine = table.update().where(columns["workflow_uuid"] == item, columns["status"] == "PENDING")
+        rows = _rows_table(link, "workflow_uuid", "status", "queue_name", "owner_xid", "started_at_epoch_ms")
+        mine = rows.update().where(rows.c.workflow_uuid == item, rows.c.status == "PENDING")
         link.execute(mine.values(status="ENQUEUED", queue_name=queue, owner_xid=None, started_at_epoch_ms=None))
 
     def register(self, name: str, *, poll_s: float, held: int, partitioned: bool) -> None:
@@ -166,6 +176,14 @@ class Queues:
             load_output=False,
         )
         return [Held(row.workflow_id, row.queue_name or "", row.executor_id or "") for row in found]
+
+
+def _rows_table(link: sa.Connection, *columns: str) -> sa.TableClause:
+    """Describe the queue's own table, as far as it is asked for."""
+    import sqlalchemy as sa
+
+    schema = None if link.dialect.name == "sqlite" else SCHEMA
+    return sa.table("workflow_status", *(sa.column(name) for name in columns), schema=schema)
 
 
 def load() -> Any:

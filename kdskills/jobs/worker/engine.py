@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.jobs.queues import (
@@ -37,16 +38,25 @@ class Engine:
         executor: Name of this process; never the default, which every process would share.
         run_task: Sees a task through; called on *loop*.
         run_job: Sees a job through; called on *loop*.
+        preempted: Called on *loop* with `task` or `job` and the id of a workflow that was cancelled.
         loop: The worker's event loop.
     """
 
     def __init__(
-        self, work: Work, executor: str, *, run_task: Run, run_job: Run, loop: asyncio.AbstractEventLoop
+        self,
+        work: Work,
+        executor: str,
+        *,
+        run_task: Run,
+        run_job: Run,
+        preempted: Callable[[str, str], Awaitable[None]],
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._work = work
         self._executor = executor
         self._run_task = run_task
         self._run_job = run_job
+        self._preempted = preempted
         self._loop = loop
         self._carried: set[asyncio.Task[None]] = set()
 
@@ -91,13 +101,17 @@ class Engine:
 
     def _describe(self, dbos: Any) -> None:
         """Register the two workflows: one preemptible step each, and nothing but an id in and out."""
-        for name, run in ((TASK, self._run_task), (JOB, self._run_job)):
-            step = dbos.step(name=f"{name}_step", preemptible=True)(self._leading(run))
+        for name, kind, run in ((TASK, "task", self._run_task), (JOB, "job", self._run_job)):
+            step = dbos.step(name=f"{name}_step", preemptible=True)(self._leading(kind, run))
             dbos.workflow(name=name, max_recovery_attempts=None)(_flow(name, step))
 
-    def _leading(self, run: Run) -> Callable[[str], Awaitable[str]]:
+    def _leading(self, kind: str, run: Run) -> Callable[[str], Awaitable[str]]:
         async def step(item: str) -> str:
-            await self._lead(run, item)
+            try:
+                await self._lead(run, item)
+            except asyncio.CancelledError:  # the workflow was cancelled, perhaps by the queue's own tools
+                await self._lead(partial(self._preempted, kind), item)
+                raise
             return item
 
         return step

@@ -18,6 +18,7 @@ from kdskills.jobs.states import TERMINAL
 from kdskills.jobs.worker.desk import LOG, Buried, Desk, Keeper, passing
 from kdskills.jobs.worker.engine import Engine
 from kdskills.jobs.worker.jobs import JobRun
+from kdskills.jobs.worker.leftovers import end_leftovers
 from kdskills.jobs.worker.recovery import Recovery
 from kdskills.jobs.worker.tasks import TaskRun
 
@@ -83,6 +84,7 @@ class Worker:
             self.executor,
             run_task=lambda item: self._guarded("task", item, TaskRun(self.desk, item).run()),
             run_job=lambda item: self._guarded("job", item, JobRun(self.desk, item).run()),
+            preempted=self._preempted,
             loop=asyncio.get_running_loop(),
         )
         loops = [
@@ -136,6 +138,11 @@ class Worker:
         )
         if not moved:
             await self.desk.require_alive()
+
+    async def _preempted(self, kind: str, item: str) -> None:
+        """Cancel what a workflow stood for that somebody cancelled; our own cancels are over by then."""
+        reason = "its workflow was cancelled"
+        await self.desk.write(lambda link: self._work.records.ask_cancel(link, kind, item, reason))
 
     def _bury(self) -> None:
         if self._stop.is_set():
@@ -208,6 +215,7 @@ class Worker:
         return [item for item in found if item in self.desk.active]
 
     async def _retire(self) -> None:
+        await end_leftovers(self._work)
         await self._retention.round()
 
     async def _maybe_idle(self) -> None:

@@ -20,7 +20,7 @@ def test_defaults_are_those_of_the_specification():
 @pytest.mark.parametrize(
     ("name", "value"),
     [("slots", 0), ("poll_s", 0), ("lease_s", 1), ("task_max_s", 86_401), ("keep_per_project", 0), ("unheard_of", 1)],
-    ids=lambda value: str(value),
+    ids=str,
 )
 def test_nonsense_is_refused(name, value):
     """No setting takes what would stop the work or break a promise."""

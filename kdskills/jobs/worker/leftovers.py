@@ -1,0 +1,35 @@
+"""Ending programs whose task is over or is another host's by now: nobody would look at what they do (spec work §3)."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from kdskills.jobs.attempts.attempt import held
+from kdskills.jobs.attempts.store import RUNS
+from kdskills.jobs.opening import Work
+from kdskills.jobs.worker.desk import LOG
+
+
+async def end_leftovers(work: Work) -> int:
+    """End what lives on this host and should not; returns how many attempts were asked to end.
+
+    They are left by a cancel on another host, by a worker that was given up while this host was cut off, or by one that
+    was killed between a terminal head and the end of the program.
+    """
+    ended = 0
+    for item in await asyncio.to_thread(_living, work):
+        head = await work.database.read(partial(work.records.task, item=item))
+        attempt = await asyncio.to_thread(work.attempts.latest, item)
+        if attempt is None or (head is not None and not head.terminal and head.host == work.host):
+            continue
+        if await asyncio.to_thread(attempt.cancel, "its task is over, or another host's"):
+            LOG.warning("ended a program of task %s, which is not this host's to run any more", item)
+            ended += 1
+    return ended
+
+
+def _living(work: Work) -> list[str]:
+    """Return tasks that have something alive here."""
+    top = work.state_dir / RUNS
+    return [item for item in work.attempts.tasks() if any(held(path) for path in (top / item).iterdir())]
