@@ -108,6 +108,9 @@ class Settings(BaseSettings):
         description="Where conversation sessions of callers are kept, such as `sqlite:///sessions.db`; else memory.",
     )
     listen: str = Field("127.0.0.1:8765", description="Address of the HTTP service; loopback unless tokens are used.")
+    host_names: tuple[str, ...] = Field(
+        (), description="Names clients reach the service by, beside those of loopback; MCP refuses others."
+    )
     requests_per_minute: int = Field(1200, ge=0, description="Requests a token may make in a minute; 0 for no limit.")
     body_limit: int = Field(24 * 1024 * 1024, ge=1024, description="Bytes the body of a request may have.")
     drain_s: float = Field(20.0, ge=0, description="Seconds that running requests get when the service is stopped.")

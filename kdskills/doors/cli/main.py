@@ -15,7 +15,7 @@ from kdskills.app import Host
 from kdskills.app.resources import shipped_bundle
 from kdskills.doors.cli import bench as benchmarks
 from kdskills.doors.cli import codex as codex_output
-from kdskills.doors.cli import demo, jobs, show, tool, transcript, worker
+from kdskills.doors.cli import demo, doors, jobs, show, tool, transcript, worker
 from kdskills.doors.cli.output import failing, lenient_streams, print_json
 
 app = typer.Typer(
@@ -351,6 +351,10 @@ def new_command(
 def plugins_command(ctx: typer.Context, as_json: Json = False) -> None:
     """List plugins, the hooks they answer and the names they registered."""
     answer(ctx, "plugins", show.plugins, as_json=as_json)
+
+
+app.command("serve")(doors.serve)
+app.command("mcp")(doors.mcp)
 
 
 def build_cli(given: Host) -> typer.Typer:

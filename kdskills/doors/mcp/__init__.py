@@ -1,5 +1,7 @@
 """The MCP door: operations as tools, skills by the official extension (spec runtime §5)."""
 
+from kdskills.doors.mcp.command import command
+from kdskills.doors.mcp.http import Authenticate, McpHttp, mount
 from kdskills.doors.mcp.server import build_server, serve_stdio
 
-__all__ = ["build_server", "serve_stdio"]
+__all__ = ["Authenticate", "McpHttp", "build_server", "command", "mount", "serve_stdio"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 from mcp.server.context import ServerRequestContext
@@ -54,11 +55,18 @@ class McpHttp:
         """Serve one request of a caller with a token."""
         header = dict(scope["headers"]).get(b"authorization")
         try:
-            identity = await self._authenticate(None if header is None else header.decode("latin-1"))
+            identity = replace(
+                await self._authenticate(None if header is None else header.decode("latin-1")), door="mcp"
+            )
         except KdskillsError as error:
             await _refuse(send, error)
             return
         await self._manager.asgi_app({**scope, IDENTITY: identity}, receive, send)
+
+
+def mount(host: Host, authenticate: Authenticate) -> McpHttp:
+    """Return what the HTTP service serves under `/mcp`; entry point `mcp` of the group `kdskills.mounts`."""
+    return McpHttp(host, authenticate, host.settings.host_names)
 
 
 def _who(ctx: ServerRequestContext[Any, Any]) -> Identity:

@@ -1,5 +1,6 @@
 """The HTTP door: routes and OpenAPI derived from the table of operations (spec service §3)."""
 
 from kdskills.doors.web.application import build_app
+from kdskills.doors.web.serving import run
 
-__all__ = ["build_app"]
+__all__ = ["build_app", "run"]

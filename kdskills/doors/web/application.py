@@ -7,17 +7,21 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from kdskills.app import Host
+from kdskills.app.authentication import of_header
 from kdskills.doors.web.bodies import BodyLimit
 from kdskills.doors.web.limits import Limits
+from kdskills.doors.web.mounts import mounts
 from kdskills.doors.web.problems import response_of
 from kdskills.doors.web.tools import shape_error, tools_router
 from kdskills.errors import BadRequest, KdskillsError, NotFound
@@ -33,12 +37,15 @@ def build_app(host: Host, *, open_on_loopback: bool = False) -> FastAPI:
         host: What operations run on.
         open_on_loopback: Whether requests without a token have every scope; the caller binds to loopback only then.
     """
+    mounted = mounts(host, partial(of_header, host, open_on_loopback=open_on_loopback))
 
     @asynccontextmanager
     async def living(app: FastAPI) -> AsyncIterator[None]:
-        app.state.draining = False
-        yield
-        app.state.draining = True
+        async with AsyncExitStack() as stack:
+            for mount in mounted.values():
+                await stack.enter_async_context(mount.running())
+            yield
+            app.state.draining = True
 
     app = FastAPI(
         title="kdskills",
@@ -61,6 +68,8 @@ def build_app(host: Host, *, open_on_loopback: bool = False) -> FastAPI:
     app.add_api_route("/healthz", _healthz, include_in_schema=False)
     app.add_api_route("/readyz", _readyz, include_in_schema=False)
     app.include_router(tools_router())
+    for path, mount in mounted.items():
+        app.router.routes.append(Route(f"/{path}", mount, include_in_schema=False))
     return app
 
 

@@ -9,18 +9,13 @@ from typing import Annotated, Final
 from fastapi import Header, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from kdskills.app.authentication import Unauthenticated
 from kdskills.app.identity import SCOPES, Identity
 from kdskills.doors.web.limits import Limits
-from kdskills.errors import BadRequest, CallerMustAct, NotFound
+from kdskills.errors import BadRequest, NotFound
 
 LABEL: Final = re.compile(r"[A-Za-z0-9._:-]{0,128}")
 BEARER: Final = HTTPBearer(auto_error=False, description="A token made by `kdskills token create`.")
-
-
-class Unauthenticated(CallerMustAct):
-    """No token, or one that is not known, expired or revoked (spec service §2)."""
-
-    code = "unauthenticated"
 
 
 async def caller(
