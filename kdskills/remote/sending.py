@@ -15,7 +15,7 @@ from kdskills.remote.ports import CatalogBackend, CatalogContext, JsonObject, Wa
 from kdskills.remote.receipts import Receipt
 from kdskills.remote.results import RemoteSkillDispatch, RemoteSkillSendResult
 from kdskills.remote.signals import text_or_none
-from kdskills.remote.submitting import SubmitOptions
+from kdskills.remote.submitting import LOCAL_DUPLICATE, SubmitOptions
 from kdskills.remote.text import inject
 
 TERMINAL = frozenset({"completed", "complete", "failed", "error", "interrupted", "canceled", "cancelled"})
@@ -182,7 +182,12 @@ def _terminal(statuses: str | Iterable[str] | None) -> frozenset[str]:
 
 
 def _of_turn(heard: list[Heard], turn_id: str) -> tuple[RemoteSkillDispatch, ...]:
-    return tuple(one.dispatch for one in heard if one.drained or one.turn_id == turn_id)
+    """Return what was drained, and the turn's calls that others answered; a call that came both ways counts once."""
+    found = [one.dispatch for one in heard if one.drained or one.turn_id == turn_id]
+    answered = {one.call_key for one in found if one.submission_status != LOCAL_DUPLICATE.status}
+    return tuple(
+        one for one in found if one.submission_status != LOCAL_DUPLICATE.status or one.call_key not in answered
+    )
 
 
 async def _note_sent(core: SessionCore, answer: object, told: Sequence[str] = ()) -> None:

@@ -64,7 +64,8 @@ def class_hints(cls: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         own = inspect.get_annotations(base)
-        local = {**vars(base), base.__name__: base}
+        # Of the class's own names only classes inside it: a field `date: date = None` must not hide the type by its default.
+        local = {name: inner for name, inner in vars(base).items() if inspect.isclass(inner)} | {base.__name__: base}
         names = module_names(base)
         found.update({name: resolve(annotation, names, local) for name, annotation in own.items()})
     return found

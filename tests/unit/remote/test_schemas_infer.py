@@ -462,6 +462,36 @@ def test_recursive_classes_of_one_name_keep_apart():
     assert sorted(builder.defs) == ["Same", "Same_2"]
 
 
+@dataclass
+class Shadow:
+    class Inner(enum.Enum):
+        A = "a"
+
+    date: date | None = None
+    inner: Inner | None = None
+    int: int = 3
+
+
+def test_a_default_does_not_hide_the_type_of_its_name():
+    """`date: date | None = None` means the type; classes inside the class are known."""
+    assert of(Shadow)["properties"] == {
+        "date": {"type": ["string", "null"], "format": "date"},
+        "inner": {"type": ["string", "null"], "enum": ["a", None]},
+        "int": INTEGER,
+    }
+
+
+@pytest.mark.parametrize("annotation", [5, "5", "(", "1 + 1", [int], {"a": 1}, lambda: 1], ids=list("abcdefg"))
+def test_annotations_that_are_no_types_say_nothing(annotation):
+    """Whatever stands there, the handler registers."""
+
+    def handler(a):
+        return a
+
+    handler.__annotations__["a"] = annotation
+    assert derive("h", handler).input_schema["properties"] == {"a": {}}
+
+
 def test_a_class_that_grows_without_end_ends():
     """A generic class that asks for ever larger ones is cut where it says nothing more."""
     assert Draft202012Validator(of(Growing[int])).is_valid({"deeper": {"deeper": None}})

@@ -361,6 +361,7 @@ def test_calls_answered_by_the_stream_count_too(duo):
     def stream(do):
         assert asked.wait(60)
         do(session.respond_to_pending_call(row(0)))
+        do(session.respond_to_pending_call(row(0)))
         do(session.respond_to_pending_call(row(1, turnId="turn-9")))
         done.set()
 
