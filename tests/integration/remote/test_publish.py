@@ -42,8 +42,7 @@ def bundle(tmp_path):
 @pytest.fixture
 def subsystem(bundle):
     """The bundle's skills."""
-    made = SkillsSubsystem(load_bundle(bundle).descriptor, bundle_root=bundle, index_dir=None, auto_refresh=0.0)
-    return made
+    return SkillsSubsystem(load_bundle(bundle).descriptor, bundle_root=bundle, index_dir=None, auto_refresh=0.0)
 
 
 @pytest.fixture
