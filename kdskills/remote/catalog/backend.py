@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kdskills.remote.catalog.changes import Changes, lint
-from kdskills.remote.catalog.context import CONTEXT_KEY, additional_context, context_text
-from kdskills.remote.catalog.digest import difference, fingerprints, flat_tools, text_digest, tools_digest
+from kdskills.remote.catalog.channel import ContextChannel
+from kdskills.remote.catalog.digest import difference, fingerprints, flat_tools, tools_digest
 from kdskills.remote.catalog.reports import NotApplied, noop, not_applied, pushed
-from kdskills.remote.catalog.store import CatalogRecord, CatalogStore
+from kdskills.remote.catalog.sharing import POLL_SECONDS, Sharing
+from kdskills.remote.catalog.store import CatalogRecord, CatalogStore, Records
 from kdskills.remote.catalog.strategy import StartPlan, start_plan, way_of_old
 from kdskills.remote.ports import AppServerGone, CatalogChange, CatalogContext, JsonObject, ServerProfile
 
 if TYPE_CHECKING:
     from kdskills.remote.client.server import AppServer
 
-_POLL_SECONDS = 0.25
 _RETRIES = 3
-_GATE_SECONDS = 30.0
 
 
 @dataclass(slots=True)
@@ -32,14 +30,14 @@ class _Session:
 
     lock: asyncio.Lock
     wanted: CatalogChange | None = None  # applied unasked when the turn ends
-    offered: tuple[JsonObject, str] | None = None  # the context handed out last, and its digest
-    compactions: int = 0  # compactions the context was last sent after
-    lost: bool = False  # the context is gone from the history
-    settling: asyncio.Task[None] | None = None  # what the ended turn leaves to be done before the next one
 
 
 class CodexCatalog:
     """The catalog backend of a client (spec remote §3).
+
+    Attributes:
+        channel: What models have seen of their catalogs.
+        sharing: How workers free threads for each other.
 
     Args:
         server: The server.
@@ -60,12 +58,12 @@ class CodexCatalog:
     ) -> None:
         self._server = server
         self._profile = profile
-        self._store = store
+        self._records = Records(store)
+        self.channel = ContextChannel(server.threads, self._records)
+        self.sharing = Sharing(server, self._records)
         self._calls_running = calls_running
         self._bootstrap = bootstrap
         self._sessions: dict[str, _Session] = {}
-        self._owner = secrets.token_hex(6)
-        self._released: set[str] = set()
 
     def trust(self, profile: ServerProfile) -> None:
         """Go by what a probe proved from now on."""
@@ -85,7 +83,7 @@ class CodexCatalog:
         session = self._session(change.session_id)
         session.wanted = None
         tools = flat_tools(change.tools)
-        record = await self._record(change.session_id)
+        record = await self._records.get(change.session_id)
         if not tools and not record.digest:
             return noop(change.session_id)
         lint(tools, self._profile)
@@ -100,7 +98,7 @@ class CodexCatalog:
                 busy = problem.reason in ("turn_active", "queued_turns")
                 again = busy or (problem.reason == "changed_underneath" and tries < _RETRIES)
                 if change.wait and again and left > 0:
-                    await self._until_idle(change.session_id, min(left, _POLL_SECONDS))
+                    await self._until_idle(change.session_id, min(left, POLL_SECONDS))
                     continue
                 pending = busy and not change.wait
                 if pending:
@@ -112,55 +110,22 @@ class CodexCatalog:
 
         A catalog that is not in force is not described to the model either.
         """
-        settling = self._session(session_id).settling
-        if settling is not None and not settling.done():
-            await asyncio.wait({settling})
-        record = await self._record(session_id)
-        current = await self.in_force(session_id, tools_digest(tools))
-        if not current:
+        await self.channel.settled(session_id)
+        if not await self.in_force(session_id, tools_digest(tools)):
             return CatalogContext({}, inject=False, current=False)
         if not self._profile.context:
             return CatalogContext({}, inject=bool(instruction_text), current=True)
-        session = self._session(session_id)
-        digest = text_digest(instruction_text)
-        lost = session.lost or self._server.threads.get(session_id).compactions != session.compactions
-        if record.context_digest == digest and not lost:
-            return CatalogContext({}, inject=False, current=True)
-        earlier = (
-            record.context_digest if record.context_digest and not (lost and record.context_digest == digest) else None
-        )
-        text = context_text(instruction_text, earlier=earlier)
-        if text is None:
-            return CatalogContext({}, inject=False, current=True)
-        context = additional_context(text)
-        session.offered = (context[CONTEXT_KEY], digest)
-        return CatalogContext({"additional_context": context}, inject=False, current=True)
-
-    async def context_sent(self, session_id: str, context: object) -> None:
-        """Note that the server took a message with this `additionalContext`."""
-        session = self._session(session_id)
-        if session.offered is None or not isinstance(context, dict) or context.get(CONTEXT_KEY) != session.offered[0]:
-            return
-        digest, session.offered, session.lost = session.offered[1], None, False
-        session.compactions = self._server.threads.get(session_id).compactions
-        await self._update(session_id, lambda record: replace(record, context_digest=digest))
-
-    def settling(self, session_id: str, task: asyncio.Task[None]) -> None:
-        """Note what must be done before the next message of a session."""
-        self._session(session_id).settling = task
-
-    def context_lost(self, session_id: str) -> None:
-        """Note that turns were taken back: what they carried is gone from the history."""
-        self._session(session_id).lost = True
+        send = await self.channel.next(await self._records.get(session_id), instruction_text)
+        return CatalogContext(send, inject=False, current=True)
 
     async def in_force(self, session_id: str, digest: str) -> bool:
         """Return whether this is the digest of the catalog in force; no catalog counts as the empty one."""
-        record = await self._record(session_id)
+        record = await self._records.get(session_id)
         return (record.digest or tools_digest([])) == digest
 
     async def facts(self, session_id: str) -> JsonObject:
         """Return what a receipt tells of the catalog: `strategy digest context_digest tools` (spec remote §5 Receipt)."""
-        record = await self._record(session_id)
+        record = await self._records.get(session_id)
         return {
             "strategy": record.strategy or None,
             "digest": record.digest or None,
@@ -171,7 +136,8 @@ class CodexCatalog:
     async def forget(self, session_id: str) -> None:
         """Drop what is kept of a closed session."""
         self._sessions.pop(session_id, None)
-        await asyncio.to_thread(self._store.forget, session_id)
+        self.channel.forget(session_id)
+        await self._records.forget(session_id)
 
     def plan_start(self, tools: Sequence[JsonObject] | None, *, ephemeral: bool) -> StartPlan:
         """Decide what a new thread starts with."""
@@ -185,42 +151,14 @@ class CodexCatalog:
             digest = tools_digest(plan.tools) if plan.tools else ""
             return replace(record, strategy=plan.way, digest=digest, tools=fingerprints(plan.tools))
 
-        await self._update(session_id, change)
+        await self._records.update(session_id, change)
 
     @contextlib.asynccontextmanager
     async def gate(self, session_id: str) -> AsyncIterator[None]:
         """Hold a message back while the thread's catalog is being changed, here or by another worker."""
         async with self._session(session_id).lock:
-            threads = self._server.threads
-            await threads.until(lambda: session_id not in self._released or self._server.gone, _GATE_SECONDS)
+            await self.sharing.free(session_id)
             yield
-
-    async def watch(self) -> None:
-        """Free threads other workers want to reload, and take them up again; runs until the client closes."""
-        while True:
-            await asyncio.sleep(_POLL_SECONDS)
-            with contextlib.suppress(AppServerGone):
-                await self._release_asked()
-
-    async def _release_asked(self) -> None:
-        threads = [thread for thread in self._server.threads.all() if thread.subscribed or thread.id in self._released]
-        if not threads or self._server.gone:
-            return
-        records = await asyncio.to_thread(self._store.releases, [thread.id for thread in threads])
-        asked = {
-            record.session_id
-            for record in records
-            if record.release == "releasing" and record.release_by != self._owner
-        }
-        for thread in threads:
-            if thread.id in asked and thread.subscribed and thread.active_turn is None:
-                self._released.add(thread.id)
-                await self._server.request("thread/unsubscribe", threadId=thread.id)
-                thread.subscribed = False
-            elif thread.id in self._released and thread.id not in asked:
-                await self._server.resume(thread.id)
-                self._released.discard(thread.id)
-                self._server.threads.changed()
 
     async def _bounded(self, change: CatalogChange, tools: list[JsonObject], end: float) -> JsonObject:
         # A change that began is brought to its end even if its caller gives up: half of it would be worse.
@@ -233,13 +171,13 @@ class CodexCatalog:
     async def _attempt(self, change: CatalogChange, tools: list[JsonObject]) -> JsonObject:
         session_id, began = change.session_id, time.monotonic()
         async with self._session(session_id).lock:
-            record = await self._record(session_id)
+            record = await self._records.get(session_id)
             digest, marks = tools_digest(tools), fingerprints(tools)
             if record.digest == digest or (not record.digest and not tools):
                 return pushed(session_id, strategy=record.strategy, digest=digest)
             way = record.strategy or await self._old_way(session_id)
             await self._refuse_busy(session_id)
-            async with self._releasing(session_id, way):
+            async with self.sharing.releasing(session_id) if way == "reload" else contextlib.nullcontext():
                 outcome = await self._changes.make(way, session_id, tools)
             added, removed = difference(record.tools, marks)
             report: JsonObject = {
@@ -256,7 +194,7 @@ class CodexCatalog:
             target = outcome.new_session_id or session_id
             if outcome.new_session_id is not None:
                 report["new_session_id"] = outcome.new_session_id
-            await self._update(target, lambda old: replace(old, strategy=way, digest=digest, tools=marks))
+            await self._records.update(target, lambda old: replace(old, strategy=way, digest=digest, tools=marks))
             return report
 
     async def _old_way(self, session_id: str) -> str:
@@ -274,18 +212,6 @@ class CodexCatalog:
         if await asyncio.to_thread(self._calls_running, session_id):
             raise NotApplied("turn_active", "a call of this thread still runs")
 
-    @contextlib.asynccontextmanager
-    async def _releasing(self, session_id: str, way: str) -> AsyncIterator[None]:
-        if way != "reload" or not self._store.shared:
-            yield
-            return
-        owner = self._owner
-        await self._update(session_id, lambda old: replace(old, release="releasing", release_by=owner))
-        try:
-            yield
-        finally:
-            await self._update(session_id, lambda old: replace(old, release="applied", release_by=owner))
-
     def _later(self, session: _Session, change: CatalogChange) -> None:
         session.wanted = change
         self._server.spawn_task(self._when_idle(session, change), f"kdskills-catalog-later-{change.session_id}")
@@ -293,7 +219,7 @@ class CodexCatalog:
     async def _when_idle(self, session: _Session, change: CatalogChange) -> None:
         tools = flat_tools(change.tools)
         while session.wanted is change and not self._server.gone:
-            await self._until_idle(change.session_id, _POLL_SECONDS)
+            await self._until_idle(change.session_id, POLL_SECONDS)
             if session.wanted is not change:
                 return
             try:
@@ -310,7 +236,7 @@ class CodexCatalog:
         """Wait for the running turn's end, or a moment where something else is in the way."""
         thread = self._server.threads.get(session_id)
         if thread.active_turn is None:
-            await asyncio.sleep(min(least_s, _POLL_SECONDS))
+            await asyncio.sleep(min(least_s, POLL_SECONDS))
         else:
             await self._server.threads.until(lambda: thread.active_turn is None or self._server.gone, least_s)
 
@@ -318,10 +244,3 @@ class CodexCatalog:
         if session_id not in self._sessions:
             self._sessions[session_id] = _Session(asyncio.Lock())
         return self._sessions[session_id]
-
-    async def _record(self, session_id: str) -> CatalogRecord:
-        record = await asyncio.to_thread(self._store.get, session_id)
-        return record or CatalogRecord(session_id)
-
-    async def _update(self, session_id: str, change: Callable[[CatalogRecord], CatalogRecord]) -> Any:
-        return await asyncio.to_thread(self._store.update, session_id, change)

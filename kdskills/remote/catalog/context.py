@@ -13,14 +13,14 @@ def escaped(text: str) -> str:
     return text.replace("</", "<\\/")
 
 
-def context_text(instruction_text: str, *, earlier: str | None) -> str | None:
+def context_text(instruction_text: str, *, earlier: bool) -> str | None:
     """Return what the channel must carry now, or None when there is nothing to say.
 
     Args:
         instruction_text: The catalog; empty for none.
-        earlier: The catalog text the model has seen last; None if it has seen none.
+        earlier: Whether the model has seen an earlier catalog, which this one replaces.
     """
-    if earlier is None:
+    if not earlier:
         return instruction_text or None
     if not instruction_text:
         return REPLACES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -87,3 +88,31 @@ class MemoryCatalogStore:
     def releases(self, session_ids: Sequence[str]) -> list[CatalogRecord]:
         """Return those of these threads that are being released, or were."""
         return [record for key in session_ids if (record := self._records.get(key)) is not None and record.release]
+
+
+class Records:
+    """A store's records for coroutines: every access runs on a thread.
+
+    Args:
+        store: The store.
+    """
+
+    def __init__(self, store: CatalogStore) -> None:
+        self._store = store
+        self.shared = store.shared
+
+    async def get(self, session_id: str) -> CatalogRecord:
+        """Return a thread's record, an empty one where nothing is remembered."""
+        return await asyncio.to_thread(self._store.get, session_id) or CatalogRecord(session_id)
+
+    async def update(self, session_id: str, change: Callable[[CatalogRecord], CatalogRecord]) -> CatalogRecord:
+        """Apply a change."""
+        return await asyncio.to_thread(self._store.update, session_id, change)
+
+    async def forget(self, session_id: str) -> None:
+        """Drop a thread's record."""
+        await asyncio.to_thread(self._store.forget, session_id)
+
+    async def releases(self, session_ids: Sequence[str]) -> list[CatalogRecord]:
+        """Return those of these threads that are being released, or were."""
+        return await asyncio.to_thread(self._store.releases, session_ids)

@@ -202,7 +202,7 @@ class AsyncAppServerClient:
 
     def _watch(self) -> None:
         if self._store.shared:
-            self._server.spawn_task(self.catalog.watch(), "kdskills-catalog-watch")
+            self._server.spawn_task(self.catalog.sharing.watch(), "kdskills-catalog-watch")
 
     def _calls_running(self, session_id: str) -> bool:
         return bool(self.journal.running(session_id)) if self.journal is not None else False
@@ -217,7 +217,7 @@ class AsyncAppServerClient:
         turn, thread_id = params.get("turn"), params.get("threadId")
         if method == "turn/completed" and isinstance(turn, dict) and isinstance(thread_id, str):
             work = self._turn_ended(thread_id, str(turn.get("id")), str(turn.get("status")))
-            self.catalog.settling(thread_id, self._server.spawn_task(work, f"kdskills-turn-{thread_id}"))
+            self.catalog.channel.settling(thread_id, self._server.spawn_task(work, f"kdskills-turn-{thread_id}"))
 
     def _take_call(self, call: PendingCall) -> None:
         signal = call_signal(call)

@@ -20,7 +20,7 @@ def test_the_channel_is_the_servers():
 
 def test_a_changed_catalog_replaces_every_earlier_one():
     """The first catalog goes as it is, a later one says that it replaces, and so does an empty one."""
-    assert context_text("catalog", earlier=None) == "catalog"
-    assert context_text("", earlier=None) is None
-    assert context_text("catalog", earlier="x") == f"{REPLACES}\ncatalog"
-    assert context_text("", earlier="x") == REPLACES == "This catalog replaces every earlier one."
+    assert context_text("catalog", earlier=False) == "catalog"
+    assert context_text("", earlier=False) is None
+    assert context_text("catalog", earlier=True) == f"{REPLACES}\ncatalog"
+    assert context_text("", earlier=True) == REPLACES == "This catalog replaces every earlier one."

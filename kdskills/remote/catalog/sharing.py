@@ -1,0 +1,80 @@
+"""Workers that share a journal free threads for each other (spec remote §3 Busy and windows)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kdskills.remote.catalog.store import CatalogRecord, Records
+from kdskills.remote.ports import AppServerError, AppServerGone
+
+if TYPE_CHECKING:
+    from kdskills.remote.client.server import AppServer
+
+POLL_SECONDS = 0.25
+_FREE_SECONDS = 30.0
+
+
+class Sharing:
+    """One worker's part: it asks the others to let go of a thread, and lets go when asked.
+
+    Args:
+        server: The server.
+        records: Carries the asking; nobody else sees those of memory.
+    """
+
+    def __init__(self, server: AppServer, records: Records) -> None:
+        self._server = server
+        self._records = records
+        self._owner = secrets.token_hex(6)
+        self._released: set[str] = set()
+
+    async def watch(self) -> None:
+        """Let go of idle threads others want to reload, and take them up again; runs until the client closes."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            with contextlib.suppress(AppServerGone, AppServerError):  # asked again in a moment
+                await self._look()
+
+    async def free(self, session_id: str) -> None:
+        """Wait, within reason, until a thread this worker let go of is taken up again."""
+        threads = self._server.threads
+        await threads.until(lambda: session_id not in self._released or self._server.gone, _FREE_SECONDS)
+
+    @contextlib.asynccontextmanager
+    async def releasing(self, session_id: str) -> AsyncIterator[None]:
+        """Have the others let go of a thread meanwhile."""
+        if not self._records.shared:
+            yield
+            return
+        await self._mark(session_id, "releasing")
+        try:
+            yield
+        finally:
+            await self._mark(session_id, "applied")
+
+    async def _look(self) -> None:
+        threads = [thread for thread in self._server.threads.all() if thread.subscribed or thread.id in self._released]
+        if not threads or self._server.gone:
+            return
+        records = await self._records.releases([thread.id for thread in threads])
+        asked = {one.session_id for one in records if one.release == "releasing" and one.release_by != self._owner}
+        for thread in threads:
+            if thread.id in asked and thread.subscribed and thread.active_turn is None:
+                self._released.add(thread.id)
+                await self._server.request("thread/unsubscribe", threadId=thread.id)
+                thread.subscribed = False
+            elif thread.id in self._released and thread.id not in asked:
+                await self._server.resume(thread.id)
+                self._released.discard(thread.id)
+                self._server.threads.changed()
+
+    async def _mark(self, session_id: str, word: str) -> None:
+        def change(record: CatalogRecord) -> CatalogRecord:
+            return replace(record, release="releasing" if word == "releasing" else "applied", release_by=self._owner)
+
+        await self._records.update(session_id, change)
