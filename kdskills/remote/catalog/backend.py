@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kdskills.remote.client.server import AppServer
 
 _RETRIES = 3
+_LEAST_SECONDS = 2.0  # what a change may take whose caller's time is up: asking is not bounded by less
 
 
 @dataclass(slots=True)
@@ -92,6 +93,8 @@ class CodexCatalog:
         while True:
             tries += 1
             try:
+                if session.lock.locked() or not await self.in_force(change.session_id, tools_digest(tools)):
+                    await self._refuse_busy(change.session_id)
                 return await self._bounded(change, tools, end)
             except NotApplied as problem:
                 left = end - time.monotonic()
@@ -163,7 +166,7 @@ class CodexCatalog:
     async def _bounded(self, change: CatalogChange, tools: list[JsonObject], end: float) -> JsonObject:
         # A change that began is brought to its end even if its caller gives up: half of it would be worse.
         task = self._server.spawn_task(self._attempt(change, tools), f"kdskills-catalog-{change.session_id}")
-        await asyncio.wait({task}, timeout=max(0.001, end - time.monotonic()))
+        await asyncio.wait({task}, timeout=max(_LEAST_SECONDS, end - time.monotonic()))
         if not task.done():
             raise NotApplied("held_open", f"not finished within {change.timeout_s:g} s; it goes on")
         return task.result()
