@@ -62,4 +62,6 @@ def _plain(value: object) -> object:
         return value.get_secret_value()
     if isinstance(value, Path):
         return str(value)
-    raise TypeError(f"{type(value).__name__} cannot be told to the launcher")
+    if isinstance(value, frozenset):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} cannot be told to another process")

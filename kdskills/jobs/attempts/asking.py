@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -81,7 +80,7 @@ def _inputs(order: AttemptOrder) -> list[InputFile]:
         if isinstance(item, Inline):
             try:
                 result.append(InputFile(item.path, base64.b64decode(item.content_base64, validate=True)))
-            except binascii.Error as error:
+            except ValueError as error:
                 raise BadRequest(f"input {item.path!r} is no base64: {error}", errors=[item.path]) from error
         elif item.path in found:
             result.append(InputFile(item.path, found[item.path]))

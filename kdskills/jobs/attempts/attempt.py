@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -91,13 +92,17 @@ class Attempt:
         One that died without a verdict is given the verdict `lost` here, once and for good, after what its engine left
         was ended: when this returns, nothing of the attempt runs any more.
         """
-        pause = QUICK_S
+        pause, alone_since = QUICK_S, None
         while (verdict := self.verdict()) is None:
             if not held(self.folder):
                 return await self._settle()
             if not await self._gone(1.0):
+                alone_since = None
                 continue
-            await asyncio.sleep(pause)  # the shim is dead and its runner still ends what it started
+            alone_since = alone_since or time.monotonic()  # the shim is dead; its runner still ends what it started
+            if time.monotonic() - alone_since > shim.PATIENCE_S:
+                self._kill_runner()
+            await asyncio.sleep(pause)
             pause = min(2 * pause, SLOW_S)
         return verdict
 
@@ -106,7 +111,7 @@ class Attempt:
         if self.verdict() is not None:
             return False
         shim.write_json(self.folder / shim.CANCEL, {"reason": reason[:1000]})
-        self._signal(signal.SIGTERM)
+        _send(self._pidfd(), signal.SIGTERM)
         return True
 
     def cancel_reason(self) -> str | None:
@@ -155,29 +160,15 @@ class Attempt:
             os.close(fd)
         return over.is_set()
 
-    def _signal(self, number: int) -> None:
-        fd = self._pidfd()
-        if fd is None:
-            return
-        try:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, number)
-        finally:
-            os.close(fd)
+    def _kill_runner(self) -> None:
+        """End a runner that did not end with its shim, as the shim would have done."""
+        facts = self.facts()
+        if facts is not None:
+            _send(shim.open_living(facts.runner.model_dump()), signal.SIGKILL)
 
     def _pidfd(self) -> int | None:
         """Open the shim, if it is still the process that named itself in the lock; None when it is gone."""
-        known = shim.read_identity(self.folder)
-        if known is None:
-            return None
-        try:
-            fd = os.pidfd_open(int(known["pid"]))
-        except (OSError, ValueError, KeyError):
-            return None
-        if shim.lives(known):
-            return fd
-        os.close(fd)
-        return None
+        return shim.open_living(shim.read_identity(self.folder))
 
     async def _settle(self) -> Verdict:
         """Give an attempt that died its verdict; the lock makes sure that nobody else still could."""
@@ -206,6 +197,17 @@ class Attempt:
             _LOG.warning("%s attempt %d: %s", self.order.task_id, self.order.attempt, error.message)
             return error.message
         return ""
+
+
+def _send(fd: int | None, number: int) -> None:
+    """Send a signal to the process open as *fd*, and close it."""
+    if fd is None:
+        return
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(fd, number)
+    finally:
+        os.close(fd)
 
 
 def held(folder: Path) -> bool:

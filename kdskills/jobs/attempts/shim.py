@@ -137,6 +137,20 @@ def settle(folder: Path, trouble: str = "") -> None:
     write_json(folder / EXIT, result, durable=True)
 
 
+def open_living(known: dict[str, Any] | None) -> int | None:
+    """Open the process of this identity as a descriptor that means no other; None when it is gone."""
+    if known is None:
+        return None
+    try:
+        fd = os.pidfd_open(int(known["pid"]))
+    except (OSError, ValueError, KeyError):
+        return None
+    if lives(known):
+        return fd
+    os.close(fd)
+    return None
+
+
 def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], int]) -> None:
     """Be the shim of the attempt in *folder* until its verdict is written.
 

@@ -3,7 +3,7 @@
 from pathlib import PurePosixPath
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdskills.execution.collect import MAX_ERRORS
@@ -187,6 +187,7 @@ def plain(files):
     return {path: text for path, text in files.items() if path not in folders}
 
 
+@settings(max_examples=25)
 @given(rounds=st.lists(st.dictionaries(PATHS, st.text("xyz", max_size=3), max_size=6).map(plain), max_size=6))
 def test_session_is_what_the_last_command_left(tmp_path_factory, rounds):
     """Whatever commands leave, one after the other, the session is what the last one left."""

@@ -1,0 +1,284 @@
+"""The shim, forked by the test itself: verdicts, cancel, leftovers; and the files everybody reads."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from kdskills.jobs.attempts import Attempt, Verdict, shim
+from kdskills.jobs.attempts.attempt import held
+
+
+@pytest.fixture
+def folder(tmp_path, make_order):
+    """The folder of an attempt that has its order."""
+    shim.write_json(tmp_path / shim.ORDER, make_order().to_json())
+    return tmp_path
+
+
+@pytest.fixture
+def begin(folder):
+    """Return a starter of shims as forks of this process; what is left of them at the end is killed, runners included."""
+    started = []
+
+    def start(run, reap=lambda: 0, backstop=None):
+        if backstop is not None:
+            order = json.loads((folder / shim.ORDER).read_text()) | {"backstop_s": backstop}
+            shim.write_json(folder / shim.ORDER, order)
+        lock = shim.take_lock(folder)
+        pid = os.fork()
+        if pid == 0:
+            code = 70
+            try:
+                os.setsid()
+                shim.watch(folder, lock, run, reap)
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(lock)
+        started.append(pid)
+        return pid
+
+    yield start
+    for pid in started:
+        for end in (lambda: os.killpg(pid, signal.SIGKILL), lambda: os.waitpid(pid, 0)):  # noqa: B023 - called at once
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                end()
+
+
+def ended(pid):
+    """Wait for a shim's end and return its exit code."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def until(condition):
+    """Wait until *condition* holds."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.005)
+
+
+def verdict(folder):
+    """Return the verdict in *folder*."""
+    return Verdict.model_validate(shim.read_json(folder / shim.EXIT))
+
+
+def tells(folder, status="ok", **facts):
+    """Return a runner that leaves a result."""
+
+    def run():
+        shim.write_json(folder / shim.RESULT, {"status": status, **facts})
+        return 0
+
+    return run
+
+
+def sleeps():
+    """Be a runner that ignores everything but KILL."""
+    time.sleep(600)
+    return 0
+
+
+def test_result_becomes_the_verdict(folder, begin):
+    """What the runner says is the verdict, and the lock is free afterwards."""
+    assert ended(begin(tells(folder, exit_code=0, stdout_total=3))) == 0
+    found = verdict(folder)
+    assert (found.status, found.exit_code, found.stdout_total, held(folder)) == ("ok", 0, 3, False)
+
+
+def test_runner_that_gives_up_is_our_fault(folder, begin):
+    """A runner that exits without a result is no lost attempt but a broken one, after leftovers were reaped."""
+    ended(begin(lambda: 3, lambda: shim.write_json(folder / "reaped", {}) or 0))
+    found = verdict(folder)
+    assert (found.status, found.error_code, "code 3" in found.error_message) == ("infra_error", "runner_failed", True)
+    assert (folder / "reaped").exists()
+
+
+def test_runner_that_breaks_leaves_its_words(folder, begin, capfd):
+    """An error of the runner is printed, which the launcher leads into the shim's log."""
+
+    def run():
+        raise ZeroDivisionError("by zero")
+
+    ended(begin(run))
+    assert "ZeroDivisionError: by zero" in capfd.readouterr().err
+    assert verdict(folder).error_code == "runner_failed"
+
+
+def test_cancel_before_the_start_runs_nothing(folder, begin):
+    """With the cancel already written, there is no runner and nothing to reap."""
+    shim.write_json(folder / shim.CANCEL, {"reason": "early"})
+    ended(begin(tells(folder), lambda: shim.write_json(folder / "reaped", {}) or 0))
+    found = verdict(folder)
+    assert (found.status, found.error_code) == ("cancelled", "canceled")
+    assert not (folder / shim.RESULT).exists()
+    assert not (folder / "reaped").exists()
+
+
+def test_runner_that_does_not_end_is_killed(folder, begin, monkeypatch):
+    """A runner that ignores TERM is killed, and the verdict still says cancelled."""
+    monkeypatch.setattr(shim, "PATIENCE_S", 0.2)
+    pid = begin(sleeps)
+    until(lambda: shim.children(pid))
+    os.kill(pid, signal.SIGTERM)
+    ended(pid)
+    assert verdict(folder).status == "cancelled"
+
+
+def test_overdue_runner_is_ended_as_timeout(folder, begin, monkeypatch):
+    """When the engine did not hold its own timeout, the shim does, and says timeout."""
+    monkeypatch.setattr(shim, "PATIENCE_S", 0.2)
+    ended(begin(sleeps, backstop=0.2))
+    assert (verdict(folder).status, verdict(folder).error_code) == ("timeout", "timeout")
+
+
+def test_overdue_runner_that_says_cancelled_ran_out_of_time(folder, begin):
+    """The runner only knows that it was told to end; the shim knows why."""
+
+    def run():
+        signal.sigwait({signal.SIGTERM})
+        return tells(folder, "cancelled")()
+
+    ended(begin(run, backstop=0.2))
+    assert verdict(folder).status == "timeout"
+
+
+def test_everything_below_is_gone_at_the_end(folder, begin):
+    """Daemons with sessions of their own, and their children, do not outlive the shim."""
+    words = [sys.executable, "-c", "import os, time; os.setsid(); os.fork(); os.fork(); time.sleep(600)"]
+
+    def run():
+        for _ in range(3):
+            subprocess.Popen(words)
+        time.sleep(0.5)
+        me = os.getppid()
+        shim.write_json(folder / "left", {"pids": [shim.identity(pid) for pid in below(me)]})
+        return tells(folder)()
+
+    ended(begin(run))
+    known = shim.read_json(folder / "left")["pids"]
+    assert len(known) > 3
+    assert [one["pid"] for one in known if shim.lives(one)] == []
+
+
+def below(pid):
+    """Return every process below *pid*."""
+    queue, found = shim.children(pid), []
+    while queue:
+        found.append(queue.pop())
+        queue += shim.children(found[-1])
+    return found
+
+
+def test_lock_text_names_the_shim(folder, begin):
+    """The lock says who holds it: number, start and boot."""
+    pid = begin(sleeps)
+    until(lambda: shim.read_identity(folder))
+    known = shim.read_identity(folder)
+    assert (known["pid"], shim.lives(known), held(folder)) == (pid, True, True)
+    assert not shim.lives(known | {"started": "1"})
+    assert not shim.lives(known | {"boot": "x"})
+
+
+@pytest.mark.parametrize(
+    "known", [{}, {"pid": "1"}, {"pid": 1}, {"pid": 1, "started": ""}, {"pid": -1, "started": "5"}]
+)
+def test_torn_identity_lives_nowhere(known):
+    """What is no identity names no living process."""
+    assert not shim.lives(known)
+
+
+def test_own_identity_lives_and_a_zombies_does_not():
+    """This process lives; one that ended and was not collected does not."""
+    assert shim.lives(shim.identity(os.getpid()))
+    child = subprocess.Popen(["sleep", "600"])
+    known = shim.identity(child.pid)
+    child.kill()
+    until(lambda: not shim.lives(known))
+    child.wait()
+
+
+def test_lock_is_taken_once(folder):
+    """A second taker gives up; a look at the lock is not in the way of one."""
+    lock = shim.take_lock(folder)
+    assert (shim.take_lock(folder, 0.0), held(folder)) == (None, True)
+    os.close(lock)
+    assert not held(folder)
+    again = shim.take_lock(folder, 0.0)
+    os.close(again)
+
+
+def test_file_is_replaced_at_once(tmp_path):
+    """Readers see one whole text or another, never a part, while many write."""
+    path = tmp_path / "facts.json"
+    shim.write_json(path, {"n": 0})
+    over = threading.Event()
+
+    def write(number):
+        while not over.is_set():
+            shim.write_json(path, {"n": number, "text": "x" * 5000 * number})
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(1, 4)]
+    for writer in writers:
+        writer.start()
+    for _ in range(300):
+        facts = shim.read_json(path)
+        assert len(facts.get("text", "")) == 5000 * facts["n"]
+    over.set()
+    for writer in writers:
+        writer.join()
+    assert [item.name for item in tmp_path.iterdir()] == ["facts.json"]
+
+
+def test_unreadable_verdict_is_lost_not_an_error(folder, make_order):
+    """A verdict of another version, or of nobody's, ends the attempt as lost."""
+    attempt = Attempt(folder, make_order())
+    shim.write_json(folder / shim.EXIT, {"status": "splendid"})
+    assert (attempt.state(), attempt.verdict().status) == ("ended", "lost")
+
+
+@pytest.fixture
+def stuck(folder, begin):
+    """A runner that ignores TERM and outlives its killed shim."""
+    me = lambda: shim.write_json(
+        folder / shim.FACTS, {"started_at": 1.0, "engine": "e", "runner": shim.identity(os.getpid())}
+    )
+    pid = begin(lambda: me() or sleeps())
+    until((folder / shim.FACTS).exists)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.usefixtures("stuck")
+async def test_runner_that_outlives_its_shim_is_ended_in_the_end(folder, make_order, monkeypatch):
+    """A runner that does not end with its shim is killed by whoever waits, once it had its time."""
+    monkeypatch.setattr(shim, "PATIENCE_S", 0.2)
+    attempt = Attempt(folder, make_order())
+    assert attempt.state() == "starting"
+    assert (await attempt.wait()).status == "lost"
+
+
+@pytest.fixture
+def killed(begin):
+    """A shim and its runner that were killed."""
+    pid = begin(sleeps)
+    until(lambda: shim.children(pid))
+    runner = shim.children(pid)[0]
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.kill(runner, signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("killed")
+async def test_lost_attempt_is_settled_without_a_starter(folder, make_order):
+    """An observer that cannot reap still gives a dead attempt its verdict."""
+    attempt = Attempt(folder, make_order())
+    assert (await attempt.wait()).status == "lost"
+    assert await attempt.until_running() is None
