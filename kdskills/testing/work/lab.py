@@ -99,10 +99,11 @@ class WorkLab:
     def start(self, slot: int = 0) -> subprocess.Popen[bytes]:
         """Start a worker."""
         command = [sys.executable, "-m", MODULE, "--slot", str(slot)]
+        told = settings_line(self.settings) + b"\n"
         with self.log.open("ab") as log:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
         assert process.stdin is not None
-        process.stdin.write(settings_line(self.settings) + b"\n")
+        process.stdin.write(told)
         process.stdin.close()
         self.workers[slot] = process
         return process

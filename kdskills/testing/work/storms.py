@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 
 from kdskills.errors import OperatorMustAct
 from kdskills.jobs.heads import TaskHead
-from kdskills.jobs.model import OnPort, ServiceSpec
+from kdskills.jobs.model import OnPort, Placement, ServiceSpec
 from kdskills.testing.work.lab import WorkLab
 from kdskills.testing.work.postgres import Cluster
 
-SERVER = (
-    "import http.server as h; h.ThreadingHTTPServer(('127.0.0.1', {port}), h.SimpleHTTPRequestHandler).serve_forever()"
-)
+SERVED = 8080
 
 
 @dataclass(slots=True)
@@ -149,23 +147,23 @@ async def outage_storm(
 
 
 async def service_storm(
-    lab: WorkLab, port: int, *, kills: int, ask: Callable[[str, int], Awaitable[bool]], python: str
+    lab: WorkLab, *, kills: int, ask: Callable[[str, int], Awaitable[bool]], engine: str = "bubblewrap"
 ) -> Report:
-    """Keep asking a service while the worker is killed *kills* times.
+    """Keep asking a service in a sandbox, through the port it is exposed at, while the worker is killed *kills* times.
 
     Args:
         lab: The host.
-        port: A free port of this machine, which the program listens on.
         kills: How often.
         ask: Sends one request to an address; whether it was answered.
-        python: Interpreter of the service.
+        engine: Engine of the service.
     """
     began = time.monotonic()
     lab.start()
-    service = ServiceSpec(ready=OnPort(tcp_port=port), startup_timeout_s=120)
-    spec = lab.task(f'exec {python} -c "{SERVER.format(port=port)}"', session="web", service=service)
-    head = await lab.client.submit_task(spec)
-    await lab.running(head.id)
+    service = ServiceSpec(ready=OnPort(tcp_port=SERVED), startup_timeout_s=120, expose_ports=(SERVED,))
+    spec = lab.task(f"exec python3 -m http.server {SERVED}", session="web", service=service)
+    placement = Placement(engine=engine, skill_name="x", version_hash="0")
+    head = await lab.client.submit_task(spec.model_copy(update={"placement": placement}))
+    port = (await lab.running(head.id)).endpoints[0].host_port
     report, asking = Report(0), asyncio.Event()
 
     async def keep_asking() -> None:

@@ -1,9 +1,12 @@
 """Settings of background work: from files, variables and arguments, every interval and limit checked."""
 
+import json
+
 import pytest
 from pydantic import ValidationError
 
 from kdskills.app.settings import Settings, SettingsInvalid
+from kdskills.app.spawning import settings_line
 from kdskills.jobs.settings import JobsSettings, sqlite_url, user_state_dir
 
 
@@ -64,3 +67,9 @@ def test_state_is_kept_where_the_platform_says(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert user_state_dir() == tmp_path / ".local/state/kdskills"
+
+
+def test_settings_reach_a_worker_whole(tmp_path):
+    """What is told to a worker reads back as the same settings, secrets and nested tables included."""
+    told = Settings(state_dir=tmp_path, e2b_api_key="e2b_secret", allow_unisolated=True, jobs=JobsSettings(slots=7))
+    assert Settings(**json.loads(settings_line(told))) == told
