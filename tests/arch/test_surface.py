@@ -23,6 +23,7 @@ ROOMS = {
     "kdskills.session": ["SkillRuntime"],
     "kdskills.solver": ["ReactSolver", "SolverSystem", "TurnResult"],
     "kdskills.execution": ["ExecRequest", "ExecResult", "Executor", "Limits"],
+    "kdskills.remote": ["AsyncCodexClient", "AsyncRemoteSkillsFacade", "CodexClient", "RemoteSkillsFacade"],
     "kdskills.app": ["Host", "Settings"],
 }
 
