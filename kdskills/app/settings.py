@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -16,6 +16,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from kdskills.app.identity import Scope
 from kdskills.errors import OperatorMustAct
 from kdskills.execution import ExecutionOptions, IsolationLevel
 from kdskills.execution.options import E2bOptions
@@ -50,6 +51,25 @@ def config_files() -> tuple[Path, ...]:
     """Return where settings files may be, the strongest first."""
     own = user_config()
     return (SYSTEM_CONFIG,) if own is None else (own, SYSTEM_CONFIG)
+
+
+class BusSettings(BaseModel):
+    """Who may call over the command bus, and how much at once (spec service §3)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: str = Field("v1", pattern=r"^[A-Za-z0-9_-]{1,64}$", description="Version in the subjects.")
+    projects: tuple[str, ...] = Field(("local",), description="Projects that may call over the bus.")
+    channels: dict[str, str] = Field(
+        default_factory=lambda: {"*": "*"},
+        description="Agent of each channel; `*` stands for every other channel, and as an agent for the channel's name.",
+    )
+    scopes: frozenset[Scope] = Field(
+        frozenset({"skills:read", "work:run", "work:read"}), description="What callers over the bus may do."
+    )
+    concurrency: int = Field(16, ge=1, le=1000, description="Commands that one gateway runs at the same time.")
+    ack_wait_s: float = Field(30.0, ge=1, description="Seconds until a command nobody works on is delivered again.")
+    max_deliver: int = Field(100, ge=1, description="How often a command is delivered before it is given up.")
 
 
 class Settings(BaseSettings):
@@ -111,6 +131,7 @@ class Settings(BaseSettings):
     host_names: tuple[str, ...] = Field(
         (), description="Names clients reach the service by, beside those of loopback; MCP refuses others."
     )
+    bus: BusSettings = Field(default_factory=BusSettings, description="The command bus: who may call, and how.")
     requests_per_minute: int = Field(1200, ge=0, description="Requests a token may make in a minute; 0 for no limit.")
     body_limit: int = Field(24 * 1024 * 1024, ge=1024, description="Bytes the body of a request may have.")
     drain_s: float = Field(20.0, ge=0, description="Seconds that running requests get when the service is stopped.")

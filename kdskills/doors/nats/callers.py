@@ -1,0 +1,28 @@
+"""Who calls over the bus: project and channel of the subject, and what the operator's settings give them (spec service §3)."""
+
+from __future__ import annotations
+
+from kdskills.app.identity import Identity
+from kdskills.app.settings import BusSettings
+from kdskills.doors.nats.subjects import Address
+from kdskills.errors import CallRefused
+
+
+def identity_of(address: Address, settings: BusSettings) -> Identity:
+    """Return the caller a subject names.
+
+    Raises:
+        CallRefused: The bus is not open to the project, or to the channel.
+    """
+    if address.project not in settings.projects:
+        raise CallRefused(f"the bus is not open to project {address.project!r}", code="project_not_open")
+    agent = settings.channels.get(address.channel, settings.channels.get("*"))
+    if agent is None:
+        raise CallRefused(f"no agent is set for channel {address.channel!r}", code="channel_not_open")
+    return Identity(
+        project=address.project,
+        agent=address.channel if agent == "*" else agent,
+        alias=address.channel,
+        scopes=settings.scopes,
+        door="nats",
+    )

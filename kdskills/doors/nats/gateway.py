@@ -1,0 +1,189 @@
+"""A gateway: takes commands from the bus, runs operations, publishes results, acknowledges (spec service §3).
+
+The order makes a call's effect happen once, whatever dies in between: the operation keeps the call's id with its record,
+the result is published under an id of its own, and only then is the command acknowledged. A command that is delivered
+again finds the first one's record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Final
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.errors import APIError
+
+from kdskills.app import Host
+from kdskills.app.operations import Context
+from kdskills.app.settings import BusSettings
+from kdskills.doors.nats.callers import identity_of
+from kdskills.doors.nats.messages import Answer, Unreadable, message_id, progress, read_command
+from kdskills.doors.nats.streams import command_consumer, ensure_streams
+from kdskills.doors.nats.subjects import Address, parse
+from kdskills.errors import KdskillsError, OperatorMustAct
+
+_LOG = logging.getLogger("kdskills.nats")
+
+FETCH_S: Final = 1.0
+RETRY_S: Final = 2.0
+BEAT: Final = 3
+"""A command somebody works on says so this many times within the time after which it would be delivered again."""
+
+
+class Gateway:
+    """Serves commands of one version of the protocol; any number of gateways share them.
+
+    Args:
+        host: What operations run on.
+        connection: An open connection to the bus.
+    """
+
+    def __init__(self, host: Host, connection: Client) -> None:
+        self._host = host
+        self._settings: BusSettings = host.settings.bus
+        self._nc = connection
+        self._js: JetStreamContext = connection.jetstream()
+        self._running: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(self._settings.concurrency)
+
+    async def serve(self) -> None:
+        """Take and run commands until cancelled; commands that run then get the drain time."""
+        await ensure_streams(self._js, self._settings.version)
+        subscription = await command_consumer(self._js, self._settings)
+        try:
+            while True:
+                await self._room.acquire()
+                messages: list[Msg] = []
+                try:
+                    messages = await subscription.fetch(1, timeout=FETCH_S)
+                except TimeoutError:
+                    continue
+                except NatsError as error:
+                    _LOG.warning("the bus does not answer: %s", error)
+                    await asyncio.sleep(RETRY_S)
+                finally:
+                    if not messages:
+                        self._room.release()
+                for message in messages:
+                    task = asyncio.create_task(self._take(message))
+                    self._running.add(task)
+                    task.add_done_callback(self._over)
+        finally:
+            await self._drain()
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._room.release()
+        if not task.cancelled() and task.exception() is not None:
+            _LOG.error("a command was not answered and will be delivered again", exc_info=task.exception())
+
+    async def _drain(self) -> None:
+        """Let running commands finish for a while; what is cut off is delivered again to another gateway."""
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=self._host.settings.drain_s)
+            for task in late:
+                task.cancel()
+
+    async def _take(self, message: Msg) -> None:
+        """Answer one delivery."""
+        address = parse(message.subject)
+        if address is None:
+            await self._end(message, Unreadable(f"{message.subject!r} is no subject of a command"))
+            return
+        try:
+            command = read_command(address, message.data)
+        except Unreadable as error:
+            await self._end(message, error)
+            return
+        async with self._held(message):
+            answer = await self._run(address, command.tool_call_id, command.arguments)
+            if isinstance(answer.error, OperatorMustAct) and self._may_retry(message):
+                await message.nak(delay=RETRY_S)
+                return
+            await self._publish(address, answer)
+        await message.ack()
+
+    def _may_retry(self, message: Msg) -> bool:
+        return message.metadata.num_delivered < self._settings.max_deliver
+
+    async def _run(self, address: Address, call: str, arguments: Mapping[str, object]) -> Answer:
+        """Run the operation for the caller the subject names."""
+        try:
+            async with AsyncExitStack() as stack:
+                identity = identity_of(address, self._settings)
+                emit = await stack.enter_async_context(self._progress(address, call))
+                context = Context(
+                    identity=identity,
+                    emit=emit.put_nowait,
+                    idempotency_key=f"nats:{address.channel}:{call}",
+                    request_id=call[:64],
+                )
+                output = await self._host.invoke(address.operation, arguments, context)
+        except KdskillsError as error:
+            return Answer(call, address.operation, error=error)
+        return Answer(call, address.operation, output=output)
+
+    @asynccontextmanager
+    async def _progress(self, address: Address, call: str) -> AsyncIterator[asyncio.Queue[object]]:
+        """Publish what an operation tells on the way, in order, on a subject beside the result's."""
+        queue: asyncio.Queue[object] = asyncio.Queue(maxsize=10_000)
+        subject = address.to("evt", "progress")
+
+        async def tell() -> None:
+            while True:
+                data = progress(address, call, await queue.get())
+                if data is not None:
+                    await self._nc.publish(subject, data)
+                queue.task_done()
+
+        teller = asyncio.create_task(tell())
+        try:
+            yield queue
+            with suppress(TimeoutError):
+                await asyncio.wait_for(queue.join(), RETRY_S)
+        finally:
+            teller.cancel()
+            with suppress(asyncio.CancelledError):
+                await teller
+
+    @asynccontextmanager
+    async def _held(self, message: Msg) -> AsyncIterator[None]:
+        """Tell the bus that the command is worked on, for as long as it is."""
+
+        async def beat() -> None:
+            while True:
+                await asyncio.sleep(self._settings.ack_wait_s / BEAT)
+                await message.in_progress()
+
+        beating = asyncio.create_task(beat())
+        try:
+            yield
+        finally:
+            beating.cancel()
+            with suppress(asyncio.CancelledError, NatsError):
+                await beating
+
+    async def _publish(self, address: Address, answer: Answer) -> None:
+        """Publish a result; the same result again is one result. Retried while the bus is away."""
+        headers = {"Nats-Msg-Id": message_id(address, answer.tool_call_id)}
+        while True:
+            try:
+                await self._js.publish(address.to("evt"), answer.to_bytes(), headers=headers)
+            except (NatsError, TimeoutError) as error:
+                if isinstance(error, APIError):
+                    raise
+                _LOG.warning("a result cannot be published yet: %s", error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    async def _end(self, message: Msg, error: Unreadable) -> None:
+        """End a message that no gateway could ever read, and say why in the log."""
+        _LOG.warning("%s: ended and not delivered again: %s", message.subject, error.message)
+        await message.term()

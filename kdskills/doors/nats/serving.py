@@ -1,0 +1,49 @@
+"""Serving the command bus until told to stop (spec service §3)."""
+
+from __future__ import annotations
+
+import logging
+
+import nats
+from nats.errors import Error as NatsError
+
+from kdskills.app import Host
+from kdskills.doors.nats.gateway import Gateway
+from kdskills.doors.nats.reads import serve_reads
+from kdskills.errors import OperatorMustAct
+
+_LOG = logging.getLogger("kdskills.nats")
+
+
+class BusUnavailable(OperatorMustAct):
+    """The command bus does not answer (spec service §3)."""
+
+    code = "bus_unavailable"
+
+
+async def serve(host: Host, url: str) -> None:
+    """Answer commands and reads of the bus at *url* until cancelled.
+
+    A bus that goes away is waited for; commands are kept there.
+
+    Raises:
+        BusUnavailable: It cannot be reached at the start.
+    """
+
+    async def troubled(error: Exception) -> None:
+        _LOG.warning("the bus: %s", error)
+
+    try:
+        connection = await nats.connect(
+            url, name="kdskills", error_cb=troubled, max_reconnect_attempts=-1, connect_timeout=5, allow_reconnect=True
+        )
+    except (NatsError, OSError, TimeoutError) as error:
+        raise BusUnavailable(f"the command bus at {url} cannot be reached: {error}") from error
+    try:
+        reads = await serve_reads(host, connection)
+        try:
+            await Gateway(host, connection).serve()
+        finally:
+            await reads.stop()
+    finally:
+        await connection.close()
