@@ -570,3 +570,55 @@ async def test_a_successor_takes_the_history_along(spawn, model, tmp_path):
     await turn(client, successor, "!call beta {}")
     assert shown(model) == ["beta"]
     assert users(model) == ["!call alpha {}", "!call beta {}"]
+
+
+@pytest.fixture
+async def real(model, tmp_path):
+    """Return a client of the real binary."""
+    folder = Path(os.environ.get("KDSKILLS_CODEX_DIR") or "/tmp/kdskills-codex")
+    async with await AsyncAppServerClient.spawn(
+        home=tmp_path / "home",
+        binary=str(folder / "node_modules" / ".bin" / "codex"),
+        config=model.config,
+        profile=PROVEN,
+    ) as client:
+        yield client
+
+
+@pytest.mark.needs("codex")
+@pytest.mark.codex_real
+@pytest.mark.parametrize(("size", "expected"), [(1, "ok"), (60_000, "failed")], ids=["fits", "does-not-fit"])
+async def test_a_fork_keeps_its_history(real, model, tmp_path, size, expected):
+    """A fork shares its parent's file by byte: a catalog that fits changes, one that would move the turns is refused."""
+    session_id = await start(real, tmp_path, tool("alpha", 10))
+    for words in ("!say a", "!say b"):
+        await turn(real, session_id, words)
+    forked = (await real.request("thread/fork", threadId=session_id))["thread"]
+    fork = real.server.threads.learn(forked, subscribed=True).id
+    await turn(real, fork, "!say c")
+    report = await real.catalog.apply(change(session_id, tool("beta", size)))
+    assert report["status"] == expected, report
+    if expected == "failed":
+        assert report["reason"] == "unknown_format"
+    await turn(real, session_id, "!say d")
+    assert shown(model) == (["beta"] if expected == "ok" else ["alpha"])
+    await real.reconnect()
+    await turn(real, fork, "!say e")
+    assert users(model) == ["!say a", "!say b", "!say c", "!say e"]
+
+
+@pytest.mark.needs("codex")
+@pytest.mark.codex_real
+async def test_a_rejected_catalog_that_moved_the_turns_moves_them_back(real, model, tmp_path):
+    """After a rejection of a longer line the turns are where the server expects them: they can be taken back."""
+    session_id = await start(real, tmp_path, tool("alpha"))
+    for words in ("!say a", "!say b", "!say c"):
+        await turn(real, session_id, words)
+    bad = {"name": "beta", "description": ["x" * 40_000], "inputSchema": {"type": "object"}}
+    report = await real.catalog.apply(change(session_id, bad))
+    assert (report["status"], report["reason"]) == ("failed", "rejected")
+    await turn(real, session_id, "!say d")
+    await real.sessions.rollback(session_id, 2)
+    await turn(real, session_id, "!say e")
+    assert users(model) == ["!say a", "!say b", "!say e"]
+    assert shown(model) == ["alpha"]
