@@ -274,6 +274,8 @@ def _odd_words(journal: CallJournal) -> None:
     journal.start("odd", "a")
     journal.finish("odd", "a", odd)
     expect(row_of(journal, "odd").answer == odd, "any text comes back as it was")
+    strange = CallIdentity("s", "to\x00ol", "0", "th\ud800", "tu\x00", "\udfff", "n\x00")
+    expect(journal.claim("strange", strange, "a", ALIVE, idempotent=False).mine, "calls of any names are kept")
 
 
 JOURNAL_CHECKS: Final = (

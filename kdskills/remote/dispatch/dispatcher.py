@@ -146,9 +146,14 @@ class Dispatcher:
         refused = self._refused(order)
         if refused is not None or order.skill is None:
             return await self._refuse(refused or unregistered(order.tool), place)
-        self._leases.hold(place.journal, place.key, place.owner)
         execution = self._execution(order, order.skill, place)
-        if await self._runner.run(execution, order.skill.deadline_seconds):
+        try:
+            self._leases.hold(place.journal, place.key, place.owner)
+            in_time = await self._runner.run(execution, order.skill.deadline_seconds)
+        except RuntimeError as error:  # this process may not have another thread: nothing began
+            execution.commit(self._answers.of_error(order.tool, error))
+            in_time = True
+        if in_time:
             return await self._ended(order, place, execution)
         assert order.skill.deadline_seconds is not None
         execution.call.stop.set()

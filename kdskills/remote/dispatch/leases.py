@@ -31,12 +31,17 @@ class Leases:
         self._closed = False
 
     def hold(self, journal: CallJournal, key: str, owner: str) -> None:
-        """Renew this call's lease from now on."""
+        """Renew this call's lease from now on.
+
+        Raises:
+            RuntimeError: This process may not have the thread that would.
+        """
         with self._changed:
             self._held[id(journal), key] = (journal, owner)
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._keep, name="kdskills-leases", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._keep, name="kdskills-leases", daemon=True)
+                thread.start()
+                self._thread = thread
             self._changed.notify()
 
     def release(self, journal: CallJournal, key: str, owner: str) -> None:

@@ -18,7 +18,11 @@ class Runner(Protocol):
     """Gives an execution a slot and waits for its end."""
 
     async def run(self, execution: Execution, seconds: float | None) -> bool:
-        """Return True when it ended in time; otherwise its waiter gives up, and it may go on."""
+        """Return True when it ended in time; otherwise its waiter gives up, and it may go on.
+
+        Raises:
+            RuntimeError: There is no thread to run it on; it did not begin.
+        """
         ...
 
 
@@ -48,7 +52,11 @@ class BlockingRunner:
             finally:
                 self._slots.release()
 
-        self._threads.start(work)
+        try:
+            self._threads.start(work)
+        except RuntimeError:
+            self._slots.release()
+            raise
         return execution.ended.wait(max(0.0, until - time.monotonic()))
 
 
@@ -125,7 +133,10 @@ class _Turn:
             value = execution.invoke()
         if execution.raised is None and inspect.isawaitable(value):
             value = await self._awaited(value)
-        await self._threads.call(lambda: execution.complete(value))
+        try:
+            await self._threads.call(lambda: execution.complete(value))
+        except RuntimeError:  # no thread to be had: the loop waits for the disk rather than losing an answer
+            execution.complete(value)
 
     async def _awaited(self, value: Awaitable[Any]) -> Any:
         self._handler = asyncio.create_task(_caught(value, self._execution), context=self._execution.context)

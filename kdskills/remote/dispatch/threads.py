@@ -25,13 +25,24 @@ class Threads:
         self._ready = threading.Condition()
 
     def start(self, function: Callable[[], None]) -> None:
-        """Run *function* on a thread at once."""
+        """Run *function* on a thread at once.
+
+        Raises:
+            RuntimeError: This process may not have another thread; *function* will not be run.
+        """
         with self._ready:
             self._waiting.append(function)
             if self._idle >= len(self._waiting):
                 self._ready.notify()
                 return
-        threading.Thread(target=self._work, name="kdskills-handler", daemon=True).start()
+        try:
+            threading.Thread(target=self._work, name="kdskills-handler", daemon=True).start()
+        except RuntimeError:
+            with self._ready:
+                if function not in self._waiting:  # a thread that became idle has taken it
+                    return
+                self._waiting.remove(function)
+            raise
 
     async def call(self, function: Callable[[], T], *, unheard: Callable[[T], None] | None = None) -> T:
         """Run *function* on a thread and wait for it on the running loop; a waiter that is cancelled does not stop it.

@@ -239,16 +239,21 @@ class SqlJournal:
 def _named(key: str, identity: CallIdentity, owner: str, lease: int, idempotent: bool) -> dict[str, Any]:
     return {
         "b_key": key,
-        "b_session_id": identity.session_id,
-        "b_thread_id": identity.thread_id,
-        "b_turn_id": identity.turn_id,
-        "b_call_id": identity.call_id,
-        "b_namespace": identity.namespace,
-        "b_tool": identity.tool,
+        "b_session_id": _word(identity.session_id),
+        "b_thread_id": _word(identity.thread_id),
+        "b_turn_id": _word(identity.turn_id),
+        "b_call_id": _word(identity.call_id),
+        "b_namespace": _word(identity.namespace),
+        "b_tool": _word(identity.tool),
         "b_owner": owner,
         "b_idempotent": idempotent,
         "b_lease": lease,
     }
+
+
+def _word(text: str | None) -> str | None:
+    """Return an id as every database can keep it; the key already names the call exactly."""
+    return None if text is None else text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def _text(answer: StoredAnswer) -> str:

@@ -319,3 +319,31 @@ def test_threads_start_as_many_as_are_asked_for() -> None:
     for _ in range(20):
         threads.start(lambda: meet.wait(30) and None)
     meet.wait(30)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_without_another_thread_the_call_is_answered(
+    make_dispatcher, make_skill, make_call, monkeypatch, asynchronous
+) -> None:
+    """A process that may not have another thread says so; no slot is lost, and nothing is run later behind its back."""
+    effects: list[int] = []
+
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    dispatcher = make_dispatcher(asynchronous=asynchronous, max_concurrency=1)
+    skill = make_skill(lambda: effects.append(1))
+
+    def call(name: str) -> CallOutcome:
+        coming = dispatcher.call(skill, make_call.strong(name), None)
+        return asyncio.run(coming) if asynchronous else drive(coming)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kdskills.remote.dispatch.threads.threading.Thread.start", refused)
+        outcomes = [call("c1")]  # the thread of leases is refused
+        patch.setattr(dispatcher._leases, "_thread", threading.current_thread())
+        outcomes += [call("c2"), call("c3")]  # the handler's own
+    assert [text(outcome) for outcome in outcomes] == ["remote skill ship failed: can't start new thread"] * 3
+    assert effects == []
+    assert call("c4").handled
+    assert effects == [1]
