@@ -84,7 +84,7 @@ async def respond_to_signal(
     if address(signal) not in {None, core.session_id}:
         return None
     call = call_of_signal(signal)
-    return None if call is None else await core.driver.unbroken(lambda: _respond(core, call, options, known=known))
+    return None if call is None else await _respond(core, call, options, known=known)
 
 
 async def respond_to_row(
@@ -93,7 +93,7 @@ async def respond_to_row(
     """Answer the call of a pending row; None when it is another thread's or names no tool."""
     core.live()
     call = _own_call(core, row)
-    return None if call is None else await core.driver.unbroken(lambda: _respond(core, call, options, known=True))
+    return None if call is None else await _respond(core, call, options, known=True)
 
 
 async def drain(core: SessionCore, options: SubmitOptions) -> list[RemoteSkillDispatch]:
@@ -101,19 +101,20 @@ async def drain(core: SessionCore, options: SubmitOptions) -> list[RemoteSkillDi
     core.live()
     rows = rows_of(await core.driver.call(core.owner.client.sessions.tool_calls, session_id=core.session_id))
     calls = [call for row in rows if (call := _own_call(core, row)) is not None]
-    return await core.driver.unbroken(lambda: _respond_all(core, calls, options))
+    answered = await core.driver.unbroken(lambda: _answered(core, calls, options, drained=True))
+    _raise_again([outcome for _, outcome in answered])
+    return [dispatch for dispatch, _ in answered]
 
 
-async def _respond_all(
-    core: SessionCore, calls: Sequence[IncomingCall], options: SubmitOptions
-) -> list[RemoteSkillDispatch]:
-    outcomes = await core.driver.gather([_runner(core, call) for call in calls])
-    found = [
-        await _submitted(core, call, outcome, options, drained=True)
+async def _answered(
+    core: SessionCore, calls: Sequence[IncomingCall], options: SubmitOptions, *, drained: bool, known: bool = True
+) -> list[tuple[RemoteSkillDispatch, CallOutcome]]:
+    """Run the calls at once, then submit their answers one after the other."""
+    outcomes = await core.driver.gather([_runner(core, call, known=known) for call in calls])
+    return [
+        (await _submitted(core, call, outcome, options, drained=drained), outcome)
         for call, outcome in zip(calls, outcomes, strict=True)
     ]
-    _raise_again(outcomes)
-    return found
 
 
 def _own_call(core: SessionCore, row: Mapping[str, Any]) -> IncomingCall | None:
@@ -121,8 +122,8 @@ def _own_call(core: SessionCore, row: Mapping[str, Any]) -> IncomingCall | None:
     return None if call is None or call.thread_id not in {None, core.session_id} else call
 
 
-def _runner(core: SessionCore, call: IncomingCall) -> Any:
-    return lambda: _run(core, call, known=True)
+def _runner(core: SessionCore, call: IncomingCall, *, known: bool) -> Any:
+    return lambda: _run(core, call, known=known)
 
 
 async def _run(core: SessionCore, call: IncomingCall, *, known: bool) -> CallOutcome:
@@ -139,8 +140,8 @@ async def _run(core: SessionCore, call: IncomingCall, *, known: bool) -> CallOut
 async def _respond(
     core: SessionCore, call: IncomingCall, options: SubmitOptions, *, known: bool
 ) -> RemoteSkillDispatch:
-    outcome = await _run(core, call, known=known)
-    dispatch = await _submitted(core, call, outcome, options, drained=False)
+    answered = await core.driver.unbroken(lambda: _answered(core, [call], options, drained=False, known=known))
+    ((dispatch, outcome),) = answered
     _raise_again([outcome])
     return dispatch
 

@@ -20,7 +20,9 @@ from kdskills.remote.receipts import Receipts
 from kdskills.remote.results import RemoteSkillDispatch
 from kdskills.remote.signals import AppServerSignal, address, text_or_none
 from kdskills.remote.submitting import SubmitOptions
+from kdskills.remote.text import TOOLS_KEYWORDS
 
+_NONE = object()
 GONE = frozenset({"ok", "deleted"})
 
 
@@ -138,8 +140,8 @@ class FacadeCore:
             ValueError: The answer names no session.
         """
         tools, layers = draft.tools(), draft.registry.layers()
-        theirs = "dynamic_tools" in create_kwargs
-        ours = {"dynamic_tools": tools} if tools and not theirs else {}
+        theirs = next((create_kwargs[name] for name in TOOLS_KEYWORDS if name in create_kwargs), _NONE)
+        ours = {"dynamic_tools": tools} if tools and theirs is _NONE else {}
         created = await self.driver.call(self.client.sessions.create, **create_kwargs, **ours)
         session = created.get("session") if isinstance(created, Mapping) else None
         session_id = session.get("sessionId") if isinstance(session, Mapping) else None
@@ -149,8 +151,8 @@ class FacadeCore:
         core.adopt([layer.skill for layer in layers])
         if ours:
             core.pushing(tools, core.registry.layers())
-        elif theirs:
-            core.pushing([dict(tool) for tool in create_kwargs["dynamic_tools"] or () if isinstance(tool, Mapping)], [])
+        elif isinstance(theirs, (list, tuple)):
+            core.pushing([dict(tool) for tool in theirs if isinstance(tool, Mapping)], [])
         for diagnostic in draft.registry.diagnostics:
             core.registry.note(diagnostic)
         return created, core

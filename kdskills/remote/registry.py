@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +13,9 @@ from kdskills.errors import Diagnostic
 from kdskills.remote.lint import check_neighbours
 from kdskills.remote.names import qualify
 from kdskills.remote.ports import JsonObject, ServerProfile
+
+MAX_DIAGNOSTICS = 1000
+"""Findings kept per session; the oldest go first."""
 
 Handler = Callable[..., Any]
 Coercion = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -110,7 +114,7 @@ class SkillRegistry:
     def __init__(self, profile: ServerProfile) -> None:
         self.profile = profile
         self._stacks: dict[str, _Stack] = {}
-        self._diagnostics: list[Diagnostic] = []
+        self._diagnostics: deque[Diagnostic] = deque(maxlen=MAX_DIAGNOSTICS)
         self._lock = threading.RLock()
 
     @property

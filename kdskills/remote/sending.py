@@ -16,7 +16,7 @@ from kdskills.remote.receipts import Receipt
 from kdskills.remote.results import RemoteSkillDispatch, RemoteSkillSendResult
 from kdskills.remote.signals import text_or_none
 from kdskills.remote.submitting import LOCAL_DUPLICATE, SubmitOptions
-from kdskills.remote.text import inject
+from kdskills.remote.text import TOOLS_KEYWORDS, inject
 
 TERMINAL = frozenset({"completed", "complete", "failed", "error", "interrupted", "canceled", "cancelled"})
 
@@ -25,7 +25,8 @@ async def send(core: SessionCore, text: str, *, inject_skills: bool, keywords: M
     """Send one message with the catalog as it is; returns the client's answer, with `catalog` beside a backend."""
     core.live()
     message = core.owner.client.sessions.send_message
-    sent = {"dynamic_tools": core.tools(), **keywords}
+    ours = {} if any(name in keywords for name in TOOLS_KEYWORDS) else {"dynamic_tools": core.tools()}
+    sent: JsonObject = {**ours, **keywords}
     if core.backend is None:
         catalog = core.text() if inject_skills else ""
         answer = await core.driver.call(message, session_id=core.session_id, text=inject(catalog, text), **sent)

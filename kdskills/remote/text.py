@@ -13,6 +13,9 @@ HEADER = (
     "Session remote skill catalog (Python-managed):",
     "Use these capabilities when relevant and do not invent unknown tools.",
 )
+TOOLS_KEYWORDS = ("dynamic_tools", "dynamicTools")
+"""How callers may spell the keyword that carries wire tools; clients make the second of the first."""
+
 _BREAK = re.compile("\r\n|[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]")
 
 

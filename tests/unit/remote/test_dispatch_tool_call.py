@@ -141,16 +141,22 @@ def test_what_a_handler_raises_is_answered(duo, error, said):
         assert found.error == f"remote skill a failed: {said}"
 
 
-def test_an_interrupt_is_answered_and_raised_again(session, client):
-    """The model gets its answer first."""
+@pytest.mark.parametrize("way", ["respond", "drain"])
+def test_an_interrupt_is_answered_and_raised_again(duo, way):
+    """The model gets its answer first, and so do the calls beside it."""
 
     def handler():
         raise KeyboardInterrupt
 
-    session.register("a", handler, deadline_seconds=None)
+    session = duo.session("t")
+    session.register("a", handler)
+    session.register("b", lambda: "fine")
+    row = {"requestId": 1, "tool": "a"}
+    duo.client.rows = [row, {"requestId": 2, "tool": "b"}]
     with pytest.raises(KeyboardInterrupt):
-        session.respond_to_pending_call({"requestId": 1, "tool": "a"})
-    assert client.named("respond")[0]["response"]["success"] is False
+        duo.do(session.drain_pending_calls() if way == "drain" else session.respond_to_pending_call(row))
+    answers = [sent["response"]["success"] for sent in duo.client.named("respond")]
+    assert answers == ([False, True] if way == "drain" else [False])
 
 
 def test_arguments_are_spread_absent_or_single(duo):

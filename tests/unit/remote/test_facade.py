@@ -80,6 +80,16 @@ def test_tools_of_the_caller_pass_untouched(duo, theirs):
     assert sent is theirs
 
 
+@pytest.mark.parametrize("theirs", [5, "x", [None, 5, {"name": "a"}]], ids=["number", "text", "odd"])
+def test_odd_tools_of_the_caller_are_the_clients_business(duo, theirs):
+    """Whatever they are, in either spelling, a session the client created is bound."""
+    for name in ("dynamic_tools", "dynamicTools"):
+        _, session = duo.do(duo.facade.create_session(**{name: theirs}))
+        assert duo.client.named("create")[-1] == {name: theirs}
+        duo.do(session.send("Hi", **{name: theirs}))
+        assert duo.client.named("send_message")[-1] == {"session_id": session.session_id, "text": "Hi", name: theirs}
+
+
 @pytest.mark.parametrize(
     "answer",
     [None, {}, {"session": {}}, {"session": {"sessionId": ""}}, {"session": {"sessionId": 5}}, {"session": "x"}, "ok"],

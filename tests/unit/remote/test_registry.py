@@ -165,6 +165,13 @@ def test_a_skill_carries_the_parameters_of_register(session):
     assert session.register("b", print).deadline_seconds == 120.0
 
 
+def test_diagnostics_are_bounded(session):
+    """A program that registers in a loop does not fill the memory; the newest findings stay."""
+    for number in range(1200):
+        session.register("a", print, description=str(number))
+    assert len(session.diagnostics) == 1000
+
+
 @pytest.mark.parametrize("deadline", [0, -1, float("nan")])
 def test_a_deadline_is_positive_or_none(session, deadline):
     """A deadline no call could meet is refused at once."""
