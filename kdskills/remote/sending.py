@@ -95,6 +95,7 @@ async def send_and_handle(
         until = time.monotonic() + timeout_seconds
         wait = _Turn(core, turn_id, until, interval_seconds)
         status = await wait.ended(terminal, options)
+        await _note_ended(core, turn_id, status)
         detail, reply = await wait.reply(required=require_assistant_reply)
     return RemoteSkillSendResult(
         core.session_id, turn_id, dict(accepted), detail, status, reply, _of_turn(heard, turn_id)
@@ -203,6 +204,16 @@ async def _note_sent(core: SessionCore, answer: object, told: Sequence[str] = ()
             await _note_receipt(core, turn_id)
     except Exception as error:  # noqa: BLE001 - the caller must not take a message that was sent for one that was not
         core.note("receipt_not_kept", f"the message was sent, but not written down: {error}")
+
+
+async def _note_ended(core: SessionCore, turn_id: str, status: str) -> None:
+    """Take note that a turn has ended, for clients that do not tell; never raises."""
+    try:
+        await core.owner.turn_ended(core.session_id, turn_id, status.lower())
+    except Exception as error:  # noqa: BLE001 - the turn's result does not depend on the journal
+        core.note(
+            "outcomes_unknown", f"the turn's answers could not be noted as seen, the journal does not answer: {error}"
+        )
 
 
 async def _note_receipt(core: SessionCore, turn_id: str) -> None:

@@ -211,6 +211,43 @@ def test_answers_of_a_completed_turn_are_not_told_again(duo):
     facade.close()
 
 
+def test_send_and_handle_settles_its_turn(duo):
+    """A client that tells nothing of turns: the answers of a completed one are not told again all the same."""
+    duo.with_backend()
+    duo.client.profile = ServerProfile(context=True)
+    facade = duo.make()
+    session = facade.session("t")
+    session.register("a", lambda: "x")
+    duo.client.rows = [row(0)]
+    assert len(duo.do(session.send_and_handle("one")).dispatches) == 1
+    for _ in range(2):
+        duo.do(session.send("more"))
+    assert all("kdskills_outcomes" not in sent["additional_context"] for sent in duo.client.named("send_message"))
+    facade.close()
+
+
+class Away:
+    """A journal that does not answer."""
+
+    def outcomes(self, session_id, turn_id=None):
+        raise OSError("disk gone")
+
+    def settle(self, session_id, turn_id):
+        raise OSError("disk gone")
+
+
+def test_a_journal_that_is_away_stops_no_message(duo):
+    """What the model could not be told is a diagnostic; the request is sent and its result returned."""
+    duo.with_backend()
+    duo.client.profile = ServerProfile(context=True)
+    facade = duo.make()
+    facade._core.dispatcher.journal = Away()
+    session = facade.session("t")
+    assert duo.do(session.send_and_handle("Hi")).status == "completed"
+    assert [d.code for d in session.diagnostics] == ["outcomes_unknown", "outcomes_unknown"]
+    facade.close()
+
+
 def test_a_receipt_that_cannot_be_kept_does_not_unsend_a_message(duo):
     """The answer is returned; what was lost is a diagnostic."""
     session = duo.session("t")
