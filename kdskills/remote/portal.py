@@ -115,7 +115,7 @@ class CodexClient:
         self.stream = BlockingStream(loop, client.stream)
         self.catalog = BlockingCatalog(loop, client.catalog)
         self.profile: ServerProfile = client.profile
-        self.journal: CallJournal | None = client.journal
+        self.journal: CallJournal = client.journal
         client.on_call = self._take_call
         client.on_turn_ended = self._turn_ended
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kdskills.remote.catalog.changes import Changes, lint
 from kdskills.remote.catalog.channel import ContextChannel
 from kdskills.remote.catalog.digest import difference, fingerprints, flat_tools, tools_digest
-from kdskills.remote.catalog.reports import NotApplied, noop, not_applied, pushed
+from kdskills.remote.catalog.reports import NotApplied, in_force, noop, not_applied
 from kdskills.remote.catalog.sharing import POLL_SECONDS, Sharing
 from kdskills.remote.catalog.store import CatalogRecord, CatalogStore, Records
 from kdskills.remote.catalog.strategy import StartPlan, start_plan, way_of_old
@@ -88,7 +88,8 @@ class CodexCatalog:
         if not tools and not record.digest:
             return noop(change.session_id)
         lint(tools, self._profile)
-        end = time.monotonic() + change.timeout_s
+        began = time.monotonic()
+        end = began + change.timeout_s
         tries = 0
         while True:
             tries += 1
@@ -106,7 +107,8 @@ class CodexCatalog:
                 pending = busy and not change.wait
                 if pending:
                     self._later(session, change)
-                return not_applied(change.session_id, problem, pending=pending)
+                pending = pending or problem.goes_on
+                return not_applied(await self._known(change.session_id, began), problem, pending=pending)
 
     async def context_for(self, session_id: str, tools: Sequence[JsonObject], instruction_text: str) -> CatalogContext:
         """Return how the catalog travels with the next message (spec remote §2.3 Context).
@@ -166,9 +168,10 @@ class CodexCatalog:
     async def _bounded(self, change: CatalogChange, tools: list[JsonObject], end: float) -> JsonObject:
         # A change that began is brought to its end even if its caller gives up: half of it would be worse.
         task = self._server.spawn_task(self._attempt(change, tools), f"kdskills-catalog-{change.session_id}")
+        task.add_done_callback(_noticed)
         await asyncio.wait({task}, timeout=max(_LEAST_SECONDS, end - time.monotonic()))
         if not task.done():
-            raise NotApplied("held_open", f"not finished within {change.timeout_s:g} s; it goes on")
+            raise NotApplied("held_open", f"not finished within {change.timeout_s:g} s", goes_on=True)
         return task.result()
 
     async def _attempt(self, change: CatalogChange, tools: list[JsonObject]) -> JsonObject:
@@ -177,7 +180,7 @@ class CodexCatalog:
             record = await self._records.get(session_id)
             digest, marks = tools_digest(tools), fingerprints(tools)
             if record.digest == digest or (not record.digest and not tools):
-                return pushed(session_id, strategy=record.strategy, digest=digest)
+                return {"status": "noop", **await self._known(session_id, began)}
             way = record.strategy or await self._old_way(session_id)
             await self._refuse_busy(session_id)
             async with self.sharing.releasing(session_id) if way == "reload" else contextlib.nullcontext():
@@ -199,6 +202,13 @@ class CodexCatalog:
                 report["new_session_id"] = outcome.new_session_id
             await self._records.update(target, lambda old: replace(old, strategy=way, digest=digest, tools=marks))
             return report
+
+    async def _known(self, session_id: str, began: float) -> JsonObject:
+        record = await self._records.get(session_id)
+        if not record.digest:
+            return {"sessionId": session_id}
+        spent = round((time.monotonic() - began) * 1000, 3)
+        return in_force(session_id, strategy=record.strategy, digest=record.digest, duration_ms=spent)
 
     async def _old_way(self, session_id: str) -> str:
         if await self._changes.has_dispatcher(session_id):
@@ -247,3 +257,9 @@ class CodexCatalog:
         if session_id not in self._sessions:
             self._sessions[session_id] = _Session(asyncio.Lock())
         return self._sessions[session_id]
+
+
+def _noticed(task: asyncio.Task[JsonObject]) -> None:
+    """Take note of how a change ended whose caller gave up; the next report tells what is in force then."""
+    if not task.cancelled():
+        task.exception()

@@ -28,12 +28,14 @@ class NotApplied(Exception):
     Args:
         reason: Why, one of the words of the report.
         error: The server's or the system's own words.
+        goes_on: Whether the change is still under way.
     """
 
-    def __init__(self, reason: Reason, error: str = "") -> None:
+    def __init__(self, reason: Reason, error: str = "", *, goes_on: bool = False) -> None:
         super().__init__(f"{reason}: {error}" if error else reason)
         self.reason = reason
         self.error = error
+        self.goes_on = goes_on
 
 
 def noop(session_id: str) -> JsonObject:
@@ -41,29 +43,30 @@ def noop(session_id: str) -> JsonObject:
     return {"status": "noop", "sessionId": session_id}
 
 
-def pushed(session_id: str, *, strategy: str, digest: str) -> JsonObject:
-    """Return the report of a catalog that is in force already."""
+def in_force(session_id: str, *, strategy: str, digest: str, duration_ms: float) -> JsonObject:
+    """Return what every report tells of a thread something was pushed to: the catalog in force, and that nothing changed."""
     return {
-        "status": "noop",
         "sessionId": session_id,
         "strategy": strategy,
         "digest": digest,
         "verified": True,
         "added": [],
         "removed": [],
-        "duration_ms": 0.0,
+        "duration_ms": duration_ms,
         "materialized_now": False,
     }
 
 
-def not_applied(session_id: str, problem: NotApplied, *, pending: bool) -> JsonObject:
-    """Return the report of a catalog that did not change."""
+def not_applied(known: JsonObject, problem: NotApplied, *, pending: bool) -> JsonObject:
+    """Return the report of a catalog that did not change.
+
+    Args:
+        known: What is told of the thread beside, at least `sessionId`.
+        problem: Why it did not.
+        pending: Whether the change is made unasked later.
+    """
     deferred = problem.reason in _DEFERRED
-    report: JsonObject = {
-        "status": "deferred" if deferred else "failed",
-        "sessionId": session_id,
-        "reason": problem.reason,
-    }
+    report: JsonObject = {"status": "deferred" if deferred else "failed", **known, "reason": problem.reason}
     if deferred:
         report["pending"] = pending
     if problem.error:

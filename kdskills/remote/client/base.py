@@ -22,6 +22,7 @@ from kdskills.remote.client.options import ClientOptions, app_server_command, ch
 from kdskills.remote.client.server import AppServer
 from kdskills.remote.client.sessions import Sessions
 from kdskills.remote.client.stream import Stream, call_signal, event_signal
+from kdskills.remote.journal import MemoryJournal
 from kdskills.remote.ports import AppServerGone, CallJournal, JsonObject, ServerProfile
 from kdskills.remote.signals import AppServerSignal
 from kdskills.remote.wire.peer import Transport
@@ -53,7 +54,7 @@ class AsyncAppServerClient:
         stream: Signals of the server.
         catalog: The catalog backend.
         profile: What is known of the server.
-        journal: Keeps calls across processes, or None.
+        journal: Keeps calls: the given one, across processes, or one of this process.
         spool: Where the rest of long answers is kept, or None.
         on_call: With `dispatch="auto"`, called for each tool call; its result may be awaitable.
     """
@@ -61,7 +62,7 @@ class AsyncAppServerClient:
     def __init__(self, server: AppServer, options: ClientOptions, store: CatalogStore) -> None:
         self._server = server
         self.options = options
-        self.journal: CallJournal | None = options.journal
+        self.journal: CallJournal = options.journal if options.journal is not None else MemoryJournal()
         self.profile = options.profile or ServerProfile.codex()
         self.stream = Stream()
         self.catalog = CodexCatalog(
@@ -205,7 +206,7 @@ class AsyncAppServerClient:
             self._server.spawn_task(self.catalog.sharing.watch(), "kdskills-catalog-watch")
 
     def _calls_running(self, session_id: str) -> bool:
-        return bool(self.journal.running(session_id)) if self.journal is not None else False
+        return bool(self.journal.running(session_id))
 
     async def _bootstrap(self, session_id: str) -> None:
         await bootstrap(self._server, self.sessions, session_id)

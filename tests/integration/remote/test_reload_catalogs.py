@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.remote.catalog import rollout
+from kdskills.remote.catalog.digest import tools_digest
 from kdskills.remote.client import AsyncAppServerClient
 from kdskills.remote.journal import SqlJournal
 from kdskills.remote.ports import CatalogChange, CatalogError, ServerProfile
@@ -235,9 +236,16 @@ async def test_a_running_turn_defers_and_its_end_applies(spawn, model, tmp_path)
     sent = await client.sessions.send_message(session_id, "!call alpha {}")
     row = await a_call(client, session_id)
     report = await client.catalog.apply(change(session_id, tool("beta"), wait=False))
+    assert report.pop("duration_ms") >= 0
     assert report == {
         "status": "deferred",
         "sessionId": session_id,
+        "strategy": "reload",
+        "digest": tools_digest([tool("alpha")]),
+        "verified": True,
+        "added": [],
+        "removed": [],
+        "materialized_now": False,
         "reason": "turn_active",
         "pending": True,
     }
