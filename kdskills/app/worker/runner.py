@@ -64,15 +64,15 @@ class _Run:
         order, engine = self._order, self._engine()
         session = None if order.session_dir is None else SessionFolder(order.session_dir)
         if session is None:
-            handle, given = await self._start(engine, {}), frozenset[str]()
+            handle, given = await self._start(engine, {}), None
         else:
             with session.reading() as snapshot:
-                handle, given = await self._start(engine, snapshot.files), frozenset(snapshot.files)
+                handle, given = await self._start(engine, snapshot.files), snapshot
         started_at = time.time()
         result, instead = await self._over(handle, engine, started_at)
         left = None if session is None else what_was_left(result)
         errors: list[OutputError] = []
-        if session is not None and left is not None:
+        if session is not None and left is not None and given is not None:
             limits = order.spec.placement.limits
             errors = session.put_back(given, left, Bounds(order.session_files, limits.work_size))
         return to_verdict(order, self._folder, result, started_at=started_at, not_put_back=errors, instead=instead)

@@ -7,12 +7,13 @@ that overlapped all the same lose nothing of each other: only what a command its
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -39,18 +40,29 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The files of one version, by path: where each lies, and its mode."""
+class Kept:
+    """One file of a version."""
 
-    files: Mapping[str, tuple[Path, int]]
+    mode: int
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One version: its folder, and its files by path."""
+
+    folder: Path
+    kept: Mapping[str, Kept]
+
+    @property
+    def files(self) -> dict[str, tuple[Path, int]]:
+        """Where each file lies, and its mode, by path."""
+        return {path: (self.folder / path, kept.mode) for path, kept in self.kept.items()}
 
     def same(self, item: Artifact) -> bool:
         """Whether *item* is what the version has at its path."""
-        found = self.files.get(item.path)
-        if found is None:
-            return False
-        path, mode = found
-        return mode == _mode(item.mode) and path.lstat().st_size == item.size and path.read_bytes() == item.content
+        return self.kept.get(item.path) == _kept(item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +111,11 @@ class SessionFolder:
         with self._locked():
             yield self._snapshot()
 
-    def put_back(self, given: Collection[str], left: Left, bounds: Bounds) -> list[OutputError]:
+    def put_back(self, given: Snapshot, left: Left, bounds: Bounds) -> list[OutputError]:
         """Carry what a command changed into a new version; return what cannot be kept.
 
         Args:
-            given: Paths of the files the command was given.
+            given: The version the command was given.
             left: What it left.
             bounds: What the session may hold.
         """
@@ -111,18 +123,20 @@ class SessionFolder:
         errors = list(left.errors)
         with self._locked():
             now = self._snapshot()
-            changed = {path: item for path, item in files.items() if not now.same(item)}
+            changed = {path: item for path, item in files.items() if not given.same(item) and not now.same(item)}
             for path in sorted(changed):
                 problem = path_problem(path)
                 if problem is not None:
                     errors.append(OutputError(path=path, code="bad_name", message=f"the path {problem}"))
                     del changed[path]
-            gone = {path for path in given if path not in files and path in now.files} if left.whole else set()
-            kept = {path: found for path, found in now.files.items() if path not in gone}
+            gone = {path for path, kept in given.kept.items() if path not in files and now.kept.get(path) == kept}
+            if not left.whole:
+                gone = set()
+            kept = {path: found for path, found in now.kept.items() if path not in gone}
             errors += _bound(changed, kept, bounds)
             stays = _beside(kept, changed)
             if changed or gone:
-                self._exchange(stays, changed)
+                self._exchange(now.folder, stays, changed)
         return errors
 
     def remove(self) -> None:
@@ -132,31 +146,21 @@ class SessionFolder:
                 shutil.rmtree(self._top)
 
     def _snapshot(self) -> Snapshot:
-        folder = self._current()
-        if folder is None:
-            return Snapshot({})
-        files: dict[str, tuple[Path, int]] = {}
-        for where, _, names in os.walk(folder):
-            for name in names:
-                path = Path(where, name)
-                files[path.relative_to(folder).as_posix()] = (path, path.lstat().st_mode & 0o777)
-        return Snapshot(dict(sorted(files.items())))
-
-    def _current(self) -> Path | None:
         try:
-            name = (self._top / _CURRENT).read_text(encoding="ascii").strip()
+            facts = json.loads((self._top / _CURRENT).read_bytes())
         except FileNotFoundError:
-            return None
-        return self._top / Path(name).name
+            return Snapshot(self._top, {})
+        files = {path: Kept(mode, size, sha256) for path, (mode, size, sha256) in facts["files"].items()}
+        return Snapshot(self._top / Path(facts["version"]).name, files)
 
-    def _exchange(self, stays: Mapping[str, tuple[Path, int]], changed: Mapping[str, Artifact]) -> None:
+    def _exchange(self, old: Path, stays: Mapping[str, Kept], changed: Mapping[str, Artifact]) -> None:
         """Build the new version, make it the current one, and remove every other."""
         name = f"v-{secrets.token_hex(8)}"
         new = self._top / name
         new.mkdir(mode=0o700)
-        for path, (file, _) in stays.items():
+        for path in stays:
             target = _made(new / path)
-            os.link(file, target, follow_symlinks=False)  # versions never change, so they may share files
+            os.link(old / path, target, follow_symlinks=False)  # versions never change, so they may share files
         for path, item in changed.items():
             target = _made(new / path)
             fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -166,14 +170,15 @@ class SessionFolder:
                 sink.flush()
                 os.fsync(fd)
         part = self._top / f"{_NEW}{name}"
-        with part.open("w", encoding="ascii") as sink:
-            sink.write(name)
+        files = {**stays, **{path: _kept(item) for path, item in changed.items()}}
+        with part.open("w", encoding="utf-8") as sink:
+            json.dump({"version": name, "files": {path: astuple(files[path]) for path in sorted(files)}}, sink)
             sink.flush()
             os.fsync(sink.fileno())
         part.rename(self._top / _CURRENT)
-        for old in self._top.iterdir():
-            if old.name.startswith(("v-", _NEW)) and old.name != name:
-                shutil.rmtree(old) if old.is_dir() else old.unlink()
+        for path_left in self._top.iterdir():
+            if path_left.name.startswith(("v-", _NEW)) and path_left.name != name:
+                shutil.rmtree(path_left) if path_left.is_dir() else path_left.unlink()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -187,12 +192,16 @@ def _mode(mode: int) -> int:
     return 0o700 if mode & 0o100 else 0o600
 
 
+def _kept(item: Artifact) -> Kept:
+    return Kept(_mode(item.mode), item.size, item.sha256)
+
+
 def _made(path: Path) -> Path:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 
 
-def _beside(files: Mapping[str, tuple[Path, int]], changed: Mapping[str, Artifact]) -> dict[str, tuple[Path, int]]:
+def _beside(files: Mapping[str, Kept], changed: Mapping[str, Artifact]) -> dict[str, Kept]:
     """Return the *files* that can stand beside what *changed*: no other content, no file where a folder must be."""
     folders = {str(parent) for path in changed for parent in PurePosixPath(path).parents}
     return {
@@ -204,9 +213,9 @@ def _beside(files: Mapping[str, tuple[Path, int]], changed: Mapping[str, Artifac
     }
 
 
-def _bound(changed: dict[str, Artifact], kept: Mapping[str, tuple[Path, int]], bounds: Bounds) -> Iterator[OutputError]:
+def _bound(changed: dict[str, Artifact], kept: Mapping[str, Kept], bounds: Bounds) -> Iterator[OutputError]:
     """Take from *changed* what would not fit, so that its old version in *kept* stays, and name it."""
-    sizes = {path: file.lstat().st_size for path, (file, _) in kept.items()}
+    sizes = {path: file.size for path, file in kept.items()}
     files, room = bounds.files - len(sizes), bounds.size - sum(sizes.values())
     for path in sorted(changed):
         more, size = int(path not in sizes), changed[path].size - sizes.get(path, 0)

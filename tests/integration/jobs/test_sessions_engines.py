@@ -1,8 +1,13 @@
 """Sessions on every engine: files, folders, programs and content come back as they were left."""
 
+import os
+import signal
+
 import pytest
 
 from kdskills.execution import Limits
+from kdskills.jobs.attempts import shim
+from kdskills.jobs.model import ServiceSpec
 
 ENGINES = [
     pytest.param("bubblewrap", marks=pytest.mark.needs("bubblewrap")),
@@ -76,11 +81,6 @@ async def test_sparse_file_does_not_fill_the_host(lab):
 @pytest.mark.needs("bubblewrap")
 async def test_killed_command_leaves_the_session_as_it_was(lab):
     """What a command that died with its shim had changed is not half there: it is not there at all."""
-    import os
-    import signal
-
-    from kdskills.jobs.attempts import shim
-
     await lab.run("echo before > a", session="s")
     attempt = await lab.attempts.start(lab.order("echo half > a; echo done; sleep 600", session="s"))
     await lab.until(lambda: attempt.logs("stdout").total)
@@ -99,3 +99,27 @@ async def test_timeout_keeps_the_sessions_files(lab):
     assert verdict.status == "timeout"
     attempt, _ = await lab.run("cat a", session="s")
     assert attempt.logs("stdout").data == b"partial\n"
+
+
+@pytest.mark.needs("bubblewrap")
+async def test_two_writers_on_one_session_lose_nothing(lab):
+    """Commands that overlap all the same keep each other's files, whichever ends last."""
+    await lab.run("echo 0 > shared", session="s")
+    scripts = [f"echo {name} > {name}; sleep 0.{name}; echo {name} >> {name}" for name in "1234"]
+    attempts = [await lab.attempts.start(lab.order(script, session="s")) for script in scripts]
+    assert [(await attempt.wait()).status for attempt in attempts] == ["ok"] * 4
+    after, _ = await lab.run("cat 1 2 3 4 shared", session="s")
+    assert after.logs("stdout").data.split() == b"1 1 2 2 3 3 4 4 0".split()
+
+
+@pytest.mark.needs("bubblewrap")
+async def test_service_of_a_session_takes_nothing_back(lab):
+    """A service that began before a command and ends after it does not undo what the command wrote."""
+    await lab.run("echo old > a", session="s")
+    service = await lab.attempts.start(lab.order("echo log > mine; sleep 600", session="s", service=ServiceSpec()))
+    await service.until_running()
+    await lab.run("echo new > a", session="s")
+    service.cancel()
+    assert (await service.wait()).status == "cancelled"
+    after, _ = await lab.run("cat a mine", session="s")
+    assert after.logs("stdout").data == b"new\nlog\n"

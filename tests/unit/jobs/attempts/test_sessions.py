@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kdskills.execution.collect import MAX_ERRORS
 from kdskills.execution.request import Artifact, ArtifactError, ExecResult, IsolationLevel, Stream
 from kdskills.jobs.attempts.asking import MARKER
+from kdskills.jobs.attempts.order import sha256
 from kdskills.jobs.attempts.sessions import Bounds, Left, SessionFolder, what_was_left
 
 ROOMY = Bounds(files=100, size=10_000)
@@ -16,7 +17,7 @@ ROOMY = Bounds(files=100, size=10_000)
 
 def art(path, text="x", mode=0o644):
     """Return a file a program left."""
-    return Artifact(path, len(text), "", mode, text.encode())
+    return Artifact(path, len(text), sha256(text.encode()), mode, text.encode())
 
 
 def left(*files, whole=True, errors=()):
@@ -28,6 +29,12 @@ def shown(folder):
     """Return what a session holds, as text by path."""
     with folder.reading() as snapshot:
         return {path: file.read_text() for path, (file, _) in snapshot.files.items()}
+
+
+def now(folder):
+    """Return the version a command would be given."""
+    with folder.reading() as snapshot:
+        return snapshot
 
 
 def result(artifacts=(), errors=()):
@@ -51,7 +58,7 @@ def result(artifacts=(), errors=()):
 def folder(tmp_path):
     """A session with two files."""
     folder = SessionFolder(tmp_path / "s")
-    folder.put_back((), left(art("a", "1"), art("d/b", "2")), ROOMY)
+    folder.put_back(now(folder), left(art("a", "1"), art("d/b", "2")), ROOMY)
     return folder
 
 
@@ -62,20 +69,29 @@ def test_new_session_is_empty(tmp_path):
 
 def test_changed_new_and_removed_files_are_carried_over(folder):
     """The next command sees exactly what this one left."""
-    assert folder.put_back({"a", "d/b"}, left(art("a", "one"), art("c", "3")), ROOMY) == []
+    assert folder.put_back(now(folder), left(art("a", "one"), art("c", "3")), ROOMY) == []
     assert shown(folder) == {"a": "one", "c": "3"}
 
 
 def test_overlapping_commands_keep_each_others_changes(folder):
-    """Of two commands that were given the same files, each carries over only what it changed itself."""
-    folder.put_back({"a", "d/b"}, left(art("a", "1"), art("d/b", "2"), art("first", "f")), ROOMY)
-    folder.put_back({"a", "d/b"}, left(art("a", "changed"), art("d/b", "2")), ROOMY)
-    assert shown(folder) == {"a": "changed", "d/b": "2", "first": "f"}
+    """Of commands that were given the same files, each carries over only what it changed itself."""
+    given = now(folder)
+    folder.put_back(given, left(art("a", "1"), art("d/b", "other"), art("first", "f")), ROOMY)
+    folder.put_back(given, left(art("a", "changed"), art("d/b", "2")), ROOMY)
+    assert shown(folder) == {"a": "changed", "d/b": "other", "first": "f"}
+
+
+def test_removing_what_another_changed_leaves_the_change(folder):
+    """A file that one command removed and another rewrote meanwhile is the rewritten one."""
+    given = now(folder)
+    folder.put_back(given, left(art("a", "rewritten"), art("d/b", "2")), ROOMY)
+    folder.put_back(given, left(art("d/b", "2")), ROOMY)
+    assert shown(folder) == {"a": "rewritten", "d/b": "2"}
 
 
 def test_executable_files_stay_executable(folder):
     """Of a mode, whether the file may be executed is kept, and nothing that opens it to others."""
-    folder.put_back((), left(art("run.sh", "#!", mode=0o4777)), ROOMY)
+    folder.put_back(now(folder), left(art("a", "1"), art("d/b", "2"), art("run.sh", "#!", mode=0o4777)), ROOMY)
     with folder.reading() as snapshot:
         assert {path: mode for path, (_, mode) in snapshot.files.items()} == {
             "a": 0o600,
@@ -86,7 +102,7 @@ def test_executable_files_stay_executable(folder):
 
 def test_file_takes_the_place_of_a_folder_and_back(folder):
     """A file may stand where a folder was, and a folder where a file was."""
-    folder.put_back({"a", "d/b"}, left(art("a/deep/x", "1"), art("d", "2")), ROOMY)
+    folder.put_back(now(folder), left(art("a/deep/x", "1"), art("d", "2")), ROOMY)
     assert shown(folder) == {"a/deep/x": "1", "d": "2"}
 
 
@@ -94,7 +110,7 @@ def test_file_takes_the_place_of_a_folder_and_back(folder):
 def test_odd_names_are_named_and_not_kept(folder, tmp_path, name):
     """A path that could not be given to the next command is refused, and nothing is written outside."""
     before = shown(folder)
-    errors = folder.put_back(set(before), left(art("a", "1"), art("d/b", "2"), art(name, "evil")), ROOMY)
+    errors = folder.put_back(now(folder), left(art("a", "1"), art("d/b", "2"), art(name, "evil")), ROOMY)
     assert [(error.path, error.code) for error in errors] == [(name, "bad_name")]
     assert shown(folder) == before
     assert {path.name for path in tmp_path.iterdir()} == {"s"}
@@ -103,14 +119,14 @@ def test_odd_names_are_named_and_not_kept(folder, tmp_path, name):
 def test_what_does_not_fit_keeps_its_old_version(folder):
     """Beyond its bounds a session takes no more; a file whose new version is too large stays as it was."""
     files = [art("a", "x" * 90), art("d/b", "2"), art("e", "5"), art("f", "6")]
-    errors = folder.put_back({"a", "d/b"}, left(*files), Bounds(files=3, size=50))
+    errors = folder.put_back(now(folder), left(*files), Bounds(files=3, size=50))
     assert sorted((error.path, error.code) for error in errors) == [("a", "session_full"), ("f", "session_full")]
     assert shown(folder) == {"a": "1", "d/b": "2", "e": "5"}
 
 
 def test_files_that_could_not_be_read_are_not_taken_for_removed(folder):
     """When not everything could be read back, nothing counts as removed."""
-    folder.put_back({"a", "d/b"}, left(art("c", "3"), whole=False), ROOMY)
+    folder.put_back(now(folder), left(art("c", "3"), whole=False), ROOMY)
     assert shown(folder) == {"a": "1", "c": "3", "d/b": "2"}
 
 
@@ -125,26 +141,26 @@ def test_crash_before_the_exchange_leaves_the_old_version(folder, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.rename", crash)
     with pytest.raises(Crash):
-        folder.put_back({"a"}, left(art("a", "new")), ROOMY)
+        folder.put_back(now(folder), left(art("a", "new")), ROOMY)
     monkeypatch.undo()
     assert shown(folder) == {"a": "1", "d/b": "2"}
-    folder.put_back({"a", "d/b"}, left(art("a", "newer"), art("d/b", "2")), ROOMY)
+    folder.put_back(now(folder), left(art("a", "newer"), art("d/b", "2")), ROOMY)
     assert shown(folder) == {"a": "newer", "d/b": "2"}
     assert len([path for path in folder._top.iterdir() if path.name.startswith(("v-", ".new-"))]) == 1
 
 
 def test_unchanged_files_make_no_new_version(folder):
     """A command that changes nothing leaves the very folder it was given."""
-    before = folder._current()
-    folder.put_back({"a", "d/b"}, left(art("a", "1"), art("d/b", "2")), ROOMY)
-    assert folder._current() == before
+    before = now(folder).folder
+    folder.put_back(now(folder), left(art("a", "1"), art("d/b", "2")), ROOMY)
+    assert now(folder).folder == before
 
 
 def test_old_version_does_not_change_with_the_new(folder):
     """Files are shared between versions, never written in place."""
     with folder.reading() as snapshot:
         kept = snapshot.files["a"][0].open()
-    folder.put_back({"a", "d/b"}, left(art("a", "other"), art("d/b", "2")), ROOMY)
+    folder.put_back(now(folder), left(art("a", "other"), art("d/b", "2")), ROOMY)
     with kept:
         assert kept.read() == "1"
 
@@ -194,6 +210,6 @@ def test_session_is_what_the_last_command_left(tmp_path_factory, rounds):
     folder = SessionFolder(tmp_path_factory.mktemp("session") / "s")
     seen = {}
     for files in rounds:
-        errors = folder.put_back(set(seen), left(*(art(path, text) for path, text in files.items())), ROOMY)
+        errors = folder.put_back(now(folder), left(*(art(path, text) for path, text in files.items())), ROOMY)
         seen = shown(folder)
         assert (errors, seen) == ([], files)
