@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kdskills.jobs.database import micros, utc_now
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from kdskills.jobs.opening import Work
+
+
+FENCE_US: Final = 5_000_000
+"""Microseconds a host's shims have, after its lease, to end what they run before another host begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +104,15 @@ class Roster:
             import sqlalchemy as sa
 
             named = table.c.executor.in_([row.executor for row in gone])
-            over = sa.and_(table.c.lease_until.is_not(None), table.c.lease_until < self._clock())
+            over = sa.and_(table.c.lease_until.is_not(None), table.c.lease_until < self._clock() - FENCE_US)
             dead = table.update().where(table.c.state == "live", table.c.executor != (mine or ""), sa.or_(named, over))
             return list(link.execute(dead.values(state="dead").returning(table.c.executor)).scalars())
 
         def look(link: sa.Connection) -> bool:
-            over = table.select().where(table.c.state == "live", table.c.lease_until < self._clock())
+            over = table.select().where(table.c.state == "live", table.c.lease_until < self._clock() - FENCE_US)
             return link.execute(over).first() is not None
 
-        if gone or (self._work.database.dialect == "postgresql" and self._work.database.ask(look)):
+        if gone or self._work.database.ask(look):
             return self._work.database.change(change)
         return []
 

@@ -50,6 +50,7 @@ class AttemptOrder(Value):
         outputs: Bounds of declared outputs.
         session_files: Most files a session keeps.
         host_ports: Host ports a service would like for its exposed ports, as an earlier attempt had them.
+        lease_file: For work another host may take over: where this host's worker writes until when it is ours; None for ever.
     """
 
     task_id: str
@@ -61,6 +62,7 @@ class AttemptOrder(Value):
     outputs: OutputBounds = OutputBounds()
     session_files: int = Field(4000, ge=1, le=4000)
     host_ports: dict[int, int] = Field(default_factory=dict)
+    lease_file: Path | None = None
 
     @property
     def backstop_s(self) -> float | None:
@@ -70,7 +72,8 @@ class AttemptOrder(Value):
 
     def to_json(self) -> dict[str, object]:
         """Return what `order.json` holds: the order, and what the shim reads of it."""
-        return {"backstop_s": self.backstop_s, "order": self.model_dump(mode="json")}
+        lease = None if self.lease_file is None else str(self.lease_file)
+        return {"backstop_s": self.backstop_s, "lease_file": lease, "order": self.model_dump(mode="json")}
 
 
 class Endpoint(Value):

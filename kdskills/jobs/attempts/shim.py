@@ -10,6 +10,7 @@ file            written by    what it says
 `lock`          shim          held while anything of the attempt lives; its text names the shim
 `facts.json`    runner        since when it runs, whether it is ready, its endpoints
 `cancel`        anybody       why it should end; written before TERM is sent to the shim
+`fenced`        shim          the lease of this host was over: another host may run the task by now
 `result.json`   runner        how it ended
 `exit.json`     shim          the verdict: temp, fsync, rename; never changed afterwards
 `shim.log`      both          what went wrong on our side
@@ -35,6 +36,7 @@ ORDER: Final = "order.json"
 LOCK: Final = "lock"
 FACTS: Final = "facts.json"
 CANCEL: Final = "cancel"
+FENCED: Final = "fenced"
 RESULT: Final = "result.json"
 EXIT: Final = "exit.json"
 LOG: Final = "shim.log"
@@ -44,6 +46,8 @@ OUT: Final = "out"
 
 PATIENCE_S: Final = 15.0
 """Seconds a runner has to end its sandbox once it was asked to; then it is killed and leftovers are reaped."""
+FENCE_S: Final = 2.0
+"""The same once the host's lease is over, when another host may begin in a few seconds."""
 REAP_S: Final = 60.0
 _TREE_S: Final = 30.0
 _SET_PDEATHSIG: Final = 1
@@ -171,7 +175,9 @@ def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], in
     status: int | None = None
     if not asked:
         limit = order.get("backstop_s")
-        status, asked, overdue = _attend(_child(run), folder, None if limit is None else float(limit))
+        lease = order.get("lease_file")
+        bound, kept = None if limit is None else float(limit), None if lease is None else Path(lease)
+        status, asked, overdue = _attend(_child(run), folder, bound, kept)
     _end_tree()
     result = read_json(folder / RESULT)
     if result is None and not (asked and status is None):
@@ -180,6 +186,8 @@ def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], in
         result = _without_result(folder, status, asked=asked, overdue=overdue, started=started)
     elif overdue and result.get("status") == "cancelled":
         result["status"] = "timeout"
+    if (folder / FENCED).exists():
+        result |= {"status": "lost", "error_code": "lost", "error_message": "the lease of its host was over"}
     write_json(folder / EXIT, result, durable=True)
 
 
@@ -211,8 +219,18 @@ def _child(work: Callable[[], int]) -> int:
         os._exit(code)
 
 
-def _attend(runner: int, folder: Path, backstop_s: float | None) -> tuple[int | None, bool, bool]:
-    """Wait for the runner's end; ask it to end when we are asked to, or when it is overdue, and then insist.
+def _lease_over(path: Path) -> bool:
+    """Whether the time this host's work was ours until is over, by a clock that counts sleep; without a word it is over."""
+    try:
+        return time.clock_gettime(time.CLOCK_BOOTTIME) > float(_text(path))
+    except ValueError:
+        return True
+
+
+def _attend(
+    runner: int, folder: Path, backstop_s: float | None, lease: Path | None = None
+) -> tuple[int | None, bool, bool]:
+    """Wait for the runner's end; ask it to end when we are asked to, when it is overdue or fenced, and then insist.
 
     Returns:
         Its wait status, whether an end was asked for, and whether it was overdue.
@@ -227,13 +245,18 @@ def _attend(runner: int, folder: Path, backstop_s: float | None) -> tuple[int | 
         now = time.monotonic()
         if kill_at is None and overdue_at is not None and now >= overdue_at:
             overdue = True
+        fenced = kill_at is None and lease is not None and _lease_over(lease)
+        if fenced:
+            (folder / FENCED).touch()
+            asked = True
         if kill_at is None and (asked or overdue):
             os.kill(runner, signal.SIGTERM)
-            kill_at = now + PATIENCE_S
+            kill_at = now + (FENCE_S if fenced else PATIENCE_S)
         elif kill_at is not None and now >= kill_at:
             os.kill(runner, signal.SIGKILL)
         bounds = [moment - now for moment in (overdue_at if kill_at is None else kill_at,) if moment is not None]
-        seen = signal.sigtimedwait(_SIGNALS, max(0.05, min([*bounds, 3600.0])))
+        longest = 3600.0 if lease is None else 0.5
+        seen = signal.sigtimedwait(_SIGNALS, max(0.05, min([*bounds, longest])))
         asked = asked or (seen is not None and seen.si_signo in _ASKED)
 
 

@@ -172,6 +172,7 @@ class TaskRun:
             log_limit=self._settings.log_bytes,
             outputs=OutputBounds(each=self._settings.output_bytes, total=self._settings.files_bytes),
             host_ports={one.port: one.host_port for one in head.endpoints},
+            lease_file=None if head.home is not None else self._desk.lease_file,
         )
         return await attempts.start(order)
 

@@ -152,21 +152,26 @@ class Worker:
         self._stop.set()
 
     async def _every(self, period: float, act: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Do *act* again and again; nothing but its own burial stops a worker's rounds."""
         while True:
             try:
-                await act()
+                await self._round(act)
             except Buried:
                 self._bury()
                 return
-            except DatabaseUnavailable as error:
-                if not passing(error):
-                    LOG.exception("the database refused a statement")
-                else:
-                    LOG.warning("%s", error.message)
-                self._fence()
-            except (KdskillsError, OSError):
-                LOG.exception("a round of the worker failed")
             await asyncio.sleep(period)
+
+    async def _round(self, act: Callable[[], Coroutine[None, None, None]]) -> None:
+        try:
+            await act()
+        except DatabaseUnavailable as error:
+            if passing(error):
+                LOG.warning("%s", error.message)
+            else:
+                LOG.exception("the database refused a statement")
+            self._fence()
+        except (KdskillsError, OSError):
+            LOG.exception("a round of the worker failed")
 
     async def _beat(self) -> None:
         """Renew the lease, bury the dead, put their work back; end when idle."""

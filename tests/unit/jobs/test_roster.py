@@ -93,7 +93,11 @@ def test_another_hosts_lease_is_its_life(work):
     """A worker of another host lives until its lease is over, and not a moment longer."""
     table, now = work.tables.workers, micros(utc_now())
     row = {"host": "far", "pid": 1, "name": "far", "state": "live", "started_at": now, "beat_at": now}
-    for executor, slot, until in (("over", 0, now - 1), ("good", 1, now + 600_000_000)):
+    for executor, slot, until in (
+        ("over", 0, now - 6_000_000),
+        ("late", 2, now - 1_000_000),
+        ("good", 1, now + 600_000_000),
+    ):
         work.database.change(
             lambda link, e=executor, s=slot, u=until: link.execute(
                 table.insert().values(executor=e, slot=s, lease_until=u, **row)
@@ -103,7 +107,7 @@ def test_another_hosts_lease_is_its_life(work):
     roster.enter("me", 0)
     with hold_slot(work.state_dir, 0):
         roster.bury("me")
-    assert "good" in live(work)
+    assert live(work) == ["good", "late", "me"]
     assert work.database.ask(lambda link: roster.alive_hosts(link, {"far", "nowhere"})) == {"far"}
 
 

@@ -1,0 +1,137 @@
+"""Hosts that share a PostgreSQL: leases, takeovers that never overlap, and sessions that stay where their files are."""
+
+import asyncio
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from kdskills.jobs.roster import Roster
+from kdskills.testing.work import WorkLab, private_cluster
+
+pytestmark = [pytest.mark.needs("postgres"), pytest.mark.xdist_group("pool"), pytest.mark.timeout(300)]
+
+BEATS = 'i=0; while [ $i -lt {count} ]; do echo "b {name}-$$" >> {ledger}; sleep 0.1; i=$((i+1)); done; echo done'
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Return a running PostgreSQL server."""
+    with private_cluster() as made:
+        yield made
+
+
+@pytest.fixture
+async def hosts(cluster, tmp_path_factory):
+    """Return a maker of hosts that share an empty database and a ledger; everything of them is ended."""
+    made = []
+    name = f"pool_{Path(tempfile.mktemp()).name.lower()}"
+    url = await asyncio.to_thread(cluster.create, name)
+    with tempfile.TemporaryDirectory(prefix="kdskills-pool-") as top:
+
+        def make(*names, **jobs):
+            made.extend(WorkLab(Path(top), url, host=host, **jobs) for host in names)
+            return made[-len(names) :]
+
+        yield make
+        for lab in made:
+            await lab.aclose()
+
+
+async def alive(lab):
+    """Wait until the host of *lab* has a worker in the roster."""
+    work = await lab.client.work()
+    roster = Roster(work)
+    await lab.until(lambda: work.database.ask(lambda link: roster.alive_hosts(link, {work.host})))
+
+
+async def test_a_dead_host_is_taken_over(hosts):
+    """Its lease over, another host runs the task anew; the first program ended before the second began."""
+    one, two = hosts("a", "b", lease_s=3.0)
+    one.start()
+    script = BEATS.format(count=300, name="x", ledger=one.ledger.path)
+    head = await one.client.submit_task(one.task(script))
+    first = await one.running(head.id)
+    two.start()
+    await alive(two)
+    one.kill()
+    await one.until(lambda: len(one.ledger.begun()) > 1)
+    over = await two.running(head.id)
+    assert (over.attempt, over.host != first.host) == (2, True)
+    order = [name for name in one.ledger.order() if name.startswith("x-")]
+    switch = order.index(next(name for name in order if name != order[0]))
+    assert set(order[switch:]) == {order[switch]}
+    assert await two.client.cancel_task(two.scope, head.id)
+    assert (await two.client.wait_task(two.scope, head.id, 60)).status == "canceled"
+
+
+async def test_a_host_that_comes_back_in_time_keeps_its_work(hosts):
+    """Within its lease a host's next worker adopts what runs there, though another host is free."""
+    one, two = hosts("a", "b", lease_s=60.0)
+    one.start()
+    head = await one.client.submit_task(one.task(one.ledger.script("x", 6)))
+    first = await one.running(head.id)
+    two.start()
+    await alive(two)
+    one.kill()
+    one.start()
+    over = await one.client.wait_task(one.scope, head.id, 120)
+    assert (over.status, over.attempt, over.host) == ("succeeded", 1, first.host), one.said()
+    assert one.ledger.begun() == {"x": 1}
+
+
+async def test_waiting_work_leaves_a_dead_host(hosts):
+    """Steps and commands queued for a host that is gone are done by another one."""
+    one, two = hosts("a", "b", lease_s=3.0, slots=1)
+    one.start()
+    job = await one.client.submit_job(one.job([one.ledger.script(f"s{n}", 1) for n in range(3)]))
+    await one.until(one.ledger.lines)
+    one.kill()
+    two.start()
+    over = await two.client.wait_job(two.scope, job.id, 120)
+    states = [(step.status, step.task and step.task.error_code) for step in over.steps]
+    assert over.status == "succeeded", (states, two.said())
+    assert set(two.ledger.begun()) == {"s0", "s1", "s2"}
+
+
+async def test_a_session_stays_where_its_files_are(hosts):
+    """Commands of one session find the files of those before them, whichever hosts there are."""
+    labs = hosts("a", "b", slots=2)
+    for lab in labs:
+        lab.start()
+        await alive(lab)
+    client, scope = labs[0].client, labs[0].scope
+    heads = [await client.submit_task(labs[0].task("echo x >> f; wc -l < f", session="s")) for _ in range(6)]
+    said = [(await client.wait_task(scope, head.id, 120)).stdout_tail.strip() for head in heads]
+    assert said == [b"1", b"2", b"3", b"4", b"5", b"6"]
+
+
+async def test_a_worker_cut_off_ends_itself(cluster, hosts):
+    """A worker that cannot renew its lease ends with 75, and its programs end with the lease."""
+    (lab,) = hosts("a", lease_s=3.0)
+    lab.start()
+    script = BEATS.format(count=3000, name="x", ledger=lab.ledger.path)
+    head = await lab.client.submit_task(lab.task(script))
+    await lab.running(head.id)
+    await asyncio.to_thread(cluster.stop)
+    try:
+        assert await asyncio.to_thread(lab.workers.pop(0).wait, 100) == 75, lab.said()
+        work = await lab.client.work()
+        attempt = work.attempts.latest(head.id)
+        verdict = await asyncio.wait_for(attempt.wait(), 60)
+        assert (verdict.status, verdict.error_code) == ("lost", "lost")
+    finally:
+        await asyncio.to_thread(cluster.start)
+
+
+async def test_a_cancel_reaches_another_host(hosts):
+    """A client on one host ends what runs on another."""
+    one, two = hosts("a", "b")
+    one.start()
+    head = await one.client.submit_task(one.task("sleep 611"))
+    await one.running(head.id)
+    assert await two.client.cancel_task(two.scope, head.id, "from afar")
+    over = await two.client.wait_task(two.scope, head.id, 60)
+    assert (over.status, over.cancel_reason) == ("canceled", "from afar")
+    assert one.kill(number=signal.SIGTERM) == 0
