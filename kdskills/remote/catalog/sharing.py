@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kdskills.remote.catalog.store import CatalogRecord, Records
-from kdskills.remote.ports import AppServerError, AppServerGone
+from kdskills.remote.journal.sql import JournalUnavailable
+from kdskills.remote.ports import AppServerError, AppServerGone, WaitTimeoutError
 
 if TYPE_CHECKING:
     from kdskills.remote.client.server import AppServer
 
 POLL_SECONDS = 0.25
-_FREE_SECONDS = 30.0
+FREE_SECONDS = 30.0
+"""How long a thread stays free for a worker that asked; it is dead if it takes longer."""
 
 
 class Sharing:
@@ -32,18 +35,21 @@ class Sharing:
         self._records = records
         self._owner = secrets.token_hex(6)
         self._released: set[str] = set()
+        self._asked_at: dict[str, tuple[int, float]] = {}
 
     async def watch(self) -> None:
         """Let go of idle threads others want to reload, and take them up again; runs until the client closes."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            with contextlib.suppress(AppServerGone, AppServerError):  # asked again in a moment
+            with contextlib.suppress(
+                AppServerGone, AppServerError, WaitTimeoutError, JournalUnavailable
+            ):  # asked again in a moment
                 await self._look()
 
     async def free(self, session_id: str) -> None:
         """Wait, within reason, until a thread this worker let go of is taken up again."""
         threads = self._server.threads
-        await threads.until(lambda: session_id not in self._released or self._server.gone, _FREE_SECONDS)
+        await threads.until(lambda: session_id not in self._released or self._server.gone, FREE_SECONDS)
 
     @contextlib.asynccontextmanager
     async def releasing(self, session_id: str) -> AsyncIterator[None]:
@@ -62,7 +68,7 @@ class Sharing:
         if not threads or self._server.gone:
             return
         records = await self._records.releases([thread.id for thread in threads])
-        asked = {one.session_id for one in records if one.release == "releasing" and one.release_by != self._owner}
+        asked = {one.session_id for one in records if self._asks(one)}
         for thread in threads:
             if thread.id in asked and thread.subscribed and thread.active_turn is None:
                 self._released.add(thread.id)
@@ -72,6 +78,16 @@ class Sharing:
                 await self._server.resume(thread.id)
                 self._released.discard(thread.id)
                 self._server.threads.changed()
+
+    def _asks(self, record: CatalogRecord) -> bool:
+        """Whether another worker wants the thread; one that asked long ago and did not finish is dead."""
+        if record.release != "releasing" or record.release_by == self._owner:
+            return False
+        version, since = self._asked_at.get(record.session_id, (0, 0.0))
+        if version != record.version:
+            since = time.monotonic()
+            self._asked_at[record.session_id] = (record.version, since)
+        return time.monotonic() - since < FREE_SECONDS
 
     async def _mark(self, session_id: str, word: str) -> None:
         def change(record: CatalogRecord) -> CatalogRecord:

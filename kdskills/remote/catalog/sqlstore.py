@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kdskills.errors import Conflict
 from kdskills.remote.catalog.store import CatalogRecord
+from kdskills.remote.journal.sql import JournalUnavailable
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -57,7 +59,7 @@ class SqlCatalogStore:
 
     def forget(self, session_id: str) -> None:
         """Drop a thread's record."""
-        with self._engine.begin() as link:
+        with self._begun() as link:
             link.execute(self._sa.delete(self._table).where(self._table.c.session_id == session_id))
 
     def releases(self, session_ids: Sequence[str]) -> list[CatalogRecord]:
@@ -66,8 +68,18 @@ class SqlCatalogStore:
             return []
         return self._find(self._table.c.session_id.in_(list(session_ids)), self._table.c.release != "")
 
+    @contextlib.contextmanager
+    def _begun(self) -> Iterator[sa.Connection]:
+        try:
+            with self._engine.begin() as link:
+                yield link
+        except self._sa.exc.IntegrityError:
+            raise
+        except self._sa.exc.SQLAlchemyError as problem:
+            raise JournalUnavailable(f"the records of catalogs do not answer: {type(problem).__name__}") from problem
+
     def _find(self, *where: Any) -> list[CatalogRecord]:
-        with self._engine.connect() as link:
+        with self._begun() as link:
             rows = link.execute(self._sa.select(self._table).where(*where)).mappings().all()
         return [
             CatalogRecord(
@@ -85,7 +97,7 @@ class SqlCatalogStore:
 
     def _insert(self, record: CatalogRecord) -> bool:
         try:
-            with self._engine.begin() as link:
+            with self._begun() as link:
                 link.execute(self._sa.insert(self._table).values(**_values(record)))
         except self._sa.exc.IntegrityError:
             return False  # another worker was first; the next try reads his
@@ -93,7 +105,7 @@ class SqlCatalogStore:
 
     def _swap(self, old: CatalogRecord, new: CatalogRecord) -> bool:
         here = (self._table.c.session_id == old.session_id, self._table.c.version == old.version)
-        with self._engine.begin() as link:
+        with self._begun() as link:
             return link.execute(self._sa.update(self._table).where(*here).values(**_values(new))).rowcount == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 from kdskills.errors import Conflict
 from kdskills.remote.catalog.sqlstore import SqlCatalogStore
 from kdskills.remote.catalog.store import CatalogRecord, MemoryCatalogStore
-from kdskills.remote.journal import SqlJournal
+from kdskills.remote.journal import JournalUnavailable, SqlJournal
 
 
 @pytest.fixture(params=["memory", "sql"])
@@ -74,3 +74,15 @@ def test_two_workers_share_one_database(tmp_path):
     assert theirs.get("t").digest.startswith("1xx")
     first.close()
     second.close()
+
+
+def test_a_database_that_does_not_answer_is_told(tmp_path):
+    """A broken database is `JournalUnavailable`, for reading and for writing; no SQL reaches the caller."""
+    journal = SqlJournal(f"sqlite:///{tmp_path / 'calls.sqlite3'}")
+    with journal.engine.begin() as link:
+        link.exec_driver_sql("DROP TABLE remote_catalogs")
+    store = SqlCatalogStore(journal.engine)
+    for work in (lambda: store.get("t"), lambda: store.update("t", lambda old: old), lambda: store.forget("t")):
+        with pytest.raises(JournalUnavailable, match="do not answer"):
+            work()
+    journal.close()
