@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import urllib.error
@@ -144,8 +145,10 @@ async def test_service_outlives_whoever_started_it(lab):
 async def test_next_attempt_gets_the_host_port_of_the_one_before(lab):
     """A restarted service is reached where it was; a host port that is taken is replaced by another."""
     service = ServiceSpec(ready=OnPort(tcp_port=7000), expose_ports=(7000,))
-    first, facts = await started(lab, ["python3", "-c", ECHO], service)
-    port = facts.endpoints[0].host_port
+    wanted = {7000: random.randrange(20_000, 30_000)}  # below the ports this machine gives to connections
+    asked = lab.order(["python3", "-c", ECHO], service=service).model_copy(update={"host_ports": wanted})
+    first = await lab.attempts.start(asked)
+    port = (await first.until_running()).endpoints[0].host_port
     order = first.order.model_copy(update={"attempt": 2, "host_ports": {7000: port}})
     beside = await lab.attempts.start(order.model_copy(update={"attempt": 3}))
     assert (await beside.until_running()).endpoints[0].host_port != port

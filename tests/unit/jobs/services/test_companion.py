@@ -145,11 +145,12 @@ def test_pattern_is_found_in_a_log_that_comes_later(beside, tmp_path):
 
 def test_connection_nobody_takes_is_broken_off(beside):
     """A host port whose service does not listen breaks connections off rather than hold them."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        silent = free.getsockname()[1]
-    port = json.loads(beside({str(silent): 0}).stdout.readline())["ports"][str(silent)]
-    with (
-        socket.create_connection(("127.0.0.1", port), timeout=60) as client,
-        contextlib.suppress(ConnectionResetError),
-    ):
-        assert client.recv(10) == b""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # taken, so that nobody else listens there, and not listening
+        number = str(silent.getsockname()[1])
+        port = json.loads(beside({number: 0}).stdout.readline())["ports"][number]
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=60) as client,
+            contextlib.suppress(ConnectionResetError),
+        ):
+            assert client.recv(10) == b""
