@@ -1,11 +1,14 @@
 # Two commands: `make demo` and `make test`. Each does all of its own set-up.
-.PHONY: demo test setup format clean
+.PHONY: demo test bench setup format clean
 
 demo: setup
 	@.venv/bin/kdskills demo $(ARGS)
 
 test: setup
 	@.ci/gates
+
+bench: setup
+	@.venv/bin/kdskills bench $(or $(BENCH),remote)
 
 setup:
 	@.ci/setup

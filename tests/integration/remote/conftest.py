@@ -18,16 +18,17 @@ from kdskills.testing import AppServerEmulator
 
 @dataclass(frozen=True)
 class Lab:
-    """A program, a fake model, and folders of this test's own."""
+    """A program, a fake model, and folders of this test's own; what was probed is shared."""
 
     binary: str
     model: FakeResponses
     home: Path
     state: Path
+    probes: Path
 
     @property
     def _how(self) -> dict[str, Any]:
-        return {"home": self.home, "binary": self.binary, "state": self.state, "config": self.model.config}
+        return {"home": self.home, "binary": self.binary, "state": self.probes, "config": self.model.config}
 
     async def client(self, **options: Any) -> AsyncCodexClient:
         """Start the server and return its client."""
@@ -51,10 +52,16 @@ def installed_codex() -> str | None:
     return str(installed) if installed.exists() else shutil.which("codex")
 
 
+@pytest.fixture(scope="session")
+def probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where probes are kept, so that each program is asked once."""
+    return tmp_path_factory.mktemp("probes")
+
+
 @pytest.fixture(params=["emulator", pytest.param("codex", marks=[pytest.mark.needs("codex"), pytest.mark.codex_real])])
-def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lab]:
+def lab(request: pytest.FixtureRequest, tmp_path: Path, probes: Path) -> Iterator[Lab]:
     """What is promised of clients holds on the emulator and on the real binary."""
     with FakeResponses() as model, AppServerEmulator() as emulator:
         binary = str(emulator.binary) if request.param == "emulator" else installed_codex()
         assert binary is not None
-        yield Lab(binary, model, tmp_path / "home", tmp_path / "state")
+        yield Lab(binary, model, tmp_path / "home", tmp_path / "state", probes)

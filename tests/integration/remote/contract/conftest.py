@@ -243,12 +243,27 @@ def tool() -> Callable[..., dict]:
 )
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     """The emulator, and the real binary: what is promised holds on both."""
-    home = tmp_path / "home"
-    home.mkdir()
-    with FakeResponses() as model, AppServerEmulator() as emulator:
+    with AppServerEmulator() as emulator:
         binary = emulator.binary if request.param == "emulator" else real_codex()
         assert binary is not None
-        made = Bench(request.param, binary, home, model)
+        with benched(request.param, binary, tmp_path) as made:
+            yield made
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Iterator[Bench]:
+    """The emulated old version."""
+    with AppServerEmulator("0.105") as emulator, benched("emulator", emulator.binary, tmp_path) as made:
+        yield made
+
+
+@contextmanager
+def benched(kind: str, binary: Path, top: Path) -> Iterator[Bench]:
+    """A bench with a home of its own; what it started is ended."""
+    home = top / "home"
+    home.mkdir()
+    with FakeResponses() as model:
+        made = Bench(kind, binary, home, model)
         try:
             yield made
         finally:
