@@ -563,3 +563,16 @@ class TestRoots:
         turn = wire.get("turn/start", threadId=thread, input=given)["turn"]["id"]
         wire.ended(thread, turn)
         assert any("Say other loudly." in text for text in texts_of(bench.model.requests[-1], "user"))
+
+
+@pytest.mark.needs("codex")
+@pytest.mark.codex_real
+@pytest.mark.parametrize("bench", ["codex"], indirect=True)
+def test_tools_of_models_that_write_code(bench, tool):
+    """With code mode alone tools are declarations in the text of `exec`; they are read there, too, namespaces flattened."""
+    wire = bench.wire(args=("--enable", "code_mode_only"))
+    spaced = {"type": "namespace", "name": "shop", "description": "d", "tools": [tool("order")]}
+    thread = wire.start(tool("ping"), spaced)["id"]
+    wire.turn(thread, "!say hi")
+    assert {"exec", "ping", "shop__order"} <= set(bench.shown())
+    assert "shop.order" not in bench.shown()
