@@ -1,6 +1,7 @@
 """Attempts when things go wrong: killed shims and runners, floods, odd values, process numbers that were used before."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -322,3 +323,52 @@ async def test_programs_have_the_ordinary_mask(lab):
     """What a program makes is as readable as if it were run in the foreground."""
     attempt, _ = await lab.run("umask")
     assert attempt.logs("stdout").data.strip() == b"0022"
+
+
+def links(pid):
+    """Return what the descriptors of *pid* lead to."""
+    found = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.add(str(path.readlink()))
+    return found
+
+
+async def test_shim_holds_nothing_of_the_launcher(lab):
+    """Shim and runner have sessions and descriptors of their own: no pipe of the launcher's stays open in them."""
+    attempt, pid = await running(lab)
+    pipes = {link for link in links(lab.starter._process.pid) if link[:5] == "pipe:"}
+    assert len(pipes) >= 2
+    for process in (pid, (await attempt.until_running()).runner.pid):
+        assert not links(process) & pipes
+        assert os.getsid(process) == pid
+    attempt.cancel()
+    await attempt.wait()
+
+
+async def test_waiting_may_be_given_up(lab):
+    """Whoever stops waiting ends nothing, and the next one who waits hears the verdict."""
+    attempt, _ = await running(lab)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(attempt.wait(), 0.2)
+    assert attempt.state() == "running"
+    waiting = [asyncio.ensure_future(attempt.wait()) for _ in range(3)]
+    waiting[0].cancel()
+    attempt.cancel()
+    assert {(await one).status for one in waiting[1:]} == {"cancelled"}
+
+
+async def test_offsets_of_logs_hold_while_they_grow(lab):
+    """Bytes read by offset while a program prints, put together, are what it printed."""
+    attempt, _ = await running(lab, "for i in $(seq 2000); do echo line $i; done; sleep 0.2; echo last")
+    pieces, offset = [], 0
+    while attempt.verdict() is None or offset < attempt.logs("stdout").total:
+        piece = attempt.logs("stdout", offset, 1000)
+        assert (piece.offset, piece.truncated) == (offset, False)
+        pieces.append(piece.data)
+        offset = piece.next_offset
+        await asyncio.sleep(0)
+    wanted = "".join(f"line {number}\n" for number in range(1, 2001)) + "last\n"
+    assert b"".join(pieces).decode() == wanted
+    assert attempt.logs("stdout", 10**9).data == b""
+    assert attempt.logs("stdout", -5).data == b"last\n"

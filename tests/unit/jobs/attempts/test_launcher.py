@@ -1,0 +1,86 @@
+"""The launcher's lines: what it answers, when it starts nothing, and how it ends."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from kdskills.app.settings import Settings
+from kdskills.app.spawning import settings_line
+from kdskills.app.worker.launcher import MODULE
+from kdskills.jobs.attempts import shim
+
+COMMAND = (sys.executable, "-m", MODULE)
+
+
+@pytest.fixture(scope="module")
+def ask():
+    """Return what asks one launcher to start the attempt in a folder; it must end well when nobody asks any more."""
+    process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdin.write(settings_line(Settings()) + b"\n")
+
+    def ask(folder):
+        process.stdin.write(json.dumps({"start": str(folder)}).encode() + b"\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+
+    yield ask
+    _, words = process.communicate(timeout=60)
+    assert (process.returncode, words) == (0, b"")
+
+
+@pytest.fixture
+def folder(tmp_path, make_order):
+    """The folder of an attempt that has its order."""
+    shim.write_json(tmp_path / shim.ORDER, make_order().to_json())
+    return tmp_path
+
+
+def test_folder_without_an_order_is_an_error(ask, tmp_path):
+    """An order that is not there is said, and the launcher goes on."""
+    assert ask(tmp_path)["error"].startswith("KeyError")
+    assert "error" in ask(tmp_path / "none")
+
+
+def test_attempt_somebody_holds_is_left_alone(ask, folder):
+    """While its lock is held, an attempt is not started again."""
+    lock = shim.take_lock(folder)
+    assert ask(folder) == {"held": True}
+    os.close(lock)
+
+
+def test_attempt_that_began_is_left_alone(ask, folder):
+    """An attempt that died is lost, not begun anew, even when nobody said so yet."""
+    (folder / shim.LOCK).write_text(json.dumps(shim.identity(1)), encoding="utf-8")
+    assert ask(folder) == {"held": True}
+    assert sorted(path.name for path in folder.iterdir()) == [shim.LOCK, shim.ORDER]
+
+
+def test_attempt_that_is_over_is_left_alone(ask, folder):
+    """A verdict is final: nothing runs after it."""
+    shim.write_json(folder / shim.EXIT, {"status": "ok"})
+    assert ask(folder) == {"held": True}
+
+
+def test_cancelled_attempt_gets_its_verdict_from_a_shim(ask, folder):
+    """A shim names itself in the lock and gives its verdict without running what was cancelled before."""
+    shim.write_json(folder / shim.CANCEL, {"reason": "not today"})
+    pid = ask(folder)["shim"]
+    end = time.monotonic() + 60
+    while shim.read_json(folder / shim.EXIT) is None:
+        assert time.monotonic() < end, (folder / shim.LOG).read_text()
+        time.sleep(0.01)
+    assert shim.read_identity(folder)["pid"] == pid
+    assert shim.read_json(folder / shim.EXIT)["status"] == "cancelled"
+    assert (folder / shim.LOG).read_text() == ""
+
+
+def test_reaping_an_engine_that_is_not_there_fails():
+    """A name no engine has is an exit code, not a traceback."""
+    done = subprocess.run(
+        [*COMMAND, "--reap", "nowhere"], input=settings_line(Settings()) + b"\n", capture_output=True, timeout=100
+    )
+    assert (done.returncode, b"Traceback" in done.stderr) == (1, False)
