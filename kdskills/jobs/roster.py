@@ -112,7 +112,8 @@ class Roster:
             over = table.select().where(table.c.state == "live", table.c.lease_until < self._clock() - FENCE_US)
             return link.execute(over).first() is not None
 
-        if gone or self._work.database.ask(look):
+        late = self._work.database.ask(look)
+        if gone or late:
             return self._work.database.change(change)
         return []
 

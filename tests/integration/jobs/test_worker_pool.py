@@ -104,7 +104,7 @@ async def test_a_session_stays_where_its_files_are(hosts):
     client, scope = labs[0].client, labs[0].scope
     heads = [await client.submit_task(labs[0].task("echo x >> f; wc -l < f", session="s")) for _ in range(6)]
     said = [(await client.wait_task(scope, head.id, 120)).stdout_tail.strip() for head in heads]
-    assert said == [b"1", b"2", b"3", b"4", b"5", b"6"]
+    assert sorted(said) == [b"1", b"2", b"3", b"4", b"5", b"6"]
 
 
 async def test_a_worker_cut_off_ends_itself(cluster, hosts):
