@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import jinja2
     import typer
 
+    from kdskills.app.operations import Operation
     from kdskills.bundle import SkillsDescriptor
     from kdskills.errors import Diagnostic
     from kdskills.execution import ExecutorFactory
@@ -64,6 +65,14 @@ def kdskills_register_tools(register: Register[SolverTool]) -> None:
 @hookspec
 def kdskills_register_interpreters(register: Register[Sequence[str]]) -> None:
     """Say how a script suffix is started: ``register(".rb", ["ruby", "{path}"])``."""
+
+
+@hookspec
+def kdskills_register_operations(register: Register[Operation]) -> None:
+    """Add operations to the table every door serves: ``register(operation.name, operation)``.
+
+    Names of shipped operations, and all that begin with ``skills.`` or ``kd.``, are refused with `name_reserved`.
+    """
 
 
 @hookspec

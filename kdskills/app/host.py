@@ -20,6 +20,7 @@ from kdskills.app.publication import Entry, Publication
 from kdskills.app.readiness import Readiness, readiness
 from kdskills.app.settings import Settings
 from kdskills.app.storage import Storage
+from kdskills.app.telemetry import Telemetry
 from kdskills.app.wiring import HostWiring
 from kdskills.app.work import WorkService
 from kdskills.bundle import Bundle, SkillsDescriptor, load_bundle
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import jinja2
     from pydantic import BaseModel
 
+    from kdskills.app.operations import Operation
     from kdskills.app.projects import Projects
     from kdskills.app.tokens import Tokens
     from kdskills.execution import Executor, ReapReport
@@ -142,6 +144,18 @@ class Host:
         )
 
     @cached_property
+    def operations(self) -> Mapping[str, Operation]:
+        """Every operation by name: the shipped table and what plugins added to it (spec service §2)."""
+        from kdskills.app.operations import OPERATIONS
+
+        return OPERATIONS | dict(self.registers.operations.items())
+
+    @cached_property
+    def telemetry(self) -> Telemetry:
+        """Traces and metrics of this Host; nothing comes of them unless the process configures OpenTelemetry."""
+        return Telemetry()
+
+    @cached_property
     def work(self) -> WorkService:
         """Background work: tasks, jobs, services and what they left."""
         return WorkService(self)
@@ -225,13 +239,12 @@ class Host:
             CallRefused: The caller may not run this operation.
             KdskillsError: As the operation documents.
         """
-        from kdskills.app.operations import OPERATIONS
-
-        found = OPERATIONS.get(operation)
+        found = self.operations.get(operation)
         if found is None:
             raise BadRequest(f"there is no operation {operation!r}", code="unknown_operation", operation=operation)
-        require_allowed(found, context.identity)
-        return await found.run(self, validated(found, arguments), context)
+        with self.telemetry.operation(operation, context.identity.door):
+            require_allowed(found, context.identity)
+            return await found.run(self, validated(found, arguments), context)
 
     def run(self, operation: str, **arguments: Any) -> BaseModel:
         """Run an operation from code without an event loop; as `call`."""

@@ -6,9 +6,27 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 Scope = Literal["skills:read", "skills:write", "work:run", "work:read", "admin"]
-Door = Literal["library", "cli", "http", "nats", "mcp"]
+Door = Literal["library", "cli", "http", "nats", "mcp", "console"]
 
 SCOPES: Final[frozenset[Scope]] = frozenset(get_args(Scope))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimits:
+    """What one token may use; None leaves it to the service's settings (spec service §2).
+
+    Attributes:
+        requests_per_minute: Requests.
+        concurrent_work: Tasks and jobs that run at one time.
+        body_bytes: Size of one request.
+    """
+
+    requests_per_minute: int | None = None
+    concurrent_work: int | None = None
+    body_bytes: int | None = None
+
+
+UNLIMITED: Final = TokenLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +43,7 @@ class Identity:
         local: Whether this is the account kdskills runs as, which may name files of this machine.
         door: The way in.
         token: Public id of the token, for audit rows and limits; None without one.
+        limits: What the token may use.
     """
 
     tenant: str = "local"
@@ -36,6 +55,7 @@ class Identity:
     local: bool = False
     door: Door = "library"
     token: str | None = None
+    limits: TokenLimits = UNLIMITED
 
     def may(self, scope: Scope) -> bool:
         """Whether the caller has *scope*."""

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from kdskills import hookspecs
+from kdskills.app.operations.registering import OperationRegister
 from kdskills.errors import PluginInvalid
 from kdskills.hooks import NAME, Register
 
 if TYPE_CHECKING:
     import jinja2
 
+    from kdskills.app.operations.table import Operation
     from kdskills.bundle import SkillsDescriptor
     from kdskills.errors import Diagnostic
     from kdskills.execution import ExecutorFactory
@@ -104,6 +106,7 @@ class Registers:
     stores: Register[Callable[[str], SessionStore]]
     tools: Register[SolverTool]
     interpreters: Register[Sequence[str]]
+    operations: Register[Operation]
 
 
 def collect(pm: PluginManager) -> Registers:
@@ -113,13 +116,19 @@ def collect(pm: PluginManager) -> Registers:
         NameTaken: Two plugins claim one name.
     """
     registers = Registers(
-        Register("executor"), Register("model"), Register("store"), Register("tool"), Register("interpreter")
+        Register("executor"),
+        Register("model"),
+        Register("store"),
+        Register("tool"),
+        Register("interpreter"),
+        OperationRegister(),
     )
     pm.hook.kdskills_register_executors(register=registers.executors)
     pm.hook.kdskills_register_models(register=registers.models)
     pm.hook.kdskills_register_stores(register=registers.stores)
     pm.hook.kdskills_register_tools(register=registers.tools)
     pm.hook.kdskills_register_interpreters(register=registers.interpreters)
+    pm.hook.kdskills_register_operations(register=registers.operations)
     return registers
 
 

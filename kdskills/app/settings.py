@@ -135,6 +135,18 @@ class Settings(BaseSettings):
     requests_per_minute: int = Field(1200, ge=0, description="Requests a token may make in a minute; 0 for no limit.")
     body_limit: int = Field(24 * 1024 * 1024, ge=1024, description="Bytes the body of a request may have.")
     drain_s: float = Field(20.0, ge=0, description="Seconds that running requests get when the service is stopped.")
+    concurrent_work: int = Field(
+        1000,
+        ge=0,
+        description="Tasks and jobs an agent may have at one time by a token without its own limit; 0 for any.",
+    )
+    collect_interval_s: float = Field(
+        3600.0, gt=0, description="Seconds between two looks for skill versions nobody uses any longer."
+    )
+    collect_keep_days: float = Field(
+        30.0, ge=0, description="Days a skill version stays after it was last the active one."
+    )
+    pulse_s: float = Field(15.0, gt=0, description="Seconds between two measurements of how the work stands.")
     plugins_blocked: tuple[str, ...] = Field((), description="Dotted names of plugins that must not be loaded.")
     entry_points: bool = Field(default=True, description="Whether plugins of installed packages are loaded.")
 

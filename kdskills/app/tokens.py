@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from kdskills.app.identity import SCOPES, Identity, Scope
+from kdskills.app.identity import SCOPES, Identity, Scope, TokenLimits
 from kdskills.app.projects.model import check_project
 from kdskills.app.projects.records import Records
 from kdskills.app.projects.tables import ProjectTables
@@ -27,21 +27,6 @@ TOKEN: Final = re.compile(r"kd_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 AGENT: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 NOBODY: Final = hashlib.sha256(b"").hexdigest()
 """Compared with when no token has the id, so that an unknown id takes as long as a wrong secret."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLimits:
-    """What one token may use; None leaves it to the service's settings.
-
-    Attributes:
-        requests_per_minute: Requests.
-        concurrent_work: Tasks and jobs that run at one time.
-        body_bytes: Size of one request.
-    """
-
-    requests_per_minute: int | None = None
-    concurrent_work: int | None = None
-    body_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +72,7 @@ class Token:
             scopes=self.scopes,
             allowed_tools=self.allowed_tools,
             token=self.id,
+            limits=self.limits,
         )
 
 

@@ -18,8 +18,12 @@ def require_allowed(operation: Operation, identity: Identity) -> None:
     """Refuse a caller who may not run *operation*.
 
     Raises:
-        CallRefused: `local_only`, `scope_missing` or `tool_not_allowed`.
+        CallRefused: `local_only`, `ui_not_allowed`, `scope_missing` or `tool_not_allowed`.
     """
+    if identity.door == "console" and not operation.ui_allowed:
+        raise CallRefused(
+            f"{operation.name} is not for pages of the console", code="ui_not_allowed", operation=operation.name
+        )
     if operation.local and not identity.local:
         raise CallRefused(
             f"{operation.name} works on files of the machine kdskills runs on: call it there",

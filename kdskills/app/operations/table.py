@@ -78,6 +78,7 @@ class Operation:
         scope: What the caller must be allowed to do.
         local: Whether it works on files of this machine, for the local account only.
         reads: Whether it changes nothing, so that doors may answer it at once and offer it with GET.
+        ui_allowed: Whether pages of the console may call it.
     """
 
     name: str
@@ -89,3 +90,4 @@ class Operation:
     scope: Scope = "skills:read"
     local: bool = False
     reads: bool = False
+    ui_allowed: bool = False

@@ -104,7 +104,7 @@ def _check_not_wider(identity: Identity, allowed: tuple[str, ...] | None) -> Non
 
 async def create(host: Host, given: CreateToken, context: Context) -> NewTokenOut:
     """Make a token, and its project if that is not there."""
-    from kdskills.app.tokens import TokenLimits
+    from kdskills.app.identity import TokenLimits
 
     project = given.of(context)
     _check_not_wider(context.identity, given.allowed_tools)

@@ -74,7 +74,7 @@ async def _query(host: Host, given: TaskStatusInput, context: Context, head: Tas
     placed = await host.work.place(context.identity, name, shown)
     scope = scope_of(context.identity)
     spec = task_spec(asked, placed, scope, host.work.limits, sync=True)
-    ran = await host.work.run(spec, None, "")
+    ran = await host.work.run(context.identity, spec, None, "")
     query = query_output(ran, await host.work.tails(ran, given.tail_bytes))
     if head is None:
         own = await _task(host, ran, given.tail_bytes)

@@ -45,7 +45,7 @@ class ArtifactOutput(Output):
     size: int
     sha256: str
     mime: str
-    task_id: str
+    task_id: str | None
     job_id: str | None
     agent: str
     skill_name: str

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 REFUSALS = (
     "unknown_skill", "skill_denied", "skill_changed", "no_bundle", "session_busy", "idempotency_conflict",
-    "engine_unavailable", "isolation_too_weak", "not_found", "database_unavailable", "missing_extra",
+    "engine_unavailable", "isolation_too_weak", "too_much_work", "not_found", "database_unavailable", "missing_extra",
 )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ async def _delivered(host: Host, given: ActivateInput, context: Context, placed:
         command=Command(argv=("/bin/true",), timeout_s=given.timeout_sec),
         placement=placed.placement,
     )
-    head = await host.work.run(spec, None, "")
+    head = await host.work.run(context.identity, spec, None, "")
     if head.status != "succeeded":
         raise ExecFailed(
             f"the skill could not be delivered: {head.error_message or head.error_code or head.status}",
@@ -74,7 +74,9 @@ async def run_cmd(host: Host, given: RunInput, context: Context) -> RunOutput:
     """Run a command and return what it did."""
     placed = await _placed(host, "skills.run_cmd", given, context)
     spec = task_spec(given, placed, scope_of(context.identity), host.work.limits, sync=True)
-    head = await host.work.run(spec, context.idempotency_key, body_hash("skills.run_cmd", given, spec.scope))
+    head = await host.work.run(
+        context.identity, spec, context.idempotency_key, body_hash("skills.run_cmd", given, spec.scope)
+    )
     _require_ran(head)
     return run_output(head, await host.work.tails(head, host.work.limits.result_bytes))
 
@@ -110,8 +112,8 @@ async def _submitted(host: Host, operation: str, given: RunAsyncInput | RunServi
             who="caller",
         )
     spec = task_spec(given, placed, scope_of(context.identity), host.work.limits)
-    return await host.work.client.submit_task(
-        spec, key=context.idempotency_key, body_hash=body_hash(operation, given, spec.scope)
+    return await host.work.submit_task(
+        context.identity, spec, context.idempotency_key, body_hash(operation, given, spec.scope)
     )
 
 
@@ -130,8 +132,8 @@ async def start_job(host: Host, given: StartJobInput, context: Context) -> Start
     """Start steps that run as tasks of one session."""
     placed = await _placed(host, "skills.start_job", given, context)
     spec = job_spec(given, placed, scope_of(context.identity), host.work.limits)
-    head = await host.work.client.submit_job(
-        spec, key=context.idempotency_key, body_hash=body_hash("skills.start_job", given, spec.scope)
+    head = await host.work.submit_job(
+        context.identity, spec, context.idempotency_key, body_hash("skills.start_job", given, spec.scope)
     )
     return StartedJobOutput(job_id=head.id, status="queued", session_id=given.session_id)
 

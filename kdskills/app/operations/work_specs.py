@@ -112,6 +112,7 @@ def job_spec(given: StartJobInput, placed: Placed, scope: Scope, limits: JobsSet
         steps=tuple(_step(number, step, given, placed, limits) for number, step in enumerate(given.steps)),
         placement=placed.placement,
         max_concurrency=given.max_concurrency,
+        on_busy=given.on_busy,
         max_wall_time_s=given.max_wall_time_sec,
     )
 

@@ -222,3 +222,9 @@ class ProjectReads:
     async def unpin(self, project: str, holder: str) -> int:
         """Let go of everything *holder* holds; return how many versions that were."""
         return await self._database.write(lambda link: self._records.unpin(link, project, holder))
+
+    async def holders(self) -> Sequence[tuple[str, str]]:
+        """Return every (project, holder) that holds a version."""
+        pins = ProjectTables().pins
+        query = pins.select().with_only_columns(pins.c.project, pins.c.holder).distinct()
+        return await self._database.read(lambda link: [(row.project, row.holder) for row in link.execute(query)])

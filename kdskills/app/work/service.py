@@ -6,7 +6,10 @@ import asyncio
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from kdskills.app.work.holding import hold
 from kdskills.app.work.placing import Asked, Placed, place
+from kdskills.app.work.room import Room
+from kdskills.app.work.spooling import spooled_job, spooled_task
 from kdskills.app.work.watching import Watches
 from kdskills.execution.logfile import LogPiece
 from kdskills.jobs.artifacts import ArtifactKeeper, artifacts_url, open_artifacts
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from kdskills.app.host import Host
     from kdskills.app.identity import Identity
     from kdskills.jobs.heads import JobHead, TaskHead
-    from kdskills.jobs.model import TaskSpec
+    from kdskills.jobs.model import JobSpec, TaskSpec
     from kdskills.jobs.settings import JobsSettings
 
 Stream = Literal["stdout", "stderr"]
@@ -30,6 +33,7 @@ class WorkService:
         self._host = host
         self.watches = Watches()
         self._keeper: ArtifactKeeper | None = None
+        self._room = Room(host)
 
     @property
     def limits(self) -> JobsSettings:
@@ -69,9 +73,31 @@ class WorkService:
         """Return a job, as `task`. Raises NotFound."""
         return await self.client.job(scope_of(identity), item, any_agent=identity.may("admin"))
 
-    async def run(self, spec: TaskSpec, key: str | None, body: str) -> TaskHead:
-        """Run a task to its end; a caller who goes away takes it along, unless it may come back with its key."""
-        head = await self.client.submit_task(spec, key=key, body_hash=body)
+    async def submit_task(self, identity: Identity, spec: TaskSpec, key: str | None, body: str) -> TaskHead:
+        """Submit a task, and hold the versions it uses until it is over.
+
+        Raises:
+            TooMuchWork: The caller has as much as its token allows.
+        """
+        async with self._room.for_one_more(identity):
+            head = await self.client.submit_task(await spooled_task(self.keeper, spec), key=key, body_hash=body)
+        await hold(self._host, head.scope.project, head.id, spec.placement.skills)
+        return head
+
+    async def submit_job(self, identity: Identity, spec: JobSpec, key: str | None, body: str) -> JobHead:
+        """Submit a job; as `submit_task`."""
+        async with self._room.for_one_more(identity):
+            head = await self.client.submit_job(await spooled_job(self.keeper, spec), key=key, body_hash=body)
+        await hold(self._host, head.scope.project, head.id, spec.placement.skills)
+        return head
+
+    async def run(self, identity: Identity, spec: TaskSpec, key: str | None, body: str) -> TaskHead:
+        """Run a task to its end; a caller who goes away takes it along, unless it may come back with its key.
+
+        Raises:
+            TooMuchWork: The caller has as much as its token allows.
+        """
+        head = await self.submit_task(identity, spec, key, body)
         try:
             return await self.client.wait_task(spec.scope, head.id)
         except asyncio.CancelledError:

@@ -15,7 +15,7 @@ from kdskills.app import Host
 from kdskills.app.resources import shipped_bundle
 from kdskills.doors.cli import bench as benchmarks
 from kdskills.doors.cli import codex as codex_output
-from kdskills.doors.cli import demo, doors, jobs, show, tool, transcript, worker
+from kdskills.doors.cli import db, demo, doors, jobs, show, token, tool, transcript, worker
 from kdskills.doors.cli.output import failing, lenient_streams, print_json
 
 app = typer.Typer(
@@ -355,6 +355,8 @@ def plugins_command(ctx: typer.Context, as_json: Json = False) -> None:
 
 app.command("serve")(doors.serve)
 app.command("mcp")(doors.mcp)
+app.add_typer(token.app, name="token")
+app.add_typer(db.app, name="db")
 
 
 def build_cli(given: Host) -> typer.Typer:

@@ -9,16 +9,17 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel
 
-from kdskills.app.operations import OPERATIONS, Context
+from kdskills.app import Host
+from kdskills.app.operations import Context
 from kdskills.doors.cli.output import console, failing, line, print_json, table
-from kdskills.doors.cli.within import AT_CLI, run
+from kdskills.doors.cli.within import AT_CLI, host_of, run
 from kdskills.errors import BadRequest
 
 
-def list_tools() -> None:
+def list_tools(host: Host) -> None:
     """Print every operation with what it does and the scope it needs."""
     found = table("operation", "scope", "what it does")
-    for name, operation in sorted(OPERATIONS.items()):
+    for name, operation in sorted(host.operations.items()):
         found.add_row(line(name), line(operation.scope), line(operation.summary))
     console().print(found)
 
@@ -54,7 +55,7 @@ def command(
 ) -> None:
     """Run any operation; its answer is JSON on standard output, its progress JSON lines on standard error."""
     if name is None:
-        list_tools()
+        list_tools(host_of(ctx))
         return
     with failing(as_json=True):
         arguments = arguments_of(given)

@@ -11,7 +11,7 @@ from mcp.shared.exceptions import MCPError
 
 from kdskills.app import Host
 from kdskills.app.identity import Identity
-from kdskills.app.operations import OPERATIONS, Context, Operation
+from kdskills.app.operations import Context, Operation
 from kdskills.doors.mcp.skills import WhoAsks
 from kdskills.errors import KdskillsError
 
@@ -23,11 +23,11 @@ def safe_name(name: str) -> str:
     return name.replace(".", "_")
 
 
-def offered(identity: Identity) -> dict[str, Operation]:
+def offered(host: Host, identity: Identity) -> dict[str, Operation]:
     """Return the operations the caller may run, by tool name."""
     return {
         safe_name(operation.name): operation
-        for operation in OPERATIONS.values()
+        for operation in host.operations.values()
         if (identity.local or not operation.local)
         and identity.may(operation.scope)
         and (identity.allowed_tools is None or operation.name in identity.allowed_tools)
@@ -59,13 +59,15 @@ class Tools:
                 output_schema=operation.output.model_json_schema(mode="serialization"),
                 annotations=types.ToolAnnotations(read_only_hint=operation.reads),
             )
-            for name, operation in sorted(offered(self._who(ctx)).items())
+            for name, operation in sorted(offered(self._host, self._who(ctx)).items())
         ]
         return types.ListToolsResult(tools=tools, ttl_ms=0, cache_scope="private")
 
     async def call(self, ctx: Ctx, params: types.CallToolRequestParams) -> types.CallToolResult:
         """Run a tool; every refusal is a result that tells the model what happened."""
-        operation = next((row for row in OPERATIONS.values() if params.name in {row.name, safe_name(row.name)}), None)
+        operation = next(
+            (row for row in self._host.operations.values() if params.name in {row.name, safe_name(row.name)}), None
+        )
         if operation is None:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}")
         arguments = dict(params.arguments or {})

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import re
-import secrets
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
-from typing import Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,15 +13,23 @@ from starlette.routing import Route
 
 from kdskills.app import Host
 from kdskills.app.authentication import of_header
+from kdskills.app.identity import Identity
 from kdskills.doors.web.bodies import BodyLimit
+from kdskills.doors.web.draining import Drain
+from kdskills.doors.web.entrance import Accounted, Entrance
 from kdskills.doors.web.limits import Limits
 from kdskills.doors.web.mounts import mounts
 from kdskills.doors.web.problems import response_of
+from kdskills.doors.web.skills import skills_router
 from kdskills.doors.web.tools import shape_error, tools_router
-from kdskills.errors import BadRequest, KdskillsError, NotFound
+from kdskills.doors.web.work import work_router
+from kdskills.errors import BadRequest, KdskillsError, NotFound, OperatorMustAct
 
-REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-_LOG = logging.getLogger("kdskills.http")
+
+class InternalError(OperatorMustAct):
+    """Something broke that nobody foresaw; the log has it under the request's id (spec service §2)."""
+
+    code = "internal_error"
 
 
 def build_app(host: Host, *, open_on_loopback: bool = False) -> FastAPI:
@@ -37,7 +39,14 @@ def build_app(host: Host, *, open_on_loopback: bool = False) -> FastAPI:
         host: What operations run on.
         open_on_loopback: Whether requests without a token have every scope; the caller binds to loopback only then.
     """
-    mounted = mounts(host, partial(of_header, host, open_on_loopback=open_on_loopback))
+    limits = Limits(host.settings.requests_per_minute)
+
+    async def authenticate(header: str | None) -> Identity:
+        found = await of_header(host, header, open_on_loopback=open_on_loopback)
+        limits.count(found)
+        return found
+
+    mounted = mounts(host, authenticate)
 
     @asynccontextmanager
     async def living(app: FastAPI) -> AsyncIterator[None]:
@@ -45,7 +54,7 @@ def build_app(host: Host, *, open_on_loopback: bool = False) -> FastAPI:
             for mount in mounted.values():
                 await stack.enter_async_context(mount.running())
             yield
-            app.state.draining = True
+            app.state.drain.start()
 
     app = FastAPI(
         title="kdskills",
@@ -57,37 +66,21 @@ def build_app(host: Host, *, open_on_loopback: bool = False) -> FastAPI:
         separate_input_output_schemas=False,
     )
     app.state.host = host
-    app.state.open_on_loopback = open_on_loopback
-    app.state.limits = Limits(host.settings.requests_per_minute)
-    app.state.draining = False
+    app.state.drain = Drain()
     app.add_middleware(BodyLimit, limit=host.settings.body_limit)
-    app.middleware("http")(_accounted)
+    app.add_middleware(Entrance, host=host, limits=limits, open_on_loopback=open_on_loopback)
+    app.add_middleware(Accounted, drain=app.state.drain, mounted=frozenset(f"/{path}" for path in mounted))
     app.add_exception_handler(KdskillsError, _refused)
     app.add_exception_handler(RequestValidationError, _misshapen)
     app.add_exception_handler(HTTPException, _unrouted)
+    app.add_exception_handler(Exception, _broken)
     app.add_api_route("/healthz", _healthz, include_in_schema=False)
     app.add_api_route("/readyz", _readyz, include_in_schema=False)
-    app.include_router(tools_router())
+    for router in (skills_router(), work_router(), tools_router(host)):
+        app.include_router(router)
     for path, mount in mounted.items():
         app.router.routes.append(Route(f"/{path}", mount, include_in_schema=False))
     return app
-
-
-async def _accounted(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
-    """Give a request its id, and log what came of it; queries and headers are never logged."""
-    given = request.headers.get("x-request-id", "")
-    request.state.request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
-    began = time.monotonic()
-    response = await proceed(request)
-    response.headers["X-Request-Id"] = request.state.request_id
-    _LOG.info(
-        "%s %s %d",
-        request.method,
-        request.url.path,
-        response.status_code,
-        extra={"request_id": request.state.request_id, "ms": round((time.monotonic() - began) * 1000, 1)},
-    )
-    return response
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -116,6 +109,11 @@ async def _unrouted(request: Request, error: Exception) -> Response:
     return response_of(BadRequest(str(error.detail)), request)
 
 
+async def _broken(request: Request, error: Exception) -> Response:
+    """Answer what nobody foresaw; the server logs where it was raised."""
+    return response_of(InternalError("something broke here; the service's log has it under this request's id"), request)
+
+
 async def _healthz() -> Response:
     """The process lives."""
     return JSONResponse({"status": "ok"})
@@ -124,7 +122,7 @@ async def _healthz() -> Response:
 async def _readyz(request: Request) -> Response:
     """Whether new work is taken: the database answers, an engine works, and the service is not being stopped."""
     host: Host = request.app.state.host
-    report = await host.ready()
-    ok = report.ok and not request.app.state.draining
-    body = {"status": "ok" if ok else "unavailable", "draining": request.app.state.draining, "checks": report.checks}
-    return JSONResponse(body, 200 if ok else 503)
+    report, draining = await host.ready(), bool(request.app.state.drain.started)
+    ok = report.ok and not draining
+    body = {"status": "ok" if ok else "unavailable", "draining": draining, "checks": dict(report.checks)}
+    return JSONResponse(body, 200 if ok else 503, headers={"Cache-Control": "no-store"})

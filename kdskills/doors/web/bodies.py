@@ -5,6 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kdskills.app.identity import Identity
+from kdskills.doors.web.entrance import IDENTITY
 from kdskills.doors.web.problems import response_of
 from kdskills.errors import CallerMustAct
 
@@ -20,7 +22,7 @@ class BodyLimit:
 
     Args:
         app: The application inside.
-        limit: Bytes a body may have.
+        limit: Bytes a body may have; a token may have a lower limit of its own.
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
@@ -32,9 +34,10 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        limit = self._limit_of(scope)
         length = dict(scope["headers"]).get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > self._limit:
-            await self._refuse(scope, receive, send)
+        if not length.isdigit() or int(length) > limit:
+            await _refuse(scope, receive, send, limit)
             return
         read = 0
         begun = False
@@ -43,8 +46,8 @@ class BodyLimit:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
-            if read > self._limit:
-                raise BodyTooLarge(f"a body has at most {self._limit} bytes", limit=self._limit)
+            if read > limit:
+                raise BodyTooLarge(f"a body has at most {limit} bytes", limit=limit)
             return message
 
         async def noted(message: Message) -> None:
@@ -57,8 +60,14 @@ class BodyLimit:
         except BodyTooLarge:
             if begun:
                 raise
-            await self._refuse(scope, receive, send)
+            await _refuse(scope, receive, send, limit)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = BodyTooLarge(f"a body has at most {self._limit} bytes", limit=self._limit)
-        await response_of(error, Request(scope))(scope, receive, send)
+    def _limit_of(self, scope: Scope) -> int:
+        identity = scope.get(IDENTITY)
+        own = identity.limits.body_bytes if isinstance(identity, Identity) else None
+        return self._limit if own is None else min(own, self._limit)
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, limit: int) -> None:
+    error = BodyTooLarge(f"a body has at most {limit} bytes", limit=limit)
+    await response_of(error, Request(scope))(scope, receive, send)

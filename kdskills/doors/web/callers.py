@@ -6,54 +6,39 @@ import re
 from dataclasses import replace
 from typing import Annotated, Final
 
-from fastapi import Header, Request, Security
+from fastapi import Header, Path, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from kdskills.app.authentication import Unauthenticated
-from kdskills.app.identity import SCOPES, Identity
-from kdskills.doors.web.limits import Limits
+from kdskills.app.identity import Identity
+from kdskills.doors.web.entrance import IDENTITY
 from kdskills.errors import BadRequest, NotFound
 
 LABEL: Final = re.compile(r"[A-Za-z0-9._:-]{0,128}")
 BEARER: Final = HTTPBearer(auto_error=False, description="A token made by `kdskills token create`.")
 
+Project = Annotated[str, Path(description="The token's project.", pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
+
 
 async def caller(
     request: Request,
-    project: str,
+    project: Project,
     credentials: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)] = None,
     agent: Annotated[str | None, Header(alias="X-Agent-Id", max_length=128, description="Agent that calls.")] = None,
     alias: Annotated[
         str | None, Header(alias="X-Session-Alias", max_length=128, description="Tells an agent's conversations apart.")
     ] = None,
 ) -> Identity:
-    """Return who calls.
+    """Return who calls, as `Entrance` found out, narrowed by the headers.
 
     Raises:
-        Unauthenticated: There is no token, or it is not known.
         NotFound: The token is for another project.
         BadRequest: A header is out of shape, or names another agent than the token's.
     """
-    identity = await _authenticated(request, credentials)
+    identity = request.scope[IDENTITY]
+    assert isinstance(identity, Identity)
     if identity.project != project:
         raise NotFound(f"there is no project {project!r}")
-    identity = narrowed(identity, agent, alias)
-    limits: Limits = request.app.state.limits
-    limits.count(identity)
-    return identity
-
-
-async def _authenticated(request: Request, credentials: HTTPAuthorizationCredentials | None) -> Identity:
-    state = request.app.state
-    if credentials is None:
-        if state.open_on_loopback:
-            project = str(request.path_params.get("project", "local"))
-            return Identity(project=project, scopes=SCOPES, door="http")
-        raise Unauthenticated("send a token: Authorization: Bearer …")
-    found: Identity | None = await state.host.tokens.authenticate(credentials.credentials)
-    if found is None:
-        raise Unauthenticated("this token is not known")
-    return replace(found, door="http")
+    return narrowed(identity, agent, alias)
 
 
 def narrowed(identity: Identity, agent: str | None, alias: str | None) -> Identity:

@@ -30,12 +30,11 @@ class Limits:
     """Counts requests by token: a bucket that fills at the allowed rate and holds a minute's worth.
 
     Args:
-        per_minute: Requests a token may make in a minute; 0 for no limit.
+        per_minute: Requests a token may make in a minute that has no limit of its own; 0 for no limit.
         clock: Monotonic seconds.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate = per_minute / 60
         self._size = float(per_minute)
         self._clock = clock
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
@@ -46,17 +45,19 @@ class Limits:
         Raises:
             RateLimited: The bucket is empty; nothing is counted then.
         """
-        if not self._size:
+        own = identity.limits.requests_per_minute
+        size = self._size if own is None else float(own)
+        if not size:
             return
-        now = self._clock()
+        now, rate = self._clock(), size / 60
         key = identity.token or f"{identity.project}/{identity.agent}"
-        bucket = self._buckets.setdefault(key, _Bucket(self._size, now))
+        bucket = self._buckets.setdefault(key, _Bucket(size, now))
         self._buckets.move_to_end(key)
         while len(self._buckets) > KNOWN:
             self._buckets.popitem(last=False)
-        bucket.tokens = min(self._size, bucket.tokens + (now - bucket.at) * self._rate)
+        bucket.tokens = min(size, bucket.tokens + (now - bucket.at) * rate)
         bucket.at = now
         if bucket.tokens < 1:
-            wait = max(1, round((1 - bucket.tokens) / self._rate + 0.5))
+            wait = max(1, round((1 - bucket.tokens) / rate + 0.5))
             raise RateLimited(f"more requests than this token allows: wait {wait} s", retry_after=wait)
         bucket.tokens -= 1

@@ -26,6 +26,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 #: Codes whose status says more than their class does.
 STATUS: Final[Mapping[str, int]] = {
     "body_too_large": 413,
+    "internal_error": 500,
     "missing_extra": 501,
     "rate_limited": 429,
     "too_much_work": 429,

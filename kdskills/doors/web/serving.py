@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from types import FrameType
+from typing import Final
 
 import uvicorn
-from fastapi import FastAPI
 
 from kdskills.app import Host
 from kdskills.app.authentication import ListenRefused, address, on_loopback
 from kdskills.app.identity import LOCAL
+from kdskills.app.logs import json_logs
+from kdskills.app.upkeep import upkeep
 from kdskills.doors.web.application import build_app
+from kdskills.doors.web.draining import Drain
+
+CUT_OFF_S: Final = 2
+"""Seconds the server gives connections that are left after the drain."""
 
 Bus = tuple[Callable[[Host, str], Awaitable[None]], str]
 """What serves the command bus until it is cancelled, and where the bus is."""
@@ -34,20 +41,32 @@ def run(host: Host, *, listen: str | None = None, no_auth: bool = False, nats: B
     name, port = address(listen or host.settings.listen)
     if no_auth and not on_loopback(name):
         raise ListenRefused(f"without tokens the service listens on loopback only, not on {name}")
-    asyncio.run(_serve(host, name, port, nats, open_on_loopback=no_auth))
+    with json_logs():
+        asyncio.run(_serve(host, name, port, nats, open_on_loopback=no_auth))
 
 
 class _Server(uvicorn.Server):
-    """A server that says it is not ready from the first signal on."""
+    """A server that drains before it stops: nothing new is begun, what runs gets its time, health says so."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+    def __init__(self, config: uvicorn.Config, drain: Drain, drain_s: float) -> None:
         super().__init__(config)
-        self._app = app
+        self._drain = drain
+        self._drain_s = drain_s
+        self._until = float("inf")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop taking new work, then stop."""
-        self._app.state.draining = True
-        super().handle_exit(sig, frame)
+        """Take nothing new; the second signal ends what still runs."""
+        if self._drain.started:
+            super().handle_exit(sig, frame)
+            return
+        self._drain.start()
+        self._until = time.monotonic() + self._drain_s
+
+    async def on_tick(self, counter: int) -> bool:
+        """Tell whether it is time to stop."""
+        if self._drain.started and (self._drain.idle or time.monotonic() >= self._until):
+            return True
+        return await super().on_tick(counter)
 
 
 async def _serve(host: Host, name: str, port: int, nats: Bus | None, *, open_on_loopback: bool) -> None:
@@ -61,18 +80,23 @@ async def _serve(host: Host, name: str, port: int, nats: Bus | None, *, open_on_
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=round(host.settings.drain_s),
+        timeout_graceful_shutdown=CUT_OFF_S,
         lifespan="on",
     )
-    server = _Server(config, app)
+    server = _Server(config, app.state.drain, host.settings.drain_s)
     try:
         async with asyncio.TaskGroup() as group:
-            bus = None if nats is None else group.create_task(_bus(nats[0], host, nats[1]))
+            beside = [group.create_task(upkeep(host))]
+            if nats is not None:
+                beside.append(group.create_task(_bus(nats[0], host, nats[1])))
             await server.serve()
-            if bus is not None:
-                bus.cancel()
+            for task in beside:
+                task.cancel()
     except SystemExit as error:  # uvicorn leaves so when it cannot listen
         raise ListenRefused(f"cannot listen on {name}:{port}: the address is taken or not of this machine") from error
+    finally:
+        await host.work.aclose()
+        await host.storage.aclose()
 
 
 async def _bus(serve: Callable[[Host, str], Awaitable[None]], host: Host, url: str) -> None:

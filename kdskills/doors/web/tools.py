@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from kdskills.app import Host
 from kdskills.app.identity import Identity
-from kdskills.app.operations import OPERATIONS, Context, Operation
+from kdskills.app.operations import Context, Operation
 from kdskills.doors.web.callers import caller
 from kdskills.doors.web.problems import MEDIA_TYPE, Problem
 from kdskills.errors import BadRequest
@@ -47,10 +47,10 @@ IdempotencyKey = Annotated[
 ]
 
 
-def tools_router() -> APIRouter:
-    """Return the routes of every operation that callers elsewhere may reach."""
+def tools_router(host: Host) -> APIRouter:
+    """Return the routes of every operation that callers elsewhere may reach, those of plugins too."""
     router = APIRouter()
-    for operation in OPERATIONS.values():
+    for operation in host.operations.values():
         if not operation.local:
             _add(router, operation)
     router.add_api_route(

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.app import Host, Settings, tokens
-from kdskills.app.identity import SCOPES, Identity
+from kdskills.app.identity import SCOPES, Identity, TokenLimits
 from kdskills.app.operations import Context
-from kdskills.app.tokens import TOKEN, TokenLimits, Tokens
+from kdskills.app.tokens import TOKEN, Tokens
 from kdskills.errors import BadRequest, CallRefused, NotFound
 
 

@@ -1,0 +1,94 @@
+"""Logs of a service: one JSON object a line, with the request's id and without secrets (spec service §5)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO
+
+REQUEST: Final = "request_id"
+_CURRENT: Final[ContextVar[str]] = ContextVar("kdskills_request_id")
+
+MASK: Final = "***"
+SECRETS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
+    (re.compile(r"kd_([0-9a-f]{16})_[A-Za-z0-9_-]{20,}"), rf"kd_\1_{MASK}"),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {MASK}"),
+    (re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+@"), rf"\1:{MASK}@"),
+    (
+        re.compile(r"(?i)\b([a-z0-9_.-]*(?:password|passwd|secret|api_?key|token)\"?\s*[=:]\s*\"?)[^\s\"'&,;]{4,}"),
+        rf"\1{MASK}",
+    ),
+)
+"""What looks like a secret, and what is written instead. The public id of a token stays: it is what audit rows name."""
+
+
+OURS: Final = ("kdskills", "uvicorn.error")
+"""Loggers of which every line is written; of others, warnings and what is worse."""
+
+
+@contextmanager
+def in_request(number: str) -> Iterator[None]:
+    """Give every line that is logged in the block the request's id."""
+    mark = _CURRENT.set(number)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(mark)
+
+
+def without_secrets(text: str) -> str:
+    """Return *text* with everything masked that looks like a token, a password or a key."""
+    for pattern, instead in SECRETS:
+        text = pattern.sub(instead, text)
+    return text
+
+
+class JsonLines(logging.Formatter):
+    """Writes a record as one line: time, level, logger, message, the request's id, facts and where an error was raised."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": without_secrets(record.getMessage()),
+        }
+        number = _CURRENT.get("")
+        if number:
+            line[REQUEST] = number
+        facts = getattr(record, "facts", None)
+        if isinstance(facts, dict):
+            for name, value in facts.items():
+                line.setdefault(str(name), without_secrets(value) if isinstance(value, str) else value)
+        if record.exc_info:
+            line["error"] = without_secrets(self.formatException(record.exc_info))
+        return json.dumps(line, ensure_ascii=True, default=str)
+
+
+@contextmanager
+def json_logs(stream: TextIO | None = None, level: int = logging.INFO) -> Iterator[None]:
+    """Write what the service and its server log as JSON lines, for the length of the block.
+
+    Args:
+        stream: Where to; standard error when omitted.
+        level: The lowest level that is written.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines())
+    root, before = logging.getLogger(), {name: logging.getLogger(name).level for name in OURS}
+    root.addHandler(handler)
+    for name in OURS:
+        logging.getLogger(name).setLevel(level)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        for name, was in before.items():
+            logging.getLogger(name).setLevel(was)

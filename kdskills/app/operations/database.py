@@ -1,0 +1,69 @@
+"""`db.upgrade`: bring the service's tables up to date (spec service §5)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kdskills.app.operations.table import Context, Input, Operation, Output
+from kdskills.execution.dirs import private_dir
+from kdskills.jobs.database import Database
+from kdskills.jobs.migrate import HEADS, current, upgrade
+
+if TYPE_CHECKING:
+    from kdskills.app.host import Host
+
+SQLITE: Final = "sqlite:///"
+
+
+class UpgradeInput(Input):
+    """Which database is a setting."""
+
+
+class UpgradedPart(Output):
+    """One part's tables: the revision they are at, and whether they were changed just now."""
+
+    part: str
+    revision: str
+    changed: bool
+
+
+class UpgradeOut(Output):
+    """What was done; parts sorted by name."""
+
+    parts: tuple[UpgradedPart, ...]
+
+
+async def upgrade_all(host: Host, given: UpgradeInput, context: Context) -> UpgradeOut:
+    """Upgrade every part, one after the other; what is up to date stays as it is."""
+    return await asyncio.to_thread(_upgrade, host.settings.work_database)
+
+
+def _upgrade(url: str) -> UpgradeOut:
+    if url.startswith(SQLITE):
+        private_dir(Path(url.removeprefix(SQLITE)).parent)
+    database = Database(url, what="the service's database")
+    try:
+        done = {part: upgrade(database, part) for part in sorted(HEADS)}
+        at = database.ask(current)
+    finally:
+        database.engine.dispose()
+    return UpgradeOut(
+        parts=tuple(
+            UpgradedPart(part=part, revision=HEADS[part] if HEADS[part] in at else "", changed=changed)
+            for part, changed in done.items()
+        )
+    )
+
+
+UPGRADE = Operation(
+    "db.upgrade",
+    "Bring the service's tables up to date.",
+    UpgradeInput,
+    UpgradeOut,
+    ("database_unavailable", "missing_extra"),
+    upgrade_all,
+    scope="admin",
+    local=True,
+)

@@ -1,0 +1,76 @@
+"""How much work a token may have at one time (spec service §2)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
+
+from kdskills.errors import CallerMustAct
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from kdskills.app.host import Host
+    from kdskills.app.identity import Identity
+    from kdskills.jobs.tables import WorkTables
+
+OVER: Final = ("succeeded", "failed", "canceled")
+
+
+class TooMuchWork(CallerMustAct):
+    """The caller has as many tasks and jobs as its token allows; `details["limit"]` tells how many (spec service §2)."""
+
+    code = "too_much_work"
+
+
+class Room:
+    """Counts the work of callers with a token. Work belongs to an agent: tokens of one agent share what they have.
+
+    Within one process a limit is exact; two services over one database may each let the last one in.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._locks: WeakValueDictionary[tuple[str, str, str], asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def for_one_more(self, identity: Identity) -> AsyncIterator[None]:
+        """Keep the place of one piece of work while it is submitted.
+
+        Raises:
+            TooMuchWork: There is none.
+        """
+        own = identity.limits.concurrent_work
+        limit = self._host.settings.concurrent_work if own is None else own
+        if identity.token is None or not limit:
+            yield
+            return
+        key = (identity.tenant, identity.project, identity.agent)
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        async with lock:
+            work = await self._host.work.client.work()
+            if await work.database.read(lambda link: _live(link, work.tables, key)) >= limit:
+                raise TooMuchWork(
+                    f"this token may have {limit} tasks and jobs at one time: wait until one is over",
+                    limit=limit,
+                    retry_after=1,
+                )
+            yield
+
+
+def _live(link: sa.Connection, tables: WorkTables, key: tuple[str, str, str]) -> int:
+    """Return how many tasks and jobs of an agent are not over; steps of a job are part of it."""
+    import sqlalchemy as sa
+
+    count = 0
+    for table in (tables.tasks, tables.jobs):
+        query = sa.select(sa.func.count()).where(
+            table.c.tenant == key[0], table.c.project == key[1], table.c.agent == key[2], table.c.status.not_in(OVER)
+        )
+        if table is tables.tasks:
+            query = query.where(table.c.job_id.is_(None))
+        count += int(link.execute(query).scalar_one())
+    return count

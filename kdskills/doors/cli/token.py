@@ -1,0 +1,107 @@
+"""`kdskills token`: make, list and revoke tokens of projects (spec service §2)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from pydantic import BaseModel
+
+from kdskills.doors.cli.output import console, failing, line, print_json, table
+from kdskills.doors.cli.within import ask, run
+
+app = typer.Typer(help="Tokens of callers elsewhere.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+DEFAULT = ["skills:read", "work:run", "work:read"]
+
+
+def _asked(ctx: typer.Context, operation: str, arguments: dict[str, Any]) -> BaseModel:
+    given = {name: value for name, value in arguments.items() if value is not None}
+    return run(ctx, lambda host: ask(host, operation, given))
+
+
+@app.command("create")
+def create(
+    ctx: typer.Context,
+    project: Annotated[str, typer.Option("--project", "-p", help="Everything it reaches belongs to it.")] = "local",
+    agent: Annotated[str, typer.Option("--agent", "-a", help="Consumer the policy of skills is asked for.")] = "local",
+    scope: Annotated[
+        list[str] | None, typer.Option("--scope", "-s", help="What it may do; reading and running when none is given.")
+    ] = None,
+    tool: Annotated[
+        list[str] | None,
+        typer.Option("--tool", "-t", help="Operation it may run; all its scopes allow when none is given."),
+    ] = None,
+    label: Annotated[str, typer.Option("--label", help="What it is for, in words.")] = "",
+    days: Annotated[float | None, typer.Option("--days", help="Days until it ends by itself.")] = None,
+    rate: Annotated[int | None, typer.Option("--requests-per-minute", help="Requests it may make in a minute.")] = None,
+    work: Annotated[
+        int | None, typer.Option("--concurrent-work", help="Tasks and jobs it may have at one time.")
+    ] = None,
+    body: Annotated[int | None, typer.Option("--body-bytes", help="Bytes a request of it may have.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a token; its text is printed this once, and kept nowhere."""
+    with failing(as_json=as_json):
+        arguments = {
+            "project": project,
+            "agent": agent,
+            "scopes": scope or DEFAULT,
+            "allowed_tools": tool or None,
+            "label": label,
+            "expires_in_days": days,
+            "requests_per_minute": rate,
+            "concurrent_work": work,
+            "body_bytes": body,
+        }
+        found = _asked(ctx, "tokens.create", arguments)
+        if as_json:
+            print_json(found)
+            return
+        made = found.model_dump()
+        console(stderr=True).print(
+            f"token {line(made['id'])} of project {line(made['project'])}; it is shown this once:"
+        )
+        typer.echo(made["token"])
+
+
+@app.command("list")
+def list_tokens(
+    ctx: typer.Context,
+    project: Annotated[str | None, typer.Option("--project", "-p", help="Only of this project.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List tokens, the latest first."""
+    with failing(as_json=as_json):
+        found = _asked(ctx, "tokens.list", {"project": project})
+        if as_json:
+            print_json(found)
+            return
+        shown = table("id", "project", "agent", "scopes", "created", "state", "label")
+        for row in found.model_dump()["tokens"]:
+            state = (
+                "revoked"
+                if row["revoked_at"]
+                else "until " + str(row["expires_at"])[:10]
+                if row["expires_at"]
+                else "good"
+            )
+            cells = (row["id"], row["project"], row["agent"], " ".join(row["scopes"]), str(row["created_at"])[:16])
+            shown.add_row(*(line(cell) for cell in (*cells, state, row["label"])))
+        console().print(shown)
+
+
+@app.command("revoke")
+def revoke(
+    ctx: typer.Context,
+    token: Annotated[str, typer.Argument(metavar="ID", help="The token's public id.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """End a token, from the next request on."""
+    with failing(as_json=as_json):
+        found = _asked(ctx, "tokens.revoke", {"id": token})
+        if as_json:
+            print_json(found)
+            return
+        console().print(f"token {line(token)} opens nothing any more")

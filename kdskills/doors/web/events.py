@@ -1,0 +1,119 @@
+"""Server-sent events: what a watch tells, as it tells it (spec service §3)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
+
+from kdskills.app.operations.table import Emit
+from kdskills.doors.web.draining import Drain
+from kdskills.errors import BadRequest, KdskillsError
+
+WAITING: Final = 1024
+"""Events a reader may be behind; a slower one is cut off, and comes back with the last number it has."""
+RETRY: Final = b"retry: 2000\n\n"
+"""Milliseconds after which a reader who was cut off comes back."""
+WAITING_STILL: Final = b": waiting\n\n"
+"""A comment, which keeps what lies between from closing a quiet connection."""
+
+T = TypeVar("T")
+Watch = Callable[[Emit], Awaitable[BaseModel]]
+
+
+def frame(event: str, data: str, number: int | None = None) -> bytes:
+    """Return one event; *data* is JSON, which has no line breaks."""
+    first = "" if number is None else f"id: {number}\n"
+    return f"{first}event: {event}\ndata: {data}\n\n".encode()
+
+
+def failed(error: KdskillsError) -> bytes:
+    """Return an error as an event, in the words of every door."""
+    return frame("error", json.dumps(error.to_json(), default=str))
+
+
+def last_seen(headers: Mapping[str, str], given: int | None = None) -> int:
+    """Return the number of the last event a reader has: the header browsers send beats the query.
+
+    Raises:
+        BadRequest: The header is no number.
+    """
+    text = headers.get("last-event-id", "").strip()
+    if not text:
+        return given or 0
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise BadRequest(
+            "Last-Event-ID is the number of an event", errors=[{"path": "Last-Event-ID", "problem": "no number"}]
+        )
+    return int(text)
+
+
+def stream_of(pieces: AsyncIterator[bytes]) -> StreamingResponse:
+    """Answer with a stream of events."""
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
+
+
+async def told(watch: Watch, drain: Drain) -> AsyncIterator[bytes]:
+    """Run *watch* and give its events, then `end` with its answer; a service that stops ends the stream before.
+
+    A reader who leaves ends the watch. Errors are an event of their own, with the words of every door.
+    """
+    queue: asyncio.Queue[BaseModel] = asyncio.Queue(WAITING)
+    with drain.told() as stopping:
+        running = asyncio.ensure_future(watch(queue.put_nowait))
+        stopped = asyncio.ensure_future(stopping.wait())
+        try:
+            yield RETRY
+            while not stopped.done():
+                getting = asyncio.ensure_future(queue.get())
+                await asyncio.wait({getting, running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                if getting.done():
+                    yield _event(getting.result())
+                    continue
+                getting.cancel()
+                if running.done():
+                    break
+            if running.done():
+                while not queue.empty():
+                    yield _event(queue.get_nowait())
+                yield _end(running)
+        finally:
+            for task in (running, stopped):
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.gather(running, stopped, return_exceptions=True)
+
+
+async def unless(stopping: asyncio.Event, doing: Awaitable[T]) -> T | None:
+    """Return what *doing* comes to, or None when the service stops first."""
+    running = asyncio.ensure_future(doing)
+    stopped = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return await running if running.done() else None
+    finally:
+        for task in (running, stopped):
+            task.cancel()
+        await asyncio.gather(running, stopped, return_exceptions=True)
+
+
+def _event(event: BaseModel) -> bytes:
+    return frame(str(getattr(event, "kind", "event")), event.model_dump_json(), getattr(event, "seq", None))
+
+
+def _end(running: asyncio.Future[Any]) -> bytes:
+    error = running.exception()
+    if error is None:
+        answer: BaseModel = running.result()
+        return frame("end", answer.model_dump_json())
+    if isinstance(error, KdskillsError):
+        return failed(error)
+    if isinstance(error, asyncio.QueueFull):
+        return frame("behind", "{}")
+    raise error
