@@ -79,7 +79,7 @@ def find_binary(binary: str, path: str | None = None) -> Path:
     found = shutil.which(binary, path=path)
     if found is None:
         raise AppServerGone(f"there is no program {binary!r}", code="codex_missing", binary=binary)
-    return Path(found)
+    return Path(found).absolute()  # the server is started in another folder
 
 
 async def probe(

@@ -57,6 +57,8 @@ class Methods:
     def _dispatch(self, connection: Connection, asked: JsonObject) -> JsonObject:
         method = str(asked["method"])
         params = asked.get("params") or {}
+        if not isinstance(params, dict):
+            raise RpcError("Invalid request: invalid type: expected a map")
         if method == "initialize":
             return self._initialize(connection, params)
         if not connection.initialized:
@@ -100,7 +102,9 @@ class Methods:
 
     def _inject(self, _connection: Connection, params: JsonObject) -> JsonObject:
         thread, items = self._threads.loaded(params), need(params, "items")
-        if not isinstance(items, list) or not items:
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            raise RpcError("Invalid request: invalid type: expected a sequence of items")
+        if not items:
             raise RpcError("items must not be empty")
         for item in items:
             thread.remember(item)
@@ -141,7 +145,9 @@ class Methods:
         return {"thread": self._threads.describe(thread)}
 
     def _rollback(self, _connection: Connection, params: JsonObject) -> JsonObject:
-        thread, count = self._threads.loaded(params), int(need(params, "numTurns"))
+        thread, count = self._threads.loaded(params), need(params, "numTurns")
+        if type(count) is not int:
+            raise RpcError("Invalid request: invalid type: expected u32")
         if count < 1:
             raise RpcError("numTurns must be >= 1")
         if thread.turn is not None:
@@ -188,8 +194,12 @@ class Methods:
 
     def _start_turn(self, _connection: Connection, params: JsonObject) -> JsonObject:
         thread, given = self._threads.loaded(params), need(params, "input")
-        if not isinstance(given, list):
-            raise RpcError("Invalid request: invalid type: expected a sequence")
+        if not isinstance(given, list) or not all(isinstance(part, dict) and "type" in part for part in given):
+            raise RpcError("Invalid request: invalid type: expected a sequence of user inputs")
+        for part in given:
+            for field in {"text": ("text",), "skill": ("name", "path")}.get(str(part["type"]), ()):
+                if not isinstance(need(part, field), str):
+                    raise RpcError("Invalid request: invalid type: expected a string")
         if thread.turn is not None:
             thread.steered.append(given)
             return {"turn": thread.turn.public(items=False)}

@@ -182,6 +182,14 @@ async def test_programs_that_are_no_app_server(tmp_path, script, body):
     assert list((tmp_path / "state").rglob("*.json")) == []
 
 
+async def test_a_relative_path(tmp_path, monkeypatch):
+    """A path relative to the present folder means the same program in the server's own folder."""
+    with AppServerEmulator() as emulator:
+        monkeypatch.chdir(emulator.binary.parent)
+        report = await probe("./codex", state=tmp_path)
+    assert (report.complete, report.binary.is_absolute()) == (True, True)
+
+
 async def test_out_of_time(tmp_path):
     """A probe that is out of time reports what it has, claims nothing else, and is not kept."""
     with AppServerEmulator() as emulator:

@@ -80,6 +80,10 @@ class Wire:
         self.until(lambda: number in self._answers, method)
         return self._answers.pop(number)
 
+    def answered(self, number: int) -> dict | None:
+        """The answer to a request that was sent by hand."""
+        return self._answers.get(number)
+
     def get(self, method: str, **params: object) -> dict:
         """Send a request that must succeed."""
         answer = self.ask(method, **params)

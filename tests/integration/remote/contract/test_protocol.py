@@ -51,6 +51,31 @@ class TestHandshake:
         code, text = wire.refused("thread/read")
         assert (code, text) == (-32600, "Invalid request: missing field `threadId`")
 
+    @pytest.mark.parametrize(
+        ("method", "params"),
+        [
+            ("thread/read", [1]),
+            ("turn/start", {"input": "text"}),
+            ("turn/start", {"input": [1]}),
+            ("turn/start", {"input": [{"type": "text"}]}),
+            ("turn/start", {"input": [{"type": "text", "text": 5}]}),
+            ("thread/inject_items", {"items": "x"}),
+            ("thread/start", {"dynamicTools": "x"}),
+            ("thread/start", {"dynamicTools": [1]}),
+        ],
+        ids=["list", "text", "number", "no-text", "no-string", "items", "tools", "tool"],
+    )
+    def test_ill_typed_parameters(self, bench, tool, method, params):
+        """Parameters of wrong types are refused, and the server goes on."""
+        wire = bench.wire()
+        thread = wire.start(tool("ping"))["id"]
+        if isinstance(params, dict):
+            params = {"threadId": thread, "cwd": str(bench.home), **params}
+        wire.send({"id": 999, "method": method, "params": params})
+        answer = wire.until(lambda: wire.answered(999), method)
+        assert answer["error"]["code"] == -32600
+        assert wire.turn(thread, "!say on")["status"] == "completed"
+
     def test_garbage_is_ignored(self, bench):
         """Lines that are no message, answers nobody asked for, and ids of another type change nothing."""
         wire = bench.wire()
