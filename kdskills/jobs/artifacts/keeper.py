@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 STALE: Final = timedelta(minutes=2)
 """A note older than this is of a process that died while it deleted."""
+
+INPUT_KEEP: Final = timedelta(days=8)
+"""How long an input is kept that no task owns: longer than any task waits."""
 
 WAIT_S: Final = 0.2
 CACHE_S: Final = 86_400.0
@@ -62,7 +66,7 @@ class Kept:
     id: str
     project: str
     agent: str
-    task_id: str
+    task_id: str | None
     job_id: str | None
     path: str
     sha256: str
@@ -103,7 +107,7 @@ class ArtifactKeeper:
                 mime=mime_of(item.path),
                 mode=item.mode,
             )
-            await self._note_down(head, ref)
+            await self._note_down(_provenance(head), ref)
             await self.store.put(head.scope.project, item.file)
             kept.append(ref)
         return tuple(kept)
@@ -142,42 +146,58 @@ class ArtifactKeeper:
             await self.store.delete(project, sha256)
             await self._database.write(partial(self._done, note=_note(project, sha256)))
 
-    async def _note_down(self, head: TaskHead, ref: ArtifactRef) -> None:
+    async def keep_input(self, scope: Scope, data: bytes) -> str:
+        """Store an input that came with a call and return its id; it stays `INPUT_KEEP` after it last came."""
+        folder = self._cache / "coming"
+        source = folder / secrets.token_hex(12)
+        await asyncio.to_thread(_write, source, data)
+        try:
+            found = await self.store.measure(source)
+            item = artifact_id(f"input of {scope.tenant}", f"{scope.project}/{found.sha256}").replace("art_", "inp_")
+            ref = ArtifactRef(artifact_id=item, path="", size=found.size, sha256=found.sha256)
+            await self._note_down({"tenant": scope.tenant, "project": scope.project, "agent": scope.agent}, ref)
+            await self.store.put(scope.project, source)
+        finally:
+            source.unlink(missing_ok=True)
+        return item
+
+    async def _note_down(self, whose: Mapping[str, str | None], ref: ArtifactRef) -> None:
         """Add the row of an artifact, when nobody is deleting its bytes: those stored from now on stay."""
         while True:
-            if await self._database.write(partial(self._add, head=head, ref=ref)):
+            if await self._database.write(partial(self._add, whose=whose, ref=ref)):
                 return
             await asyncio.sleep(WAIT_S)  # another process is at it, and tells nobody when it is through
 
-    def _add(self, link: sa.Connection, head: TaskHead, ref: ArtifactRef) -> bool:
+    def _add(self, link: sa.Connection, whose: Mapping[str, str | None], ref: ArtifactRef) -> bool:
         """Add a row; False while somebody deletes the same bytes."""
         self._alone(link)
-        project, meta = head.scope.project, self._tables.meta
+        project, meta = str(whose["project"]), self._tables.meta
         note = link.execute(meta.select().where(meta.c.name == _note(project, ref.sha256))).mappings().first()
         if note is not None:
             if micros(utc_now()) - int(note["value"]) < STALE / timedelta(microseconds=1):
                 return False
             self._done(link, _note(project, ref.sha256))
-        placement = head.spec.placement
         table = self._tables.artifacts
         row = {
             "id": ref.artifact_id,
-            "tenant": head.scope.tenant,
-            "project": project,
-            "agent": head.scope.agent,
-            "task_id": head.id,
-            "job_id": head.job_id,
+            "task_id": None,
+            "job_id": None,
+            "skill_name": "",
+            "version_hash": "",
             "path": ref.path,
             "sha256": ref.sha256,
             "size": ref.size,
             "mime": ref.mime,
             "mode": ref.mode,
-            "skill_name": placement.skill_name,
-            "version_hash": placement.version_hash,
             "created_at": micros(utc_now()),
+            **whose,
         }
         new = upsert(link.dialect.name, table).values(row)
-        link.execute(new.on_conflict_do_update(index_elements=["id"], set_={"sha256": ref.sha256, "size": ref.size}))
+        link.execute(
+            new.on_conflict_do_update(
+                index_elements=["id"], set_={name: row[name] for name in ("sha256", "size", "created_at")}
+            )
+        )
         return True
 
     def _remove(self, link: sa.Connection, task_ids: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -186,7 +206,8 @@ class ArtifactKeeper:
 
         self._alone(link)
         table, meta = self._tables.artifacts, self._tables.meta
-        mine = table.c.task_id.in_(task_ids)
+        old = micros(utc_now() - INPUT_KEEP)
+        mine = sa.or_(table.c.task_id.in_(task_ids), sa.and_(table.c.task_id.is_(None), table.c.created_at < old))
         had = sorted({(row[0], row[1]) for row in link.execute(sa.select(table.c.project, table.c.sha256).where(mine))})
         link.execute(table.delete().where(mine))
         loose = []
@@ -205,6 +226,24 @@ class ArtifactKeeper:
         """Let nobody else add or remove artifacts until this transaction is over; SQLite does so by itself."""
         if link.dialect.name == "postgresql":
             link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+
+
+def _provenance(head: TaskHead) -> dict[str, str | None]:
+    placement = head.spec.placement
+    return {
+        "tenant": head.scope.tenant,
+        "project": head.scope.project,
+        "agent": head.scope.agent,
+        "task_id": head.id,
+        "job_id": head.job_id,
+        "skill_name": placement.skill_name,
+        "version_hash": placement.version_hash,
+    }
+
+
+def _write(path: Path, data: bytes) -> None:
+    _tidy(path.parent)
+    path.write_bytes(data)
 
 
 def _note(project: str, sha256: str) -> str:

@@ -198,3 +198,26 @@ async def test_activation_tells_where_files_are(local) -> None:
     )  # fmt: skip
     ran = await local("run_cmd", skill_name="tool", command="pwd", session_id="act")
     assert (ran.stdout.strip(), ran.version_hash) == (found.active_path, found.version_hash)
+
+
+async def test_large_inputs_do_not_live_in_the_record(local) -> None:
+    """An input of many MiB arrives whole, and the record that is read while one waits stays small."""
+    data = os.urandom(6 * 1024 * 1024)
+    given = {"path": "large", "content_base64": base64.b64encode(data).decode()}
+    task = await local.start("sha256sum < large", inputs=[given, {"path": "small", "text": "x"}])
+    ended = await local.over(task)
+    assert ended.stdout_tail.split()[0] == hashlib.sha256(data).hexdigest()
+    head = await local.host.work.task(local.identity, task)
+    assert len(head.spec.model_dump_json()) < 100_000
+
+
+async def test_a_job_may_refuse_a_busy_session(local) -> None:
+    """A job that does not want to wait gets a conflict with the holder's id; the session is the job's while it runs."""
+    steps = [{"name": "a", "command": "sleep 600"}]
+    first = await local("start_job", skill_name="tool", session_id="jobs-busy", steps=steps)
+    with pytest.raises(Conflict) as refused:
+        await local("start_job", skill_name="tool", session_id="jobs-busy", steps=steps, on_busy="refuse")
+    assert refused.value.details["holder"] == first.job_id
+    with pytest.raises(Conflict):
+        await local.cmd("true", session_id="jobs-busy", on_busy="refuse")
+    assert (await local("job_cancel", job_id=first.job_id)).canceled is True

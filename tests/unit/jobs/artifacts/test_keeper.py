@@ -13,7 +13,7 @@ import pytest
 
 from kdskills.errors import NotFound
 from kdskills.jobs.artifacts import ArtifactKeeper, ArtifactStore, artifact_id, open_artifacts
-from kdskills.jobs.artifacts.keeper import STALE, _note
+from kdskills.jobs.artifacts.keeper import INPUT_KEEP, STALE, _note
 from kdskills.jobs.database import Database, micros, utc_now
 from kdskills.jobs.heads import TaskHead
 from kdskills.jobs.model import Command, Placement, Scope, TaskSpec
@@ -187,3 +187,21 @@ async def test_storing_and_forgetting_at_once_leaves_no_row_without_bytes(place:
         )
         ref = await place.keeper.find(SCOPE, artifact_id(f"task_{number}", "abcdef"[number]))
         assert await place.store.has("p", ref.sha256)
+
+
+async def test_inputs_of_calls_are_kept_for_a_while(place: Place) -> None:
+    """A large input is kept once however often it comes, is found by its project alone, and goes when it is old."""
+    item = await place.keeper.keep_input(SCOPE, b"large")
+    assert await place.keeper.keep_input(SCOPE, b"large") == item
+    assert (await place.keeper.fetch(SCOPE, item)).read_bytes() == b"large"
+    with pytest.raises(NotFound):
+        await place.keeper.find(SCOPE.model_copy(update={"project": "q"}), item)
+    await place.keeper.forget(["task_unknown"])
+    await place.keeper.find(SCOPE, item)
+    old = micros(utc_now() - INPUT_KEEP * 2)
+    place.database.change(lambda link: link.execute(place.tables.artifacts.update().values(created_at=old)))
+    await place.keeper.forget(["task_unknown"])
+    with pytest.raises(NotFound):
+        await place.keeper.find(SCOPE, item)
+    assert await place.store.has("p", hashlib.sha256(b"large").hexdigest()) is False
+    assert list((place.folder / "cache" / "coming").iterdir()) == []
