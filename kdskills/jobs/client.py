@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from kdskills.errors import Conflict, NotFound
 from kdskills.execution.logfile import LogPiece
+from kdskills.jobs.canceling import Kind, cancel
 from kdskills.jobs.heads import JobHead, TaskHead
 from kdskills.jobs.model import JobSpec, Scope, TaskSpec
 from kdskills.jobs.opening import Work, open_work
@@ -27,7 +28,6 @@ from kdskills.jobs.states import TERMINAL
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-Kind = Literal["task", "job"]
 Head = TypeVar("Head", TaskHead, JobHead)
 
 _LOOK_S = 0.02
@@ -191,12 +191,12 @@ class JobsClient:
             NotFound: There is no such task of *scope*.
         """
         head = await self.task(scope, item, any_agent=any_agent)
-        return False if head.terminal else await self._cancel("task", head, reason)
+        return False if head.terminal else await cancel(await self.work(), "task", item, reason)
 
     async def cancel_job(self, scope: Scope, item: str, reason: str = "", *, any_agent: bool = False) -> bool:
         """Ask for the end of a job and its steps; as `cancel_task`."""
         head = await self.job(scope, item, any_agent=any_agent)
-        return False if head.terminal else await self._cancel("job", head, reason)
+        return False if head.terminal else await cancel(await self.work(), "job", item, reason)
 
     async def wait_task(
         self,
@@ -254,43 +254,6 @@ class JobsClient:
             await asyncio.to_thread(self._spawn)
         elif not free:
             self._spawned_at = float("-inf")  # it lives: should it die, the next call starts another at once
-
-    async def _cancel(self, kind: Kind, head: TaskHead | JobHead, reason: str) -> bool:
-        work = await self.work()
-        said = await work.database.write(lambda link: work.records.ask_cancel(link, kind, head.id, reason))
-        if said == "canceled":
-            await asyncio.to_thread(work.queues.cancel, [head.id])
-        elif said == "asked":
-            await self._cancel_orphan(work, kind, head.id, reason)
-        return said is not None
-
-    async def _cancel_orphan(self, work: Work, kind: Kind, item: str, reason: str) -> None:
-        """End what no live worker holds: first the state, then the program, and those of a job's steps."""
-        roster = Roster(work)
-        await asyncio.to_thread(roster.bury)
-
-        def change(link: sa.Connection) -> list[TaskHead]:
-            whole = work.records.job(link, item) if kind == "job" else None
-            task = work.records.task(link, item) if kind == "task" else None
-            head = whole or task
-            if head is None or not work.records.force(link, kind, item, "canceled", executor=head.executor):
-                return []
-            gone = [task] if task is not None else [step.task for step in whole.steps if step.task] if whole else []
-            for one in gone:
-                if one.id != item:
-                    work.records.ask_cancel(link, "task", one.id, reason)
-                    work.records.force(link, "task", one.id, "canceled", executor=one.executor)
-            return gone
-
-        gone = await work.database.write(change)
-        if not gone and kind == "task":
-            return
-        await asyncio.to_thread(work.queues.cancel, [item, *(one.id for one in gone if one.id != item)])
-        for one in gone:
-            if one.host == work.host and one.attempt and not one.terminal:
-                attempt = await asyncio.to_thread(work.attempts.find, one.id, one.attempt)
-                if attempt is not None and attempt.cancel(reason):
-                    await attempt.wait()
 
     async def _wait(self, look: Callable[[], object], timeout: float | None) -> Head:  # noqa: ASYNC109
         end = float("inf") if timeout is None else time.monotonic() + timeout
