@@ -78,13 +78,13 @@ async def place(host: Host, identity: Identity, skill_name: str, asked: Asked) -
             engine=engine.name,
         )
     shared = not host.settings.work_database.startswith("sqlite")
-    mounts = await asyncio.to_thread(_mounts, answer.closure, shared=shared)
+    mounts, version = await asyncio.to_thread(_pinned, answer.skill, answer.closure, shared=shared)
     kept = host.settings.jobs.result_bytes
     return Placed(
         placement=Placement(
             engine=engine.name,
             skill_name=answer.full_id,
-            version_hash=await asyncio.to_thread(_version, answer.skill, mounts),
+            version_hash=version,
             skills=mounts,
             limits=Limits(stdout=kept, stderr=kept),
         ),
@@ -108,8 +108,10 @@ def _mounts(skills: tuple[Skill, ...], *, shared: bool) -> tuple[SkillMount, ...
     return tuple(made)
 
 
-def _version(skill: Skill, mounts: tuple[SkillMount, ...]) -> str:
-    return next((mount.tree for mount in mounts if mount.id == skill.full_id), None) or _digest(skill)
+def _pinned(skill: Skill, closure: tuple[Skill, ...], *, shared: bool) -> tuple[tuple[SkillMount, ...], str]:
+    """Return the mounts of a skill with what it imports, and its version."""
+    mounts = _mounts(closure, shared=shared)
+    return mounts, next((mount.tree for mount in mounts if mount.id == skill.full_id), None) or _digest(skill)
 
 
 def _digest(skill: Skill) -> str:
