@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
@@ -206,7 +205,7 @@ async def upload(host: Host, given: UploadInput, context: Context) -> UploadOut:
         return await upload_from(host, given.path, context, project=given.of(context), activate=given.activate)
     try:
         data = base64.b64decode(given.data or "", validate=True)
-    except binascii.Error:
+    except ValueError:  # of base64's own kind for wrong letters, of the plain kind for letters beyond ASCII
         raise BadRequest("data is not base64", errors=[{"path": "/data", "problem": "not base64"}]) from None
     return await upload_from(host, _once(data), context, project=given.of(context), activate=given.activate)
 

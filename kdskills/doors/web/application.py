@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,7 +21,7 @@ from kdskills.doors.web.draining import Drain
 from kdskills.doors.web.entrance import Accounted, Entrance
 from kdskills.doors.web.limits import Limits
 from kdskills.doors.web.mounts import mounts
-from kdskills.doors.web.problems import response_of
+from kdskills.doors.web.problems import Problem, response_of
 from kdskills.doors.web.skills import skills_router
 from kdskills.doors.web.tools import shape_error, tools_router
 from kdskills.doors.web.work import work_router
@@ -78,9 +80,20 @@ def build_app(host: Host, *, open_on_loopback: bool = False) -> FastAPI:
     app.add_api_route("/readyz", _readyz, include_in_schema=False)
     for router in (skills_router(), work_router(), tools_router(host)):
         app.include_router(router)
+    app.openapi = partial(_openapi, app, app.openapi)  # type: ignore[method-assign]  # FastAPI's own way to change it
     for path, mount in mounted.items():
         app.router.routes.append(Route(f"/{path}", mount, include_in_schema=False))
     return app
+
+
+def _openapi(app: FastAPI, made: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the description of the service, with the problem every route may answer with."""
+    if app.openapi_schema is None:
+        described = made()
+        problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+        described.setdefault("components", {}).setdefault("schemas", {})["Problem"] = problem
+        app.openapi_schema = described
+    return app.openapi_schema
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -62,6 +62,26 @@ class Problem(BaseModel):
     request_id: str = Field("", description="As in the header X-Request-Id and in the log.")
 
 
+#: Answers any route may give instead of its own, as OpenAPI documents them.
+PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"description": words, "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
+    for status, words in {
+        400: "Arguments out of shape, or an archive that breaks a rule.",
+        401: "No token, or one that is not known.",
+        403: "The caller may not do this.",
+        404: "Nothing of that name in this project.",
+        409: "The state of things does not allow it now.",
+        413: "The body is larger than the token allows.",
+        415: "The body is not of the kind the route takes.",
+        422: "A skill or bundle is not in order.",
+        429: "More than the token allows; see Retry-After.",
+        500: "Something broke that nobody foresaw; the log has it under the request's id.",
+        501: "An optional part is not installed.",
+        503: "The machine is not set up for it, or the service is being stopped.",
+    }.items()
+}
+
+
 def status_of(error: KdskillsError) -> int:
     """Return the HTTP status of an error."""
     if error.code in STATUS:

@@ -30,7 +30,8 @@ from kdskills.app.operations.projects import (
     upload_from,
 )
 from kdskills.doors.web.callers import caller
-from kdskills.doors.web.tools import PROBLEMS, answer
+from kdskills.doors.web.problems import PROBLEMS
+from kdskills.doors.web.tools import answer
 from kdskills.errors import BadRequest
 
 PIECE: Final = 64 * 1024

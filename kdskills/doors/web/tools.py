@@ -14,27 +14,10 @@ from kdskills.app import Host
 from kdskills.app.identity import Identity
 from kdskills.app.operations import Context, Operation
 from kdskills.doors.web.callers import caller
-from kdskills.doors.web.problems import MEDIA_TYPE, Problem
+from kdskills.doors.web.problems import PROBLEMS
 from kdskills.errors import BadRequest
 
 KEY_SIZE: Final = 200
-
-#: Answers any route may give instead of its own.
-PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
-    status: {"model": Problem, "description": words, "content": {MEDIA_TYPE: {}}}
-    for status, words in {
-        400: "Arguments out of shape.",
-        401: "No token, or one that is not known.",
-        403: "The caller may not do this.",
-        404: "Nothing of that name in this project.",
-        409: "The state of things does not allow it now.",
-        413: "The body is larger than the token allows.",
-        415: "The body is not JSON.",
-        422: "A skill or bundle is not in order.",
-        429: "More than the token allows; see Retry-After.",
-        503: "The machine is not set up for it.",
-    }.items()
-}
 
 IdempotencyKey = Annotated[
     str | None,

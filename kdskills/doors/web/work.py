@@ -18,7 +18,8 @@ from kdskills.app.operations.work_outputs import JobList, JobSnapshot, LogsOutpu
 from kdskills.doors.web.callers import caller
 from kdskills.doors.web.draining import Drain
 from kdskills.doors.web.events import RETRY, WAITING_STILL, failed, frame, last_seen, stream_of, told, unless
-from kdskills.doors.web.tools import PROBLEMS, answer
+from kdskills.doors.web.problems import PROBLEMS
+from kdskills.doors.web.tools import answer
 from kdskills.errors import KdskillsError, NotFound
 
 EVENTS: Final = "text/event-stream"
