@@ -64,8 +64,8 @@ class BusSettings(BaseModel):
         default_factory=lambda: {"*": "*"},
         description="Agent of each channel; `*` stands for every other channel, and as an agent for the channel's name.",
     )
-    scopes: frozenset[Scope] = Field(
-        frozenset({"skills:read", "work:run", "work:read"}), description="What callers over the bus may do."
+    scopes: tuple[Scope, ...] = Field(
+        ("skills:read", "work:run", "work:read"), description="What callers over the bus may do."
     )
     concurrency: int = Field(16, ge=1, le=1000, description="Commands that one gateway runs at the same time.")
     ack_wait_s: float = Field(30.0, ge=1, description="Seconds until a command nobody works on is delivered again.")

@@ -23,6 +23,6 @@ def identity_of(address: Address, settings: BusSettings) -> Identity:
         project=address.project,
         agent=address.channel if agent == "*" else agent,
         alias=address.channel,
-        scopes=settings.scopes,
+        scopes=frozenset(settings.scopes),
         door="nats",
     )
