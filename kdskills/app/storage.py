@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kdskills.app.identity import LOCAL
 from kdskills.execution.dirs import private_dir
-from kdskills.jobs.database import Database
+from kdskills.jobs.database import Database, DatabaseUnavailable
 from kdskills.jobs.migrate import upgrade
 
 if TYPE_CHECKING:
@@ -70,5 +70,9 @@ class Storage:
     def _prepare(self, database: Database) -> None:
         url = self._host.settings.work_database
         if url.startswith(_SQLITE):
-            private_dir(Path(url.removeprefix(_SQLITE)).parent)
+            folder = Path(url.removeprefix(_SQLITE)).parent
+            try:
+                private_dir(folder)
+            except OSError as error:
+                raise DatabaseUnavailable(f"the database's folder {folder} cannot be made: {error.strerror}") from error
         upgrade(database, "service")

@@ -65,6 +65,7 @@ def build_app(host: Host, *, open_on_loopback: bool = False) -> FastAPI:
         lifespan=living,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
         separate_input_output_schemas=False,
     )
     app.state.host = host
@@ -116,7 +117,6 @@ async def _unrouted(request: Request, error: Exception) -> Response:
         response = response_of(
             BadRequest(f"{request.method} is not for {request.url.path}", code="method_not_allowed"), request
         )
-        response.status_code = 405
         response.headers["Allow"] = (error.headers or {}).get("Allow", "")
         return response
     return response_of(BadRequest(str(error.detail)), request)

@@ -39,8 +39,7 @@ class BodyLimit:
         if not length.isdigit() or int(length) > limit:
             await _refuse(scope, receive, send, limit)
             return
-        read = 0
-        begun = False
+        read, begun = 0, False
 
         async def counted() -> Message:
             nonlocal read
@@ -52,14 +51,16 @@ class BodyLimit:
 
         async def noted(message: Message) -> None:
             nonlocal begun
-            begun = True
-            await send(message)
+            if begun or read <= limit:  # whoever parses bodies may answer the error in other words: ours are right
+                begun = True
+                await send(message)
 
         try:
             await self._app(scope, counted, noted)
         except BodyTooLarge:
             if begun:
                 raise
+        if read > limit and not begun:
             await _refuse(scope, receive, send, limit)
 
     def _limit_of(self, scope: Scope) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from fastapi.responses import StreamingResponse
@@ -66,28 +65,26 @@ async def told(watch: Watch, drain: Drain) -> AsyncIterator[bytes]:
     """
     queue: asyncio.Queue[BaseModel] = asyncio.Queue(WAITING)
     with drain.told() as stopping:
-        running = asyncio.ensure_future(watch(queue.put_nowait))
+        running: asyncio.Future[BaseModel] = asyncio.ensure_future(watch(queue.put_nowait))
         stopped = asyncio.ensure_future(stopping.wait())
+        getting = asyncio.ensure_future(queue.get())
         try:
             yield RETRY
             while not stopped.done():
-                getting = asyncio.ensure_future(queue.get())
                 await asyncio.wait({getting, running, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 if getting.done():
                     yield _event(getting.result())
-                    continue
-                getting.cancel()
-                if running.done():
-                    break
-            if running.done():
-                while not queue.empty():
-                    yield _event(queue.get_nowait())
-                yield _end(running)
+                    getting = asyncio.ensure_future(queue.get())
+                elif running.done():
+                    while not queue.empty():
+                        yield _event(queue.get_nowait())
+                    yield _end(running)
+                    return
         finally:
-            for task in (running, stopped):
+            tasks: tuple[asyncio.Future[Any], ...] = (running, stopped, getting)
+            for task in tasks:
                 task.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.gather(running, stopped, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def unless(stopping: asyncio.Event, doing: Awaitable[T]) -> T | None:

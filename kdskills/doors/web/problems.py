@@ -27,6 +27,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 STATUS: Final[Mapping[str, int]] = {
     "body_too_large": 413,
     "internal_error": 500,
+    "method_not_allowed": 405,
     "missing_extra": 501,
     "rate_limited": 429,
     "too_much_work": 429,

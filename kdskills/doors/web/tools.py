@@ -13,6 +13,7 @@ from fastapi.responses import Response
 from kdskills.app import Host
 from kdskills.app.identity import Identity
 from kdskills.app.operations import Context, Operation
+from kdskills.app.operations.calling import require_allowed
 from kdskills.doors.web.callers import caller
 from kdskills.doors.web.problems import PROBLEMS
 from kdskills.errors import BadRequest
@@ -50,15 +51,21 @@ async def _refused(request: Request, operation: str, identity: Annotated[Identit
 def _add(router: APIRouter, operation: Operation) -> None:
     input_model, output_model = operation.input, operation.output
 
+    async def permitted(identity: Annotated[Identity, Depends(caller)]) -> Identity:
+        """Refuse who may not run it before anybody looks at the arguments, as every door does."""
+        require_allowed(operation, identity)
+        return identity
+
     async def endpoint(
         request: Request,
-        identity: Annotated[Identity, Depends(caller)],
+        identity: Annotated[Identity, Depends(permitted)],
         arguments: Any,
         idempotency_key: IdempotencyKey = None,
     ) -> Response:
         return await answer(request, operation.name, await json_of(request), identity, idempotency_key)
 
-    # FastAPI reads the body's model from the annotation; it is known only here.
+    # FastAPI reads the body's model and the gate from annotations; they are known only here.
+    endpoint.__annotations__["identity"] = Annotated[Identity, Depends(permitted)]
     endpoint.__annotations__["arguments"] = Annotated[input_model, Body(description=f"Arguments of {operation.name}.")]
     router.add_api_route(
         f"/projects/{{project}}/tools/{operation.name}",

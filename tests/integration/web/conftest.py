@@ -61,7 +61,7 @@ def serving(host: Host, *, open_on_loopback: bool = False) -> Iterator[Service]:
 
         try:
             loop.run_until_complete(whole())
-        except BaseException as error:  # told to the test below
+        except Exception as error:  # noqa: BLE001 - told to the test below
             failed.append(error)
         finally:
             loop.run_until_complete(loop.shutdown_default_executor())
