@@ -106,7 +106,14 @@ async def _skill(turn: Turn, text: str, ref: str) -> ReadItem:
     turn.note_active(await turn.session.active())
     facts = {"skill": loaded.name, "tokens": loaded.tokens}
     body = turn.rewritten(loaded)
-    return ReadItem(text, "already_active" if known else "loaded", body, facts, in_prompt=True, changed=not known)
+    return ReadItem(
+        text,
+        "already_active" if known else "loaded",
+        body,
+        facts,
+        in_prompt=loaded.receipt.origin is None,
+        changed=not known,
+    )
 
 
 async def _skill_file(turn: Turn, text: str, ref: SkillRef) -> ReadItem:

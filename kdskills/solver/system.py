@@ -17,6 +17,7 @@ from kdskills.session.inputs import INPUTS, safe_name
 from kdskills.solver.parts import DECISION, Pacing, SolverParts, redactor_of
 from kdskills.solver.python import PYTHON
 from kdskills.solver.reading import READ, WRITE
+from kdskills.solver.remote_tools import RemoteSession, remote_tools
 from kdskills.solver.settings import SolverSettings
 from kdskills.solver.tools import SolverTool, ToolTable, as_tool, load_bundle_tools
 from kdskills.solver.wiring import Wiring, default_wiring
@@ -41,7 +42,7 @@ class SolverSystem:
         settings: Bounds and choices.
         store: Where sessions are kept; memory by default.
         tools: Further tools: typed functions, or `SolverTool`s.
-        remote: Skills of a remote side; not available yet.
+        remote: A session of `kdskills.remote`, whose functions become tools `remote.<name>` when the system opens.
         approve: Asks a person before anything runs.
         sinks: Told of every event.
         wiring: Turns names into objects; the installed Host's by default.
@@ -62,8 +63,10 @@ class SolverSystem:
         wiring: Wiring | None = None,
         pacing: Pacing | None = None,
     ) -> None:
-        if remote is not None:
-            raise BadRequest("remote skills cannot be given to a solver yet", errors=[{"path": "/remote"}])
+        if remote is not None and not isinstance(remote, RemoteSession):
+            message = "remote must be a session of remote skills: it needs list() and dispatch_tool_call()"
+            raise BadRequest(message, errors=[{"path": "/remote"}])
+        self._remote = remote
         self.bundle = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
         self.settings = settings or SolverSettings()
         self.wiring = wiring or default_wiring()
@@ -200,7 +203,8 @@ class SolverSystem:
         own = (READ, WRITE) if executor is None else (READ, WRITE, PYTHON)
         path = self.bundle.tools_path
         from_bundle: tuple[SolverTool, ...] = () if path is None else load_bundle_tools(path)
-        tools = (*own, *self.wiring.tools, *from_bundle, *self._tools)
+        remote = () if self._remote is None else remote_tools(self._remote)
+        tools = (*own, *self.wiring.tools, *from_bundle, *self._tools, *remote)
         reserved = {spelling for tool_id in INPUTS for spelling in (tool_id, safe_name(tool_id))}
         for tool in tools:
             if tool.id in reserved or safe_name(tool.id) in reserved or tool.id.startswith(("skills.", "kd.")):

@@ -109,9 +109,9 @@ async def test_a_system_is_used_while_it_is_open(build):
         _ = system.runtime
 
 
-def test_remote_skills_are_not_pretended(bundle_path):
-    """What cannot be done yet is refused."""
-    with pytest.raises(BadRequest):
+def test_only_a_session_is_taken_for_remote_skills(bundle_path):
+    """Anything that cannot list and dispatch is refused before anything is opened."""
+    with pytest.raises(BadRequest, match="remote must be a session"):
         SolverSystem(bundle=bundle_path, remote=object(), wiring=PlainWiring())
 
 
