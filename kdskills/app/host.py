@@ -120,6 +120,17 @@ class Host:
         """Load the bundle at *path*. Raises BundleError."""
         return load_bundle(path)
 
+    @cached_property
+    def _opened_roots(self) -> tuple[SkillRoot, ...]:
+        """The roots that settings name by URI, opened once: what they keep is shared by all subsystems."""
+        opened: list[SkillRoot] = []
+        for uri in self.settings.skill_roots:
+            root = self.answers.open_skill_root(uri, self.settings.state_dir)
+            if root is None:
+                raise BadRequest(f"no plugin opens the skill root {uri!r}", code="skill_root_unknown")
+            opened.append(root)
+        return tuple(opened)
+
     def subsystem(
         self, bundle: Bundle | None, *, roots: Sequence[SkillRoot] = (), filters: Sequence[Filter] = ()
     ) -> SkillsSubsystem:
@@ -135,7 +146,7 @@ class Host:
         return SkillsSubsystem(
             descriptor,
             bundle_root=None if bundle is None else bundle.root,
-            roots=(*self.answers.skill_roots(descriptor), *roots),
+            roots=(*self.answers.skill_roots(descriptor), *self._opened_roots, *roots),
             filters=(self.answers.hide_skills, *filters),
             check=self.answers.check_skill,
             environment=self.templates,

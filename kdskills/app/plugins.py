@@ -37,6 +37,7 @@ BUILTIN = (
     "kdskills.builtin.executors.landlock",
     "kdskills.builtin.executors.srt",
     "kdskills.builtin.executors.subprocess",
+    "kdskills.builtin.roots.mcp",
     "kdskills.builtin.stores.memory",
     "kdskills.builtin.stores.sql",
     "kdskills.builtin.models.replay",

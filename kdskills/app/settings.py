@@ -147,6 +147,9 @@ class Settings(BaseSettings):
         30.0, ge=0, description="Days a skill version stays after it was last the active one."
     )
     pulse_s: float = Field(15.0, gt=0, description="Seconds between two measurements of how the work stands.")
+    skill_roots: tuple[str, ...] = Field(
+        (), description="Further skill roots by URI, such as `mcp+https://host/mcp#label`; plugins open them."
+    )
     plugins_blocked: tuple[str, ...] = Field((), description="Dotted names of plugins that must not be loaded.")
     entry_points: bool = Field(default=True, description="Whether plugins of installed packages are loaded.")
 

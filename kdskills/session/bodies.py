@@ -14,12 +14,14 @@ from kdskills.errors import FileRefused, ToolCallRefused
 from kdskills.session.codes import not_found, refuse
 from kdskills.session.flights import Abandoned, Flights
 from kdskills.session.receipts import bytes_digest
+from kdskills.skills.far import FarContent, far_content
 from kdskills.skills.model import Skill
 from kdskills.skills.parse import parse_skill_bytes
 from kdskills.skills.safe_open import open_file
 
 CACHE_BYTES: Final = 16 * 1024 * 1024
 RACY_NS: Final = 2_000_000_000
+SKILL_FILE: Final = "SKILL.md"
 _CHUNK: Final = 256 * 1024
 
 Stamp = tuple[int, int, int, int]
@@ -106,7 +108,7 @@ class Bodies:
             ToolCallRefused: `skill_not_found` when the file is gone, `skill_unreadable` when it does not parse.
         """
         if skill.path is None:
-            return Body(skill.digest, skill.body, None, "", skill.frontmatter)
+            return await self.fresh(skill)
         stamp = _stamp(skill.path)
         seen = self._lookup(skill.full_id)
         if stamp is not None and seen is not None and seen.serves(stamp):
@@ -115,6 +117,10 @@ class Bodies:
 
     async def fresh(self, skill: Skill) -> Body:
         """Return the text of *skill* read anew, whatever is remembered. Raises as `current`."""
+        far = far_content(skill)
+        if far is not None:
+            key = (skill.full_id, f"{skill.digest} {id(far)}")
+            return await self._flights.fetch(key, lambda _: self._fetch(skill, far))
         if skill.path is None:
             return Body(skill.digest, skill.body, None, "", skill.frontmatter)
         return await self._flights.fetch(
@@ -154,6 +160,15 @@ class Bodies:
     def _lookup(self, full_id: str) -> _Seen | None:
         with self._lock:
             return self._seen.get(full_id)
+
+    def _fetch(self, skill: Skill, far: FarContent) -> Body:
+        """Return the text of a skill that lies elsewhere; what is not as listed is never returned."""
+        try:
+            data = far.fetch(SKILL_FILE, self._limit)
+        except FileRefused as error:
+            reason = error.details.get("reason", error.code)
+            raise refuse("skill_unreadable", f"{SKILL_FILE} of this skill: {error.message}", reason=reason) from error
+        return parsed(data, skill, SKILL_FILE, skill.tree_digest())
 
     def _read(self, skill: Skill, abandoned: threading.Event) -> Body:
         path = skill.path

@@ -18,6 +18,8 @@ from kdskills.session.source import CatalogText, Gate, names_by_id
 
 PARTIAL: Final = 4
 _KEPT: Final = 32
+ELSEWHERE: Final = "Third-party text: it is in the result of the call that loaded this skill. Load it again to read it."
+"""Stands in the prompt for the text of a skill with an origin, which is never top-level text (spec runtime §5)."""
 
 _USES: Final = {
     "skills.load": "call {name} with their names when a task calls for them; mode add keeps what is loaded",
@@ -125,7 +127,8 @@ def active_text(core: Core, call: Call, loaded: Loaded) -> str:
         if item.importer is not None:
             attributes["imported-by"] = public_name(loaded.standing.skills[item.importer], names)
         alias = hidden_alias(item.skill.full_id) if item.skill.hidden else None
-        entries.append(ActiveEntry(public_name(item.skill, names), shown_text(call, item), alias, attributes))
+        text = shown_text(call, item) if origin is None else ELSEWHERE
+        entries.append(ActiveEntry(public_name(item.skill, names), text, alias, attributes))
     return render_active(entries)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 from kdskills.errors import FileRefused
 from kdskills.session.codes import invalid, not_found, path_denied, refuse
@@ -18,9 +19,12 @@ from kdskills.session.receipts import Encoding, ReadResult, SkillReceipt, bytes_
 from kdskills.session.source import names_by_id
 from kdskills.session.state import LoadedSkill, most_recent
 from kdskills.session.workspace import media_type
+from kdskills.skills.far import FarContent, far_content
 from kdskills.skills.model import Skill
 from kdskills.skills.safe_open import ROOT_FLAGS, open_folder_at, read_file
 from kdskills.skills.selection import Refused
+
+T = TypeVar("T")
 
 SMALL: Final = 64 * 1024
 """Bytes that are hashed and decoded on the spot: handing them to a thread would take longer."""
@@ -117,12 +121,46 @@ def skill_file(skill: Skill, clean: str, limit: int) -> bytes:
     Raises:
         ToolCallRefused: `path_denied`, `resource_not_found`, `not_a_file`, `too_large` or `skill_unreadable`.
     """
+    far = far_content(skill)
+    if far is not None:
+        return _far_file(far, clean, lambda: far.fetch(clean, limit))
     if skill.folder is None:
         raise refuse("resource_not_found", "this skill has no files", path=clean, siblings=[])
     try:
         return read_file(skill.folder, clean, limit=limit).data
     except FileRefused as error:
         explain(error, skill.folder, clean, limit)
+
+
+def script_there(skill: Skill, clean: str, limit: int) -> None:
+    """Return when the script is there; of a skill that lies elsewhere nothing is fetched before it is approved.
+
+    Raises:
+        ToolCallRefused: As `skill_file`.
+    """
+    far = far_content(skill)
+    if far is None:
+        skill_file(skill, clean, limit)
+    else:
+        _far_file(far, clean, lambda: far.check(clean))
+
+
+def _far_file(far: FarContent, clean: str, look: Callable[[], T]) -> T:
+    """Return what *look* gives, with the refusals of a file on this host."""
+    try:
+        return look()
+    except FileRefused as error:
+        if error.code in {"file_missing", "not_regular"}:
+            beside = [path for path in far.paths if path.rpartition("/")[0] == clean.rpartition("/")[0]]
+            inside = [path for path in far.paths if path.startswith(f"{clean}/")]
+            if error.code == "not_regular":
+                raise refuse("not_a_file", f"{clean!r} is no file", path=clean, entries=inside[:MAX_ENTRIES]) from error
+            siblings = beside[:MAX_SIBLINGS]
+            raise refuse("resource_not_found", f"there is no file {clean!r}", path=clean, siblings=siblings) from error
+        if error.code == "too_large":
+            raise refuse("too_large", error.message, path=clean, limit=error.details.get("limit", 0)) from error
+        reason = error.details.get("reason", error.code)
+        raise refuse("skill_unreadable", error.message, path=clean, reason=reason) from error
 
 
 def explain(error: FileRefused, root: Path, clean: str, limit: int = 0) -> NoReturn:

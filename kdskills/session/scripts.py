@@ -17,9 +17,10 @@ from kdskills.session.environment import check_call_env, script_environment
 from kdskills.session.limits import MAX_ARG
 from kdskills.session.loading import public_id
 from kdskills.session.paths import clean_path, script_path, suffix_of
-from kdskills.session.reading import Target, entries_of, fresh_tree, skill_file, target
+from kdskills.session.reading import Target, entries_of, fresh_tree, script_there, target
 from kdskills.session.receipts import ScriptResult, ScriptStatus
 from kdskills.session.workspace import Collected
+from kdskills.skills.far import far_content
 from kdskills.skills.model import Skill
 from kdskills.skills.safe_open import TreeEntry, walk_tree
 
@@ -93,7 +94,7 @@ async def run_script(core: Core, call: Call, run: Run) -> ScriptResult:
     shaped(core, run)
     aim = await target(core, call, run.skill)
     clean = script_path(run.path)
-    await asyncio.to_thread(skill_file, aim.skill, clean, core.config.limits.max_read_bytes)
+    await asyncio.to_thread(script_there, aim.skill, clean, core.config.limits.max_read_bytes)
     workdir = await asyncio.to_thread(_workdir, call, aim.skill, run.workdir)
     command = core.config.interpreters.get(suffix_of(clean))
     if command is None:
@@ -169,8 +170,25 @@ async def _approve(core: Core, call: Call, ready: Ready, tree: str) -> None:
 
 async def _execute(core: Core, call: Call, ready: Ready, tree: str) -> ScriptResult:
     skill = ready.aim.skill
+    far = far_content(skill)
+    if far is not None:
+        files = far.materialized()
+        try:
+            folder = await asyncio.to_thread(files.__enter__)
+        except FileRefused as error:
+            reason = error.details.get("reason", error.code)
+            raise refuse("skill_unreadable", error.message, path=ready.clean, reason=reason) from error
+        try:
+            return await _execute_in(core, call, ready, tree, folder)
+        finally:
+            await asyncio.to_thread(files.__exit__, None, None, None)
     if skill.folder is None:
         raise refuse("resource_not_found", "this skill has no files", path=ready.clean, siblings=[])
+    return await _execute_in(core, call, ready, tree, skill.folder)
+
+
+async def _execute_in(core: Core, call: Call, ready: Ready, tree: str, folder: Path) -> ScriptResult:
+    skill = ready.aim.skill
     workspace = call.scope.workspace
     inputs = await asyncio.to_thread(_inputs, call)
     operator = {} if core.config.script_env is None else {
@@ -182,7 +200,7 @@ async def _execute(core: Core, call: Call, ready: Ready, tree: str) -> ScriptRes
         script=ScriptCall(skill.full_id, ready.clean, ready.run.args),
         interpreter=ready.command,
         env=script_environment(skill.full_id, call.scope, operator, ready.run.env),
-        skills=(SkillMount(skill.full_id, skill.folder, tree),),
+        skills=(SkillMount(skill.full_id, folder, tree),),
         inputs=inputs,
         outputs=() if workspace is None else ("**",),
         workdir=ready.workdir,

@@ -82,11 +82,14 @@ def succeeded(core: Core, tool: str, found: Answer) -> ToolReply:
     """Return the reply of an answer, with the bodies and their pins when bodies travel in results."""
     wire = found.to_json()
     pin = None
-    if isinstance(found, LoadReceipt) and core.config.body_in == "result":
-        wire["bodies"] = [
-            {"name": skill.name, "origin": skill.receipt.origin, "text": skill.body} for skill in found.bodies
-        ]
-        pin = " ".join(f"skill:{skill.receipt.id}@{skill.receipt.digest}" for skill in found.bodies) or None
+    if isinstance(found, LoadReceipt):
+        # Text of third parties is material for the model, not instructions: it always travels here.
+        bodies = [skill for skill in found.bodies if core.config.body_in == "result" or skill.receipt.origin]
+        if bodies or core.config.body_in == "result":
+            wire["bodies"] = [
+                {"name": skill.name, "origin": skill.receipt.origin, "text": skill.body} for skill in bodies
+            ]
+        pin = " ".join(f"skill:{skill.receipt.id}@{skill.receipt.digest}" for skill in bodies) or None
     return ToolReply(True, tool, result=wire, text=wire_text(wire), pin=pin)
 
 

@@ -193,6 +193,8 @@ class SkillRegistry:
         return replace(note, severity="error") if self.verified and note.code == "root_missing" else note
 
     def _scan(self, number: int, root: SkillRoot, notes: dict[int, Diagnostic]) -> RootScan:
+        if root.listing is not None:
+            return root.listing.scan()
         base = os.path.realpath(root.path)
         loader = SkillLoader(root, base, self._reader)
         old = self._scans.get(number)

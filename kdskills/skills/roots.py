@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kdskills.errors import BadRequest, Diagnostic
 from kdskills.skills.model import RootKind
 from kdskills.skills.safe_open import is_folder
+
+if TYPE_CHECKING:
+    from kdskills.skills.far import Listing
 
 KIND_ORDER: tuple[RootKind, ...] = ("builtin", "plugin", "user", "project", "bundle")
 DEEP_KINDS: frozenset[RootKind] = frozenset({"user", "project"})
@@ -31,6 +35,7 @@ class SkillRoot:
         namespace: Namespace of every skill below. None: the layout says it, except that user and project roots
             have `public`.
         nested: Whether a skill file inside another skill's folder is a skill of its own.
+        listing: What lists the skills of a root that is no folder; `path` is then not looked at.
     """
 
     uri: str
@@ -39,6 +44,7 @@ class SkillRoot:
     kind: RootKind
     namespace: str | None = None
     nested: bool = False
+    listing: Listing | None = field(default=None, compare=False, repr=False)
 
     @property
     def fixed_namespace(self) -> str | None:

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from kdskills.bundle.terms import EVERYONE
+from kdskills.skills.far import far_content
 from kdskills.skills.model import Skill
 from kdskills.skills.snapshot import RootState
 from kdskills.turn.home import Home
@@ -58,10 +59,12 @@ def export_whole(home: Home) -> dict[str, Any]:
 def _export(
     home: Home, skills: Mapping[str, Skill], config: dict[str, Any], scope: str, activation: dict[str, Any]
 ) -> dict[str, Any]:
-    present = [state for state in home.snapshot.roots if state.present]
+    # Skills that lie elsewhere are not taken along: nothing on the far side could fetch and check them.
+    present = [state for state in home.snapshot.roots if state.present and state.root.listing is None]
     rows = [
         {"id": full_id, "uri": skill_uri(home, skill), "digest": skill.digest, "tree": skill.tree_digest()}
         for full_id, skill in sorted(skills.items())
+        if far_content(skill) is None
     ]
     custom = next((state.root.uri for state in reversed(present) if state.root.kind == "bundle"), None)
     return {

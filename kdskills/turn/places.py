@@ -34,9 +34,11 @@ def place_roots(
     placed: list[SkillRoot] = []
     mounts: dict[str, str] = {}
     for number, root in enumerate(further):
-        uri = root.uri if _is_logical(root) and root.uri not in mounts else f"root://{root.kind}/{number}"
+        taken = {each.uri for each in placed}
+        uri = root.uri if _is_logical(root) and root.uri not in taken else f"root://{root.kind}/{number}"
         placed.append(root if uri == root.uri else replace(root, uri=uri))
-        mounts[uri] = os.path.realpath(root.path)
+        if root.listing is None:
+            mounts[uri] = os.path.realpath(root.path)
     folder = terms.resolve_root(bundle_root)
     if folder is None:
         return tuple(placed), mounts

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from kdskills.errors import Diagnostic
 from kdskills.skills.closure import Closure, broken_imports, close, import_refusal
 from kdskills.skills.digest import rows_digest
+from kdskills.skills.far import far_content
 from kdskills.skills.model import Skill, TokenCounter, estimate_tokens
 from kdskills.skills.refs import INTERNAL_NAMESPACE, compile_rules, is_number, parse_ref, quoted
 from kdskills.skills.selection import (
@@ -256,11 +257,18 @@ def build_view(home: Home, policy: Policy) -> SkillView:
 
 
 def _names(listed: Mapping[str, Skill]) -> dict[str, str]:
-    """Name each skill by its bare id where that is unique and no short id, else by its full id."""
+    """Name each skill by its bare id where that is unique and no short id, else by its full id.
+
+    Skills that lie elsewhere always have their full id: it shows where they come from, and they take no other's name.
+    """
     count: dict[str, int] = {}
     for skill in listed.values():
-        count[skill.id] = count.get(skill.id, 0) + 1
-    return {skill.id if _is_name(skill.id, count) else full_id: full_id for full_id, skill in listed.items()}
+        if far_content(skill) is None:
+            count[skill.id] = count.get(skill.id, 0) + 1
+    return {
+        skill.id if far_content(skill) is None and _is_name(skill.id, count) else full_id: full_id
+        for full_id, skill in listed.items()
+    }
 
 
 def _is_name(bare: str, count: Mapping[str, int]) -> bool:

@@ -1,0 +1,165 @@
+"""Files of one remote skill: fetched when used, checked on every read, kept by digest (spec runtime §5)."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from kdskills.builtin.roots.mcp.entries import MAX_BYTES, SKILL_FILE, Entry, same_value
+from kdskills.builtin.roots.mcp.wire import Server, ServerFailed
+from kdskills.errors import FileRefused
+from kdskills.skills.findings import Findings
+from kdskills.skills.frontmatter import read_frontmatter
+from kdskills.skills.parse import parse_skill_bytes
+from kdskills.skills.yaml_core import to_python
+
+Verify = Callable[[Entry, str, bytes], str | None]
+"""Takes an entry, a path and the bytes that came for it; returns what is wrong with them, or None."""
+
+MISMATCH: Final = "mcp_mismatch"
+
+
+def verify(entry: Entry, path: str, data: bytes) -> str | None:
+    """Compare bytes with what the listing says: size, digest, and the fields of a SKILL.md. None: they agree."""
+    if entry.files is not None:
+        file = entry.files.get(path)
+        if file is None:
+            return "unlisted"
+        if len(data) != file.size:
+            return "size"
+        if digest_of(data) != file.digest:
+            return "digest"
+    if path == SKILL_FILE and not _agrees(data, entry.frontmatter):
+        return "frontmatter"
+    return None
+
+
+class FarFiles:
+    """Content of a remote skill; implements `kdskills.skills.far.FarContent`.
+
+    Args:
+        entry: What the listing says.
+        server: Where the files are; no other place is read from.
+        cache: Folder of fetched files by digest.
+        changed: Called when what came is not what is listed, so that the entry is looked up again.
+        check: Compares bytes with the entry.
+    """
+
+    def __init__(
+        self, entry: Entry, server: Server, cache: Path, changed: Callable[[Entry], None], check: Verify = verify
+    ) -> None:
+        self.entry = entry
+        self._server = server
+        self._cache = cache
+        self._changed = changed
+        self._verify = check
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Every listed file."""
+        return tuple(sorted(self.entry.files or ()))
+
+    def check(self, path: str) -> None:
+        """Return when *path* is listed. Raises FileRefused."""
+        if self.entry.files is not None and path not in self.entry.files:
+            folder = any(name.startswith(f"{path}/") for name in self.entry.files)
+            code = "not_regular" if folder else "file_missing"
+            raise FileRefused(f"{path} is no file of this skill", code=code, path=path)
+
+    def fetch(self, path: str, limit: int) -> bytes:
+        """Return the checked bytes of *path*, from the cache when they are still those. Raises FileRefused."""
+        self.check(path)
+        file = None if self.entry.files is None else self.entry.files[path]
+        if file is not None and file.size > limit:
+            raise FileRefused(f"{path} has more than {limit} bytes", code="too_large", path=path, limit=limit)
+        if file is not None:
+            kept = self._kept(file.digest)
+            if kept is not None and self._verify(self.entry, path, kept) is None:
+                return kept
+        uri = f"{self.entry.base}/{quote(path)}" if file is None else file.uri
+        try:
+            data = self._server.read((uri,))[0]
+        except ServerFailed as error:
+            raise FileRefused(error.message, code="unreadable", path=path, reason="server") from error
+        if len(data) > limit:
+            raise FileRefused(f"{path} has more than {limit} bytes", code="too_large", path=path, limit=limit)
+        self._demand(path, data)
+        if file is not None:
+            self._keep(file.digest, data)
+        return data
+
+    @contextmanager
+    def materialized(self) -> Iterator[Path]:
+        """Give a folder with every listed file, and remove it afterwards. Raises FileRefused."""
+        if self.entry.files is None:
+            raise FileRefused("the server does not say what files this skill has", code="unreadable", path=".")
+        self._cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="tree-", dir=self._cache) as name:
+            top = Path(name)
+            top.chmod(0o755)
+            for path in self.paths:
+                place = top / path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(self.fetch(path, MAX_BYTES))
+            yield top
+
+    def body(self) -> str:
+        """Return the instructions. Raises FileRefused."""
+        data = self.fetch(SKILL_FILE, MAX_BYTES)
+        found = parse_skill_bytes(data, folder=self.entry.parts[-1]).skill
+        if found is None:
+            raise FileRefused(f"{SKILL_FILE} does not parse", code="unreadable", path=SKILL_FILE, reason="frontmatter")
+        return found.body
+
+    def compact(self) -> str | None:
+        """Return None: a short variant is a file like any other, read only when asked for."""
+        return None
+
+    def sources(self) -> tuple[Mapping[str, Any], ...]:
+        """Return nothing: sources of a server are no sources of this turn."""
+        return ()
+
+    def tree_digest(self) -> str:
+        """Return the digest of the listed set; without a list another one each time, so nothing is remembered."""
+        return self.entry.tree or f"sha256:{secrets.token_hex(32)}"
+
+    def _demand(self, path: str, data: bytes) -> None:
+        reason = self._verify(self.entry, path, data)
+        if reason is not None:
+            self._changed(self.entry)
+            message = f"{path} is not what its server listed ({reason}): changed, needs approval"
+            raise FileRefused(message, code=MISMATCH, path=path, reason=reason)
+
+    def _kept(self, digest: str) -> bytes | None:
+        try:
+            data = (self._cache / digest.removeprefix("sha256:")).read_bytes()
+        except OSError:  # not there, or not ours to read: it is fetched again
+            return None
+        return data if digest_of(data) == digest else None
+
+    def _keep(self, digest: str, data: bytes) -> None:
+        if digest_of(data) != digest:
+            return
+        self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile(dir=self._cache, prefix=".new-", delete=False) as new:
+            new.write(data)
+        Path(new.name).replace(self._cache / digest.removeprefix("sha256:"))
+
+
+def digest_of(data: bytes) -> str:
+    """Return `sha256:` and the hex digest."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _agrees(data: bytes, frontmatter: Mapping[str, Any]) -> bool:
+    found = read_frontmatter(data, Findings("lenient", SKILL_FILE))
+    if found is None or found.repairs or found.document.duplicates:
+        return False
+    fields: dict[str, Any] = to_python(found.fields)
+    return same_value(fields, dict(frontmatter))
