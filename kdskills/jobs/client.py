@@ -57,6 +57,7 @@ class JobsClient:
         self._spawn = spawn
         self._spawned_at = float("-inf")
         self._opening: asyncio.Task[Work] | None = None
+        self._enqueues = False
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -82,7 +83,7 @@ class JobsClient:
         Raises:
             Conflict: The key was used with another body; or the session is busy and the spec refuses to wait.
         """
-        work = await self.work()
+        work = await self._ready()
         item = new_id("task", spec.scope, key)
         session_key = item if spec.session_id is None else spec.scope.session_key(spec.session_id)
 
@@ -111,7 +112,7 @@ class JobsClient:
             Conflict: The key was used with another body; or the session is busy and the spec refuses to wait.
         """
         check_graph(spec.steps)
-        work = await self.work()
+        work = await self._ready()
         item = new_id("job", spec.scope, key)
         session_key = spec.scope.session_key(spec.session_id)
 
@@ -254,6 +255,14 @@ class JobsClient:
             await asyncio.to_thread(self._spawn)
         elif not free:
             self._spawned_at = float("-inf")  # it lives: should it die, the next call starts another at once
+
+    async def _ready(self) -> Work:
+        """Return the opened place, able to enqueue."""
+        work = await self.work()
+        if not self._enqueues:
+            await asyncio.to_thread(work.queues.prepare)
+            self._enqueues = True
+        return work
 
     async def _wait(self, look: Callable[[], object], timeout: float | None) -> Head:  # noqa: ASYNC109
         end = float("inf") if timeout is None else time.monotonic() + timeout

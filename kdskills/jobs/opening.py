@@ -15,7 +15,7 @@ from kdskills.execution.dirs import private_dir
 from kdskills.jobs.attempts import Attempts
 from kdskills.jobs.database import Database, speaking, upsert
 from kdskills.jobs.migrate import upgrade
-from kdskills.jobs.queues import Queues, load, migrate_queue, open_queue_engine
+from kdskills.jobs.queues import Queues, migrate_queue, open_queue_engine, version
 from kdskills.jobs.records import Records
 from kdskills.jobs.settings import JobsSettings
 from kdskills.jobs.tables import WorkTables
@@ -48,7 +48,7 @@ class Work:
     def __init__(
         self, url: str, state_dir: Path, settings: JobsSettings | None = None, *, starter: Starter | None = None
     ) -> None:
-        load()
+        wanted = version()
         self.url = url
         self.state_dir = state_dir
         self.settings = settings or JobsSettings()
@@ -60,7 +60,7 @@ class Work:
         self.records = Records(self.tables, self.database.dialect)
         self.attempts = Attempts(state_dir, starter)
         self.queue_engine: sa.Engine = open_queue_engine(url)
-        self._prepare()
+        self._prepare(wanted)
         self.queues = Queues(self.queue_engine)
 
     @property
@@ -82,12 +82,9 @@ class Work:
         if self.database.dialect == "sqlite" and path:
             Path(path).touch(mode=0o600)
 
-    def _prepare(self) -> None:
+    def _prepare(self, wanted: str) -> None:
         """Make or upgrade the tables, the queue's too; costs one read when they are up to date."""
-        import dbos
-
         upgrade(self.database, "work")
-        wanted = getattr(dbos, "__version__", None) or _version("dbos")
         meta = self.tables.meta
 
         def mark(link: sa.Connection) -> str | None:
@@ -124,12 +121,6 @@ def host_id(state_dir: Path) -> str:
     finally:
         part.unlink()
     return path.read_text().strip()
-
-
-def _version(package: str) -> str:
-    from importlib.metadata import version
-
-    return version(package)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import MissingExtra
@@ -78,18 +79,25 @@ class Queues:
     """
 
     def __init__(self, engine: sa.Engine) -> None:
-        dbos = load()
-        from dbos import DBOSPortableJSONSerializer
+        version()
+        self._engine = engine
 
+    def prepare(self) -> None:
+        """Load the engine's package, which takes longer than anything done with it: not while a transaction waits."""
+        _ = self._client
+
+    @cached_property
+    def _client(self) -> DBOSClient:
+        dbos = load()
         client: DBOSClient = dbos.DBOSClient(
-            system_database_engine=engine,
+            system_database_engine=self._engine,
             dbos_system_schema=SCHEMA,
-            serializer=DBOSPortableJSONSerializer(),
+            serializer=dbos.DBOSPortableJSONSerializer(),
             application_name=APP,
             retry_connection_errors=False,
             lazy=True,
         )
-        self._client = client
+        return client
 
     def enqueue(self, link: sa.Connection, workflow: str, item: str, queue: str, partition: str | None) -> None:
         """Add a row to *queue* in the transaction of *link*: it is there exactly if the head is."""
@@ -164,7 +172,8 @@ class Queues:
 
     def close(self) -> None:
         """Let go of the engine, which is the opener's to dispose."""
-        self._client.destroy()
+        if "_client" in self.__dict__:
+            self._client.destroy()
 
     def _rows(self, states: list[str], queues: list[str] | None = None) -> list[Held]:
         found = self._client.list_workflows(
@@ -184,6 +193,16 @@ def _rows_table(link: sa.Connection, *columns: str) -> sa.TableClause:
 
     schema = None if link.dialect.name == "sqlite" else SCHEMA
     return sa.table("workflow_status", *(sa.column(name) for name in columns), schema=schema)
+
+
+def version() -> str:
+    """Return the installed version of DBOS without importing it. Raises MissingExtra."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("dbos")
+    except metadata.PackageNotFoundError:
+        raise MissingExtra("background work", "jobs") from None
 
 
 def load() -> Any:

@@ -1,6 +1,8 @@
 """The client: heads and queue rows that commit together, ids nobody guesses, owners, cancels, waits."""
 
 import asyncio
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -265,3 +267,22 @@ def test_the_kept_tail_is_read_by_offset(make):
     assert kept_piece(head, "stdout", -3, 100).data == b"789"
     assert kept_piece(head, "stdout", 99, 5).data == b""
     assert kept_piece(head, "stderr", 0, 5).total == 0
+
+
+def test_reading_does_not_load_the_engine(work):
+    """A process that only reads heads opens the database without importing DBOS; enqueueing imports it."""
+    work.close()
+    code = (
+        "import asyncio, sys\n"
+        "from pathlib import Path\n"
+        "from kdskills.jobs.client import JobsClient\n"
+        "from kdskills.jobs.model import Scope\n"
+        "async def main():\n"
+        "    client = JobsClient(sys.argv[1], Path(sys.argv[2]))\n"
+        "    found = await client.list_tasks(Scope())\n"
+        "    await client.aclose()\n"
+        "    return len(found), 'dbos' in sys.modules\n"
+        "print(*asyncio.run(main()))\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code, work.url, work.state_dir], capture_output=True, text=True)
+    assert (said.stdout.split(), said.stderr) == (["0", "False"], "")
