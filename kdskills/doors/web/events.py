@@ -71,7 +71,8 @@ async def told(watch: Watch, drain: Drain) -> AsyncIterator[bytes]:
         try:
             yield RETRY
             while not stopped.done():
-                await asyncio.wait({getting, running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                waiting: list[asyncio.Future[Any]] = [getting, running, stopped]
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if getting.done():
                     yield _event(getting.result())
                     getting = asyncio.ensure_future(queue.get())
