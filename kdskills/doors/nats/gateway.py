@@ -21,9 +21,11 @@ from nats.js.errors import APIError
 
 from kdskills.app import Host
 from kdskills.app.operations import Context
+from kdskills.app.operations.table import Emit
 from kdskills.app.settings import BusSettings
+from kdskills.doors.nats.answers import Answers, body_of
 from kdskills.doors.nats.callers import identity_of
-from kdskills.doors.nats.messages import Answer, Unreadable, message_id, progress, read_command
+from kdskills.doors.nats.messages import HEADER_ROOM, Answer, Command, Unreadable, message_id, progress, read_command
 from kdskills.doors.nats.streams import command_consumer, ensure_streams
 from kdskills.doors.nats.subjects import Address, parse
 from kdskills.errors import KdskillsError, OperatorMustAct
@@ -34,6 +36,21 @@ FETCH_S: Final = 1.0
 RETRY_S: Final = 2.0
 BEAT: Final = 3
 """A command somebody works on says so this many times within the time after which it would be delivered again."""
+
+
+PASSING: Final = frozenset(
+    (
+        *("database_unavailable", "store_unavailable", "artifact_store_unavailable", "journal_unavailable"),
+        "worker_not_started",
+    )
+)
+"""What may be well in a moment: such a command is delivered again instead of being answered with the error."""
+
+
+class CallFailed(OperatorMustAct):
+    """An operation failed in a way nobody foresaw; the log of the gateway has the cause (spec service §3)."""
+
+    code = "internal_error"
 
 
 class Gateway:
@@ -51,11 +68,11 @@ class Gateway:
         self._js: JetStreamContext = connection.jetstream()
         self._running: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(self._settings.concurrency)
+        self._answers = Answers(self._js, self._settings.version)
 
     async def serve(self) -> None:
         """Take and run commands until cancelled; commands that run then get the drain time."""
-        await ensure_streams(self._js, self._settings.version)
-        subscription = await command_consumer(self._js, self._settings)
+        subscription = await self._subscribe()
         try:
             while True:
                 await self._room.acquire()
@@ -67,6 +84,8 @@ class Gateway:
                 except NatsError as error:
                     _LOG.warning("the bus does not answer: %s", error)
                     await asyncio.sleep(RETRY_S)
+                    with suppress(NatsError, TimeoutError):  # a consumer that is gone is made again
+                        subscription = await self._subscribe()
                 finally:
                     if not messages:
                         self._room.release()
@@ -76,6 +95,10 @@ class Gateway:
                     task.add_done_callback(self._over)
         finally:
             await self._drain()
+
+    async def _subscribe(self) -> JetStreamContext.PullSubscription:
+        served = await ensure_streams(self._js, self._settings.version)
+        return await command_consumer(self._js, self._settings, served)
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
@@ -89,6 +112,9 @@ class Gateway:
             _, late = await asyncio.wait(self._running, timeout=self._host.settings.drain_s)
             for task in late:
                 task.cancel()
+            if late:
+                _LOG.warning("%d commands are cut off and will be delivered again", len(late))
+                await asyncio.wait(late)
 
     async def _take(self, message: Msg) -> None:
         """Answer one delivery."""
@@ -102,17 +128,54 @@ class Gateway:
             await self._end(message, error)
             return
         async with self._held(message):
-            answer = await self._run(address, command.tool_call_id, command.arguments)
-            if isinstance(answer.error, OperatorMustAct) and self._may_retry(message):
+            try:
+                answer = await self._answered(message, address, command)
+            except asyncio.CancelledError:
+                with suppress(NatsError):
+                    await message.nak()
+                raise
+            if answer is None:
                 await message.nak(delay=RETRY_S)
                 return
             await self._publish(address, answer)
         await message.ack()
 
-    def _may_retry(self, message: Msg) -> bool:
-        return message.metadata.num_delivered < self._settings.max_deliver
+    async def _answered(self, message: Msg, address: Address, command: Command) -> Answer | None:
+        """Return what is told to the caller; None when the command should come again.
 
-    async def _run(self, address: Address, call: str, arguments: Mapping[str, object]) -> Answer:
+        What nobody foresaw is logged, comes again, and at the last delivery is told to the caller: no call stays
+        without an answer.
+        """
+        again = message.metadata.num_delivered < self._settings.max_deliver
+        try:
+            answer = await self._run(address, command)
+        except NatsError as error:
+            _LOG.warning("the bus does not answer: %s", error)
+            return None
+        except Exception as error:  # noqa: BLE001  logged, delivered again, and told to the caller at the last delivery
+            _LOG.exception("%s: the operation failed", address.operation)
+            answer = Answer(command.tool_call_id, address.operation, error=CallFailed(type(error).__name__))
+            return None if again else answer
+        passing = answer.error is not None and answer.error.code in PASSING
+        return None if passing and again else answer
+
+    async def _run(self, address: Address, command: Command) -> Answer:
+        """Run the operation, or return the answer its first run had."""
+        if not self._answers.keeps(self._host.operations.get(address.operation)):
+            return await self._invoke(address, command.tool_call_id, command.arguments)
+        body = body_of(command)
+        try:
+            kept = await self._answers.of(address, command.tool_call_id, body)
+        except KdskillsError as error:
+            return Answer(command.tool_call_id, address.operation, error=error)
+        if kept is not None:
+            return kept
+        answer = await self._invoke(address, command.tool_call_id, command.arguments)
+        if answer.output is not None:
+            await self._answers.keep(address, answer, body)
+        return answer
+
+    async def _invoke(self, address: Address, call: str, arguments: Mapping[str, object]) -> Answer:
         """Run the operation for the caller the subject names."""
         try:
             async with AsyncExitStack() as stack:
@@ -120,7 +183,7 @@ class Gateway:
                 emit = await stack.enter_async_context(self._progress(address, call))
                 context = Context(
                     identity=identity,
-                    emit=emit.put_nowait,
+                    emit=emit,
                     idempotency_key=f"nats:{address.channel}:{call}",
                     request_id=call[:64],
                 )
@@ -130,21 +193,34 @@ class Gateway:
         return Answer(call, address.operation, output=output)
 
     @asynccontextmanager
-    async def _progress(self, address: Address, call: str) -> AsyncIterator[asyncio.Queue[object]]:
-        """Publish what an operation tells on the way, in order, on a subject beside the result's."""
+    async def _progress(self, address: Address, call: str) -> AsyncIterator[Emit]:
+        """Publish what an operation tells on the way, in order, on a subject beside the result's.
+
+        Progress never holds up or breaks what it tells of: what the bus cannot take is left out.
+        """
         queue: asyncio.Queue[object] = asyncio.Queue(maxsize=10_000)
         subject = address.to("evt", "progress")
+
+        def emit(event: object) -> None:
+            try:
+                queue.put_nowait(event)
+            except asyncio.QueueFull:
+                _LOG.warning("%s: an event of call %s is left out: the bus is too slow", address.operation, call)
 
         async def tell() -> None:
             while True:
                 data = progress(address, call, await queue.get())
-                if data is not None:
-                    await self._nc.publish(subject, data)
-                queue.task_done()
+                try:
+                    if data is not None:
+                        await self._nc.publish(subject, data)
+                except NatsError as error:
+                    _LOG.warning("%s: an event of call %s is left out: %s", address.operation, call, error)
+                finally:
+                    queue.task_done()
 
         teller = asyncio.create_task(tell())
         try:
-            yield queue
+            yield emit
             with suppress(TimeoutError):
                 await asyncio.wait_for(queue.join(), RETRY_S)
         finally:
@@ -159,22 +235,26 @@ class Gateway:
         async def beat() -> None:
             while True:
                 await asyncio.sleep(self._settings.ack_wait_s / BEAT)
-                await message.in_progress()
+                try:
+                    await message.in_progress()
+                except NatsError as error:
+                    _LOG.warning("the bus is not told that a command is worked on: %s", error)
 
         beating = asyncio.create_task(beat())
         try:
             yield
         finally:
             beating.cancel()
-            with suppress(asyncio.CancelledError, NatsError):
+            with suppress(asyncio.CancelledError):
                 await beating
 
     async def _publish(self, address: Address, answer: Answer) -> None:
         """Publish a result; the same result again is one result. Retried while the bus is away."""
-        headers = {"Nats-Msg-Id": message_id(address, answer.tool_call_id)}
+        answer, data = answer.within(self._nc.max_payload - HEADER_ROOM)
+        headers = {"Nats-Msg-Id": message_id(address, answer, data)}
         while True:
             try:
-                await self._js.publish(address.to("evt"), answer.to_bytes(), headers=headers)
+                await self._js.publish(address.to("evt"), data, headers=headers)
             except (NatsError, TimeoutError) as error:
                 if isinstance(error, APIError):
                     raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from kdskills.doors.nats.subjects import Address
 from kdskills.errors import CallerMustAct, KdskillsError
 
 MAX_PAYLOAD: Final = 1024 * 1024
+CONFLICT: Final = "idempotency_conflict"
+HEADER_ROOM: Final = 2048
+"""Bytes of the bus's limit that the headers of a result may need."""
 
 
 class Unreadable(CallerMustAct):
@@ -21,12 +25,21 @@ class Unreadable(CallerMustAct):
     code = "message_unreadable"
 
 
+class ResultTooLarge(CallerMustAct):
+    """The answer has more bytes than the bus carries; ask for less of it, or at another door (spec service §3)."""
+
+    code = "result_too_large"
+
+
 class Command(BaseModel):
-    """A call. Fields the protocol does not know are ignored: others on the bus may need them; none of them widens anything."""
+    """A call. Fields the protocol does not know are ignored: others on the bus may need them; none of them widens anything.
+
+    The id of a call goes into a header, so it is visible ASCII without blanks.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
-    tool_call_id: str = Field(min_length=1, max_length=200)
+    tool_call_id: str = Field(min_length=1, max_length=200, pattern=r"^[\x21-\x7e]+$")
     tool_name: str = Field(min_length=1, max_length=128)
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
 
@@ -41,13 +54,24 @@ class Answer:
     error: KdskillsError | None = None
 
     def to_bytes(self) -> bytes:
-        """Return the payload of the result."""
+        """Return the payload of the result, whatever its size."""
         facts: dict[str, Any] = {"tool_call_id": self.tool_call_id, "tool_name": self.operation}
         if self.error is not None:
             facts |= {"status": "error", **self.error.to_json()}
         elif self.output is not None:
             facts |= {"status": "ok", "result": self.output.model_dump(mode="json")}
         return json.dumps(facts, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass")
+
+    def within(self, limit: int) -> tuple[Answer, bytes]:
+        """Return the answer and its payload of at most *limit* bytes: what is larger becomes the error that says so."""
+        data = self.to_bytes()
+        if len(data) <= limit:
+            return self, data
+        error = ResultTooLarge(
+            f"the answer has {len(data)} bytes, the bus carries {limit}", size=len(data), limit=limit
+        )
+        refused = Answer(self.tool_call_id, self.operation, error=error)
+        return refused, refused.to_bytes()
 
 
 def read_command(address: Address, data: bytes) -> Command:
@@ -68,9 +92,16 @@ def read_command(address: Address, data: bytes) -> Command:
     return command
 
 
-def message_id(address: Address, tool_call_id: str, suffix: str = "result") -> str:
-    """Return the id that makes a result published twice one result."""
-    return f"{address.project}.{address.channel}:{tool_call_id}:{suffix}"
+def message_id(address: Address, answer: Answer, data: bytes) -> str:
+    """Return the id that makes a result published twice one result.
+
+    A call that is refused because its id belongs to another call gets an id of its own: it must not be taken for that
+    call's result, nor be lost.
+    """
+    end = "result"
+    if answer.error is not None and answer.error.code == CONFLICT:
+        end = f"conflict:{hashlib.sha256(data).hexdigest()[:16]}"
+    return f"{address.project}.{address.channel}:{address.operation}:{answer.tool_call_id}:{end}"
 
 
 def progress(address: Address, tool_call_id: str, event: object) -> bytes | None:

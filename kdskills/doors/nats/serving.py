@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
+from typing import Final
 
 import nats
 from nats.errors import Error as NatsError
@@ -13,6 +15,8 @@ from kdskills.doors.nats.reads import serve_reads
 from kdskills.errors import OperatorMustAct
 
 _LOG = logging.getLogger("kdskills.nats")
+
+FLUSH_S: Final = 5
 
 
 class BusUnavailable(OperatorMustAct):
@@ -27,7 +31,8 @@ async def serve(host: Host, url: str) -> None:
     A bus that goes away is waited for; commands are kept there.
 
     Raises:
-        BusUnavailable: It cannot be reached at the start.
+        BusUnavailable: It cannot be reached at the start, or has no JetStream.
+        StreamsDisagree: Its streams cannot be used.
     """
 
     async def troubled(error: Exception) -> None:
@@ -43,7 +48,12 @@ async def serve(host: Host, url: str) -> None:
         reads = await serve_reads(host, connection)
         try:
             await Gateway(host, connection).serve()
+        except NatsError as error:
+            raise BusUnavailable(f"JetStream does not answer at {url}: {error}") from error
         finally:
-            await reads.stop()
+            with suppress(NatsError, TimeoutError):
+                await reads.stop()
     finally:
+        with suppress(NatsError, TimeoutError):
+            await connection.flush(timeout=FLUSH_S)  # acknowledgements are on their way when the connection closes
         await connection.close()

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy, StreamConfig
-from nats.js.errors import NotFoundError
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy, StreamConfig, StreamInfo
 
 from kdskills.app.settings import BusSettings
 from kdskills.doors.nats.subjects import Kind, filters
 from kdskills.errors import OperatorMustAct
 
+_LOG = logging.getLogger("kdskills.nats")
+
 STREAMS: Final[dict[Kind, str]] = {"cmd": "KDSKILLS_COMMANDS", "evt": "KDSKILLS_RESULTS"}
 KEPT_S: Final = 7 * 24 * 3600
 DUPLICATES_S: Final = 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What commands are read from.
+
+    Attributes:
+        stream: Name of the stream.
+        subjects: Of commands, those it has.
+    """
+
+    stream: str
+    subjects: tuple[str, ...]
 
 
 class StreamsDisagree(OperatorMustAct):
@@ -23,45 +40,85 @@ class StreamsDisagree(OperatorMustAct):
     code = "streams_disagree"
 
 
-async def ensure_streams(js: JetStreamContext, version: str) -> dict[Kind, str]:
-    """Return the names of the streams of commands and results, made where no stream has their subjects.
+async def ensure_streams(js: JetStreamContext, version: str) -> Served:
+    """Return what commands are read from; streams are made where no stream has their subjects.
 
     Raises:
-        StreamsDisagree: Two streams share the subjects of one kind.
+        StreamsDisagree: Commands lie in several streams.
     """
-    return {kind: await _ensure(js, kind, version) for kind in STREAMS}
-
-
-async def _ensure(js: JetStreamContext, kind: Kind, version: str) -> str:
-    found = {await _covering(js, subject) for subject in filters(version, kind)}
-    if found == {None}:
-        config = StreamConfig(
-            name=f"{STREAMS[kind]}_{version}",
-            subjects=list(filters(version, kind)),
-            retention=RetentionPolicy.LIMITS,
-            max_age=KEPT_S,
-            duplicate_window=DUPLICATES_S,
+    there = {str(info.config.name): tuple(info.config.subjects or ()) for info in await _all_streams(js)}
+    served = plan(there, version)
+    for subject in filters(version, "req"):
+        for name in holding(there, subject):
+            _LOG.warning(
+                "stream %s has the subjects of reads, %s: it answers requests before any tool can", name, subject
+            )
+    if served is None:
+        served = Served(f"{STREAMS['cmd']}_{version}", filters(version, "cmd"))
+        await _make(js, served.stream, served.subjects)
+    elif missing := sorted(set(filters(version, "cmd")) - set(served.subjects)):
+        _LOG.warning(
+            "stream %s has no subjects of %s: those commands are not served", served.stream, ", ".join(missing)
         )
-        await js.add_stream(config)
-        return str(config.name)
-    if len(found) > 1:
-        names = sorted(name or "none" for name in found)
-        raise StreamsDisagree(f"the subjects of {kind} lie in different streams: {', '.join(names)}", streams=names)
-    name = found.pop()
-    assert name is not None
-    return name
+    results = [subject for subject in filters(version, "evt") if not holding(there, subject)]
+    if results:
+        await _make(js, f"{STREAMS['evt']}_{version}", tuple(results))
+    return served
 
 
-async def _covering(js: JetStreamContext, subject: str) -> str | None:
-    try:
-        return await js.find_stream_name_by_subject(subject)
-    except NotFoundError:
+def plan(there: Mapping[str, Sequence[str]], version: str) -> Served | None:
+    """Return which existing stream, by name with its subjects, commands are read from; None when none has them.
+
+    Raises:
+        StreamsDisagree: Several do: no one consumer can read them.
+    """
+    held = {subject: holding(there, subject) for subject in filters(version, "cmd")}
+    names = sorted({name for found in held.values() for name in found})
+    if not names:
         return None
+    if len(names) > 1:
+        raise StreamsDisagree(f"the subjects of commands lie in different streams: {', '.join(names)}", streams=names)
+    return Served(names[0], tuple(subject for subject, found in held.items() if found))
 
 
-async def command_consumer(js: JetStreamContext, settings: BusSettings) -> JetStreamContext.PullSubscription:
+def holding(there: Mapping[str, Sequence[str]], subject: str) -> list[str]:
+    """Return the names of streams that have some of *subject*."""
+    return [name for name, subjects in there.items() if any(overlaps(one, subject) for one in subjects)]
+
+
+def overlaps(one: str, other: str) -> bool:
+    """Whether a subject exists that both patterns match; `*` is one token, `>` one or more at the end."""
+    left, right = one.split("."), other.split(".")
+    for a, b in zip(left, right, strict=False):
+        if ">" in (a, b):
+            return True
+        if a != b and "*" not in (a, b):
+            return False
+    return len(left) == len(right)
+
+
+async def _all_streams(js: JetStreamContext) -> list[StreamInfo]:
+    found: list[StreamInfo] = []
+    while page := await js.streams_info(offset=len(found)):
+        found.extend(page)
+    return found
+
+
+async def _make(js: JetStreamContext, name: str, subjects: tuple[str, ...]) -> None:
+    config = StreamConfig(
+        name=name,
+        subjects=list(subjects),
+        retention=RetentionPolicy.LIMITS,
+        max_age=KEPT_S,
+        duplicate_window=DUPLICATES_S,
+    )
+    await js.add_stream(config)
+
+
+async def command_consumer(
+    js: JetStreamContext, settings: BusSettings, served: Served
+) -> JetStreamContext.PullSubscription:
     """Return the one durable consumer of a version, shared by every gateway."""
-    stream = await _covering(js, filters(settings.version, "cmd")[0])
     durable = f"kdskills-{settings.version}"
     config = ConsumerConfig(
         durable_name=durable,
@@ -70,8 +127,7 @@ async def command_consumer(js: JetStreamContext, settings: BusSettings) -> JetSt
         ack_wait=settings.ack_wait_s,
         max_deliver=settings.max_deliver,
         max_ack_pending=20_000,
-        filter_subjects=list(filters(settings.version, "cmd")),
+        filter_subjects=list(served.subjects),
     )
-    assert stream is not None
-    await js.add_consumer(stream, config)
-    return await js.pull_subscribe_bind(durable, stream)
+    await js.add_consumer(served.stream, config)
+    return await js.pull_subscribe_bind(durable, served.stream)

@@ -1,0 +1,93 @@
+"""Answers that are kept: a call that comes again gets the first one's (spec service §3, spec work §5).
+
+Operations that start work keep the call's id with their record in the database. Others that change something have no
+record, so the bus itself keeps their answers for as long as it keeps commands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Final
+
+from nats.js import JetStreamContext
+from nats.js.api import KeyValueConfig
+from nats.js.errors import BucketNotFoundError, KeyNotFoundError
+from nats.js.kv import KeyValue
+from pydantic import BaseModel, JsonValue, RootModel
+
+from kdskills.app.operations import Operation
+from kdskills.doors.nats.messages import CONFLICT, Answer, Command
+from kdskills.doors.nats.streams import KEPT_S
+from kdskills.doors.nats.subjects import Address
+from kdskills.errors import Conflict
+
+BUCKET: Final = "KDSKILLS_ANSWERS"
+RECORDED: Final = frozenset(("skills.run_cmd", "skills.run_cmd_async", "skills.run_service", "skills.start_job"))
+"""Operations whose records carry the call's id."""
+
+
+class Kept(BaseModel):
+    """An answer, and a digest of the call it answered."""
+
+    body: str
+    result: JsonValue
+
+
+class Answers:
+    """The kept answers of one version of the protocol.
+
+    Args:
+        js: The bus.
+        version: Of the protocol.
+    """
+
+    def __init__(self, js: JetStreamContext, version: str) -> None:
+        self._js = js
+        self._name = f"{BUCKET}_{version}"
+        self._bucket: KeyValue | None = None
+
+    @staticmethod
+    def keeps(operation: Operation | None) -> bool:
+        """Whether answers of *operation* are kept: it changes something and has no record of its own."""
+        return operation is not None and not operation.reads and operation.name not in RECORDED
+
+    async def of(self, address: Address, call: str, body: str) -> Answer | None:
+        """Return the answer that the call had before.
+
+        Raises:
+            Conflict: The id belongs to another call.
+        """
+        try:
+            entry = await (await self._opened()).get(_key(address, call))
+        except KeyNotFoundError:
+            return None
+        kept = Kept.model_validate_json(entry.value or b"")
+        if kept.body != body:
+            raise Conflict("this idempotency key was used with another request", code=CONFLICT)
+        return Answer(call, address.operation, output=RootModel[JsonValue](kept.result))
+
+    async def keep(self, address: Address, answer: Answer, body: str) -> None:
+        """Keep the answer of a call that succeeded."""
+        if answer.output is None:
+            return
+        kept = Kept(body=body, result=answer.output.model_dump(mode="json"))
+        await (await self._opened()).put(_key(address, answer.tool_call_id), kept.model_dump_json().encode())
+
+    async def _opened(self) -> KeyValue:
+        if self._bucket is None:
+            try:
+                self._bucket = await self._js.key_value(self._name)
+            except BucketNotFoundError:
+                self._bucket = await self._js.create_key_value(KeyValueConfig(bucket=self._name, ttl=KEPT_S))
+        return self._bucket
+
+
+def body_of(command: Command) -> str:
+    """Return a digest of what a call asks for."""
+    text = json.dumps([command.tool_name, command.arguments], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _key(address: Address, call: str) -> str:
+    return hashlib.sha256(json.dumps([address.project, address.channel, call]).encode()).hexdigest()
