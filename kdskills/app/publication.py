@@ -10,7 +10,7 @@ import hashlib
 import json
 import mimetypes
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MAX_FILES: Final = 512
 MAX_BYTES: Final = 16 * 1024 * 1024
+MAX_KEPT: Final = 4096
 SKILL_FILE: Final = "SKILL.md"
 NAME: Final = re.compile(r"[a-z0-9-]{1,64}")
 NOT_FOUND: Final = "there is no such skill, file or directory for this caller"
@@ -189,6 +190,8 @@ class Publication:
         except (RootChanged, RootMissing, FileRefused) as error:
             raise Unpublishable(error.message) from error
         entry = _entry_of(skill, tree, copy)
+        while len(self._kept) >= MAX_KEPT:  # versions of long ago; each is made again when it is asked for
+            self._kept.pop(next(iter(self._kept)), None)
         self._kept[(skill.full_id, tree)] = entry
         return entry
 
@@ -245,14 +248,3 @@ def _digest(data: bytes) -> str:
 def _note(skill: Skill, reason: str) -> Diagnostic:
     message = f"{skill.full_id} is not published to MCP clients: {reason}."
     return Diagnostic("mcp_unpublishable", "info", message, ref=skill.full_id)
-
-
-def pages(entries: tuple[Entry, ...], size: int) -> Iterator[tuple[str, tuple[Entry, ...]]]:
-    """Cut *entries* into pages of *size*, each with the cursor of the next page, or an empty one.
-
-    A cursor is the uri the page begins behind: it stays right when skills come and go between two pages.
-    """
-    for start in range(0, max(1, len(entries)), size):
-        page = entries[start : start + size]
-        more = start + size < len(entries)
-        yield (page[-1].uri if more else ""), page

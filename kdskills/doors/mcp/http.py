@@ -80,5 +80,6 @@ def _who(ctx: ServerRequestContext[Any, Any]) -> Identity:
 async def _refuse(send: Send, error: KdskillsError) -> None:
     body = json.dumps(error.to_json()).encode()
     headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
-    await send({"type": "http.response.start", "status": 401, "headers": headers})
+    status = 429 if error.code == "rate_limited" else 401
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
+import logging
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import mcp_types as types
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
@@ -17,11 +19,15 @@ from kdskills.app.identity import Identity
 from kdskills.app.publication import NOT_FOUND, Entry, Publication
 from kdskills.errors import KdskillsError, NotFound
 
+_LOG = logging.getLogger(__name__)
+
 EXTENSION: Final = "io.modelcontextprotocol/skills"
 PAGE: Final = 100
+MAX_TOLD: Final = 10_000
 ENVELOPE: Final[dict[str, Any]] = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
 """Policy is per consumer and may change at any moment: nothing is kept, nothing is shared."""
 
+T = TypeVar("T")
 Ctx = ServerRequestContext[Any, Any]
 WhoAsks = Callable[[Ctx], Identity]
 
@@ -45,6 +51,7 @@ class Skills:
         self._host = host
         self._who = who
         self._kept: dict[tuple[str, str], Entry] = {}
+        self._told: set[str] = set()
 
     def add_to(self, server: Server[Any]) -> None:
         """Register methods and the capability."""
@@ -69,19 +76,29 @@ class Skills:
         except KdskillsError as error:
             raise MCPError(types.INVALID_PARAMS, error.message, error.to_json()["error"]) from error
 
+    async def _entries(self, ctx: Ctx) -> tuple[Entry, ...]:
+        """Return what the caller may see; why a skill is left out stands in the log, once."""
+        publication = await self._publication(ctx)
+        entries, notes = await found(publication.entries)
+        for note in notes:
+            if note.message not in self._told and len(self._told) < MAX_TOLD:
+                self._told.add(note.message)
+                _LOG.warning("%s: %s", note.code, note.message)
+        return entries
+
     async def _list(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        entries = (await self._publication(ctx)).entries()[0]
+        entries = await self._entries(ctx)
         page, following = page_of(entries, params.cursor)
         return {"skills": [entry_json(entry) for entry in page], **following, **ENVELOPE}
 
     async def _get(self, ctx: Ctx, params: Uri) -> dict[str, Any]:
         publication = await self._publication(ctx)
-        entry: Entry = found(lambda: publication.get(params.uri))
+        entry = await found(lambda: publication.get(params.uri))
         return {"skill": entry_json(entry), **ENVELOPE}
 
     async def _directory(self, ctx: Ctx, params: Directory) -> dict[str, Any]:
         publication = await self._publication(ctx)
-        children = found(lambda: publication.children(params.uri))
+        children = await found(lambda: publication.children(params.uri))
         start = position([child.uri for child in children], params.cursor)
         page = children[start : start + PAGE]
         rows = [
@@ -93,7 +110,7 @@ class Skills:
         return {"resources": rows} | ({"nextCursor": cursor_of(page[-1].uri)} if more else {})
 
     async def _resources(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        entries = (await self._publication(ctx)).entries()[0]
+        entries = await self._entries(ctx)
         page, following = page_of(entries, params.cursor)
         rows = [
             {"uri": entry.uri, "name": entry.name, "description": entry.description, "mimeType": "text/markdown"}
@@ -103,7 +120,7 @@ class Skills:
 
     async def _read(self, ctx: Ctx, params: types.ReadResourceRequestParams) -> dict[str, Any]:
         publication = await self._publication(ctx)
-        file, data = found(lambda: publication.read(str(params.uri)))
+        file, data = await found(lambda: publication.read(str(params.uri)))
         content: dict[str, Any] = {"uri": file.uri, "mimeType": file.media_type}
         try:
             content["text"] = data.decode("utf-8")
@@ -112,10 +129,10 @@ class Skills:
         return {"contents": [content], **ENVELOPE}
 
 
-def found(look: Callable[[], Any]) -> Any:
-    """Return what *look* finds; what is unknown or refused is one error with one text (spec runtime §5)."""
+async def found(look: Callable[[], T]) -> T:
+    """Return what *look* finds, off the event loop since it reads files; what is unknown or refused is one error with one text (spec runtime §5)."""
     try:
-        return look()
+        return await asyncio.to_thread(look)
     except NotFound as error:
         raise MCPError(types.INVALID_PARAMS, NOT_FOUND) from error
 
