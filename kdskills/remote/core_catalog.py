@@ -93,6 +93,9 @@ async def _change(core: SessionCore, timeout_seconds: float, *, wait: bool) -> J
     if report.get("status") in {"ok", "noop"} or (report.get("status") == "deferred" and report.get("pending")):
         core.pushing(tools, layers)
     core.last_catalog = copy.deepcopy(report)
+    successor = report.get("new_session_id")
+    if isinstance(successor, str) and core.backend is not None:
+        core.owner.move(core, successor)
     return report
 
 

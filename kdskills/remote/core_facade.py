@@ -111,7 +111,13 @@ class FacadeCore:
     def sessions(self) -> list[SessionCore]:
         """Return the cores of the open sessions."""
         with self._lock:
-            return list(self._sessions.values())
+            return list(dict.fromkeys(self._sessions.values()))
+
+    def move(self, core: SessionCore, session_id: str) -> None:
+        """Let a session go on in the thread that took its place; the old id leads to the same registry (spec remote §3)."""
+        with self._lock:
+            core.session_id, core.active = session_id, None
+            self._sessions[session_id] = core
 
     def draft(self) -> SessionCore:
         """Return a core that collects skills for a session to be."""
@@ -160,7 +166,7 @@ class FacadeCore:
     async def close(self, session_id: str, *, delete_session: bool, options: CleanupOptions) -> JsonObject:
         """Clear a session's registry; delete the session, or empty its catalog if it stays."""
         core = self.session(session_id)
-        report: JsonObject = {"sessionId": session_id, "cleared": core.registry.clear(), "deleted": False}
+        report: JsonObject = {"sessionId": core.session_id, "cleared": core.registry.clear(), "deleted": False}
         core.unpublish()
         try:
             if delete_session:
@@ -214,6 +220,6 @@ class FacadeCore:
     def _forget(self, core: SessionCore) -> None:
         self.dispatcher.forget(core.session_id)
         with self._lock:
-            if self._sessions.get(core.session_id) is core:
-                del self._sessions[core.session_id]
-            self._closed[core.session_id] = core
+            for session_id in [known for known, one in self._sessions.items() if one is core]:
+                del self._sessions[session_id]
+                self._closed[session_id] = core

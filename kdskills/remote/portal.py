@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -23,21 +23,29 @@ from kdskills.remote.client.blocking import (
     BlockingWaits,
     LoopThread,
 )
+from kdskills.remote.dispatch import Spool
 from kdskills.remote.facade import AsyncRemoteSkillsFacade, RemoteSkillsFacade
+from kdskills.remote.journal import SqlJournal, journal_url
 from kdskills.remote.ports import CallJournal, ServerProfile
 from kdskills.remote.probe import profile_for
 from kdskills.remote.signals import AppServerSignal
 
 Probing = Literal["auto", "never"]
+StateFolder = str | os.PathLike[str] | None
 
 
 class AsyncCodexClient(AsyncAppServerClient):
     """A client of a Codex app-server for programs with an event loop (spec remote §2.1).
 
-    `remote_skills` is the facade whose registries answer calls with `dispatch="auto"`.
+    `remote_skills` is the facade whose registries answer calls with `dispatch="auto"`. Calls are kept in the state folder's
+    journal unless another one is given (spec remote §4 Journal).
+
+    Attributes:
+        own_journal: The journal this client opened and closes, or None.
     """
 
     _facade: AsyncRemoteSkillsFacade | None = None
+    own_journal: SqlJournal | None = None
 
     @classmethod
     async def spawn(
@@ -49,7 +57,7 @@ class AsyncCodexClient(AsyncAppServerClient):
         env: Mapping[str, str] | None = None,
         config: Mapping[str, Any] | None = None,
         probe: Probing = "auto",
-        state: str | os.PathLike[str] | None = None,
+        state: StateFolder = None,
         **opts: Any,
     ) -> Self:
         """Start a private app-server, probing the binary first if nothing is known of it.
@@ -61,24 +69,60 @@ class AsyncCodexClient(AsyncAppServerClient):
             env: Further variables; of this process only `PATH` and `LANG` pass.
             config: Values of the server's configuration by dotted key.
             probe: `auto` uses what was proven of this binary and probes it on a cache miss; `never` proves nothing.
-            state: The folder of durable state, with the probes' cache; the user's own when omitted.
-            **opts: `journal strategy dispatch unload allow_successor profile` and more, see `ClientOptions`.
+            state: The folder of durable state, with the journal and the probes' cache; the user's own when omitted.
+            **opts: `journal strategy dispatch unload allow_successor profile` and more, see `ClientOptions`. `journal` wins
+                over the state folder's; `MemoryJournal()` keeps calls in this process only.
 
         Raises:
             AppServerGone: It cannot be started, or ended at once.
             BadRequest: An option that is not known.
+            JournalUnavailable: The state folder's journal cannot be opened.
         """
         if probe not in ("auto", "never"):
             raise BadRequest(f"probe is auto or never, not {probe!r}", option="probe")
-        client = await super().spawn(home=home, binary=binary, cwd=cwd, env=env, config=config, **opts)
+        place = _state(state)
+        known, own = await _kept(place, opts)
+        with _closing_on_error(own):
+            client = await super().spawn(home=home, binary=binary, cwd=cwd, env=env, config=config, **known)
+            client.own_journal = own
         if probe == "auto" and opts.get("profile") is None:
             try:
-                place = Path(state) if state is not None else user_state_dir()
                 client.trust(await profile_for(client.server, binary, state=place))
             except BaseException:
                 await client.close()
                 raise
         return client
+
+    @classmethod
+    async def connect(cls, url: str, *, token: str | None = None, state: StateFolder = None, **opts: Any) -> Self:
+        """Talk to an app-server that listens on a websocket; see `AsyncAppServerClient.connect`.
+
+        Args:
+            url: `ws://127.0.0.1:PORT`.
+            token: A capability token, sent as a bearer.
+            state: The folder of durable state, with the journal; the user's own when omitted.
+            **opts: As for `spawn`. Without a `profile` nothing is proven of this server.
+
+        Raises:
+            AppServerGone: There is no server.
+            JournalUnavailable: The state folder's journal cannot be opened.
+        """
+        known, own = await _kept(_state(state), opts)
+        with _closing_on_error(own):
+            client = await super().connect(url, token=token, **known)
+            client.own_journal = own
+        return client
+
+    async def close(self) -> None:
+        """Close the connection, the facade's threads and the journal this client opened; may be called twice.
+
+        Handlers that still run write their results down when they end.
+        """
+        await super().close()
+        if self._facade is not None:
+            await asyncio.to_thread(self._facade.close)
+        if self.own_journal is not None:
+            await asyncio.to_thread(self.own_journal.close)
 
     @property
     def remote_skills(self) -> AsyncRemoteSkillsFacade:
@@ -199,6 +243,8 @@ class CodexClient:
         if not self._loop.ended:
             self._loop.run(self._client.close)
             self._loop.stop()
+        if self._facade is not None:
+            self._facade.close()
 
     def __enter__(self) -> Self:
         return self
@@ -218,6 +264,30 @@ class CodexClient:
         if facade is not None:
             name = f"kdskills-turn-{turn_id}"
             await _on_thread(name, self._context.copy(), facade.turn_ended, thread_id, turn_id, status)
+
+
+def _state(given: StateFolder) -> Path:
+    return Path(given).absolute() if given is not None else user_state_dir()
+
+
+async def _kept(state: Path, opts: Mapping[str, Any]) -> tuple[dict[str, Any], SqlJournal | None]:
+    """Return the options with journal and spool of the state folder where none is given, and the journal opened for them."""
+    known, own = dict(opts), None
+    if known.get("spool") is None:
+        known["spool"] = Spool(state / "remote" / "spool")
+    if known.get("journal") is None:
+        known["journal"] = own = await asyncio.to_thread(SqlJournal, journal_url(state))
+    return known, own
+
+
+@contextlib.contextmanager
+def _closing_on_error(journal: SqlJournal | None) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if journal is not None:
+            journal.close()
+        raise
 
 
 async def _on_thread(name: str, context: contextvars.Context, work: Any, *arguments: object) -> object:

@@ -136,7 +136,11 @@ class SessionHandle:
         return address(signal) in {None, self.session_id}
 
     def receipt(self, turn_id: str) -> Receipt | None:
-        """Return what is known of a turn: catalog, context, calls (spec remote §5 Receipt); None for unknown turns."""
+        """Return what is known of a turn: catalog, context, calls (spec remote §5 Receipt); None for unknown turns.
+
+        Reads the journal here and now, in an async session, too. With a journal in a database, and most of all in one
+        across a network, keep the event loop free: `await asyncio.to_thread(session.receipt, turn_id)`.
+        """
         return self._core.owner.receipts.receipt(self.session_id, turn_id)
 
     def list(self) -> list[RemoteSkill]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from kdskills.remote import AppServerSignal, AsyncCodexClient, AsyncRemoteSkillsFacade, SqlJournal
+from kdskills.remote import AppServerSignal, AsyncCodexClient, AsyncRemoteSkillsFacade, MemoryJournal, SqlJournal
 from kdskills.remote.journal import journal_url
 from kdskills.remote.labmodel import FakeResponses, call, say, texts_of, tool_outputs
 from kdskills.testing.app_server import AppServerEmulator, listening
@@ -198,16 +198,14 @@ async def two_workers(bench: Bench, *, shared: bool) -> Row:
 
     state = bench.folder("state")
     with ExitStack() as stack, FakeResponses(brain) as model:
-        journals = [SqlJournal(journal_url(state)) if shared else None for _ in range(2)]
+        journals = [SqlJournal(journal_url(state)) if shared else MemoryJournal() for _ in range(2)]
         for journal in journals:
-            if journal is not None:
+            if isinstance(journal, SqlJournal):
                 stack.callback(journal.close)
         url = stack.enter_context(listening(Path(bench.binary), home, model.config_args))
         async with AsyncExitStack() as clients:
             first, second = [
-                await clients.enter_async_context(
-                    await AsyncCodexClient.connect(url, **({} if journal is None else {"journal": journal}))
-                )
+                await clients.enter_async_context(await AsyncCodexClient.connect(url, journal=journal))
                 for journal in journals
             ]
             session = await begun(first, home)
@@ -256,7 +254,7 @@ async def killed(bench: Bench, mode: str) -> tuple[int, float, str, str]:
     journal = SqlJournal(journal_url(state))
     try:
         with FakeResponses() as model, listening(Path(bench.binary), home, model.config_args) as url:
-            async with await AsyncCodexClient.connect(url, dispatch="manual") as watcher:
+            async with await AsyncCodexClient.connect(url, dispatch="manual", journal=MemoryJournal()) as watcher:
                 session = await begun(watcher, home, ship=ship)
                 thread = session.session_id
                 await watcher.request("thread/name/set", threadId=thread, name="shared")

@@ -31,6 +31,8 @@ class _Session:
 
     lock: asyncio.Lock
     wanted: CatalogChange | None = None  # applied unasked when the turn ends
+    successor: str | None = None  # the thread that took this one's place
+    believed: bool = False  # whether what is remembered was made, or compared with the thread's file, by this process
 
 
 class CodexCatalog:
@@ -77,10 +79,16 @@ class CodexCatalog:
     async def apply(self, change: CatalogChange) -> JsonObject:
         """Bring a change about and report; `deferred` and `failed` are reports, not errors.
 
+        A thread that has a successor is asked for no more: the change is the successor's, and the report names it.
+
         Raises:
             CatalogError: The server would drop, refuse or shadow one of the tools.
             AppServerGone: There is no server.
         """
+        newest = self._newest(change.session_id)
+        if newest != change.session_id:
+            report = await self.apply(replace(change, session_id=newest))
+            return {"new_session_id": newest, **report, "sessionId": change.session_id}
         session = self._session(change.session_id)
         session.wanted = None
         tools = flat_tools(change.tools)
@@ -126,7 +134,15 @@ class CodexCatalog:
     async def in_force(self, session_id: str, digest: str) -> bool:
         """Return whether this is the digest of the catalog in force; no catalog counts as the empty one."""
         record = await self._records.get(session_id)
-        return (record.digest or tools_digest([])) == digest
+        return (record.digest or tools_digest([])) == digest and await self._believed(record)
+
+    async def _believed(self, record: CatalogRecord) -> bool:
+        """Compare a record of another process with the thread's file, once: a worker may have died between the two."""
+        session = self._session(record.session_id)
+        if not session.believed:
+            other = record.strategy == "reload" and await self._changes.holds_other(record.session_id, record.digest)
+            session.believed = not other
+        return session.believed
 
     async def facts(self, session_id: str) -> JsonObject:
         """Return what a receipt tells of the catalog: `strategy digest context_digest tools` (spec remote §5 Receipt)."""
@@ -141,6 +157,8 @@ class CodexCatalog:
     async def forget(self, session_id: str) -> None:
         """Drop what is kept of a closed session."""
         self._sessions.pop(session_id, None)
+        for other in self._sessions.values():
+            other.successor = None if other.successor == session_id else other.successor
         self.channel.forget(session_id)
         await self._records.forget(session_id)
 
@@ -157,6 +175,7 @@ class CodexCatalog:
             return replace(record, strategy=plan.way, digest=digest, tools=fingerprints(plan.tools))
 
         await self._records.update(session_id, change)
+        self._session(session_id).believed = True
 
     @contextlib.asynccontextmanager
     async def gate(self, session_id: str) -> AsyncIterator[None]:
@@ -179,7 +198,8 @@ class CodexCatalog:
         async with self._session(session_id).lock:
             record = await self._records.get(session_id)
             digest, marks = tools_digest(tools), fingerprints(tools)
-            if record.digest == digest or (not record.digest and not tools):
+            same = record.digest == digest and await self._believed(record)
+            if same or (not record.digest and not tools):
                 return {"status": "noop", **await self._known(session_id, began)}
             way = record.strategy or await self._old_way(session_id)
             await self._refuse_busy(session_id)
@@ -199,8 +219,9 @@ class CodexCatalog:
             }
             target = outcome.new_session_id or session_id
             if outcome.new_session_id is not None:
-                report["new_session_id"] = outcome.new_session_id
+                report["new_session_id"] = self._session(session_id).successor = target
             await self._records.update(target, lambda old: replace(old, strategy=way, digest=digest, tools=marks))
+            self._session(target).believed = True
             return report
 
     async def _known(self, session_id: str, began: float) -> JsonObject:
@@ -252,6 +273,12 @@ class CodexCatalog:
             await asyncio.sleep(min(least_s, POLL_SECONDS))
         else:
             await self._server.threads.until(lambda: thread.active_turn is None or self._server.gone, least_s)
+
+    def _newest(self, session_id: str) -> str:
+        """Return the last of the threads that took this one's place one after the other, or itself."""
+        while session_id in self._sessions and (then := self._sessions[session_id].successor) is not None:
+            session_id = then
+        return session_id
 
     def _session(self, session_id: str) -> _Session:
         if session_id not in self._sessions:

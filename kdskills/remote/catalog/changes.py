@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kdskills.remote.catalog import rollout
-from kdskills.remote.catalog.digest import wire_tools
+from kdskills.remote.catalog.digest import flat_tools, tools_digest, wire_tools
 from kdskills.remote.catalog.reload import Reload
 from kdskills.remote.catalog.reports import NotApplied
 from kdskills.remote.lint import DISPATCHER_TOOL, check_name, check_neighbours
@@ -82,17 +82,29 @@ class Changes:
             return await self._successor(session_id, tools)
         return Outcome()  # the dispatcher's catalog is what the next message carries
 
+    async def holds_other(self, session_id: str, digest: str) -> bool:
+        """Return whether a thread's file holds another catalog than the one of this digest."""
+        if not self._profile.namespaces:
+            return False  # names are flattened there, so the file's digest is another one anyway
+        tools = await self._filed_tools(session_id)
+        return tools is not None and tools_digest(flat_tools(tools)) != digest
+
     async def has_dispatcher(self, session_id: str) -> bool:
         """Return whether a thread nothing is remembered of was started with the dispatcher's tool."""
+        tools = await self._filed_tools(session_id) or []
+        return any(tool.get("name") == DISPATCHER_TOOL for tool in tools)
+
+    async def _filed_tools(self, session_id: str) -> list[JsonObject] | None:
+        """Return the wire tools of a thread's file; None where there is none to be read, and none for no tools."""
         if not self._server.local:
-            return False
+            return None
         try:
             path = (await self._server.describe(session_id)).get("path")
             head = await asyncio.to_thread(rollout.read_head, Path(str(path or "")), session_id)
         except (AppServerError, rollout.UnknownFormat):
-            return False
+            return None
         tools = head.tools
-        return isinstance(tools, list) and any(isinstance(t, dict) and t.get("name") == DISPATCHER_TOOL for t in tools)
+        return [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
 
     async def _native(self, session_id: str, tools: Sequence[JsonObject]) -> Outcome:
         wire = wire_tools(tools, namespaces=self._profile.namespaces)

@@ -79,3 +79,25 @@ def forget(index: Path, segment: str) -> int:
             return sum(db.execute(statement, (segment,)).rowcount for statement in _FORGET)
     except sqlite3.Error as problem:
         raise UnknownFormat(f"the server's history index cannot be changed: {problem}") from problem
+
+
+def forget_file(codex_home: Path | None, rollout: Path, thread_id: str) -> None:
+    """Drop the rows of a file's turns from every index of a codex home; the server builds them again from the file.
+
+    Raises:
+        UnknownFormat: An index is not understood, or stays locked.
+    """
+    for file in find(codex_home):
+        forget(file, segment_of(rollout, thread_id))
+
+
+def check_movable(codex_home: Path | None, rollout: Path, thread_id: str) -> None:
+    """Refuse to move the turns of a file others point into, or of which nobody knows who does.
+
+    Raises:
+        UnknownFormat: There is no index where one must be, or a fork shares the file.
+    """
+    if codex_home is None or not find(codex_home):
+        raise UnknownFormat("the server's history index was not found, and the turns would move")
+    if continued_elsewhere(codex_home, segment_of(rollout, thread_id)) is not None:
+        raise UnknownFormat("another thread's history begins in this file, and the turns would move")

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from kdskills.remote.catalog import index, rollout
+from kdskills.remote.catalog import index, mending, rollout
 from kdskills.remote.catalog.digest import canonical, wire_tools
 from kdskills.remote.catalog.reports import NotApplied, Reason
 from kdskills.remote.ports import AppServerError, JsonObject
@@ -179,15 +179,20 @@ class Reload:
     async def _replace(self, path: Path) -> None:
         head = await self._filed(rollout.read_head, path, self._id)
         line = head.with_tools(self._wire)
+        # A backup that lies here is of a change that was cut off: nobody knows whether the server's pointers are right.
+        doubt = await asyncio.to_thread(rollout.backup_of(path).exists)
+        moves = doubt or len(line) != len(head.line)
         await self._filed(rollout.back_up, head)
         try:
             staged = await self._filed(rollout.stage, head, line)
             await self._still_closed(staged)
-            await self._filed(self._swap, head, staged, len(line) != len(head.line))
+            await self._filed(self._swap, head, staged, moves)
         except NotApplied:
-            await asyncio.to_thread(rollout.drop_backup, path)
+            if not doubt:
+                await asyncio.to_thread(rollout.drop_backup, path)
             raise
         try:
+            await self._filed(self._settled_pointers, path, moves)
             await self._confirmed(path)
         except (AppServerError, NotApplied) as problem:
             await self._put_back(path)
@@ -195,38 +200,35 @@ class Reload:
             raise NotApplied("rejected", str(words or problem)) from problem
         except BaseException:
             # The server is gone, or this client closes: what was not confirmed does not stay.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, rollout.UnknownFormat):
                 self._restore(path)
             raise
         await asyncio.to_thread(rollout.drop_backup, path)
 
     def _swap(self, head: rollout.Head, staged: Path, moves: bool) -> None:
-        """Put the file in its place; where its turns move, the server's pointers to them go before and after."""
+        """Put the file in its place; where its turns move, the server's pointers to them go first."""
         if moves:
-            self._forget_pointers(head.path, staged)
-        rollout.swap(head, staged)
-        if moves:
-            self._forget_pointers(head.path, None)
-
-    def _forget_pointers(self, path: Path, staged: Path | None) -> None:
-        """Drop what the server noted of the file's turns; before the swap any doubt stops the change."""
-        home = Path(self._server.codex_home) if self._server.codex_home is not None else None
-        segment = index.segment_of(path, self._id)
-        try:
-            if staged is not None and self._has_pointers:
-                self._may_move(home, segment)
-            for file in index.find(home):
-                index.forget(file, segment)
-        except rollout.UnknownFormat:
-            if staged is not None:
+            try:
+                if self._has_pointers:
+                    index.check_movable(self._home, head.path, self._id)
+                self._forget_pointers(head.path)
+            except rollout.UnknownFormat:
                 staged.unlink(missing_ok=True)
                 raise
+        rollout.swap(head, staged)
 
-    def _may_move(self, home: Path | None, segment: str) -> None:
-        if home is None or not index.find(home):
-            raise rollout.UnknownFormat("the server's history index was not found, and the turns would move")
-        if index.continued_elsewhere(home, segment) is not None:
-            raise rollout.UnknownFormat("another thread's history begins in this file, and the turns would move")
+    def _settled_pointers(self, path: Path, moves: bool) -> None:
+        """Drop pointers that came back between the first dropping and the swap: somebody may have looked at the thread."""
+        if moves:
+            self._forget_pointers(path)
+
+    def _forget_pointers(self, path: Path) -> None:
+        """Drop what the server noted of the file's turns; it builds them again from the file."""
+        index.forget_file(self._home, path, self._id)
+
+    @property
+    def _home(self) -> Path | None:
+        return Path(self._server.codex_home) if self._server.codex_home is not None else None
 
     async def _still_closed(self, staged: Path) -> None:
         if not await self._not_loaded():
@@ -250,7 +252,7 @@ class Reload:
 
     def _restore(self, path: Path) -> None:
         if rollout.restore(path):
-            self._forget_pointers(path, None)
+            mending.settle(self._home, path, self._id)
 
     async def _resume_old(self) -> None:
         with contextlib.suppress(AppServerError):  # the report tells the reason; the next message resumes again

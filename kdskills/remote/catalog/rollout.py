@@ -193,7 +193,10 @@ def swap(head: Head, staged: Path) -> None:
 
 
 def restore(path: Path) -> bool:
-    """Put a backed-up first line back, keeping whatever follows line 1 now; False if there is no backup."""
+    """Put a backed-up first line back, keeping whatever follows line 1 now; False if there is no backup.
+
+    The backup stays: it marks a change that is not settled until the server's pointers into the file are.
+    """
     backup = backup_of(path)
     try:
         line = backup.read_bytes()
@@ -215,7 +218,6 @@ def restore(path: Path) -> bool:
     finally:
         temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
-    drop_backup(path)
     return True
 
 
@@ -224,20 +226,14 @@ def drop_backup(path: Path) -> None:
     backup_of(path).unlink(missing_ok=True)
 
 
-def mend(home: Path) -> list[Path]:
-    """Restore every backup that lies beside an unreadable first line below a codex home (a change that was cut off).
-
-    Returns:
-        The mended files.
-    """
-    mended: list[Path] = []
-    for folder in ("sessions", "archived_sessions"):
-        for backup in sorted((home / folder).rglob(f"*{BACKUP_SUFFIX}")):
-            path = backup.with_name(backup.name.removesuffix(BACKUP_SUFFIX))
-            with contextlib.suppress(LockBusy, OSError), locked(path, 0.0):
-                if needs_mending(path) and restore(path):
-                    mended.append(path)
-    return mended
+def backup_owner(path: Path) -> str | None:
+    """Return the thread whose first line is backed up beside a file, or None."""
+    try:
+        record = _meta(backup_of(path).read_bytes())
+    except OSError:
+        return None
+    owner = record["payload"].get("id") if record is not None else None
+    return owner if isinstance(owner, str) else None
 
 
 def needs_mending(path: Path) -> bool:

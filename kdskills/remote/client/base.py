@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from kdskills.remote.catalog import rollout
+from kdskills.remote.catalog import mending, rollout
 from kdskills.remote.catalog.backend import CodexCatalog
 from kdskills.remote.catalog.sqlstore import SqlCatalogStore
 from kdskills.remote.catalog.store import CatalogStore, MemoryCatalogStore
@@ -23,7 +23,7 @@ from kdskills.remote.client.server import AppServer
 from kdskills.remote.client.sessions import Sessions
 from kdskills.remote.client.stream import Stream, call_signal, event_signal
 from kdskills.remote.journal import MemoryJournal
-from kdskills.remote.ports import AppServerGone, CallJournal, JsonObject, ServerProfile
+from kdskills.remote.ports import AppServerError, AppServerGone, CallJournal, JsonObject, ServerProfile
 from kdskills.remote.signals import AppServerSignal
 from kdskills.remote.wire.peer import Transport
 from kdskills.remote.wire.pending import PendingCall
@@ -40,7 +40,7 @@ def _prepared(home: str | os.PathLike[str]) -> Path:
     """Make the home where it is missing, and finish what a crash cut off there."""
     place = Path(home).absolute()
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    rollout.mend(place)
+    mending.mend_home(place)
     return place
 
 
@@ -75,6 +75,7 @@ class AsyncAppServerClient:
         self.on_call: OnCall | None = None
         self.on_turn_ended: OnTurnEnded | None = None
         self.spool: Any = options.spool
+        self._watcher: asyncio.Task[None] | None = None
         server.on_call = self._take_call
         server.on_event = self._take_event
 
@@ -132,10 +133,35 @@ class AsyncAppServerClient:
         local = urlsplit(url).hostname in _LOOPBACK
         return await cls._opened(AppServer(connector, options, local=local, owned=False), options)
 
+    async def _mend(self) -> None:
+        """Put first lines back that a crash left unreadable, where the running server's files are this machine's.
+
+        A thread the server still has open is left alone: it would go on writing to the file that was replaced.
+        """
+        if not self._server.local or self._server.codex_home is None:
+            return
+        home = Path(self._server.codex_home)
+        broken = [path for path in await asyncio.to_thread(mending.interrupted, home) if rollout.needs_mending(path)]
+        if not broken:
+            return
+        try:
+            loaded = await self._server.loaded()
+        except AppServerError:
+            return  # a server that does not tell may have any of them open
+        for path in broken:
+            if rollout.backup_owner(path) not in loaded:
+                await asyncio.to_thread(mending.mend, home, path)
+
     @classmethod
     async def _opened(cls, server: AppServer, options: ClientOptions) -> Self:
         client = cls(server, options, cls._catalog_store(options))
         await server.open()
+        try:
+            if not server.owned:
+                await client._mend()
+        except BaseException:
+            await client.close()
+            raise
         client._watch()
         return client
 
@@ -202,8 +228,8 @@ class AsyncAppServerClient:
         await self.close()
 
     def _watch(self) -> None:
-        if self._store.shared:
-            self._server.spawn_task(self.catalog.sharing.watch(), "kdskills-catalog-watch")
+        if self._store.shared and (self._watcher is None or self._watcher.done()):
+            self._watcher = self._server.spawn_task(self.catalog.sharing.watch(), "kdskills-catalog-watch")
 
     def _calls_running(self, session_id: str) -> bool:
         return bool(self.journal.running(session_id))

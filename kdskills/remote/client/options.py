@@ -26,7 +26,7 @@ class ClientOptions:
     """The options of `spawn` and `connect`.
 
     Attributes:
-        journal: Keeps calls across processes; None keeps them in memory.
+        journal: Keeps calls; None is the state folder's for `CodexClient` and `AsyncCodexClient`, else memory.
         strategy: How catalogs reach the model; `auto` takes the first proven one.
         dispatch: `auto` answers tool calls by the sessions' registries, `manual` leaves them to the caller.
         unload: Whether a thread somebody else may hold is archived and unarchived to make the server let go of it.

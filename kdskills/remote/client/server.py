@@ -154,6 +154,17 @@ class AppServer:
         self.threads.learn(info)
         return info
 
+    async def loaded(self) -> set[str]:
+        """Return the threads the server has open, for whomever."""
+        found: set[str] = set()
+        page: JsonObject = {}
+        while True:
+            answer = await self.request("thread/loaded/list", **page)
+            found.update(one for one in answer.get("data") or [] if isinstance(one, str))
+            if not isinstance(answer.get("nextCursor"), str):
+                return found
+            page = {"cursor": answer["nextCursor"]}
+
     async def answer_call(self, call: PendingCall, response: JsonObject) -> None:
         """Send the answer of a call under its raw id."""
         if self._peer is None:

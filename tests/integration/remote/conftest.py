@@ -65,3 +65,9 @@ def lab(request: pytest.FixtureRequest, tmp_path: Path, probes: Path) -> Iterato
         binary = str(emulator.binary) if request.param == "emulator" else installed_codex()
         assert binary is not None
         yield Lab(binary, model, tmp_path / "home", tmp_path / "state", probes)
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test keeps calls in the state folder of whoever runs it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg-state"))

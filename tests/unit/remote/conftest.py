@@ -296,3 +296,9 @@ def facade(client):
 def session(facade):
     """A session of the sync facade."""
     return facade.session("thread-1")
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path, monkeypatch):
+    """No test keeps calls in the state folder of whoever runs it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg-state"))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kdskills.remote.catalog import index, rollout
+from kdskills.remote.catalog import index, mending, rollout
 
 TOOL = {"type": "function", "name": "a", "description": "d", "inputSchema": {"type": "object"}}
 
@@ -157,19 +157,56 @@ def test_a_backup_is_private_and_puts_line_one_back(file):
     assert rollout.restore(file) is True
     assert file.read_bytes() == head.line + b'{"type":"event_msg"}\n{"halfmore\n'
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert rollout.backup_owner(file) == "t"
+    rollout.drop_backup(file)
+    assert rollout.backup_owner(file) is None
     assert rollout.restore(file) is False
 
 
 def test_a_cut_off_change_is_mended_at_start(file, tmp_path):
-    """A backup beside an unreadable line 1 is restored, one beside a readable line 1 is left alone."""
+    """Wherever a change died, the old first line is back, the pointers are gone, and no backup is left."""
+    database = make_index(tmp_path)
+    head = rollout.read_head(file, "t")
+    rest = file.read_bytes()[len(head.line) :]
+    for left in (head.line, b"gar" + head.line[3:], head.with_tools([TOOL]), b""):
+        rollout.back_up(head)
+        file.write_bytes(left + (b"\n" if not left else b"") + rest)
+        assert mending.mend_home(tmp_path) == [file]
+        assert file.read_bytes() == head.line + rest
+        assert rows_of(database) == ["s"]
+        assert mending.mend_home(tmp_path) == []
+    assert mending.mend_home(tmp_path / "no-home") == []
+
+
+def test_mending_keeps_the_mark_while_the_index_is_locked(file, tmp_path, monkeypatch):
+    """An index that stays locked leaves the backup where it is; the next start settles both."""
+    import contextlib
+    import sqlite3
+
+    monkeypatch.setattr(index, "_BUSY_SECONDS", 0.05)
+    database = make_index(tmp_path)
     head = rollout.read_head(file, "t")
     rollout.back_up(head)
-    assert rollout.mend(tmp_path) == []
     file.write_bytes(b"gar" + file.read_bytes()[3:])
-    assert rollout.mend(tmp_path) == [file]
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as busy:
+        busy.execute("BEGIN EXCLUSIVE")
+        assert mending.mend_home(tmp_path) == [file]
+        assert rollout.backup_of(file).exists()
+        busy.execute("ROLLBACK")
     assert rollout.read_head(file, "t").line == head.line
-    assert rollout.mend(tmp_path) == []
-    assert rollout.mend(tmp_path / "no-home") == []
+    assert rows_of(database) == ["s", "t"]
+    mending.mend_home(tmp_path)
+    assert rows_of(database) == ["s"]
+    assert not rollout.backup_of(file).exists()
+
+
+def test_a_change_that_is_under_way_is_not_mended(file, tmp_path):
+    """The lock of the process that changes the file keeps mending away; a backup of nobody's is left alone."""
+    rollout.back_up(rollout.read_head(file, "t"))
+    with rollout.locked(file, 1.0):
+        assert mending.mend_home(tmp_path) == []
+    rollout.backup_of(file).write_bytes(b"half a li")
+    assert mending.mend_home(tmp_path) == []
 
 
 def test_one_worker_at_a_time(file):
