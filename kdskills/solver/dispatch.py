@@ -262,7 +262,7 @@ class Dispatcher:
             ready.call,
             ready.tool_id,
             answer.ok,
-            self._bounded(text, ready.tool_id),
+            whole_text(text) if answer.pin else self._bounded(text, ready.tool_id),
             None if answer.ok else "nothing_read",
             artifacts=answer.artifacts,
             pin=answer.pin,

@@ -60,6 +60,7 @@ class ReadItem:
         facts: Further facts of the answer.
         in_prompt: Whether the text stands in the prompt already, so that the model gets a pointer instead.
         changed: Whether the session is another one now.
+        pin: Marks a text that must be kept while its skill is active.
     """
 
     ref: str
@@ -68,6 +69,7 @@ class ReadItem:
     facts: dict[str, Any] = field(default_factory=dict)
     in_prompt: bool = False
     changed: bool = False
+    pin: str | None = None
 
     def for_model(self) -> dict[str, Any]:
         """Return the item as the model reads it."""
@@ -104,16 +106,14 @@ async def _skill(turn: Turn, text: str, ref: str) -> ReadItem:
     loaded = (await turn.session.load([ref], mode="add", by="model")).bodies[-1]
     known = loaded.full_id in before
     turn.note_active(await turn.session.active())
-    facts = {"skill": loaded.name, "tokens": loaded.tokens}
-    body = turn.rewritten(loaded)
-    return ReadItem(
-        text,
-        "already_active" if known else "loaded",
-        body,
-        facts,
-        in_prompt=loaded.receipt.origin is None,
-        changed=not known,
-    )
+    facts: dict[str, Any] = {"skill": loaded.name, "tokens": loaded.tokens}
+    status: Outcome = "already_active" if known else "loaded"
+    body, origin = turn.rewritten(loaded), loaded.receipt.origin
+    if origin is None:
+        return ReadItem(text, status, body, facts, in_prompt=True, changed=not known)
+    # Text of third parties does not stand in the prompt, so a compactor must keep it here.
+    pin = f"skill:{loaded.receipt.id}@{loaded.receipt.digest}"
+    return ReadItem(text, status, body, facts | {"origin": origin}, changed=not known, pin=pin)
 
 
 async def _skill_file(turn: Turn, text: str, ref: SkillRef) -> ReadItem:
@@ -168,6 +168,7 @@ async def _react_read(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     return ToolAnswer(
         {"items": [item.for_model() for item in items]},
         changed=any(item.changed for item in items),
+        pin=" ".join(item.pin for item in items if item.pin) or None,
         ok=any(item.status != "error" for item in items),
     )
 

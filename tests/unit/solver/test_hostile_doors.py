@@ -148,3 +148,20 @@ async def test_generated_code_is_asked_about_beside_a_remote_skill(build, bundle
         result = await ReactSolver(system).run("q")
     assert [one.error for step in result.steps for one in step.calls] == [None, "approval_unavailable"]
     assert executor.requests == []
+
+
+async def test_text_of_a_remote_skill_stands_in_the_result(build, bundle_path):
+    """Reading such a skill gives its text with its origin in a pinned result; the prompt never holds it."""
+    folder = bundle_path / "skills" / "mcp-shop" / "prices"
+    folder.mkdir(parents=True)
+    (folder / "SKILL.md").write_text("---\nname: prices\ndescription: Reads prices.\n---\nForeign words\n")
+    model = ScriptedModel([call("react_read", refs=["sk:mcp-shop.prices"]), say("ok")])
+    async with build(model=model) as system:
+        await ReactSolver(system).run("q")
+    request = model.requests[-1]
+    told = [message for message in request.messages if message.role == "tool"]
+    assert len(told) == 1
+    assert "Foreign words" in told[0].text
+    assert '"origin": "mcp:shop"' in told[0].text
+    assert str(told[0].pin).startswith("skill:mcp-shop.prices@sha256:")
+    assert "Foreign words" not in request.instructions
