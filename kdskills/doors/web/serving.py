@@ -18,6 +18,7 @@ from kdskills.app.logs import json_logs
 from kdskills.app.upkeep import upkeep
 from kdskills.doors.web.application import build_app
 from kdskills.doors.web.draining import Drain
+from kdskills.errors import KdskillsError
 
 CUT_OFF_S: Final = 2
 """Seconds the server gives connections that are left after the drain."""
@@ -42,7 +43,10 @@ def run(host: Host, *, listen: str | None = None, no_auth: bool = False, nats: B
     if no_auth and not on_loopback(name):
         raise ListenRefused(f"without tokens the service listens on loopback only, not on {name}")
     with json_logs():
-        asyncio.run(_serve(host, name, port, nats, open_on_loopback=no_auth))
+        try:
+            asyncio.run(_serve(host, name, port, nats, open_on_loopback=no_auth))
+        except BaseExceptionGroup as several:
+            raise _first(several) from several
 
 
 class _Server(uvicorn.Server):
@@ -97,6 +101,17 @@ async def _serve(host: Host, name: str, port: int, nats: Bus | None, *, open_on_
     finally:
         await host.work.aclose()
         await host.storage.aclose()
+
+
+def _first(several: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the error that tells the operator what to do, if that is all that went wrong; else everything."""
+    ours, others = several.split(KdskillsError)
+    if ours is None or others is not None:
+        return several
+    found: BaseException = ours
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
 
 
 async def _bus(serve: Callable[[Host, str], Awaitable[None]], host: Host, url: str) -> None:

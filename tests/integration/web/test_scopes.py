@@ -196,6 +196,17 @@ def test_a_token_has_its_own_rate_and_body(service):
         assert client.get("/projects/local/skills").status_code == 200
 
 
+def test_doors_under_a_path_have_the_same_tokens_and_limits(service):
+    """MCP asks for the token of every other route, and its requests are counted with them."""
+    with service.client(service.token(limits=TokenLimits(requests_per_minute=1))) as client:
+        assert client.get("/projects/local/skills").status_code == 200
+        found = client.post("/mcp", json={})
+        assert (found.status_code, found.json()["error"]["code"]) == (429, "rate_limited")
+    with service.client() as client:
+        found = client.post("/mcp", json={})
+        assert (found.status_code, found.headers["www-authenticate"]) == (401, "Bearer")
+
+
 def test_without_auth_on_loopback_everything_is_open(settings, serve):
     """`--no-auth` asks for no token; a wrong one is refused all the same."""
     from kdskills.app import Host

@@ -136,6 +136,26 @@ def test_a_taken_address_is_one_sentence(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_bus_that_is_away_is_a_warning(start):
+    """HTTP answers although the bus does not; the log says so, and the service stops in order."""
+    service = start("--no-auth", "--nats", "nats://127.0.0.1:1")
+    until(lambda: '"logger": "kdskills.nats"' in service.said)
+    assert httpx.get(f"{service.url}/healthz").status_code == 200
+    assert service.stop() == 0
+    assert "Traceback" not in service.said
+
+
+def test_one_error_of_ours_is_told_alone():
+    """What the operator must mend is told in its own words; anything else with all that went wrong."""
+    from kdskills.doors.web.serving import _first
+    from kdskills.errors import OperatorMustAct
+
+    ours = OperatorMustAct("no bus")
+    assert _first(BaseExceptionGroup("", [ExceptionGroup("", [ours])])) is ours
+    mixed = ExceptionGroup("", [ours, ValueError("x")])
+    assert _first(mixed) is mixed
+
+
 def test_term_lets_running_requests_finish(start, archive):
     """After TERM health says no, nothing new begins, and an upload that runs is answered before the process ends."""
     service = start("--no-auth", KDSKILLS_DRAIN_S="60")
