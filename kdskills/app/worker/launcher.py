@@ -40,6 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Be the launcher, or reap one engine and say what was ended."""
     words = sys.argv[1:] if arguments is None else arguments
     line = sys.stdin.buffer.readline()
+    if not line:
+        return 0  # the worker was killed before it said anything
     host = Host(Settings(**json.loads(line)))
     if words[:1] == ["--reap"]:
         return asyncio.run(_reap(host, words[1]))
@@ -60,8 +62,10 @@ def _serve(host: Host) -> int:
             answer = _start(folder, host)
         except (OSError, ValueError, KeyError, ImportError, ExecRefused) as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
-        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
-        sys.stdout.buffer.flush()
+        try:
+            os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")
+        except BrokenPipeError:  # the worker was killed while it waited; the next one finds the attempt by its folder
+            return 0
     return 0
 
 

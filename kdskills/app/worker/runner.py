@@ -37,8 +37,13 @@ def run_order(folder: Path, host: Host) -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     facts = shim.read_json(folder / shim.ORDER) or {}
     order = AttemptOrder.model_validate(facts["order"])
-    verdict = asyncio.run(_Run(folder, order, host).main())
-    shim.write_json(folder / shim.RESULT, verdict.model_dump(mode="json"))
+    try:
+        verdict = asyncio.run(_Run(folder, order, host).main())
+        shim.write_json(folder / shim.RESULT, verdict.model_dump(mode="json"))
+    except OSError as error:
+        if error.errno not in shim.FULL:
+            raise
+        return shim.DISK_FULL
     return 0
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -43,13 +44,18 @@ LOG: Final = "shim.log"
 STDOUT: Final = "stdout.log"
 STDERR: Final = "stderr.log"
 OUT: Final = "out"
-
+ROOM: Final = ".room"
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+DISK_FULL: Final = 74  # exit code of a runner that found the disk full
+ROOM_BYTES: Final = 128 * 1024  # kept free for the verdict of each attempt, so that a full disk does not take it
+ROOM_S: Final = 30.0  # how long a verdict waits for room on a disk that is full all the same
 PATIENCE_S: Final = 15.0
 """Seconds a runner has to end its sandbox once it was asked to; then it is killed and leftovers are reaped."""
 FENCE_S: Final = 2.0
 """The same once the host's lease is over, when another host may begin in a few seconds."""
 REAP_S: Final = 60.0
 _TREE_S: Final = 30.0
+_NO_ROOM: Final = "the disk was full when this was written"
 _SET_PDEATHSIG: Final = 1
 _SET_CHILD_SUBREAPER: Final = 36
 _SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
@@ -60,18 +66,44 @@ def write_json(path: Path, facts: object, *, durable: bool = False) -> None:
     """Replace *path* with *facts* at once: a reader sees the old text or the new, never a part."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8") as sink:
-        json.dump(facts, sink)
-        sink.flush()
-        if durable:
-            os.fsync(sink.fileno())
-    part.rename(path)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as sink:
+            json.dump(facts, sink)
+            sink.flush()
+            if durable:
+                os.fsync(sink.fileno())
+        part.rename(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
     if durable:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def write_verdict(folder: Path, verdict: dict[str, Any]) -> None:
+    """Write the verdict on the attempt in *folder*: on a full disk with the room kept for it, and it says so.
+
+    Raises OSError when there was no room within `ROOM_S`, or the disk is broken.
+    """
+    end, pause = time.monotonic() + ROOM_S, 0.01
+    while True:
+        try:
+            write_json(folder / EXIT, verdict, durable=True)
+            break
+        except OSError as error:
+            if error.errno not in FULL or time.monotonic() >= end:
+                raise
+            (folder / ROOM).unlink(missing_ok=True)
+        words = verdict.get("error_message") or ""
+        if _NO_ROOM not in words:
+            verdict = verdict | {"error_message": f"{words}; {_NO_ROOM}" if words else _NO_ROOM}
+        time.sleep(pause)
+        pause = min(2 * pause, 1.0)
+    (folder / ROOM).unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -138,7 +170,7 @@ def settle(folder: Path, trouble: str = "") -> None:
     if result is None or (result.get("status") == "cancelled" and not asked):
         result = _without_result(folder, None, asked=asked, overdue=False, started=time.time())
         result["error_message"] = f"{result['error_message']}; {trouble}" if trouble else result["error_message"]
-    write_json(folder / EXIT, result, durable=True)
+    write_verdict(folder, result)
 
 
 def open_living(known: dict[str, Any] | None) -> int | None:
@@ -170,6 +202,7 @@ def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], in
     os.ftruncate(lock, 0)
     os.pwrite(lock, json.dumps(identity(os.getpid())).encode(), 0)
     order = read_json(folder / ORDER) or {}
+    _keep_room(folder)
     started = time.time()
     asked, overdue = (folder / CANCEL).exists(), False
     status: int | None = None
@@ -188,7 +221,7 @@ def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], in
         result["status"] = "timeout"
     if (folder / FENCED).exists():
         result |= {"status": "lost", "error_code": "lost", "error_message": "the lease of its host was over"}
-    write_json(folder / EXIT, result, durable=True)
+    write_verdict(folder, result)
 
 
 def children(pid: int) -> list[int]:
@@ -217,6 +250,12 @@ def _child(work: Callable[[], int]) -> int:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def _keep_room(folder: Path) -> None:
+    """Put disk space aside for the verdict; that a disk cannot do it is found out when the verdict is written."""
+    with contextlib.suppress(OSError), (folder / ROOM).open("wb") as room:
+        os.posix_fallocate(room.fileno(), 0, ROOM_BYTES)
 
 
 def _lease_over(path: Path) -> bool:
@@ -308,6 +347,12 @@ def _without_result(
         verdict, code, message = "timeout", "timeout", "it ran out of time, and its runner did not end it"
     elif asked:
         verdict, code, message = "cancelled", "canceled", "it was cancelled"
+    elif status is not None and os.waitstatus_to_exitcode(status) == DISK_FULL:
+        verdict, code, message = (
+            "infra_error",
+            "disk_full",
+            "the disk of the state folder was full: nothing could be kept",
+        )
     elif status is not None and os.WIFEXITED(status):
         verdict, code = "infra_error", "runner_failed"
         message = f"the process that ran the program gave up with code {os.WEXITSTATUS(status)}; its words are in {LOG}"

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,20 +64,36 @@ class Ledger:
 
 
 class WorkLab:
-    """One host: a state folder, whose workers run programs of this machine without any wall.
+    """One host: a state folder, whose workers run programs of this machine, without any wall unless an engine is named.
 
     Args:
         folder: Holds the state folder of *host* and the ledger all hosts of a test share.
         url: Database; SQLite in the state folder when omitted.
         host: Name of the host: a state folder of its own makes a host of its own.
+        engine: What runs the programs; with a walled one they cannot write to the ledger.
+        engine_settings: Further settings, such as the account of a remote engine.
         **jobs: Fields of `JobsSettings`.
     """
 
-    def __init__(self, folder: Path, url: str | None = None, *, host: str = "a", **jobs: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        url: str | None = None,
+        *,
+        host: str = "a",
+        engine: str = "subprocess",
+        engine_settings: Mapping[str, Any] | None = None,
+        **jobs: Any,
+    ) -> None:
         given = {"idle_s": 3600.0, "beat_s": 0.5} | jobs
         self.settings = Settings(
-            state_dir=folder / f"state-{host}", database_url=url, allow_unisolated=True, jobs=JobsSettings(**given)
+            state_dir=folder / f"state-{host}",
+            database_url=url,
+            allow_unisolated=True,
+            jobs=JobsSettings(**given),
+            **(engine_settings or {}),
         )
+        self.engine = engine
         self.ledger = Ledger(folder / "ledger.txt")
         self.client = JobsClient(self.settings.work_database, self.settings.state_dir, self.settings.jobs)
         self.scope = Scope()
@@ -162,8 +178,9 @@ class WorkLab:
 
     @property
     def placement(self) -> Placement:
-        """The bare engine of this machine."""
-        return Placement(engine="subprocess", skill_name="x", version_hash="0", unsafe_local=True)
+        """The engine of this host's programs."""
+        bare = self.engine == "subprocess"
+        return Placement(engine=self.engine, skill_name="x", version_hash="0", unsafe_local=bare)
 
     async def running(self, item: str) -> TaskHead:
         """Wait until a task runs and return it."""

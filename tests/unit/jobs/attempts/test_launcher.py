@@ -69,10 +69,7 @@ def test_cancelled_attempt_gets_its_verdict_from_a_shim(ask, folder):
     """A shim names itself in the lock and gives its verdict without running what was cancelled before."""
     shim.write_json(folder / shim.CANCEL, {"reason": "not today"})
     pid = ask(folder)["shim"]
-    end = time.monotonic() + 60
-    while shim.read_json(folder / shim.EXIT) is None:
-        assert time.monotonic() < end, (folder / shim.LOG).read_text()
-        time.sleep(0.01)
+    wait_for_verdict(folder)
     assert shim.read_identity(folder)["pid"] == pid
     assert shim.read_json(folder / shim.EXIT)["status"] == "cancelled"
     assert (folder / shim.LOG).read_text() == ""
@@ -84,3 +81,30 @@ def test_reaping_an_engine_that_is_not_there_fails():
         [*COMMAND, "--reap", "nowhere"], input=settings_line(Settings()) + b"\n", capture_output=True, timeout=100
     )
     assert (done.returncode, b"Traceback" in done.stderr) == (1, False)
+
+
+def test_launcher_of_a_killed_worker_ends_without_a_word(folder):
+    """With nobody left to answer, the attempt goes on, and the launcher's end is no trouble to report."""
+    shim.write_json(folder / shim.CANCEL, {"reason": "not today"})
+    process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    process.stdin.write(settings_line(Settings()) + b"\n" + json.dumps({"start": str(folder)}).encode() + b"\n")
+    process.stdin.close()
+    words = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(60), words) == (0, b"")
+    wait_for_verdict(folder)
+
+
+def test_launcher_nobody_ever_spoke_to_ends_without_a_word():
+    """A worker killed before its first word leaves no traceback behind."""
+    done = subprocess.run(COMMAND, input=b"", capture_output=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def wait_for_verdict(folder):
+    """Wait until the attempt in *folder* has its verdict."""
+    end = time.monotonic() + 60
+    while shim.read_json(folder / shim.EXIT) is None:
+        assert time.monotonic() < end, (folder / shim.LOG).read_text()
+        time.sleep(0.01)

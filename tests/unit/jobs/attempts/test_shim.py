@@ -1,6 +1,7 @@
 """The shim, forked by the test itself: verdicts, cancel, leftovers; and the files everybody reads."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -99,6 +100,61 @@ def test_runner_that_gives_up_is_our_fault(folder, begin):
     found = verdict(folder)
     assert (found.status, found.error_code, "code 3" in found.error_message) == ("infra_error", "runner_failed", True)
     assert (folder / "reaped").exists()
+
+
+def test_runner_that_found_no_room_says_so(folder, begin):
+    """A runner that could not keep what it had, for want of room, blames the disk and nobody else."""
+    ended(begin(lambda: shim.DISK_FULL))
+    found = verdict(folder)
+    assert (found.status, found.error_code, "disk" in found.error_message) == ("infra_error", "disk_full", True)
+
+
+@pytest.fixture
+def full_disk(folder, monkeypatch):
+    """A disk without room for a verdict, but for what is kept for one."""
+    write = shim.write_json
+
+    def refuse(path, facts, *, durable=False):
+        if path.name == shim.EXIT and (folder / shim.ROOM).exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, facts, durable=durable)
+
+    monkeypatch.setattr(shim, "write_json", refuse)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_verdict_has_its_room_on_a_full_disk(folder, begin):
+    """With no room left, the verdict is written where room was kept for it, and says that the disk was full."""
+    assert ended(begin(tells(folder, exit_code=0, stdout_total=3))) == 0
+    found = verdict(folder)
+    assert (found.status, found.exit_code, found.stdout_total) == ("ok", 0, 3)
+    assert "disk was full" in found.error_message
+    assert not (folder / shim.ROOM).exists()
+
+
+def test_verdict_that_finds_no_room_is_an_error_and_leaves_nothing(folder, monkeypatch):
+    """With no room at all, whoever writes the verdict is told by the system's own words; no part of a file stays."""
+
+    def refuse(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shim, "ROOM_S", 0.1)
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        shim.write_verdict(folder, {"status": "ok"})
+    assert [path.name for path in folder.iterdir()] == [shim.ORDER]
+
+
+def test_broken_disk_is_not_waited_for(folder, monkeypatch):
+    """An error that room would not mend is raised at once."""
+
+    def refuse(_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(shim, "ROOM_S", 3600.0)
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="Input/output error"):
+        shim.write_verdict(folder, {"status": "ok"})
 
 
 def test_runner_that_breaks_leaves_its_words(folder, begin, capfd):
