@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -29,6 +30,7 @@ QUEUE_LOCK: Final = 2_037_591
 """Number of the advisory lock under which the queue's tables are made."""
 WHAT: Final = "the database of background work"
 _QUEUE_MARK: Final = "queue"
+_PAUSE_S: Final = 0.05
 
 
 class Work:
@@ -129,8 +131,10 @@ def _one_at_a_time(database: Database, state_dir: Path) -> Iterator[None]:
     import fcntl
 
     if database.dialect == "postgresql":
-        with database.engine.connect() as link:
-            link.exec_driver_sql(f"SELECT pg_advisory_lock({QUEUE_LOCK})")
+        # no transaction and no statement may stay open meanwhile: an index that is built concurrently waits for them all
+        with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as link:
+            while not link.exec_driver_sql(f"SELECT pg_try_advisory_lock({QUEUE_LOCK})").scalar():
+                time.sleep(_PAUSE_S)
             try:
                 yield
             finally:
