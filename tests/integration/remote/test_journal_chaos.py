@@ -238,7 +238,7 @@ def test_killed_between_claim_and_start(url, worker, effects) -> None:
 
 def test_a_living_worker_is_not_taken_for_dead(url, worker, effects) -> None:
     """A handler runs for longer than its lease: it is renewed all the while, and nobody else runs or gives it up."""
-    first = worker("first", url=url, hang=True, lease=3.0)
+    first = worker("first", url=url, hang=True, lease=6.0)
     second = worker("second", url=url)
     first.go()
     first.hear("inside")
@@ -247,7 +247,7 @@ def test_a_living_worker_is_not_taken_for_dead(url, worker, effects) -> None:
         (row,) = journal.calls("s")
         second.go()
         until = time.monotonic() + 60
-        while journal.get(row.key).lease_until < row.lease_until + 3.0:  # renewed past the first lease's end
+        while journal.get(row.key).lease_until < row.lease_until + 6.0:  # renewed past the first lease's end
             assert time.monotonic() < until
             time.sleep(0.05)
         assert (journal.get(row.key).state, effects()) == ("running", ["first 0"])

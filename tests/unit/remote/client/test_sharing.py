@@ -7,6 +7,9 @@ import pytest
 
 from kdskills.remote.catalog.sharing import Sharing
 from kdskills.remote.catalog.store import MemoryCatalogStore, Records
+from kdskills.remote.client.base import AsyncAppServerClient
+from kdskills.remote.client.options import ClientOptions
+from kdskills.remote.client.server import AppServer
 
 THREAD = "thread-1"
 
@@ -114,3 +117,17 @@ async def test_watching_survives_the_servers_refusals(far, worker, monkeypatch):
     assert not watching.done()
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a_new_connection_does_not_watch_twice(far):
+    """However often a client reconnects, one task looks after the shared threads, and closing ends it."""
+    options = ClientOptions()
+    server = AppServer(far.connect, options, local=True, owned=True)
+    client = AsyncAppServerClient(server, options, SharedStore())
+    await server.open()
+    for _ in range(3):
+        await client.reconnect()
+    watching = [task for task in asyncio.all_tasks() if task.get_name() == "kdskills-catalog-watch"]
+    assert len(watching) == 1
+    await client.close()
+    assert watching[0].done()
