@@ -94,6 +94,8 @@ class Gateway:
                     self._running.add(task)
                     task.add_done_callback(self._over)
         finally:
+            with suppress(NatsError):  # nothing may be delivered here any more, least of all what is given back now
+                await subscription.unsubscribe()
             await self._drain()
 
     async def _subscribe(self) -> JetStreamContext.PullSubscription:
@@ -132,7 +134,7 @@ class Gateway:
                 answer = await self._answered(message, address, command)
             except asyncio.CancelledError:
                 with suppress(NatsError):
-                    await message.nak()
+                    await message.nak(delay=RETRY_S)
                 raise
             if answer is None:
                 await message.nak(delay=RETRY_S)
