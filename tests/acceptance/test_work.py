@@ -21,6 +21,7 @@ from typer.main import get_command
 from kdskills.app import Host, Settings
 from kdskills.app.operations import Context
 from kdskills.doors.cli.main import build_cli
+from kdskills.testing.work import end_attempts
 
 ROOT = Path(__file__).parents[2]
 KDSKILLS = str(Path(sys.executable).parent / "kdskills")
@@ -84,7 +85,7 @@ class Desk:
             time.sleep(0.1)
 
     def end(self) -> None:
-        """End what was started."""
+        """End what was started, and what the programs of a test left running."""
         asyncio.run(self.host.work.aclose())
         for worker in self.workers:
             if worker.poll() is None:
@@ -94,6 +95,7 @@ class Desk:
                 except subprocess.TimeoutExpired:
                     worker.kill()
                     worker.wait()
+        end_attempts(self.host.settings.state_dir)
 
 
 @pytest.fixture

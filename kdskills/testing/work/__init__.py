@@ -1,6 +1,6 @@
 """Background work under test: workers that are killed, databases that go away, and a ledger of what really ran."""
 
-from kdskills.testing.work.lab import Ledger, WorkLab
+from kdskills.testing.work.lab import Ledger, WorkLab, end_attempts
 from kdskills.testing.work.postgres import Cluster, private_cluster
 from kdskills.testing.work.storms import (
     Report,
@@ -16,6 +16,7 @@ __all__ = [
     "Ledger",
     "Report",
     "WorkLab",
+    "end_attempts",
     "job_storm",
     "kill_storm",
     "outage_storm",

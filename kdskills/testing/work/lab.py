@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import subprocess
 import sys
@@ -15,6 +14,8 @@ from typing import Any
 
 from kdskills.app.settings import Settings
 from kdskills.app.spawning import settings_line
+from kdskills.jobs.attempts import Attempts
+from kdskills.jobs.attempts.attempt import held
 from kdskills.jobs.client import JobsClient
 from kdskills.jobs.heads import TaskHead
 from kdskills.jobs.model import Command, JobSpec, Placement, Scope, ServiceSpec, StepSpec, TaskSpec
@@ -63,6 +64,23 @@ class Ledger:
         return most
 
 
+def end_attempts(state_dir: Path) -> None:
+    """End every program of a state folder whose workers are gone, and wait until none is left.
+
+    Raises:
+        AssertionError: One of them outlived its cancel.
+    """
+    attempts = Attempts(state_dir)
+    living = [found for task in attempts.tasks() if (found := attempts.latest(task)) is not None]
+    for attempt in living:
+        attempt.cancel("the test is over")
+    end = time.monotonic() + PATIENCE_S
+    for attempt in living:
+        while held(attempt.folder):
+            assert time.monotonic() < end, f"{attempt.order.task_id} did not end"
+            time.sleep(0.02)
+
+
 class WorkLab:
     """One host: a state folder, whose workers run programs of this machine, without any wall unless an engine is named.
 
@@ -104,12 +122,7 @@ class WorkLab:
         """Kill the workers and end what they left running."""
         for slot in list(self.workers):
             self.kill(slot)
-        work = await self.client.work()
-        for task in work.attempts.tasks():
-            attempt = work.attempts.latest(task)
-            if attempt is not None and attempt.cancel("the test is over"):
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(attempt.wait(), 30)
+        await asyncio.to_thread(end_attempts, self.settings.state_dir)
         await self.client.aclose()
 
     def start(self, slot: int = 0) -> subprocess.Popen[bytes]:

@@ -13,6 +13,7 @@ from kdskills.app.settings import Settings
 from kdskills.app.worker.launcher import warm_starter
 from kdskills.jobs.attempts import AttemptOrder, Attempts
 from kdskills.jobs.model import Command, Placement, Scope, TaskSpec
+from kdskills.testing.work import end_attempts
 
 
 class Lab:
@@ -81,6 +82,7 @@ def lab(tmp_path):
     lab = Lab(tmp_path / "state", Settings())
     yield lab
     lab.starter.close()
+    end_attempts(lab.state)
 
 
 @pytest.fixture
@@ -95,6 +97,7 @@ def make_lab(tmp_path):
     yield make
     for one in made:
         one.starter.close()
+        end_attempts(one.state)
 
 
 @pytest.fixture

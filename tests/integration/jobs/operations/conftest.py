@@ -20,6 +20,7 @@ from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.operations import Context
 from kdskills.app.spawning import settings_line
 from kdskills.jobs.roster import slot_taken
+from kdskills.testing.work import end_attempts
 
 LONG = 100.0
 
@@ -78,13 +79,14 @@ class Place:
         self.worker.wait()
 
     def end(self) -> None:
-        """End the worker."""
+        """End the worker and every program it or a test left."""
         if self.worker is not None and self.worker.poll() is None:
             self.worker.terminate()
             try:
                 self.worker.wait(30)
             except subprocess.TimeoutExpired:
                 self.kill_worker()
+        end_attempts(self.settings.state_dir)
 
 
 @pytest.fixture(scope="module")
