@@ -22,6 +22,8 @@ T = TypeVar("T")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 BUSY_MS: Final = 30_000
 JOURNAL_LIMIT: Final = 16 * 1024 * 1024
+SQLITE_CONNECTIONS: Final = 24
+"""Connections to a file that are kept: as many as a worker has threads; each is opened when it is first needed."""
 SCHEMA_LOCK: Final = 2_037_581
 """Number of the advisory lock under which tables are made."""
 
@@ -84,7 +86,7 @@ def open_engine(url: str, *, what: str, failure: type[KdskillsError] = DatabaseU
     if url.startswith("postgresql://"):
         url = "postgresql+psycopg://" + url.removeprefix("postgresql://")
     try:
-        engine = sa.create_engine(url, pool_pre_ping=True, hide_parameters=True)
+        engine = sa.create_engine(url, hide_parameters=True, **pooling(url))
     except ImportError:
         raise MissingExtra(f"{what} in PostgreSQL", "jobs") from None
     except sa.exc.ArgumentError:
@@ -93,6 +95,11 @@ def open_engine(url: str, *, what: str, failure: type[KdskillsError] = DatabaseU
         sa.event.listen(engine, "connect", _prepare_sqlite)
         sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def pooling(url: str) -> dict[str, Any]:
+    """Return how connections are kept: a file is never away, and opening it anew costs more than keeping it open."""
+    return {"pool_size": SQLITE_CONNECTIONS} if url.startswith("sqlite") else {"pool_pre_ping": True}
 
 
 def make_tables(link: sa.Connection, metadata: sa.MetaData) -> None:

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import MissingExtra
-from kdskills.jobs.database import BUSY_MS, JOURNAL_LIMIT
+from kdskills.jobs.database import BUSY_MS, JOURNAL_LIMIT, pooling
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -232,7 +232,7 @@ def open_queue_engine(url: str, *, connections: int = 20) -> sa.Engine:
         url = "postgresql+psycopg://" + url.removeprefix("postgresql://")
     try:
         engine = sa.create_engine(
-            url, pool_pre_ping=True, hide_parameters=True, pool_size=connections, max_overflow=10, pool_timeout=30
+            url, hide_parameters=True, max_overflow=10, pool_timeout=30, **({"pool_size": connections} | pooling(url))
         )
     except ImportError:
         raise MissingExtra("background work in PostgreSQL", "jobs") from None

@@ -65,9 +65,9 @@ class TaskRun:
             return head  # its program runs already: it has its place
         while True:
             await place.enter_async_context(desk.gate(head.mode))
-            said = await desk.write(self._start_row)
+            said, begun = await desk.write(self._start)
             if said == "begun":
-                return await desk.head(self._item)
+                return begun
             await place.aclose()
             if said == "elsewhere":
                 return None
@@ -81,6 +81,11 @@ class TaskRun:
     def _adopted(self, head: TaskHead) -> bool:
         """Whether the task began on this host, under a worker that is gone."""
         return head.attempt > 0 and head.host == self._desk.work.host
+
+    def _start(self, link: sa.Connection) -> tuple[Begun, TaskHead | None]:
+        """Move the row to `starting`; return what came of it, and the head as it is now if it begins."""
+        said = self._start_row(link)
+        return said, self._desk.records.task(link, self._item) if said == "begun" else None
 
     def _start_row(self, link: sa.Connection) -> Begun:
         """Move the row to `starting` with the number of the attempt that follows, in one transaction with the session."""
