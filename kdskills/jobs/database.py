@@ -118,6 +118,8 @@ def speaking(what: str, failure: type[KdskillsError] = DatabaseUnavailable) -> I
         yield
     except DBAPIError as error:
         said = type(error.orig).__name__ if error.orig is not None else type(error).__name__
+        name = getattr(error.orig, "sqlite_errorname", None)  # SQLITE_FULL, SQLITE_BUSY and the like: no secret in it
+        said = said if name is None else f"{said} ({name})"
         raise failure(f"{what} does not answer: {said}", driver=said) from error
     except SQLAlchemyError as error:
         raise failure(f"{what} cannot be used: {type(error).__name__}") from error
