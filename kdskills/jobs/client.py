@@ -88,10 +88,10 @@ class JobsClient:
         session_key = item if spec.session_id is None else spec.scope.session_key(spec.session_id)
 
         def change(link: sa.Connection) -> TaskHead:
-            home, queue = self._place(work, link, session_key)
+            home, queue = _place(work, link, session_key)
             row = new_task(item, spec, session_key, body_hash=body_hash, home=home)
             if spec.on_busy == "refuse":
-                self._refuse_busy(work, link, session_key, item)
+                _refuse_busy(work, link, session_key, item)
             if work.records.add_task(link, row):
                 work.queues.enqueue(link, TASK, item, queue, session_key)
             else:
@@ -117,9 +117,9 @@ class JobsClient:
         session_key = spec.scope.session_key(spec.session_id)
 
         def change(link: sa.Connection) -> JobHead:
-            home, queue = self._place(work, link, session_key)
+            home, queue = _place(work, link, session_key)
             if spec.on_busy == "refuse":
-                self._refuse_busy(work, link, session_key, item)
+                _refuse_busy(work, link, session_key, item)
             if work.records.add_job(link, new_row(item, spec, session_key, body_hash=body_hash, home=home)):
                 work.queues.enqueue(link, JOB, item, queue, session_key)
             else:
@@ -278,21 +278,23 @@ class JobsClient:
             await asyncio.sleep(min(pause, left))
             pause = min(pause * 1.3, _LOOK_MAX_S)
 
-    def _place(self, work: Work, link: sa.Connection, session_key: str) -> tuple[str | None, str]:
-        """Return the host new work is pinned to, or None, and the queue it goes into."""
-        if not work.pooled:
-            return work.host, host_queue(work.host)
-        known = work.records.session_host(link, session_key)
-        if known is not None and Roster(work).alive_hosts(link, {known}):
-            return None, host_queue(known)  # the session's files are on that host's disk
-        return None, POOL
 
-    def _refuse_busy(self, work: Work, link: sa.Connection, session_key: str, item: str) -> None:
-        if link.dialect.name == "postgresql":  # two that refuse to wait must not both find the session free
-            link.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (session_key,))
-        holder = work.records.holder(link, session_key)
-        if holder is not None and holder != item:
-            raise Conflict(f"the session is held by {holder}", code="session_busy", holder=holder)
+def _place(work: Work, link: sa.Connection, session_key: str) -> tuple[str | None, str]:
+    """Return the host new work is pinned to, or None, and the queue it goes into."""
+    if not work.pooled:
+        return work.host, host_queue(work.host)
+    known = work.records.session_host(link, session_key)
+    if known is not None and Roster(work).alive_hosts(link, {known}):
+        return None, host_queue(known)  # the session's files are on that host's disk
+    return None, POOL
+
+
+def _refuse_busy(work: Work, link: sa.Connection, session_key: str, item: str) -> None:
+    if link.dialect.name == "postgresql":  # two that refuse to wait must not both find the session free
+        link.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (session_key,))
+    holder = work.records.holder(link, session_key)
+    if holder is not None and holder != item:
+        raise Conflict(f"the session is held by {holder}", code="session_busy", holder=holder)
 
 
 def new_id(kind: Kind, scope: Scope, key: str | None) -> str:

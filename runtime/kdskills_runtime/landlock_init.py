@@ -83,7 +83,9 @@ class _Watch:
         wake, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, dict[int, object]().get)  # of C: a handler in Python could nest in a flood of signals
+        signal.signal(
+            signal.SIGCHLD, dict[int, object]().get
+        )  # of C: a handler in Python could nest in a flood of signals
         try:
             ruleset = make_ruleset(self._order)
         except Stopped as error:
