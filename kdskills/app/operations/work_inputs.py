@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Final, Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -38,7 +38,9 @@ class RunInput(Program, Arguments):
 
     skill_name: SkillName
     command: CommandWords
-    session_id: SessionId | None = None
+    session_id: SessionId | None = Field(
+        None, description="Session whose folder it runs in; none means one of its own."
+    )
     workdir: Workdir = "skill"
     env: Env = Field(default_factory=dict)
     inputs: Files = ()
@@ -103,11 +105,13 @@ class StartJobInput(Program, Arguments):
 
     skill_name: SkillName
     session_id: SessionId
-    steps: tuple[Step, ...] = Field(min_length=1, max_length=MAX_STEPS)
+    steps: tuple[Step, ...] = Field(
+        min_length=1, max_length=MAX_STEPS, description="What is run, in order or as a graph."
+    )
     workdir: Workdir = "skill"
     env: Env = Field(default_factory=dict)
     max_concurrency: int = Field(1, ge=1, le=64, description="Steps that may run at the same time.")
-    max_wall_time_sec: Seconds = 1800.0
+    max_wall_time_sec: Seconds = Field(1800.0, description="Seconds the whole job may take.")
     on_busy: Literal["wait", "refuse"] = Field("wait", description="As for a command.")
 
     @field_validator("steps")
@@ -122,8 +126,8 @@ class ActivateInput(Arguments):
     """A skill to make ready."""
 
     skill_name: SkillName
-    session_id: SessionId | None = None
-    timeout_sec: Annotated[float, Field(gt=0, le=600, allow_inf_nan=False)] = 60.0
+    session_id: SessionId | None = Field(None, description="Session the files are made ready for.")
+    timeout_sec: float = Field(60.0, gt=0, le=600, allow_inf_nan=False, description="Seconds it may take.")
 
 
 class TaskStatusInput(Program, Arguments):
@@ -196,21 +200,21 @@ class TaskCancelInput(Arguments):
     """A task to end."""
 
     task_id: TaskId
-    reason: str = Field("", max_length=1024)
+    reason: str = Field("", max_length=1024, description="Why, for whoever looks at it later.")
 
 
 class JobCancelInput(Arguments):
     """A job to end."""
 
     job_id: JobId
-    reason: str = Field("", max_length=1024)
+    reason: str = Field("", max_length=1024, description="Why, for whoever looks at it later.")
 
 
 class TaskLogsInput(Arguments):
     """A piece of a task's output."""
 
     task_id: TaskId
-    stream: Literal["stdout", "stderr"] = "stdout"
+    stream: Literal["stdout", "stderr"] = Field("stdout", description="Which of its two streams.")
     offset: int = Field(0, ge=-(2**62), le=2**62, description="Byte to begin at; a negative one counts from the end.")
     limit: int = Field(65_536, ge=0, le=MAX_LOG_PIECE, description="Bytes at most.")
     encoding: Literal["text", "base64"] = Field(
@@ -224,8 +228,10 @@ class ListInput(Arguments):
     """Which of the project's tasks or jobs, the newest first."""
 
     session_id: SessionId | None = Field(None, description="Of this session only.")
-    status: Literal["queued", "starting", "running", "succeeded", "failed", "canceled"] | None = None
-    limit: int = Field(50, ge=1, le=500)
+    status: Literal["queued", "starting", "running", "succeeded", "failed", "canceled"] | None = Field(
+        None, description="In this state only."
+    )
+    limit: int = Field(50, ge=1, le=500, description="How many at most.")
 
 
 def graph_problems(needs: dict[str, tuple[str, ...]], names: list[str]) -> Iterator[str]:

@@ -24,7 +24,7 @@ MISSING = ("not_found", "database_unavailable", "missing_extra")
 class ArtifactInput(Arguments):
     """Which artifact, and how much of it."""
 
-    artifact_id: str = Field(min_length=1, max_length=128)
+    artifact_id: str = Field(min_length=1, max_length=128, description="The artifact's id.")
     offset: int = Field(0, ge=0, le=2**62, description="Byte to begin at.")
     limit: int = Field(0, ge=0, le=MAX_LOG_PIECE, description="Bytes to return; 0 tells about it only.")
     link_sec: int = Field(
