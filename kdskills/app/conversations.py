@@ -51,8 +51,12 @@ class Conversations:
     async def run_script(
         self, identity: Identity, session_id: str, path: str, options: Mapping[str, Any]
     ) -> ScriptResult:
-        """Run a script of a loaded skill in isolation. Raises ToolCallRefused, ExecRefused."""
+        """Run a script of a loaded skill in isolation. Raises ToolCallRefused, and ExecRefused when no engine works."""
         runtime, key = await self._open(identity, session_id)
+        if not runtime.config.run_scripts:
+            await self._host.wiring.executor(self._host.settings.executor)  # says what is wrong and what cures it
+            self._runtimes.pop(identity.project, None)  # nothing is wrong any more
+            runtime, key = await self._open(identity, session_id)
         return await runtime.run_script(key, path, **options)
 
     async def _open(self, identity: Identity, session_id: str) -> tuple[SkillRuntime, str]:
@@ -77,7 +81,7 @@ class Conversations:
         return runtime, key
 
     async def _runtime(self, subsystem: SkillsSubsystem) -> SkillRuntime:
-        """Return a runtime over *subsystem*; without a working engine it offers no scripts."""
+        """Return a runtime over *subsystem*; without a working engine it has no scripts, and `run_script` asks again."""
         try:
             executor = await self._host.wiring.executor(self._host.settings.executor)
         except ExecRefused:

@@ -6,10 +6,13 @@ Every room that keeps rows opens its engine here, so that several writers, also 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kdskills.errors import KdskillsError, MissingExtra, OperatorMustAct
@@ -26,6 +29,8 @@ SQLITE_CONNECTIONS: Final = 24
 """Connections to a file that are kept: as many as a worker has threads; each is opened when it is first needed."""
 SCHEMA_LOCK: Final = 2_037_581
 """Number of the advisory lock under which tables are made."""
+_ALEMBIC: Final = threading.Lock()
+"""Alembic keeps the connection it works on in its module: two upgrades in one process would write to each other's database."""
 
 
 class DatabaseUnavailable(OperatorMustAct):
@@ -109,6 +114,31 @@ def make_tables(link: sa.Connection, metadata: sa.MetaData) -> None:
     metadata.create_all(link, checkfirst=True)
 
 
+def run_revisions(link: sa.Connection, scripts: Path, target: str, *, missing: MissingExtra) -> None:
+    """Run Alembic's revisions up to *target* in the transaction that is open on *link*; one at a time in a process.
+
+    Args:
+        link: The connection; `env.py` of the scripts finds it in `config.attributes["connection"]`.
+        scripts: Folder of the Alembic tree.
+        target: As for `alembic upgrade`, such as `head` or `work@head`.
+        missing: Raised when Alembic is not installed.
+
+    Raises:
+        MissingExtra: Alembic is not installed.
+    """
+    try:
+        from alembic import command
+        from alembic.config import Config
+    except ImportError:
+        raise missing from None
+    config = Config()
+    config.set_main_option("script_location", str(scripts).replace("%", "%%"))  # a ConfigParser reads it
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = link
+    with _ALEMBIC:
+        command.upgrade(config, target)
+
+
 @contextmanager
 def speaking(what: str, failure: type[KdskillsError] = DatabaseUnavailable) -> Iterator[None]:
     """Turn the driver's own failures into *failure*; its message may hold a password and stays inside."""
@@ -183,7 +213,7 @@ class Database:
                 return
             try:
                 prepare(self)
-            except BaseException:
+            except BaseException:  # raised again: the next caller prepares
                 self._prepare = prepare
                 raise
 
@@ -200,15 +230,38 @@ class Database:
         await asyncio.to_thread(self.engine.dispose)
 
 
-def _prepare_sqlite(connection: Any, _record: object) -> None:
+def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     connection.isolation_level = None  # transactions are ours: the driver would begin them too late
-    for pragma in (
+    set_pragmas(connection)
+
+
+def set_pragmas(connection: sqlite3.Connection, *more: str) -> None:
+    """Prepare a new connection to a file that many write, also while others open the new file with it.
+
+    Args:
+        connection: One of the driver's.
+        more: Further pragmas, such as `foreign_keys=ON`.
+
+    Raises:
+        sqlite3.OperationalError: The file stayed locked for `BUSY_MS`, or is no database.
+    """
+    patience = time.monotonic() + BUSY_MS / 1000
+    pragmas = (
         f"busy_timeout={BUSY_MS}",
         "journal_mode=WAL",
         "synchronous=NORMAL",
         f"journal_size_limit={JOURNAL_LIMIT}",
-    ):
-        connection.execute(f"PRAGMA {pragma}").close()
+    )
+    for pragma in pragmas + more:
+        while True:
+            try:
+                connection.execute(f"PRAGMA {pragma}").close()
+                break
+            except sqlite3.OperationalError as error:
+                # the first connections to a new file bring each other out of its old mode, and SQLite does not wait there
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > patience:
+                    raise
+                time.sleep(0.002)
 
 
 def _begin_sqlite(link: sa.Connection) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kdskills.errors import MissingExtra
-from kdskills.jobs.database import SCHEMA_LOCK, Database
+from kdskills.jobs.database import SCHEMA_LOCK, Database, run_revisions
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -15,6 +15,7 @@ HEADS: Final = {"service": "service_0001", "work": "work_0001"}
 """The newest revision of each part whose room opens its database here."""
 
 VERSIONS: Final = "kd_alembic"
+MIGRATIONS: Final = Path(__file__).with_name("migrations")
 
 
 def upgrade(database: Database, part: str, head: str | None = None) -> bool:
@@ -38,7 +39,7 @@ def upgrade(database: Database, part: str, head: str | None = None) -> bool:
             link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
         if wanted in current(link):
             return False
-        _run(link, part)
+        run_revisions(link, MIGRATIONS, f"{part}@head", missing=MissingExtra("a database of kdskills' own", "jobs"))
         return True
 
     return database.change(change)
@@ -51,16 +52,3 @@ def current(link: sa.Connection) -> frozenset[str]:
     if not sa.inspect(link).has_table(VERSIONS):
         return frozenset()
     return frozenset(link.exec_driver_sql(f"SELECT version_num FROM {VERSIONS}").scalars())  # noqa: S608 - our own constant
-
-
-def _run(link: sa.Connection, part: str) -> None:
-    try:
-        from alembic import command
-        from alembic.config import Config
-    except ImportError:
-        raise MissingExtra("a database of kdskills' own", "jobs") from None
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
-    config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = link
-    command.upgrade(config, f"{part}@head")

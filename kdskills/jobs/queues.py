@@ -7,6 +7,7 @@ partition is the session, one at a time. Only ids travel in workflow arguments.
 from __future__ import annotations
 
 import logging
+import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import MissingExtra
-from kdskills.jobs.database import BUSY_MS, JOURNAL_LIMIT, pooling
+from kdskills.jobs.database import pooling, set_pragmas
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -260,13 +261,6 @@ def migrate_queue(engine: sa.Engine) -> None:
     system.run_migrations()
 
 
-def _prepare_sqlite(connection: Any, _record: object) -> None:
+def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     connection.isolation_level = "IMMEDIATE"
-    for pragma in (
-        f"busy_timeout={BUSY_MS}",
-        "journal_mode=WAL",
-        "synchronous=NORMAL",
-        f"journal_size_limit={JOURNAL_LIMIT}",
-        "foreign_keys=ON",
-    ):
-        connection.execute(f"PRAGMA {pragma}").close()
+    set_pragmas(connection, "foreign_keys=ON")

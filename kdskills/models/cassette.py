@@ -171,7 +171,7 @@ def write_cassette(path: Path, cassette: Cassette) -> None:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException:  # raised again: nothing half-written stays
         Path(temporary).unlink(missing_ok=True)
         raise
 

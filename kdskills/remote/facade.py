@@ -92,7 +92,7 @@ class RemoteSkillsFacade:
         ending = _Ending(CleanupOptions(sync_runtime_on_cleanup, ignore_cleanup_errors))
         try:
             yield RemoteSkillLifecycle(skills.session_id, created, skills)
-        except BaseException:
+        except BaseException:  # raised again: the clean-up must not hide the body's own error
             ending.failed()
             raise
         finally:
@@ -180,7 +180,7 @@ class AsyncRemoteSkillsFacade:
         ending = _Ending(CleanupOptions(sync_runtime_on_cleanup, ignore_cleanup_errors))
         try:
             yield RemoteSkillLifecycle(skills.session_id, created, skills)
-        except BaseException:
+        except BaseException:  # raised again: the clean-up must not hide the body's own error
             ending.failed()
             raise
         finally:

@@ -10,11 +10,13 @@ from kdskills.execution.options import ExecutionOptions
 
 PAYLOAD = """
 import os, sys, time
-if os.fork() == 0:
+middle = os.fork()
+if middle == 0:
     os.setsid()
     if os.fork() == 0:
         os.execve(sys.executable, [sys.executable, "-I", "-c", "import time; time.sleep(300)"], {"LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"]})
     os._exit(0)
+os.waitpid(middle, 0)
 print("ready", flush=True)
 time.sleep(300)
 """

@@ -137,7 +137,7 @@ class LandlockExecutor:
         lease = self._uids().lease()
         try:
             folder = RunFolder.make(self._runs(), request)
-        except BaseException:
+        except BaseException:  # raised again: whatever it was, the leased uid goes back
             lease.close()
             raise
         try:
@@ -162,7 +162,7 @@ class LandlockExecutor:
                 )
             )  # fmt: skip
             run.spawn()
-        except BaseException:
+        except BaseException:  # raised again: no folder and no leased uid stays behind
             folder.remove()
             lease.close()
             raise

@@ -150,7 +150,7 @@ class SrtExecutor:
             for path in folder.control.iterdir():
                 path.chmod(path.stat().st_mode | 0o044)
             run = self._made(plan, package, folder, files, lease, places)
-        except BaseException:
+        except BaseException:  # raised again: no folder and no leased uid stays behind
             if folder is not None:
                 folder.remove()
             if lease is not None:
@@ -180,7 +180,7 @@ class SrtExecutor:
         )  # fmt: skip
         try:
             run.spawn()
-        except BaseException:
+        except BaseException:  # raised again: what the run holds is let go
             run.close()
             raise
         return run

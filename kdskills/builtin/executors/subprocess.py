@@ -125,7 +125,7 @@ class SubprocessExecutor:
             folder.place(inputs, plan.cwd, frozenset(request.executable))
             run = LocalRun(plan, folder, places)
             run.spawn()
-        except BaseException:
+        except BaseException:  # raised again: no folder stays behind
             folder.remove()
             raise
         return run

@@ -223,8 +223,13 @@ class Gateway:
         teller = asyncio.create_task(tell())
         try:
             yield emit
-            with suppress(TimeoutError):
+            try:
                 await asyncio.wait_for(queue.join(), RETRY_S)
+            except TimeoutError:
+                left = queue.qsize()
+                _LOG.warning(
+                    "%s: %d events of call %s are left out: the bus is too slow", address.operation, left, call
+                )
         finally:
             teller.cancel()
             with suppress(asyncio.CancelledError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import entry_points
@@ -11,6 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from kdskills.app import Host
 from kdskills.app.identity import Identity
+
+_LOG = logging.getLogger("kdskills.http")
 
 GROUP = "kdskills.mounts"
 """Entry points `path = "module:function"`; `function(host, authenticate)` returns a `Mounted`."""
@@ -39,6 +42,7 @@ def mounts(host: Host, authenticate: Authenticate) -> dict[str, Mounted]:
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] == "kdskills":
                 raise
+            _LOG.info("/%s is not served: %s is not installed", point.name, error.name)
             continue
         found[point.name] = make(host, authenticate)
     return found

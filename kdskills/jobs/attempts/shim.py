@@ -127,7 +127,7 @@ def take_lock(folder: Path, patience_s: float = 2.0) -> int | None:
                 os.close(fd)
                 return None
             time.sleep(0.002)
-        except BaseException:
+        except BaseException:  # raised again: the descriptor is nobody's then
             os.close(fd)
             raise
         else:

@@ -136,7 +136,7 @@ class Companion:
         except (OSError, KeyError, ValueError) as error:
             await _end(process)
             raise ExecFailed("the service's ports cannot be reached from this host", code="forwarder_failed") from error
-        except BaseException:
+        except BaseException:  # raised again: a cancelled start leaves no process
             await _end(process)
             raise
         return cls(process, ports)

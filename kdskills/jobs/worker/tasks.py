@@ -211,9 +211,7 @@ class TaskRun:
             await self._desk.write(lambda link: self._running_row(link, head, facts))
 
     def _running_row(self, link: sa.Connection, head: TaskHead, facts: Facts) -> bool:
-        values: dict[str, Any] = {"started_at": _micros(facts.started_at), "ready_at": _micros(facts.ready_at)}
-        if facts.endpoints:
-            values["endpoints"] = dump(facts.endpoints)
+        values = {"started_at": _micros(facts.started_at), **_readiness(facts)}
         return self._desk.records.move(link, "task", head.id, "running", self._desk.executor, **values)
 
     def _again(self, head: TaskHead, verdict: Verdict, lost: int) -> bool:
@@ -260,6 +258,7 @@ class TaskRun:
         status, values = ending(head, verdict)
         values |= {"artifacts": dump(refs), "output_errors": dump(errors)}
         if attempt is not None:
+            values |= _readiness(await asyncio.to_thread(attempt.facts))  # it may be over before it was seen to run
             for stream in ("stdout", "stderr"):
                 piece = await asyncio.to_thread(attempt.tail, stream, self._settings.result_bytes)
                 values |= {f"{stream}_tail": piece.data, f"{stream}_total": piece.total}
@@ -291,6 +290,14 @@ def ending(head: TaskHead, verdict: Verdict) -> tuple[str, dict[str, Any]]:
     if verdict.started_at is not None and head.started_at is None:
         values["started_at"] = _micros(verdict.started_at)
     return status, values
+
+
+def _readiness(facts: Facts | None) -> dict[str, Any]:
+    """Return the columns that say that a program is ready, and where it is reached; none of one that never was."""
+    if facts is None or facts.ready_at is None:
+        return {}
+    reached = {"endpoints": dump(facts.endpoints)} if facts.endpoints else {}
+    return {"ready_at": _micros(facts.ready_at), **reached}
 
 
 def _broken(error: KdskillsError) -> Verdict:

@@ -7,10 +7,12 @@ the index is harmless at any moment, because the server builds them again from t
 
 from __future__ import annotations
 
-import contextlib
+import logging
 from pathlib import Path
 
 from kdskills.remote.catalog import index, rollout
+
+_LOG = logging.getLogger("kdskills.remote")
 
 
 def interrupted(home: Path) -> list[Path]:
@@ -38,15 +40,20 @@ def mend(home: Path, path: Path) -> bool:
 
     A file another process changes now is left alone; where an index stays locked the backup stays, for the next time.
     """
-    with contextlib.suppress(rollout.LockBusy, OSError), rollout.locked(path, 0.0):
-        owner = rollout.backup_owner(path)
-        if owner is None or not path.is_file():
-            return False
-        rollout.restore(path)
-        with contextlib.suppress(rollout.UnknownFormat):
-            settle(home, path, owner)
-        return True
-    return False
+    try:
+        with rollout.locked(path, 0.0):
+            owner = rollout.backup_owner(path)
+            if owner is None or not path.is_file():
+                return False
+            rollout.restore(path)
+            try:
+                settle(home, path, owner)
+            except rollout.UnknownFormat as problem:
+                _LOG.warning("%s: the server's pointers are not settled, the backup stays: %s", path, problem)
+            return True
+    except (rollout.LockBusy, OSError) as problem:
+        _LOG.warning("%s: a change that was cut off is not taken back now, its backup stays: %s", path, problem)
+        return False
 
 
 def settle(home: Path | None, path: Path, thread_id: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from kdskills.remote.client.server import AppServer
     from kdskills.remote.ports import ServerProfile
+
+_LOG = logging.getLogger("kdskills.remote")
 
 T = TypeVar("T")
 
@@ -198,10 +201,11 @@ class Reload:
             await self._put_back(path)
             words = problem.error if isinstance(problem, NotApplied) else problem.details.get("server_message")
             raise NotApplied("rejected", str(words or problem)) from problem
-        except BaseException:
-            # The server is gone, or this client closes: what was not confirmed does not stay.
-            with contextlib.suppress(OSError, rollout.UnknownFormat):
-                self._restore(path)
+        except BaseException:  # raised again: the server is gone, or this client closes
+            try:
+                self._restore(path)  # what was not confirmed does not stay
+            except (OSError, rollout.UnknownFormat) as problem:
+                _LOG.warning("%s: line 1 is not put back now, its backup stays for the next change: %s", path, problem)
             raise
         await asyncio.to_thread(rollout.drop_backup, path)
 

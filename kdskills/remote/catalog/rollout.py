@@ -170,7 +170,7 @@ def stage(head: Head, line: bytes) -> Path:
             new.flush()
             os.fchmod(new.fileno(), head.mode)
             os.fsync(new.fileno())
-    except BaseException:
+    except BaseException:  # raised again: nothing half-written stays
         temporary.unlink(missing_ok=True)
         raise
     return temporary

@@ -159,7 +159,7 @@ class AsyncAppServerClient:
         try:
             if not server.owned:
                 await client._mend()
-        except BaseException:
+        except BaseException:  # raised again: a client that did not open leaves no process
             await client.close()
             raise
         client._watch()

@@ -83,7 +83,7 @@ class AppServer:
             capabilities = {"experimentalApi": True}
             hello = await self.request("initialize", clientInfo=CLIENT_INFO, capabilities=capabilities)
             await peer.notify("initialized")
-        except BaseException:
+        except BaseException:  # raised again: a server that was not greeted leaves no process
             await self.close()
             raise
         if isinstance(hello, dict):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kdskills.errors import MissingExtra
-from kdskills.jobs.database import SCHEMA_LOCK
+from kdskills.jobs.database import SCHEMA_LOCK, run_revisions
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -44,13 +44,4 @@ def upgrade(link: sa.Connection) -> None:
     at = current(link)
     if at is not None and at >= newest():  # a newer kdskills may have been here: its tables have all of ours
         return
-    try:
-        from alembic import command
-        from alembic.config import Config
-    except ImportError:
-        raise MissingExtra("the journal of calls", "codex") from None
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = link
-    command.upgrade(config, "head")
+    run_revisions(link, MIGRATIONS, "head", missing=MissingExtra("the journal of calls", "codex"))

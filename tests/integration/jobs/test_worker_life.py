@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.app.spawning import spawner
+from kdskills.jobs.attempts import Attempts
 from kdskills.jobs.attempts.shim import read_identity
 from kdskills.jobs.client import JobsClient
 from kdskills.jobs.model import Command, StepSpec
@@ -75,6 +76,19 @@ async def test_ends_of_tasks(lab):
     assert (bad.status, bad.exit_code, bad.stdout_tail) == ("failed", 3, b"before\n")
     assert (late.status, late.error_code, late.stdout_tail, late.stdout_total) == ("failed", "timeout", b"printed\n", 8)
     assert (await lab.client.logs(lab.scope, bad.id, "stdout", 2, 3)).data == b"for"
+
+
+async def test_a_program_nobody_saw_run_was_ready_too(lab):
+    """What starts and ends while its worker stands still has the times of one that was followed."""
+    await lab.started()
+    worker = lab.workers[0].pid
+    head = await lab.client.submit_task(lab.task(f"kill -STOP {worker}"))
+    attempts = Attempts(lab.settings.state_dir)
+    await lab.until(lambda: (found := attempts.latest(head.id)) is not None and found.state() == "ended")
+    os.kill(worker, signal.SIGCONT)
+    over = await lab.client.wait_task(lab.scope, head.id, 120)
+    assert (over.status, over.ready_at) == ("succeeded", over.started_at)
+    assert over.ready_at is not None
 
 
 async def test_outputs_become_artifacts(lab):

@@ -7,7 +7,7 @@ import pytest
 from kdskills.app import Host, Settings
 from kdskills.app.identity import SCOPES, Identity
 from kdskills.app.operations import Context
-from kdskills.errors import BadRequest, ToolCallRefused
+from kdskills.errors import BadRequest, ExecRefused, ToolCallRefused
 
 DESCRIPTOR = """
 CUSTOM_SKILLS_ROOT = "skills"
@@ -122,3 +122,21 @@ async def test_sessions_in_a_database_outlive_the_host(bundle, tmp_path):
     await load(Host(settings, entry_points=False), caller())
     read = await Host(settings, entry_points=False).invoke("skills.read", {"path": "references/form.md"}, caller())
     assert read.result["text"] == "the form\n"
+
+
+@pytest.mark.needs("bubblewrap")
+async def test_scripts_come_back_with_the_engine(bundle, monkeypatch):
+    """Without an engine a script is refused with what cures it, and runs in the same session once it is cured."""
+    (bundle / "skills/lab/notes/scripts").mkdir()
+    (bundle / "skills/lab/notes/scripts/say.py").write_text("print('said')\n")
+    host = Host(Settings(bundle=bundle, executor="subprocess"), entry_points=False)
+    await load(host, caller())
+    script = {"path": "scripts/say.py", "skill": "notes"}
+    for _ in range(2):
+        with pytest.raises(ExecRefused) as refused:
+            await host.invoke("skills.run_script", script, caller())
+        assert (refused.value.code, "allow_unisolated" in str(refused.value.to_json())) == ("policy_denied", True)
+    monkeypatch.setattr(host, "settings", host.settings.model_copy(update={"executor": "bubblewrap"}))
+    for _ in range(2):
+        found = await host.invoke("skills.run_script", script, caller())
+        assert (found.result["exit_code"], found.result["stdout"]) == (0, "said\n")

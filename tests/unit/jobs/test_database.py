@@ -1,8 +1,16 @@
 """What is said of a database that fails: enough to act upon, and no word of the driver's that may hold a password."""
 
-import pytest
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
+import pytest
+import sqlalchemy as sa
+
+from kdskills.jobs import database as room
 from kdskills.jobs.database import Database, DatabaseUnavailable
+from kdskills.jobs.migrate import HEADS, upgrade
+from kdskills.remote.journal.sql import SqlJournal
 
 
 @pytest.fixture
@@ -23,3 +31,59 @@ def test_a_full_database_is_called_full(database):
 
     with pytest.raises(DatabaseUnavailable, match=r"OperationalError \(SQLITE_FULL\)"):
         database.change(fill)
+
+
+def _leaving_the_old_mode(path):
+    """Return a connection that writes in a file which is not in WAL mode yet: SQLite's own patience does not help there."""
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("CREATE TABLE IF NOT EXISTS t (x)")
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("INSERT INTO t VALUES (1)")
+    return other
+
+
+def test_a_new_file_is_waited_for(database, tmp_path):
+    """Who opens a file while another connection still writes in its old mode waits, and reads what was written."""
+    other = _leaving_the_old_mode(tmp_path / "work.db")
+    with closing(other), ThreadPoolExecutor(1) as pool:
+        read = pool.submit(database.ask, lambda link: link.exec_driver_sql("SELECT x FROM t").scalar())
+        with pytest.raises(TimeoutError):
+            read.result(0.2)
+        other.execute("COMMIT")
+        assert read.result(60) == 1
+
+
+def test_a_file_that_stays_locked_is_said_to_be(database, tmp_path, monkeypatch):
+    """The wait for a new file ends, with the words for a locked one."""
+    monkeypatch.setattr(room, "BUSY_MS", 50)
+    locked = pytest.raises(DatabaseUnavailable, match=r"OperationalError \(SQLITE_BUSY\)")
+    with closing(_leaving_the_old_mode(tmp_path / "work.db")), locked:
+        database.ask(lambda link: link.exec_driver_sql("SELECT x FROM t").scalar())
+
+
+def test_what_is_no_database_is_not_tried_again(tmp_path):
+    """A file of something else is refused at once."""
+    (tmp_path / "work.db").write_bytes(b"not a database at all, but long enough to be looked at\n" * 20)
+    broken = Database(f"sqlite:///{tmp_path / 'work.db'}")
+    with pytest.raises(DatabaseUnavailable, match=r"DatabaseError \(SQLITE_NOTADB\)"):
+        broken.ask(lambda link: link.exec_driver_sql("SELECT 1").scalar())
+    broken.engine.dispose()
+
+
+def test_databases_are_brought_up_side_by_side(tmp_path):
+    """Threads of one process that bring different databases up to date do not write into each other's."""
+
+    def tables(number):
+        one = Database(f"sqlite:///{tmp_path / str(number)}.db")
+        for part in sorted(HEADS):
+            upgrade(one, part)
+        journal = SqlJournal(f"sqlite:///{tmp_path / str(number)}.calls.db")
+        found = [sorted(sa.inspect(engine).get_table_names()) for engine in (one.engine, journal.engine)]
+        one.engine.dispose()
+        journal.close()
+        return found
+
+    with ThreadPoolExecutor(6) as pool:
+        several = list(pool.map(tables, range(12)))
+    assert several == [tables("alone")] * 12
+    assert all(len(names) > 2 for names in several[0])
