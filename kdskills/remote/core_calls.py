@@ -110,11 +110,27 @@ async def _answered(
     core: SessionCore, calls: Sequence[IncomingCall], options: SubmitOptions, *, drained: bool, known: bool = True
 ) -> list[tuple[RemoteSkillDispatch, CallOutcome]]:
     """Run the calls at once, then submit their answers one after the other."""
-    outcomes = await core.driver.gather([_runner(core, call, known=known) for call in calls])
+    came = [_connection(core, call) for call in calls]
+    outcomes = await core.driver.gather(
+        [_runner(core, call, connection, known=known) for call, connection in zip(calls, came, strict=True)]
+    )
     return [
-        (await _submitted(core, call, outcome, options, drained=drained), outcome)
-        for call, outcome in zip(calls, outcomes, strict=True)
+        (await _submitted(core, call, outcome, options, connection, drained=drained), outcome)
+        for call, outcome, connection in zip(calls, outcomes, came, strict=True)
     ]
+
+
+def _connection(core: SessionCore, call: IncomingCall) -> str:
+    """Return the connection a call came over.
+
+    A handle names it. By the time the handler has ended the client may have another one, where the server has delivered the
+    call again: an answer to the first delivery does not answer the second.
+    """
+    present = core.owner.connection
+    handle = call.request_id or ""
+    if not present or handle.startswith(f"{present}:"):
+        return present
+    return handle.rpartition(":")[0] or present
 
 
 def _own_call(core: SessionCore, row: Mapping[str, Any]) -> IncomingCall | None:
@@ -122,17 +138,17 @@ def _own_call(core: SessionCore, row: Mapping[str, Any]) -> IncomingCall | None:
     return None if call is None or call.thread_id not in {None, core.session_id} else call
 
 
-def _runner(core: SessionCore, call: IncomingCall, *, known: bool) -> Any:
-    return lambda: _run(core, call, known=known)
+def _runner(core: SessionCore, call: IncomingCall, connection: str, *, known: bool) -> Any:
+    return lambda: _run(core, call, connection, known=known)
 
 
-async def _run(core: SessionCore, call: IncomingCall, *, known: bool) -> CallOutcome:
+async def _run(core: SessionCore, call: IncomingCall, connection: str, *, known: bool) -> CallOutcome:
     return await core.owner.dispatcher.call(
         core.registry.find(call.tool, call.namespace),
         _identity(core, call),
         call.arguments,
         shown=call.shown,
-        connection=core.owner.connection,
+        connection=connection,
         knows_session=known,
     )
 
@@ -147,23 +163,31 @@ async def _respond(
 
 
 async def _submitted(
-    core: SessionCore, call: IncomingCall, outcome: CallOutcome, options: SubmitOptions, *, drained: bool
+    core: SessionCore,
+    call: IncomingCall,
+    outcome: CallOutcome,
+    options: SubmitOptions,
+    connection: str,
+    *,
+    drained: bool,
 ) -> RemoteSkillDispatch:
     if call.request_id is None:
         submission = NO_REQUEST_ID
     elif outcome.key is None:
-        submission = await _submit(core, call.request_id, outcome, options)
+        submission = await _submit(core, call.request_id, outcome, options, connection)
     else:
         async with core.owner.turnstile.one(outcome.key):
-            submission = await _submit(core, call.request_id, outcome, options)
+            submission = await _submit(core, call.request_id, outcome, options, connection)
     dispatch = _dispatch(call, outcome, submission)
     for hear in core.listeners():
         hear(Heard(call.turn_id, dispatch, drained))
     return dispatch
 
 
-async def _submit(core: SessionCore, request_id: str, outcome: CallOutcome, options: SubmitOptions) -> Submission:
-    dispatcher, connection = core.owner.dispatcher, core.owner.connection
+async def _submit(
+    core: SessionCore, request_id: str, outcome: CallOutcome, options: SubmitOptions, connection: str
+) -> Submission:
+    dispatcher = core.owner.dispatcher
     # Two deliveries of one call may have read its answer before either submitted: look again, now that one waited.
     if outcome.key is not None and (outcome.duplicate or dispatcher.was_accepted(outcome.key, connection)):
         return LOCAL_DUPLICATE

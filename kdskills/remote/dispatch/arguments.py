@@ -47,6 +47,23 @@ def faults(schema: JsonObject, arguments: Any) -> list[str]:
     return words if len(words) <= MAX_FAULTS else [*words[:MAX_FAULTS], f"and {len(words) - MAX_FAULTS} more"]
 
 
+def own_copy(arguments: Any) -> Any:
+    """Return *arguments* with lists and objects of their own, however deep they are; other values are shared."""
+    held = [arguments]
+    left: list[Any] = [held]
+    copies: dict[int, Any] = {}  # a program may hand over what is inside itself
+    while left:
+        place = left.pop()
+        for key, inner in list(place.items() if isinstance(place, dict) else enumerate(place)):
+            if not isinstance(inner, dict | list):
+                continue
+            if id(inner) not in copies:
+                copies[id(inner)] = inner.copy()
+                left.append(copies[id(inner)])
+            place[key] = copies[id(inner)]
+    return held[0]
+
+
 def _path(parts: Any) -> str:
     text = "$"
     for part in parts:

@@ -11,6 +11,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.remote.core import discard
+from kdskills.remote.dispatch.arguments import own_copy
 from kdskills.remote.dispatch.leases import Leases
 from kdskills.remote.dispatch.outcome import NOT_RECORDED, OUTCOME_UNKNOWN, failed
 from kdskills.remote.dispatch.payloads import Answers
@@ -155,9 +156,11 @@ class Execution:
         extra = {self.skill.call_parameter: self.call} if self.skill.call_parameter else {}
         if self._arguments is None:
             return self.skill.handler(**extra)
-        if isinstance(self._arguments, dict):
-            return self.skill.handler(**{**self.skill.coerce(self._arguments), **extra})
-        return self.skill.handler(self._arguments, **extra)
+        # A handler may change what it is given; the call's identity is made of what the model gave.
+        arguments = own_copy(self._arguments)
+        if isinstance(arguments, dict):
+            return self.skill.handler(**{**self.skill.coerce(arguments), **extra})
+        return self.skill.handler(arguments, **extra)
 
 
 def is_coroutine_function(handler: Any) -> bool:

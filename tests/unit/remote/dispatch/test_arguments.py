@@ -6,8 +6,10 @@ import socket
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kdskills.remote.dispatch.arguments import MAX_FAULTS, PERMISSIVE, faults
+from kdskills.remote.dispatch.arguments import MAX_FAULTS, PERMISSIVE, faults, own_copy
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -107,3 +109,42 @@ def test_deep_arguments_are_a_fault() -> None:
         deep = {"kids": deep}
     schema = {"$ref": "#/$defs/T", "$defs": {"T": {"type": "object", "properties": {"kids": {"$ref": "#/$defs/T"}}}}}
     assert faults(schema, deep) == ["$: nested too deeply"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def containers(value: Any) -> list[Any]:
+    """Return every list and object in a value, itself included."""
+    found, left = [], [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict | list):
+            found.append(one)
+            left.extend(one.values() if isinstance(one, dict) else one)
+    return found
+
+
+@given(JSON)
+def test_a_copy_is_equal_and_shares_nothing_that_changes(value: Any) -> None:
+    """Whatever JSON it is: the copy is equal, and none of its lists and objects is one of the original's."""
+    copied = own_copy(value)
+    assert copied == value
+    assert not {id(one) for one in containers(copied)} & {id(one) for one in containers(value)}
+
+
+def test_copies_of_what_is_deep_or_inside_itself() -> None:
+    """Depth costs no recursion, and a value inside itself is copied as one."""
+    deep: Any = "end"
+    for _ in range(50_000):
+        deep = [deep]
+    assert len(containers(own_copy(deep))) == 50_000
+    inside: dict[str, Any] = {}
+    inside["self"] = inside
+    copied = own_copy(inside)
+    assert copied is not inside
+    assert copied["self"] is copied
