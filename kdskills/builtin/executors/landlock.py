@@ -8,12 +8,14 @@ import platform
 import shutil
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
 from kdskills.execution.cgroup import CgroupParent, find_parent
 from kdskills.execution.check import LIMIT_NAMES, Plan, check_request, require_limits
+from kdskills.execution.children import require_endings
 from kdskills.execution.dirs import cache_dir, private_dir, state_dir
 from kdskills.execution.finished import FinishedRun, skills_mismatch
 from kdskills.execution.landlock import abi
@@ -31,6 +33,7 @@ from kdskills.execution.request import ExecRequest, ExecResult, IsolationLevel
 from kdskills.execution.rootfs import Rootfs, build_rootfs
 from kdskills.execution.seccomp import ARCHES
 from kdskills.execution.stage import read_inputs, stage_skill
+from kdskills.execution.starting import in_thread, to_the_end
 from kdskills.hooks import hookimpl
 
 if TYPE_CHECKING:
@@ -81,17 +84,12 @@ class LandlockExecutor:
 
     async def run(self, request: ExecRequest) -> ExecResult:
         """Run to the end. Raises as the protocol says."""
-        handle = await self.start(request)
-        try:
-            return await handle.wait()
-        except asyncio.CancelledError:
-            await asyncio.shield(handle.cancel())
-            raise
+        return await to_the_end(self, request)
 
     async def start(self, request: ExecRequest) -> TreeRun | FinishedRun:
         """Start and return at once. Raises as `run`."""
         try:
-            return await asyncio.to_thread(self._start, request)
+            return await in_thread(partial(self._start, request))
         except (RootChanged, RootMissing) as error:
             return skills_mismatch(error, self.name, self.level)
         except (ExecFailed, OSError) as error:
@@ -116,6 +114,7 @@ class LandlockExecutor:
         return Uids(self._options.sandbox_uid, private_dir(state_dir()) / "uids")
 
     def _start(self, request: ExecRequest) -> TreeRun:
+        require_endings(self.name)
         plan = check_request(request)
         if request.network != "none":
             raise ExecRefused(

@@ -15,12 +15,14 @@ import os
 import platform
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
 from kdskills.execution.cgroup import find_parent
 from kdskills.execution.check import LIMIT_NAMES, Plan, check_request, require_limits
+from kdskills.execution.children import require_endings
 from kdskills.execution.dirs import cache_dir, private_dir, state_dir
 from kdskills.execution.finished import FinishedRun, skills_mismatch
 from kdskills.execution.landlock.calls import shared_rules
@@ -39,6 +41,7 @@ from kdskills.execution.seccomp import ARCHES, assemble
 from kdskills.execution.srt.run import SrtRun
 from kdskills.execution.srt.script import DOMAIN, Files, run_script, settings
 from kdskills.execution.stage import read_inputs, stage_skill
+from kdskills.execution.starting import in_thread, to_the_end
 from kdskills.hooks import hookimpl
 
 if TYPE_CHECKING:
@@ -96,17 +99,12 @@ class SrtExecutor:
 
     async def run(self, request: ExecRequest) -> ExecResult:
         """Run to the end. Raises as the protocol says."""
-        handle = await self.start(request)
-        try:
-            return await handle.wait()
-        except asyncio.CancelledError:
-            await asyncio.shield(handle.cancel())
-            raise
+        return await to_the_end(self, request)
 
     async def start(self, request: ExecRequest) -> SrtRun | FinishedRun:
         """Start and return at once. Raises as `run`."""
         try:
-            return await asyncio.to_thread(self._start, request)
+            return await in_thread(partial(self._start, request))
         except (RootChanged, RootMissing) as error:
             return skills_mismatch(error, self.name, self.level)
         except (ExecFailed, OSError) as error:

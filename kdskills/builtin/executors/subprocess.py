@@ -19,11 +19,13 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
 from kdskills.errors import ExecRefused, RootChanged, RootMissing
 from kdskills.execution.check import Plan, check_request, require_limits
+from kdskills.execution.children import require_endings
 from kdskills.execution.choose import require_consent
 from kdskills.execution.code_run import MAX_REPORT, apply_report
 from kdskills.execution.collect import Collection, collect, new_collection
@@ -38,6 +40,7 @@ from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.pump import Ending, HeadBuffer, Pump, TailBuffer
 from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel
 from kdskills.execution.stage import read_inputs, stage_skill
+from kdskills.execution.starting import in_thread, to_the_end
 from kdskills.hooks import Register, hookimpl
 
 if TYPE_CHECKING:
@@ -88,18 +91,13 @@ class SubprocessExecutor:
 
     async def run(self, request: ExecRequest) -> ExecResult:
         """Run to the end (spec execution §1)."""
-        handle = await self.start(request)
-        try:
-            return await handle.wait()
-        except asyncio.CancelledError:
-            await asyncio.shield(handle.cancel())
-            raise
+        return await to_the_end(self, request)
 
     async def start(self, request: ExecRequest) -> LocalRun | FinishedRun:
         """Check, stage and start *request*."""
         require_consent(self, request, allow_unisolated=self._options.allow_unisolated)
         try:
-            return await asyncio.to_thread(self._start, request)
+            return await in_thread(partial(self._start, request))
         except (RootChanged, RootMissing) as error:
             return skills_mismatch(error, self.name, self.level)
 
@@ -111,6 +109,7 @@ class SubprocessExecutor:
         return private_dir(private_dir(self._options.state_dir or state_dir()) / "local-runs")
 
     def _start(self, request: ExecRequest) -> LocalRun:
+        require_endings(self.name)
         plan = check_request(request)
         if request.network != "none":
             raise ExecRefused(

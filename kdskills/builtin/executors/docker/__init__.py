@@ -29,6 +29,7 @@ from kdskills.execution.protocol import ProbeReport, ReapReport
 from kdskills.execution.request import ExecRequest, ExecResult, IsolationLevel
 from kdskills.execution.rootfs import build_rootfs, rootfs_for_image
 from kdskills.execution.stage import read_inputs, stage_skill
+from kdskills.execution.starting import to_the_end
 from kdskills.hooks import Register, hookimpl
 
 if TYPE_CHECKING:
@@ -76,12 +77,7 @@ class DockerExecutor:
 
     async def run(self, request: ExecRequest) -> ExecResult:
         """Run to the end (spec execution §1)."""
-        handle = await self.start(request)
-        try:
-            return await handle.wait()
-        except asyncio.CancelledError:
-            await asyncio.shield(handle.cancel())
-            raise
+        return await to_the_end(self, request)
 
     async def start(self, request: ExecRequest) -> DockerRun | FinishedRun:
         """Check and prepare *request*, queue it, and return at once."""

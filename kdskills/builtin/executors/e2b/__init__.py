@@ -28,6 +28,7 @@ from kdskills.execution.probing import canary_argv, failed, judge
 from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.request import ExecRequest, ExecResult, IsolationLevel
 from kdskills.execution.stage import read_inputs, stage_skill
+from kdskills.execution.starting import to_the_end
 from kdskills.hooks import Register, hookimpl
 
 if TYPE_CHECKING:
@@ -69,12 +70,7 @@ class E2bExecutor:
 
     async def run(self, request: ExecRequest) -> ExecResult:
         """Run to the end (spec execution §1)."""
-        handle = await self.start(request)
-        try:
-            return await handle.wait()
-        except asyncio.CancelledError:
-            await asyncio.shield(handle.cancel())
-            raise
+        return await to_the_end(self, request)
 
     async def start(self, request: ExecRequest) -> E2bRun | FinishedRun:
         """Check and stage *request* and return at once; the run waits for its owner's sandbox by itself."""

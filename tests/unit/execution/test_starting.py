@@ -1,0 +1,127 @@
+"""Cancelling while a run is being started (spec execution §5)."""
+
+import asyncio
+import threading
+
+import pytest
+
+from kdskills.errors import ExecRefused
+from kdskills.execution.starting import in_thread, to_the_end
+
+
+class Run:
+    """A run that notes its end."""
+
+    def __init__(self):
+        self.over = asyncio.Event()
+
+    async def wait(self):
+        """Wait for the cancel."""
+        await self.over.wait()
+        return "result"
+
+    async def cancel(self):
+        """End it."""
+        self.over.set()
+
+
+class Slow:
+    """A start that stands in its thread until it is let go."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.begun = threading.Event()
+        self.go = threading.Event()
+
+    def __call__(self):
+        self.begun.set()
+        assert self.go.wait(60)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    async def reached(self):
+        """Wait until the start stands in its thread."""
+        assert await asyncio.to_thread(self.begun.wait, 60)
+
+
+async def test_a_start_gives_its_run():
+    """Nothing cancelled, the run comes back as it is, not ended."""
+    run = Run()
+    assert await in_thread(lambda: run) is run
+    assert not run.over.is_set()
+
+
+async def test_a_start_raises_what_it_meets():
+    """The error of a start reaches the caller."""
+    slow = Slow(ExecRefused("no room", engine="x"))
+    slow.go.set()
+    with pytest.raises(ExecRefused, match="no room"):
+        await in_thread(slow)
+
+
+async def test_who_is_cancelled_leaves_no_run():
+    """The cancel waits for the start, ends the run, and only then goes on."""
+    slow = Slow(Run())
+    task = asyncio.create_task(in_thread(slow))
+    await slow.reached()
+    task.cancel()
+    await asyncio.wait([task], timeout=0.05)
+    assert (task.done(), slow.answer.over.is_set()) == (False, False)
+    slow.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert slow.answer.over.is_set()
+
+
+async def test_a_start_that_fails_after_the_cancel_is_nobodys():
+    """The cancel wins over an error nobody waits for any more."""
+    slow = Slow(ExecRefused("no room", engine="x"))
+    task = asyncio.create_task(in_thread(slow))
+    await slow.reached()
+    task.cancel()
+    slow.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_second_cancel_does_not_save_the_run():
+    """Who is cancelled twice hears it at once, and the run ends all the same."""
+    slow = Slow(Run())
+    task = asyncio.create_task(in_thread(slow))
+    await slow.reached()
+    for _ in range(2):
+        task.cancel()
+        await asyncio.wait([task], timeout=0.05)
+    assert task.cancelled()
+    slow.go.set()
+    await asyncio.wait_for(slow.answer.over.wait(), 60)
+
+
+class Engine:
+    """An engine with one run."""
+
+    def __init__(self):
+        self.run = Run()
+        self.started = asyncio.Event()
+
+    async def start(self, _request):
+        """Start it."""
+        self.started.set()
+        return self.run
+
+
+async def test_a_run_is_ended_before_its_cancel_arrives():
+    """`to_the_end` gives the result, or has ended the run when it is cancelled."""
+    engine = Engine()
+    task = asyncio.create_task(to_the_end(engine, None))
+    await engine.started.wait()
+    await engine.run.cancel()
+    assert await task == "result"
+    other = Engine()
+    task = asyncio.create_task(to_the_end(other, None))
+    await other.started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert other.run.over.is_set()
