@@ -1,4 +1,7 @@
-"""The Host: settings, plugins, engines, and the operations every door offers."""
+"""The Host: settings, plugins, engines, and the operations every door offers.
+
+What only some operations need is imported where a Host first needs it: most commands look at a bundle and are gone.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +13,31 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kdskills.app.conversations import Conversations
 from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.operations.calling import require_allowed, validated
 from kdskills.app.operations.table import Context, Emit
 from kdskills.app.plugins import Answers, Filter, PluginManager, Registers, collect, plugin_manager
 from kdskills.app.project_skills import ProjectSkills
-from kdskills.app.publication import Entry, Publication
-from kdskills.app.readiness import Readiness, readiness
 from kdskills.app.settings import Settings
-from kdskills.app.storage import Storage
 from kdskills.app.telemetry import Telemetry
-from kdskills.app.wiring import HostWiring
-from kdskills.app.work import WorkService
 from kdskills.bundle import Bundle, SkillsDescriptor, load_bundle
 from kdskills.bundle.load import NAMES as DESCRIPTORS
 from kdskills.errors import BadRequest
-from kdskills.prompts import prompt_environment
-from kdskills.session.config import merged_interpreters
 from kdskills.turn import SkillsSubsystem
 
 if TYPE_CHECKING:
     import jinja2
     from pydantic import BaseModel
 
+    from kdskills.app.conversations import Conversations
     from kdskills.app.operations import Operation
     from kdskills.app.projects import Projects
+    from kdskills.app.publication import Entry, Publication
+    from kdskills.app.readiness import Readiness
+    from kdskills.app.storage import Storage
     from kdskills.app.tokens import Tokens
+    from kdskills.app.wiring import HostWiring
+    from kdskills.app.work import WorkService
     from kdskills.execution import Executor, ReapReport
     from kdskills.session import SessionStore
     from kdskills.skills import SkillRoot
@@ -74,6 +75,8 @@ class Host:
     @cached_property
     def templates(self) -> jinja2.Environment:
         """The environment that catalogs and instruction blocks are rendered in, prepared by plugins."""
+        from kdskills.prompts import prompt_environment
+
         env = prompt_environment()
         self.answers.prepare_templates(env)
         return env
@@ -81,11 +84,15 @@ class Host:
     @cached_property
     def wiring(self) -> HostWiring:
         """What a solver needs of this Host."""
+        from kdskills.app.wiring import HostWiring
+
         return HostWiring(self)
 
     @cached_property
     def storage(self) -> Storage:
         """What this Host keeps; nothing is opened before it is used."""
+        from kdskills.app.storage import Storage
+
         return Storage(self)
 
     @property
@@ -159,7 +166,7 @@ class Host:
         """Every operation by name: the shipped table and what plugins added to it (spec service §2)."""
         from kdskills.app.operations import OPERATIONS
 
-        return OPERATIONS | dict(self.registers.operations.items())
+        return {**OPERATIONS, **dict(self.registers.operations.items())}
 
     @cached_property
     def telemetry(self) -> Telemetry:
@@ -169,11 +176,15 @@ class Host:
     @cached_property
     def work(self) -> WorkService:
         """Background work: tasks, jobs, services and what they left."""
+        from kdskills.app.work import WorkService
+
         return WorkService(self)
 
     @cached_property
     def conversations(self) -> Conversations:
         """Conversation sessions of callers at the doors."""
+        from kdskills.app.conversations import Conversations
+
         return Conversations(self)
 
     async def publication(self, identity: Identity, kept: dict[tuple[str, str], Entry]) -> Publication:
@@ -182,6 +193,8 @@ class Host:
         Raises:
             BadRequest: `no_bundle`.
         """
+        from kdskills.app.publication import Publication
+
         found = await self.project_skills(identity.project)
         return Publication(found.subsystem.view(identity.consumer), kept)
 
@@ -207,6 +220,8 @@ class Host:
 
     def interpreters(self) -> dict[str, tuple[str, ...]]:
         """Return how each script suffix is started: the shipped table and what plugins added."""
+        from kdskills.session.config import merged_interpreters
+
         return dict(merged_interpreters(dict(self.registers.interpreters.items())))
 
     @cached_property
@@ -216,6 +231,8 @@ class Host:
 
     async def ready(self) -> Readiness:
         """Tell whether new work can be taken: an engine works, and the database answers (spec service §5)."""
+        from kdskills.app.readiness import readiness
+
         return await readiness(self)
 
     async def reap(self) -> dict[str, ReapReport]:

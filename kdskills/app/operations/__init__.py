@@ -1,56 +1,259 @@
-"""The one table of operations: CLI, and every later door, derive what they offer from it."""
+"""The one table of operations: CLI, and every later door, derive what they offer from it.
 
-from dataclasses import replace
-from typing import Final
+Rows say what doors need to list an operation and to refuse it; models and functions are imported when they are used.
+"""
 
-from kdskills.app.operations.checking import CHECK
-from kdskills.app.operations.codex import CODEX_PROBE, CODEX_RECEIPTS
-from kdskills.app.operations.conversation import LOAD, READ, RUN_SCRIPT, UNLOAD
-from kdskills.app.operations.database import UPGRADE
-from kdskills.app.operations.health import DOCTOR
-from kdskills.app.operations.images import IMAGE
-from kdskills.app.operations.mending import FIX
-from kdskills.app.operations.project_files import ARCHIVE, FILE
-from kdskills.app.operations.projects import (
-    ACTIVATE,
-    CREATE_PROJECT,
-    DELETE_SKILL,
-    GET_SKILL,
-    LIST_PROJECTS,
-    LIST_SKILLS,
-    LIST_VERSIONS,
-    PATCH_SKILL,
-    UPLOAD,
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from kdskills.app.operations.table import Context, Operation, Shipped
+
+if TYPE_CHECKING:
+    from kdskills.app.operations.models import Finding, Input, Output
+
+_ROWS: Final = (
+    Shipped(
+        "skills.check",
+        "Check a skill, a folder of skills or a bundle.",
+        "checking:CHECK",
+        local=True,
+        reads=True,
+    ),
+    Shipped("skills.fix", "Mend skill files without touching a body.", "mending:FIX", local=True),
+    Shipped("skills.list", "List skills as a consumer sees them.", "showing:LIST", reads=True, ui_allowed=True),
+    Shipped("skills.show", "Show one skill in full.", "showing:SHOW", reads=True, ui_allowed=True),
+    Shipped(
+        "skills.render",
+        "Render a catalog or an instruction block.",
+        "showing:RENDER",
+        reads=True,
+        ui_allowed=True,
+    ),
+    Shipped("skills.why", "Explain why a skill is granted or refused.", "showing:WHY", reads=True, ui_allowed=True),
+    Shipped("solver.run", "Run one turn on a bundle.", "turns:RUN", scope="work:run", local=True),
+    Shipped(
+        "turns.show",
+        "Show what happened in a turn, from its transcript.",
+        "transcripts:SHOW_TURN",
+        local=True,
+        reads=True,
+    ),
+    Shipped(
+        "doctor",
+        "Run the self-checks of every part.",
+        "health:DOCTOR",
+        scope="admin",
+        reads=True,
+        ui_allowed=True,
+    ),
+    Shipped("image.build", "Build the tree sandboxes run in.", "images:IMAGE", local=True),
+    Shipped("skills.load", None, "conversation:LOAD"),
+    Shipped("skills.unload", None, "conversation:UNLOAD"),
+    Shipped("skills.read", None, "conversation:READ", reads=True),
+    Shipped("skills.run_script", None, "conversation:RUN_SCRIPT", scope="work:run"),
+    Shipped(
+        "new",
+        "Make the files to begin a bundle, a skill or a plugin with.",
+        "scaffold:NEW",
+        scope="skills:write",
+        local=True,
+    ),
+    Shipped("plugins", "List plugins and what they registered.", "scaffold:PLUGINS", scope="admin", reads=True),
+    Shipped("projects.list", "List projects.", "projects:LIST_PROJECTS", scope="admin", reads=True),
+    Shipped(
+        "projects.create",
+        "Make a project, or change the bundle of one.",
+        "projects:CREATE_PROJECT",
+        scope="admin",
+        local=True,
+    ),
+    Shipped(
+        "project_skills.upload",
+        "Take a skill from a zip archive.",
+        "projects:UPLOAD",
+        scope="skills:write",
+        ui_allowed=True,
+    ),
+    Shipped("project_skills.list", "List uploaded skills.", "projects:LIST_SKILLS", reads=True, ui_allowed=True),
+    Shipped("project_skills.get", "Show one uploaded skill.", "projects:GET_SKILL", reads=True, ui_allowed=True),
+    Shipped(
+        "project_skills.patch",
+        "Enable or disable a skill.",
+        "projects:PATCH_SKILL",
+        scope="skills:write",
+        ui_allowed=True,
+    ),
+    Shipped(
+        "project_skills.delete",
+        "Delete a skill.",
+        "projects:DELETE_SKILL",
+        scope="skills:write",
+        ui_allowed=True,
+    ),
+    Shipped(
+        "project_skills.versions",
+        "List a skill's versions.",
+        "projects:LIST_VERSIONS",
+        reads=True,
+        ui_allowed=True,
+    ),
+    Shipped(
+        "project_skills.activate",
+        "Put a version of a skill in use.",
+        "projects:ACTIVATE",
+        scope="skills:write",
+        ui_allowed=True,
+    ),
+    Shipped(
+        "project_skills.archive",
+        "Give a version as a zip archive.",
+        "project_files:ARCHIVE",
+        reads=True,
+        ui_allowed=True,
+    ),
+    Shipped("project_skills.file", "Give one file of a version.", "project_files:FILE", reads=True, ui_allowed=True),
+    Shipped("tokens.create", "Make a token; its text is shown this once.", "tokens:CREATE_TOKEN", scope="admin"),
+    Shipped("tokens.list", "List tokens.", "tokens:LIST_TOKENS", scope="admin", reads=True),
+    Shipped("tokens.revoke", "End a token.", "tokens:REVOKE_TOKEN", scope="admin"),
+    Shipped("db.upgrade", "Bring the service's tables up to date.", "database:UPGRADE", scope="admin", local=True),
+    Shipped(
+        "skills.activate",
+        "Make a skill's files ready where commands run.",
+        "work_run:ACTIVATE",
+        scope="work:run",
+    ),
+    Shipped(
+        "skills.run_cmd",
+        "Run a command of a skill in isolation and wait for it.",
+        "work_run:RUN_CMD",
+        scope="work:run",
+    ),
+    Shipped(
+        "skills.run_cmd_async",
+        "Start a command of a skill in the background.",
+        "work_run:RUN_CMD_ASYNC",
+        scope="work:run",
+        ui_allowed=True,
+    ),
+    Shipped(
+        "skills.run_service",
+        "Start a program of a skill that stays up.",
+        "work_run:RUN_SERVICE",
+        scope="work:run",
+    ),
+    Shipped(
+        "skills.start_job",
+        "Start steps of a skill, in order or as a graph.",
+        "work_run:START_JOB",
+        scope="work:run",
+        ui_allowed=True,
+    ),
+    Shipped(
+        "skills.task_status",
+        "Show how a task stands.",
+        "work_follow:TASK_STATUS",
+        scope="work:read",
+        reads=True,
+        ui_allowed=True,
+    ),
+    Shipped(
+        "skills.job_status",
+        "Show how a job and its steps stand.",
+        "work_follow:JOB_STATUS",
+        scope="work:read",
+        reads=True,
+        ui_allowed=True,
+    ),
+    Shipped(
+        "skills.task_watch",
+        "Tell a task's progress until it is over.",
+        "work_follow:TASK_WATCH",
+        scope="work:read",
+        ui_allowed=True,
+    ),
+    Shipped(
+        "skills.job_watch",
+        "Tell a job's progress until it is over.",
+        "work_follow:JOB_WATCH",
+        scope="work:read",
+        ui_allowed=True,
+    ),
+    Shipped(
+        "skills.task_cancel",
+        "End a task and everything it started.",
+        "work_follow:TASK_CANCEL",
+        scope="work:run",
+        ui_allowed=True,
+    ),
+    Shipped(
+        "skills.job_cancel",
+        "End a job and its steps.",
+        "work_follow:JOB_CANCEL",
+        scope="work:run",
+        ui_allowed=True,
+    ),
+    Shipped(
+        "skills.task_logs",
+        "Read a task's output by offset.",
+        "work_follow:TASK_LOGS",
+        scope="work:read",
+        reads=True,
+        ui_allowed=True,
+    ),
+    Shipped(
+        "tasks.list",
+        "List tasks, the newest first.",
+        "work_list:TASKS",
+        scope="work:read",
+        reads=True,
+        ui_allowed=True,
+    ),
+    Shipped(
+        "jobs.list",
+        "List jobs, the newest first.",
+        "work_list:JOBS",
+        scope="work:read",
+        reads=True,
+        ui_allowed=True,
+    ),
+    Shipped(
+        "artifacts.get",
+        "Read a file that work left behind.",
+        "work_list:ARTIFACT",
+        scope="work:read",
+        reads=True,
+        ui_allowed=True,
+    ),
+    Shipped(
+        "codex.probe",
+        "Find out what a Codex app-server really does, without a login or tokens.",
+        "codex:CODEX_PROBE",
+        scope="admin",
+    ),
+    Shipped(
+        "codex.receipts",
+        "Show what each turn of a Codex session was run with.",
+        "codex:CODEX_RECEIPTS",
+        scope="admin",
+        reads=True,
+    ),
 )
-from kdskills.app.operations.scaffold import NEW, PLUGINS
-from kdskills.app.operations.showing import LIST, RENDER, SHOW, WHY
-from kdskills.app.operations.table import Context, Finding, Input, Operation, Output
-from kdskills.app.operations.tokens import CREATE_TOKEN, LIST_TOKENS, REVOKE_TOKEN
-from kdskills.app.operations.transcripts import SHOW_TURN
-from kdskills.app.operations.turns import RUN
-from kdskills.app.operations.work import WORK
 
-#: What pages of the console may call (spec service §2); nobody else is asked for it.
-UI_ALLOWED: Final = frozenset(
-    (
-        *(op.name for op in (LIST, SHOW, RENDER, WHY, DOCTOR, UPLOAD, LIST_SKILLS, GET_SKILL, PATCH_SKILL)),
-        *(op.name for op in (DELETE_SKILL, LIST_VERSIONS, ACTIVATE, ARCHIVE, FILE)),
-        *("skills.run_cmd_async", "skills.start_job", "skills.task_status", "skills.job_status", "skills.task_watch"),
-        *("skills.job_watch", "skills.task_logs", "skills.task_cancel", "skills.job_cancel"),
-        *("tasks.list", "jobs.list", "artifacts.get"),
-    )
-)
+#: Every shipped operation by name; `ui_allowed` are those that pages of the console may call (spec service §2).
+OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType({row.name: row for row in _ROWS})
 
-OPERATIONS: dict[str, Operation] = {
-    operation.name: replace(operation, ui_allowed=operation.name in UI_ALLOWED)
-    for operation in (
-        *(CHECK, FIX, LIST, SHOW, RENDER, WHY, RUN, SHOW_TURN, DOCTOR, IMAGE),
-        *(LOAD, UNLOAD, READ, RUN_SCRIPT, NEW, PLUGINS),
-        *(LIST_PROJECTS, CREATE_PROJECT, UPLOAD, LIST_SKILLS, GET_SKILL, PATCH_SKILL, DELETE_SKILL),
-        *(LIST_VERSIONS, ACTIVATE, ARCHIVE, FILE, CREATE_TOKEN, LIST_TOKENS, REVOKE_TOKEN, UPGRADE),
-        *WORK,
-        *(CODEX_PROBE, CODEX_RECEIPTS),
-    )
-}
+_MODELS: Final = frozenset({"Finding", "Input", "Output"})
 
 __all__ = ["OPERATIONS", "Context", "Finding", "Input", "Operation", "Output"]
+
+
+def __getattr__(name: str) -> object:
+    """Return one of the models that those of operations are made of; imported with the first of them."""
+    if name not in _MODELS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from kdskills.app.operations import models
+
+    return getattr(models, name)

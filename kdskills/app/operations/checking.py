@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from kdskills.app.operations.table import Context, Finding, Input, Operation, Output
+from kdskills.app.operations.models import Finding, Input, Output
+from kdskills.app.operations.table import Context, Implementation
 from kdskills.bundle.load import NAMES as DESCRIPTOR_NAMES
 from kdskills.errors import BadRequest, Diagnostic
 from kdskills.skills import parse_skill, validate_skill
@@ -150,13 +151,4 @@ def check_path(host: Host, given: CheckInput) -> CheckOutput:
     )
 
 
-CHECK = Operation(
-    "skills.check",
-    "Check a skill, a folder of skills or a bundle.",
-    CheckInput,
-    CheckOutput,
-    ("path_missing",),
-    check,
-    local=True,
-    reads=True,
-)
+CHECK = Implementation(CheckInput, CheckOutput, ("path_missing",), check)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from kdskills.app.operations.table import Context, Input, Operation, Output
+from kdskills.app.operations.models import Input, Output
+from kdskills.app.operations.table import Context, Implementation
 from kdskills.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -157,22 +158,7 @@ def _read(state: Path, session: str) -> tuple[TurnReceipt, ...]:
         journal.close()
 
 
-CODEX_PROBE = Operation(
-    "codex.probe",
-    "Find out what a Codex app-server really does, without a login or tokens.",
-    ProbeInput,
-    ProbeOutput,
-    ("binary_refused", "codex_missing", "app_server_gone"),
-    probe_codex,
-    scope="admin",
+CODEX_PROBE = Implementation(
+    ProbeInput, ProbeOutput, ("binary_refused", "codex_missing", "app_server_gone"), probe_codex
 )
-CODEX_RECEIPTS = Operation(
-    "codex.receipts",
-    "Show what each turn of a Codex session was run with.",
-    ReceiptsInput,
-    ReceiptsOutput,
-    ("journal_unavailable", "missing_extra"),
-    show_receipts,
-    scope="admin",
-    reads=True,
-)
+CODEX_RECEIPTS = Implementation(ReceiptsInput, ReceiptsOutput, ("journal_unavailable", "missing_extra"), show_receipts)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import Field, StringConstraints
 
-from kdskills.app.operations.table import Context, Operation, Output
+from kdskills.app.operations.models import Output
+from kdskills.app.operations.table import Context, Implementation
 from kdskills.session.inputs import DESCRIPTIONS, LoadInput, ReadInput, RunInput, UnloadInput
 
 if TYPE_CHECKING:
@@ -98,15 +99,13 @@ async def run_script(host: Host, given: RunCall, context: Context) -> ToolAnswer
     return ToolAnswer(result=found.to_json())
 
 
-LOAD = Operation("skills.load", DESCRIPTIONS["skills.load"], LoadCall, ToolAnswer, REFUSALS, load)
-UNLOAD = Operation("skills.unload", DESCRIPTIONS["skills.unload"], UnloadCall, ToolAnswer, REFUSALS, unload)
-READ = Operation("skills.read", DESCRIPTIONS["skills.read"], ReadCall, ToolAnswer, REFUSALS, read, reads=True)
-RUN_SCRIPT = Operation(
-    "skills.run_script",
-    DESCRIPTIONS["skills.run_script"],
+LOAD = Implementation(LoadCall, ToolAnswer, REFUSALS, load, DESCRIPTIONS["skills.load"])
+UNLOAD = Implementation(UnloadCall, ToolAnswer, REFUSALS, unload, DESCRIPTIONS["skills.unload"])
+READ = Implementation(ReadCall, ToolAnswer, REFUSALS, read, DESCRIPTIONS["skills.read"])
+RUN_SCRIPT = Implementation(
     RunCall,
     ToolAnswer,
     (*REFUSALS, "run_disabled", "engine_unavailable"),
     run_script,
-    scope="work:run",
+    DESCRIPTIONS["skills.run_script"],
 )

@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kdskills.app.operations.table import Context, Input, Operation, Output
+from kdskills.app.operations.models import Input, Output
+from kdskills.app.operations.table import Context, Implementation
 from kdskills.execution.dirs import private_dir
 from kdskills.jobs.database import Database
 from kdskills.jobs.migrate import HEADS, current, upgrade
@@ -57,13 +58,4 @@ def _upgrade(url: str) -> UpgradeOut:
     )
 
 
-UPGRADE = Operation(
-    "db.upgrade",
-    "Bring the service's tables up to date.",
-    UpgradeInput,
-    UpgradeOut,
-    ("database_unavailable", "missing_extra"),
-    upgrade_all,
-    scope="admin",
-    local=True,
-)
+UPGRADE = Implementation(UpgradeInput, UpgradeOut, ("database_unavailable", "missing_extra"), upgrade_all)

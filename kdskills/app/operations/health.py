@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from kdskills.app.operations.table import Context, Input, Operation, Output
+from kdskills.app.operations.models import Input, Output
+from kdskills.app.operations.table import Context, Implementation
 from kdskills.errors import ExecRefused
 
 if TYPE_CHECKING:
@@ -110,6 +111,4 @@ async def doctor(host: Host, given: DoctorInput, context: Context) -> DoctorOutp
     )
 
 
-DOCTOR = Operation(
-    "doctor", "Run the self-checks of every part.", DoctorInput, DoctorOutput, (), doctor, scope="admin", reads=True
-)
+DOCTOR = Implementation(DoctorInput, DoctorOutput, (), doctor)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from kdskills.app.operations.table import Context, Input, Operation, Output
+from kdskills.app.operations.models import Input, Output
+from kdskills.app.operations.table import Context, Implementation
 from kdskills.errors import BadRequest
 from kdskills.execution.rootfs import Rootfs, build_rootfs, rootfs_for_image
 
@@ -63,12 +64,4 @@ async def build(host: Host, given: ImageInput, context: Context) -> ImageOutput:
     )
 
 
-IMAGE = Operation(
-    "image.build",
-    "Build the tree sandboxes run in.",
-    ImageInput,
-    ImageOutput,
-    ("engine_unavailable",),
-    build,
-    local=True,
-)
+IMAGE = Implementation(ImageInput, ImageOutput, ("engine_unavailable",), build)

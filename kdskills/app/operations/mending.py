@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from kdskills.app.operations.checking import CheckInput, CheckOutput, check_path, skill_folders
-from kdskills.app.operations.table import Context, Input, Operation, Output
+from kdskills.app.operations.models import Input, Output
+from kdskills.app.operations.table import Context, Implementation
 from kdskills.errors import BadRequest, FileRefused
 from kdskills.skills.fix import apply_fix, plan_fix
 from kdskills.skills.listing import shown
@@ -83,6 +84,4 @@ def _fix(host: Host, given: FixInput) -> FixOutput:
     return FixOutput(path=shown(str(top)), dry_run=given.dry_run, changes=tuple(changes), left=left)
 
 
-FIX = Operation(
-    "skills.fix", "Mend skill files without touching a body.", FixInput, FixOutput, ("path_missing",), fix, local=True
-)
+FIX = Implementation(FixInput, FixOutput, ("path_missing",), fix)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import Field
 
+from kdskills.app.operations.models import Output
 from kdskills.app.operations.projects import INLINE, READ, SkillInput
 from kdskills.app.operations.scoped import readable_skill
-from kdskills.app.operations.table import Context, Operation, Output
+from kdskills.app.operations.table import Context, Implementation
 from kdskills.app.projects.folders import file_digest
 
 if TYPE_CHECKING:
@@ -112,7 +113,5 @@ async def file(host: Host, given: FileInput, context: Context) -> PieceOut:
     return await _piece(given, version, given.path, found.place, found.file.size, found.file.sha256)
 
 
-ARCHIVE = Operation(
-    "project_skills.archive", "Give a version as a zip archive.", PieceInput, PieceOut, READ, archive, reads=True
-)
-FILE = Operation("project_skills.file", "Give one file of a version.", FileInput, PieceOut, READ, file, reads=True)
+ARCHIVE = Implementation(PieceInput, PieceOut, READ, archive)
+FILE = Implementation(FileInput, PieceOut, READ, file)

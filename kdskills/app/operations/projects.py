@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import Field
 
+from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.app.operations.scoped import ProjectInput, readable, readable_skill, who
-from kdskills.app.operations.table import Context, Finding, Input, Operation, Output
+from kdskills.app.operations.table import Context, Implementation
 from kdskills.errors import BadRequest, CallRefused
 from kdskills.skills.archives.codes import RULES
 
@@ -274,56 +275,14 @@ async def list_versions(host: Host, given: SkillInput, context: Context) -> Vers
     return VersionsOut(skill=given.skill, versions=tuple(VersionOut.of(each) for each in found))
 
 
-LIST_PROJECTS = Operation(
-    "projects.list",
-    "List projects.",
-    Input,
-    ProjectsOut,
-    ("database_unavailable",),
-    list_projects,
-    scope="admin",
-    reads=True,
+LIST_PROJECTS = Implementation(Input, ProjectsOut, ("database_unavailable",), list_projects)
+CREATE_PROJECT = Implementation(
+    CreateProject, ProjectOut, ("project_invalid", "bundle_path_relative", "database_unavailable"), create_project
 )
-CREATE_PROJECT = Operation(
-    "projects.create",
-    "Make a project, or change the bundle of one.",
-    CreateProject,
-    ProjectOut,
-    ("project_invalid", "bundle_path_relative", "database_unavailable"),
-    create_project,
-    scope="admin",
-    local=True,
-)
-UPLOAD = Operation(
-    "project_skills.upload",
-    "Take a skill from a zip archive.",
-    UploadInput,
-    UploadOut,
-    ("local_only", "id_taken", *READ, *RULES),
-    upload,
-    scope="skills:write",
-)
-LIST_SKILLS = Operation(
-    "project_skills.list", "List uploaded skills.", ProjectInput, SkillsOut, READ, list_skills, reads=True
-)
-GET_SKILL = Operation(
-    "project_skills.get", "Show one uploaded skill.", SkillInput, SkillOut, READ, get_skill, reads=True
-)
-PATCH_SKILL = Operation(
-    "project_skills.patch", "Enable or disable a skill.", PatchInput, SkillOut, READ, patch_skill, scope="skills:write"
-)
-DELETE_SKILL = Operation(
-    "project_skills.delete", "Delete a skill.", SkillInput, DeletedOut, READ, delete_skill, scope="skills:write"
-)
-LIST_VERSIONS = Operation(
-    "project_skills.versions", "List a skill's versions.", SkillInput, VersionsOut, READ, list_versions, reads=True
-)
-ACTIVATE = Operation(
-    "project_skills.activate",
-    "Put a version of a skill in use.",
-    ActivateInput,
-    SkillOut,
-    ("id_taken", *READ),
-    activate_version,
-    scope="skills:write",
-)
+UPLOAD = Implementation(UploadInput, UploadOut, ("local_only", "id_taken", *READ, *RULES), upload)
+LIST_SKILLS = Implementation(ProjectInput, SkillsOut, READ, list_skills)
+GET_SKILL = Implementation(SkillInput, SkillOut, READ, get_skill)
+PATCH_SKILL = Implementation(PatchInput, SkillOut, READ, patch_skill)
+DELETE_SKILL = Implementation(SkillInput, DeletedOut, READ, delete_skill)
+LIST_VERSIONS = Implementation(SkillInput, VersionsOut, READ, list_versions)
+ACTIVATE = Implementation(ActivateInput, SkillOut, ("id_taken", *READ), activate_version)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field, StringConstraints
 
-from kdskills.app.operations.table import Context, Input, Operation, Output
+from kdskills.app.operations.models import Input, Output
+from kdskills.app.operations.table import Context, Implementation
 from kdskills.errors import BadRequest, Conflict
 
 if TYPE_CHECKING:
@@ -124,23 +125,5 @@ async def plugins(host: Host, given: PluginsInput, context: Context) -> PluginsO
     return PluginsOutput(plugins=tuple(rows), registered=named)
 
 
-NEW = Operation(
-    "new",
-    "Make the files to begin a bundle, a skill or a plugin with.",
-    NewInput,
-    NewOutput,
-    ("path_missing", "path_exists"),
-    new,
-    scope="skills:write",
-    local=True,
-)
-PLUGINS = Operation(
-    "plugins",
-    "List plugins and what they registered.",
-    PluginsInput,
-    PluginsOutput,
-    (),
-    plugins,
-    scope="admin",
-    reads=True,
-)
+NEW = Implementation(NewInput, NewOutput, ("path_missing", "path_exists"), new)
+PLUGINS = Implementation(PluginsInput, PluginsOutput, (), plugins)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from kdskills.app.operations.table import Context, Input
+from kdskills.app.operations.models import Input
+from kdskills.app.operations.table import Context
 from kdskills.errors import NotFound
 from kdskills.turn import Granted
 

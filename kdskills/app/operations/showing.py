@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from kdskills.app.operations.table import Context, Finding, Input, Operation, Output
+from kdskills.app.operations.models import Finding, Input, Output
+from kdskills.app.operations.table import Context, Implementation
 from kdskills.app.project_skills import ProjectSkills
 from kdskills.errors import BadRequest, CallRefused
 from kdskills.skills.model import estimate_tokens
@@ -272,19 +273,7 @@ async def why(host: Host, given: RefInput, context: Context) -> WhyOutput:
 
 
 ASKED = ("no_bundle", "local_only", "consumer_not_yours")
-LIST = Operation(
-    "skills.list", "List skills as a consumer sees them.", ViewInput, ListOutput, ASKED, list_skills, reads=True
-)
-SHOW = Operation(
-    "skills.show",
-    "Show one skill in full.",
-    RefInput,
-    ShowOutput,
-    ("unknown_skill", "denied", *ASKED),
-    show_skill,
-    reads=True,
-)
-RENDER = Operation(
-    "skills.render", "Render a catalog or an instruction block.", RenderInput, RenderOutput, ASKED, render, reads=True
-)
-WHY = Operation("skills.why", "Explain why a skill is granted or refused.", RefInput, WhyOutput, ASKED, why, reads=True)
+LIST = Implementation(ViewInput, ListOutput, ASKED, list_skills)
+SHOW = Implementation(RefInput, ShowOutput, ("unknown_skill", "denied", *ASKED), show_skill)
+RENDER = Implementation(RenderInput, RenderOutput, ASKED, render)
+WHY = Implementation(RefInput, WhyOutput, ASKED, why)

@@ -1,50 +1,27 @@
-"""What an operation is: a row of the one table that every door derives its commands, routes and tools from."""
+"""What an operation is: a row of the one table that every door derives its commands, routes and tools from.
+
+Whatever only names operations, as a command line that prints its help does, must not pay for their models. A shipped
+operation therefore knows where its models and its function are, and imports them when one of them is asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel, ConfigDict
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.app.identity import LOCAL, Identity, Scope
-from kdskills.errors import Diagnostic
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from kdskills.app.host import Host
 
 Emit = Callable[[Any], None]
 
-
-class Input(BaseModel):
-    """Arguments of an operation; unknown fields are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Output(BaseModel):
-    """The answer of an operation."""
-
-    model_config = ConfigDict(frozen=True)
-
-
-class Finding(Output):
-    """A diagnostic in an answer; fields as `kdskills.Diagnostic`."""
-
-    code: str
-    severity: str
-    message: str
-    path: str | None = None
-    line: int | None = None
-    column: int | None = None
-    ref: str | None = None
-    fix: str | None = None
-
-    @classmethod
-    def of(cls, diagnostic: Diagnostic) -> Finding:
-        """Return *diagnostic* as part of an answer."""
-        return cls.model_validate(diagnostic.to_json())
+#: What a shipped operation asks its implementation for.
+IMPLEMENTED: Final = frozenset({"summary", "input", "output", "errors", "run"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +68,63 @@ class Operation:
     local: bool = False
     reads: bool = False
     ui_allowed: bool = False
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """What a shipped operation needs to run, kept beside the models it names.
+
+    Attributes:
+        input: Model of the arguments.
+        output: Model of the answer.
+        errors: Stable codes it raises beside `bad_request`.
+        run: Does it, for the caller the context names.
+        summary: What it does, where those who call it without the table are told in the same words; else the table says it.
+    """
+
+    input: type[BaseModel]
+    output: type[BaseModel]
+    errors: tuple[str, ...]
+    run: Callable[[Host, Any, Context], Awaitable[BaseModel]]
+    summary: str = ""
+
+
+class Shipped(Operation):
+    """A shipped operation: what the table says of it is there at once, its implementation when it is first asked for.
+
+    Args:
+        name: Dotted name, the same at every door.
+        summary: One sentence; None for that of the implementation.
+        at: Where the implementation is, as `module:NAME` within this room.
+        scope: What the caller must be allowed to do.
+        local: Whether it works on files of this machine, for the local account only.
+        reads: Whether it changes nothing.
+        ui_allowed: Whether pages of the console may call it.
+    """
+
+    at: str
+
+    def __init__(
+        self,
+        name: str,
+        summary: str | None,
+        at: str,
+        *,
+        scope: Scope = "skills:read",
+        local: bool = False,
+        reads: bool = False,
+        ui_allowed: bool = False,
+    ) -> None:
+        facts: dict[str, object] = {"name": name, "at": at, "scope": scope, "local": local, "reads": reads}
+        facts |= {"ui_allowed": ui_allowed} if summary is None else {"ui_allowed": ui_allowed, "summary": summary}
+        for fact, value in facts.items():
+            object.__setattr__(self, fact, value)
+
+    def __getattr__(self, name: str) -> object:
+        """Return what only the implementation knows; asked for what this object has not got yet."""
+        if name not in IMPLEMENTED:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        module, _, constant = self.at.partition(":")
+        found = getattr(getattr(import_module(f"{__package__}.{module}"), constant), name)
+        object.__setattr__(self, name, found)
+        return found

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 from pydantic import Field
 
 from kdskills.app.identity import Identity
+from kdskills.app.operations.models import Output
 from kdskills.app.operations.scoped import ProjectInput, who
-from kdskills.app.operations.table import Context, Operation, Output
+from kdskills.app.operations.table import Context, Implementation
 from kdskills.errors import CallRefused
 from kdskills.jobs.database import utc_now
 
@@ -138,16 +139,8 @@ async def revoke(host: Host, given: RevokeToken, context: Context) -> TokenOut:
     return TokenOut.model_validate(_facts(done))
 
 
-CREATE_TOKEN = Operation(
-    "tokens.create",
-    "Make a token; its text is shown this once.",
-    CreateToken,
-    NewTokenOut,
-    ("agent_invalid", "scope_unknown", "tool_not_allowed", *ERRORS),
-    create,
-    scope="admin",
+CREATE_TOKEN = Implementation(
+    CreateToken, NewTokenOut, ("agent_invalid", "scope_unknown", "tool_not_allowed", *ERRORS), create
 )
-LIST_TOKENS = Operation(
-    "tokens.list", "List tokens.", ProjectInput, TokensOut, ERRORS, list_tokens, scope="admin", reads=True
-)
-REVOKE_TOKEN = Operation("tokens.revoke", "End a token.", RevokeToken, TokenOut, ERRORS, revoke, scope="admin")
+LIST_TOKENS = Implementation(ProjectInput, TokensOut, ERRORS, list_tokens)
+REVOKE_TOKEN = Implementation(RevokeToken, TokenOut, ERRORS, revoke)

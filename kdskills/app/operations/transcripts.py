@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, SerializeAsAny
 
-from kdskills.app.operations.table import Context, Finding, Input, Operation, Output
+from kdskills.app.operations.models import Finding, Input, Output
+from kdskills.app.operations.table import Context, Implementation
 from kdskills.solver.events import Event, SourcesMerged, TurnFinished
 from kdskills.solver.result import TurnResult
 from kdskills.solver.transcript import Transcript, read_transcript
@@ -104,13 +105,4 @@ def footnoted(result: TurnResult) -> str:
     return render_citations(result.text, {row["sid"]: row for row in result.sources}, mode="footnotes")
 
 
-SHOW_TURN = Operation(
-    "turns.show",
-    "Show what happened in a turn, from its transcript.",
-    ShowTurnInput,
-    ShowTurnOutput,
-    ("transcript_missing", "transcript_invalid"),
-    show_turn,
-    local=True,
-    reads=True,
-)
+SHOW_TURN = Implementation(ShowTurnInput, ShowTurnOutput, ("transcript_missing", "transcript_invalid"), show_turn)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from kdskills.app.operations.table import Context, Input, Operation, Output
+from kdskills.app.operations.models import Input, Output
+from kdskills.app.operations.table import Context, Implementation
 from kdskills.app.operations.transcripts import footnoted
 from kdskills.errors import BadRequest
 from kdskills.models.cassette import Cassette, read_cassette
@@ -115,13 +116,9 @@ async def run(host: Host, given: RunInput, context: Context) -> RunOutput:
     )
 
 
-RUN = Operation(
-    "solver.run",
-    "Run one turn on a bundle.",
+RUN = Implementation(
     RunInput,
     RunOutput,
     ("request_missing", "replay_diverged", "replay_exhausted", "model_failed", "engine_unavailable"),
     run,
-    scope="work:run",
-    local=True,
 )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from kdskills.app.operations.table import Context, Operation
+from kdskills.app.operations.table import Context, Implementation
 from kdskills.app.operations.work_inputs import (
     JobCancelInput,
     JobStatusInput,
@@ -36,8 +36,6 @@ from kdskills.errors import CallRefused
 from kdskills.jobs.heads import JobHead, TaskHead
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from kdskills.app.host import Host
 
 S = TypeVar("S", TaskSnapshot, JobSnapshot)
@@ -234,42 +232,10 @@ async def _piece(host: Host, given: TaskLogsInput, head: TaskHead) -> LogsOutput
 MISSING = ("not_found", "database_unavailable", "missing_extra")
 
 
-def _reading(
-    name: str, summary: str, given: type[BaseModel], answer: type[BaseModel], run: object, *, quick: bool = True
-) -> Operation:
-    return Operation(
-        name,
-        summary,
-        given,
-        answer,
-        MISSING,
-        cast("Callable[..., Awaitable[BaseModel]]", run),
-        scope="work:read",
-        reads=quick,
-    )
-
-
-def _ending(name: str, summary: str, given: type[BaseModel], run: object) -> Operation:
-    return Operation(
-        name, summary, given, CancelOutput, MISSING, cast("Callable[..., Awaitable[BaseModel]]", run), scope="work:run"
-    )
-
-
-TASK_STATUS = _reading("skills.task_status", "Show how a task stands.", TaskStatusInput, TaskSnapshot, task_status)
-JOB_STATUS = _reading(
-    "skills.job_status", "Show how a job and its steps stand.", JobStatusInput, JobSnapshot, job_status
-)
-TASK_WATCH = _reading(
-    "skills.task_watch",
-    "Tell a task's progress until it is over.",
-    TaskWatchInput,
-    TaskSnapshot,
-    task_watch,
-    quick=False,
-)
-JOB_WATCH = _reading(
-    "skills.job_watch", "Tell a job's progress until it is over.", JobWatchInput, JobSnapshot, job_watch, quick=False
-)
-TASK_LOGS = _reading("skills.task_logs", "Read a task's output by offset.", TaskLogsInput, LogsOutput, task_logs)
-TASK_CANCEL = _ending("skills.task_cancel", "End a task and everything it started.", TaskCancelInput, task_cancel)
-JOB_CANCEL = _ending("skills.job_cancel", "End a job and its steps.", JobCancelInput, job_cancel)
+TASK_STATUS = Implementation(TaskStatusInput, TaskSnapshot, MISSING, task_status)
+JOB_STATUS = Implementation(JobStatusInput, JobSnapshot, MISSING, job_status)
+TASK_WATCH = Implementation(TaskWatchInput, TaskSnapshot, MISSING, task_watch)
+JOB_WATCH = Implementation(JobWatchInput, JobSnapshot, MISSING, job_watch)
+TASK_LOGS = Implementation(TaskLogsInput, LogsOutput, MISSING, task_logs)
+TASK_CANCEL = Implementation(TaskCancelInput, CancelOutput, MISSING, task_cancel)
+JOB_CANCEL = Implementation(JobCancelInput, CancelOutput, MISSING, job_cancel)

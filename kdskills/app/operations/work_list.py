@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from kdskills.app.operations.table import Context, Operation, Output
+from kdskills.app.operations.models import Output
+from kdskills.app.operations.table import Context, Implementation
 from kdskills.app.operations.work_inputs import MAX_LOG_PIECE, ListInput
 from kdskills.app.operations.work_outputs import JobList, TaskList
 from kdskills.app.operations.work_parts import Arguments
@@ -110,26 +111,11 @@ async def get_artifact(host: Host, given: ArtifactInput, context: Context) -> Ar
     )
 
 
-TASKS = Operation(
-    "tasks.list",
-    "List tasks, the newest first.",
-    ListInput,
-    TaskList,
-    MISSING,
-    list_tasks,
-    scope="work:read",
-    reads=True,
-)
-JOBS = Operation(
-    "jobs.list", "List jobs, the newest first.", ListInput, JobList, MISSING, list_jobs, scope="work:read", reads=True
-)
-ARTIFACT = Operation(
-    "artifacts.get",
-    "Read a file that work left behind.",
+TASKS = Implementation(ListInput, TaskList, MISSING, list_tasks)
+JOBS = Implementation(ListInput, JobList, MISSING, list_jobs)
+ARTIFACT = Implementation(
     ArtifactInput,
     ArtifactOutput,
     (*MISSING, "artifact_missing", "artifact_corrupt", "artifact_store_unavailable"),
     get_artifact,
-    scope="work:read",
-    reads=True,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from kdskills.app.operations.table import Output
+from kdskills.app.operations.models import Output
 from kdskills.jobs.states import JobStatus, StepStatus, TaskStatus
 
 RunStatus = Literal["succeeded", "failed", "timeout", "canceled"]

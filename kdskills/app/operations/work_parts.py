@@ -9,7 +9,7 @@ from typing import Annotated, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from kdskills.app.operations.table import Input
+from kdskills.app.operations.models import Input
 from kdskills.errors import BadRequest
 from kdskills.execution.check import MAX_ARGS, MAX_GLOBS, MAX_INPUTS, path_problem
 from kdskills.jobs.model import SESSION_ID

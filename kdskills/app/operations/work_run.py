@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kdskills.app.operations.table import Context, Operation
+from kdskills.app.operations.table import Context, Implementation
 from kdskills.app.operations.work_inputs import ActivateInput, RunAsyncInput, RunInput, RunServiceInput, StartJobInput
 from kdskills.app.operations.work_outputs import (
     ActivateOutput,
@@ -22,8 +22,6 @@ from kdskills.execution.request import IsolationLevel
 from kdskills.jobs.model import Command, TaskSpec
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from kdskills.app.host import Host
     from kdskills.jobs.heads import TaskHead
 
@@ -138,22 +136,8 @@ async def start_job(host: Host, given: StartJobInput, context: Context) -> Start
     return StartedJobOutput(job_id=head.id, status="queued", session_id=given.session_id)
 
 
-def _operation(name: str, summary: str, given: type[BaseModel], answer: type[BaseModel], run: Any) -> Operation:
-    return Operation(name, summary, given, answer, REFUSALS, run, scope="work:run")
-
-
-ACTIVATE = _operation(
-    "skills.activate", "Make a skill's files ready where commands run.", ActivateInput, ActivateOutput, activate
-)
-RUN_CMD = _operation(
-    "skills.run_cmd", "Run a command of a skill in isolation and wait for it.", RunInput, RunOutput, run_cmd
-)
-RUN_CMD_ASYNC = _operation(
-    "skills.run_cmd_async", "Start a command of a skill in the background.", RunAsyncInput, StartedOutput, run_cmd_async
-)
-RUN_SERVICE = _operation(
-    "skills.run_service", "Start a program of a skill that stays up.", RunServiceInput, ServiceOutput, run_service
-)
-START_JOB = _operation(
-    "skills.start_job", "Start steps of a skill, in order or as a graph.", StartJobInput, StartedJobOutput, start_job
-)
+ACTIVATE = Implementation(ActivateInput, ActivateOutput, REFUSALS, activate)
+RUN_CMD = Implementation(RunInput, RunOutput, REFUSALS, run_cmd)
+RUN_CMD_ASYNC = Implementation(RunAsyncInput, StartedOutput, REFUSALS, run_cmd_async)
+RUN_SERVICE = Implementation(RunServiceInput, ServiceOutput, REFUSALS, run_service)
+START_JOB = Implementation(StartJobInput, StartedJobOutput, REFUSALS, start_job)
