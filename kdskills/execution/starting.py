@@ -1,35 +1,35 @@
-"""Starting runs so that who is cancelled meanwhile leaves none behind (spec execution §5)."""
+"""Starting runs, and making what they need, so that who is cancelled meanwhile leaves nothing behind (spec execution §5)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from kdskills.execution.protocol import Executor, Handle
+from kdskills.execution.protocol import Executor
 from kdskills.execution.request import ExecRequest, ExecResult
 
-H = TypeVar("H", bound=Handle)
+T = TypeVar("T")
 
 
-async def in_thread(start: Callable[[], H]) -> H:
-    """Return the run *start* gives, which blocks and so has a thread of its own.
+async def in_thread(make: Callable[[], T], undo: Callable[[T], Awaitable[object]]) -> T:
+    """Return what *make* makes, which blocks and so has a thread of its own.
 
-    A thread cannot be stopped halfway: when the caller is cancelled the run is ended as soon as it is there, and only
-    then does the cancel go on. Raises what *start* raises.
+    A thread cannot be stopped halfway: when the caller is cancelled what it made is undone as soon as it is there, and
+    only then does the cancel go on. Raises what *make* raises.
     """
-    starting = asyncio.ensure_future(asyncio.to_thread(start))
+    making = asyncio.ensure_future(asyncio.to_thread(make))
     try:
-        return await asyncio.shield(starting)
+        return await asyncio.shield(making)
     except asyncio.CancelledError:
-        await asyncio.shield(_undone(starting))
+        await asyncio.shield(_undone(making, undo))
         raise
 
 
-async def _undone(starting: asyncio.Future[H]) -> None:
-    await asyncio.wait([starting])
-    if starting.exception() is None:  # one that failed has started nothing, and nobody waits for its words
-        await starting.result().cancel()
+async def _undone(making: asyncio.Future[T], undo: Callable[[T], Awaitable[object]]) -> None:
+    await asyncio.wait([making])
+    if making.exception() is None:  # one that failed has made nothing, and nobody waits for its words
+        await undo(making.result())
 
 
 async def to_the_end(engine: Executor, request: ExecRequest) -> ExecResult:

@@ -10,6 +10,7 @@ from typing import Final, cast
 
 from kdskills.errors import ExecFailed, ExecRefused, FileRefused
 from kdskills.execution import ExecRequest, ExecResult, Executor, InputFile, Limits, Owner, ScriptCall, SkillMount
+from kdskills.execution.starting import in_thread
 from kdskills.session.approval import ApprovalRequest, origin_of
 from kdskills.session.codes import invalid, path_denied, pathless, refuse
 from kdskills.session.core import Call, Core
@@ -174,7 +175,9 @@ async def _execute(core: Core, call: Call, ready: Ready, tree: str) -> ScriptRes
     if far is not None:
         files = far.materialized()
         try:
-            folder = await asyncio.to_thread(files.__enter__)
+            folder = await in_thread(
+                files.__enter__, undo=lambda _: asyncio.to_thread(files.__exit__, None, None, None)
+            )
         except FileRefused as error:
             reason = error.details.get("reason", error.code)
             raise refuse("skill_unreadable", error.message, path=ready.clean, reason=reason) from error

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kdskills.errors import BadRequest, KdskillsError, SessionError
+from kdskills.execution.starting import in_thread
 from kdskills.models import Redactor
 from kdskills.session import TurnScope
 from kdskills.session.config import Budget
@@ -167,9 +168,10 @@ class ReactSolver:
         check_request(request)
         turn_id = uuid7()
         data = parts.bundle.root / "data"
-        workspace = await asyncio.to_thread(
+        make = partial(
             open_workspace, turn_id, work_dir=parts.settings.work_dir, data=data if data.is_dir() else None, files=files
         )
+        workspace = await in_thread(make, undo=lambda made: asyncio.to_thread(discard, made))
         try:
             session = await self._session(parts, session_id)
             turn = _turn(parts, turn_id, request, self.consumer, session, workspace)

@@ -89,7 +89,7 @@ class LandlockExecutor:
     async def start(self, request: ExecRequest) -> TreeRun | FinishedRun:
         """Start and return at once. Raises as `run`."""
         try:
-            return await in_thread(partial(self._start, request))
+            return await in_thread(partial(self._start, request), undo=lambda run: run.cancel())
         except (RootChanged, RootMissing) as error:
             return skills_mismatch(error, self.name, self.level)
         except (ExecFailed, OSError) as error:

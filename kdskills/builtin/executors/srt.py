@@ -104,7 +104,7 @@ class SrtExecutor:
     async def start(self, request: ExecRequest) -> SrtRun | FinishedRun:
         """Start and return at once. Raises as `run`."""
         try:
-            return await in_thread(partial(self._start, request))
+            return await in_thread(partial(self._start, request), undo=lambda run: run.cancel())
         except (RootChanged, RootMissing) as error:
             return skills_mismatch(error, self.name, self.level)
         except (ExecFailed, OSError) as error:
@@ -126,6 +126,7 @@ class SrtExecutor:
         return Uids(self._options.sandbox_uid, private_dir(state_dir()) / "uids")
 
     def _start(self, request: ExecRequest) -> SrtRun:
+        require_endings(self.name)
         plan = check_request(request)
         domains = _domains(request)
         require_limits(ENFORCED, self._options.best_effort, self.name)

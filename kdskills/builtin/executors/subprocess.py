@@ -97,7 +97,7 @@ class SubprocessExecutor:
         """Check, stage and start *request*."""
         require_consent(self, request, allow_unisolated=self._options.allow_unisolated)
         try:
-            return await in_thread(partial(self._start, request))
+            return await in_thread(partial(self._start, request), undo=lambda run: run.cancel())
         except (RootChanged, RootMissing) as error:
             return skills_mismatch(error, self.name, self.level)
 

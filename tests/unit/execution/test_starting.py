@@ -48,7 +48,7 @@ class Slow:
 async def test_a_start_gives_its_run():
     """Nothing cancelled, the run comes back as it is, not ended."""
     run = Run()
-    assert await in_thread(lambda: run) is run
+    assert await in_thread(lambda: run, Run.cancel) is run
     assert not run.over.is_set()
 
 
@@ -57,13 +57,13 @@ async def test_a_start_raises_what_it_meets():
     slow = Slow(ExecRefused("no room", engine="x"))
     slow.go.set()
     with pytest.raises(ExecRefused, match="no room"):
-        await in_thread(slow)
+        await in_thread(slow, Run.cancel)
 
 
 async def test_who_is_cancelled_leaves_no_run():
     """The cancel waits for the start, ends the run, and only then goes on."""
     slow = Slow(Run())
-    task = asyncio.create_task(in_thread(slow))
+    task = asyncio.create_task(in_thread(slow, Run.cancel))
     await slow.reached()
     task.cancel()
     await asyncio.wait([task], timeout=0.05)
@@ -77,7 +77,7 @@ async def test_who_is_cancelled_leaves_no_run():
 async def test_a_start_that_fails_after_the_cancel_is_nobodys():
     """The cancel wins over an error nobody waits for any more."""
     slow = Slow(ExecRefused("no room", engine="x"))
-    task = asyncio.create_task(in_thread(slow))
+    task = asyncio.create_task(in_thread(slow, Run.cancel))
     await slow.reached()
     task.cancel()
     slow.go.set()
@@ -88,7 +88,7 @@ async def test_a_start_that_fails_after_the_cancel_is_nobodys():
 async def test_a_second_cancel_does_not_save_the_run():
     """Who is cancelled twice hears it at once, and the run ends all the same."""
     slow = Slow(Run())
-    task = asyncio.create_task(in_thread(slow))
+    task = asyncio.create_task(in_thread(slow, Run.cancel))
     await slow.reached()
     for _ in range(2):
         task.cancel()

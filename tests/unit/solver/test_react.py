@@ -10,6 +10,7 @@ import pytest
 from kdskills.errors import BadRequest, ModelFailed, NoActiveSkills, SessionError, ToolCallRefused
 from kdskills.models import ModelReply
 from kdskills.solver import PlainWiring, ReactSolver, ToolContext
+from kdskills.solver.folder import open_workspace
 from kdskills.testing.models import ScriptedModel, call, say, together
 from kdskills.turn import get_active_skills_subsystem
 
@@ -138,6 +139,28 @@ async def test_a_stream_that_is_forgotten_is_ended_too(build, executor):
             if executor.cancelled and asyncio.all_tasks() == {asyncio.current_task()}:
                 break
     assert executor.cancelled == 1
+
+
+async def test_a_turn_cancelled_before_it_began_leaves_no_folder(build, monkeypatch):
+    """A folder that is made while its turn is cancelled is removed before the cancel arrives."""
+    begun, go, made = threading.Event(), threading.Event(), []
+
+    def slowly(*words, **options):
+        begun.set()
+        assert go.wait(60)
+        made.append(open_workspace(*words, **options))
+        return made[-1]
+
+    monkeypatch.setattr("kdskills.solver.react.open_workspace", slowly)
+    async with build(model=ScriptedModel([])) as system:
+        task = asyncio.create_task(ReactSolver(system).run("x"))
+        assert await asyncio.to_thread(begun.wait, 60)
+        task.cancel()
+        await asyncio.wait([task], timeout=0.05)
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert [workspace.root.exists() for workspace in made] == [False]
 
 
 async def test_cancelling_a_turn_answers_every_call_and_re_raises(build, executor):
