@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
+from kdskills.jobs.attempts import Attempt
+from kdskills.jobs.attempts.order import OutputError
 from kdskills.jobs.heads import TaskHead
 from kdskills.jobs.opening import Work
+from kdskills.jobs.outcome import began, ending, printed, readiness
+from kdskills.jobs.records import dump
 from kdskills.jobs.roster import Roster
 
 if TYPE_CHECKING:
@@ -18,8 +23,8 @@ Kind = Literal["task", "job"]
 async def cancel(work: Work, kind: Kind, item: str, reason: str) -> bool:
     """Ask for the end of a task or job; False when it was over.
 
-    What waits in a queue is canceled by the asking. What runs is left to its worker, if that lives; else its state is
-    ended first and its programs on this host right after.
+    What waits in a queue is canceled by the asking. What runs is left to its worker, if that lives; else its programs on
+    this host are ended here, and its state after them. What had ended by itself keeps its result, for the next worker.
     """
     said = await work.database.write(lambda link: work.records.ask_cancel(link, kind, item, reason))
     if said == "canceled":
@@ -32,30 +37,74 @@ async def cancel(work: Work, kind: Kind, item: str, reason: str) -> bool:
 async def _cancel_orphan(work: Work, kind: Kind, item: str, reason: str) -> None:
     """End what no live worker holds, a job with its steps; nothing when somebody alive does."""
     await asyncio.to_thread(Roster(work).bury)
-    gone = await work.database.write(lambda link: _end_rows(work, link, kind, item, reason))
-    if gone is None:
+    found = await work.database.write(lambda link: _orphans(work, link, kind, item, reason))
+    if found is None:
         return
-    await asyncio.to_thread(work.queues.cancel, [item, *(task.id for task in gone if task.id != item)])
-    for task in gone:
-        if task.host == work.host and task.attempt and not task.terminal:
-            attempt = await asyncio.to_thread(work.attempts.find, task.id, task.attempt)
-            if attempt is not None and attempt.cancel(reason):
-                await attempt.wait()
+    tasks, queued = found
+    ended = await asyncio.gather(*(_ended(work, task, reason) for task in tasks))
+    ends = [(task, values) for task, values in zip(tasks, ended, strict=True) if values is not None]
+    gone = await work.database.write(lambda link: _end_rows(work, link, kind, item, ends))
+    await asyncio.to_thread(work.queues.cancel, queued + gone)
 
 
-def _end_rows(work: Work, link: sa.Connection, kind: Kind, item: str, reason: str) -> list[TaskHead] | None:
-    """End the rows and return the tasks as they were; None when a live worker holds them, or they are over."""
-    records = work.records
-    if kind == "task":
-        task = records.task(link, item)
-        if task is None or not records.force(link, "task", item, "canceled", executor=task.executor):
-            return None
-        return [task]
-    job = records.job(link, item)
-    if job is None or not records.force(link, "job", item, "canceled", executor=job.executor):
+def _orphans(
+    work: Work, link: sa.Connection, kind: Kind, item: str, reason: str
+) -> tuple[list[TaskHead], list[str]] | None:
+    """Return tasks nobody alive holds, and ids of steps that were still queued; None when a live worker holds *item*."""
+    records, live = work.records, {row.executor for row in Roster(work).live(link)}
+    head = records.task(link, item) if kind == "task" else records.job(link, item)
+    if head is None or head.terminal or head.executor in live:
         return None
-    tasks = [step.task for step in job.steps if step.task is not None]
-    for task in tasks:
-        records.ask_cancel(link, "task", task.id, reason)
-        records.force(link, "task", task.id, "canceled", executor=task.executor)
-    return tasks
+    if isinstance(head, TaskHead):
+        return [head], []
+    living = [step.task for step in head.steps if step.task is not None and not step.task.terminal]
+    said = {task.id: records.ask_cancel(link, "task", task.id, reason) for task in living}
+    asked = [task for task in living if said[task.id] == "asked" and task.executor not in live]
+    return asked, [item for item, state in said.items() if state == "canceled"]
+
+
+async def _ended(work: Work, head: TaskHead, reason: str) -> dict[str, Any] | None:
+    """End a task's program on this host and return the columns of its end; None for one that had ended by itself."""
+    plain: dict[str, Any] = {"error_code": "canceled"}
+    if head.host != work.host or not head.attempt:
+        return plain
+    attempt = await asyncio.to_thread(work.attempts.find, head.id, head.attempt)
+    if attempt is None:
+        return plain
+    await asyncio.to_thread(attempt.cancel, reason)
+    verdict = await attempt.wait()
+    asked = await work.database.read(
+        partial(work.records.task, item=head.id)
+    )  # with its cancel, and what a worker wrote
+    status, values = ending(asked or head, verdict)
+    if status != "canceled":
+        return None
+    lost = [
+        OutputError(path=one.path, code="not_kept", message="it was canceled while no worker lived to keep it")
+        for one in verdict.artifacts
+    ]
+    values |= {"output_errors": dump([*verdict.output_errors, *lost])}
+    return values | await asyncio.to_thread(_seen, work, head, attempt)
+
+
+def _seen(work: Work, head: TaskHead, attempt: Attempt) -> dict[str, Any]:
+    """Return the columns of what an attempt was and printed."""
+    facts = attempt.facts()
+    return began(head, facts) | readiness(facts) | printed(attempt, work.settings.result_bytes)
+
+
+def _end_rows(
+    work: Work, link: sa.Connection, kind: Kind, item: str, ends: list[tuple[TaskHead, dict[str, Any]]]
+) -> list[str]:
+    """End the rows, a job's after all of its tasks, and return their ids; what somebody took meanwhile is left to them."""
+    records = work.records
+    gone = [
+        task.id
+        for task, values in ends
+        if records.force(link, "task", task.id, "canceled", executor=task.executor, **values)
+    ]
+    job = records.job(link, item) if kind == "job" else None
+    if job is None or any(step.task is not None and not step.task.terminal for step in job.steps):
+        return gone
+    forced = records.force(link, "job", item, "canceled", executor=job.executor, error_code="canceled")
+    return [*gone, item] if forced else gone

@@ -60,11 +60,12 @@ class JobsClient:
         self._enqueues = False
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close the connections; what could not be opened has none."""
         if self._opening is not None:
             opening, self._opening = self._opening, None
-            work = await opening
-            await asyncio.to_thread(work.close)
+            await asyncio.wait([opening])
+            if not opening.cancelled() and opening.exception() is None:
+                await asyncio.to_thread(opening.result().close)
 
     async def work(self) -> Work:
         """Return the opened place. Raises MissingExtra, DatabaseUnavailable."""
@@ -90,9 +91,9 @@ class JobsClient:
         def change(link: sa.Connection) -> TaskHead:
             home, queue = _place(work, link, session_key)
             row = new_task(item, spec, session_key, body_hash=body_hash, home=home)
-            if spec.on_busy == "refuse":
-                _refuse_busy(work, link, session_key, item)
             if work.records.add_task(link, row):
+                if spec.on_busy == "refuse":
+                    _refuse_busy(work, link, session_key, item)
                 work.queues.enqueue(link, TASK, item, queue, session_key)
             else:
                 _require_same(work.records.body_hash(link, "task", item), body_hash)
@@ -118,9 +119,9 @@ class JobsClient:
 
         def change(link: sa.Connection) -> JobHead:
             home, queue = _place(work, link, session_key)
-            if spec.on_busy == "refuse":
-                _refuse_busy(work, link, session_key, item)
             if work.records.add_job(link, new_row(item, spec, session_key, body_hash=body_hash, home=home)):
+                if spec.on_busy == "refuse":
+                    _refuse_busy(work, link, session_key, item)
                 work.queues.enqueue(link, JOB, item, queue, session_key)
             else:
                 _require_same(work.records.body_hash(link, "job", item), body_hash)
@@ -185,19 +186,19 @@ class JobsClient:
     async def cancel_task(self, scope: Scope, item: str, reason: str = "", *, any_agent: bool = False) -> bool:
         """Ask for the end of a task; False, and nothing changed, when it is over.
 
-        A worker sees it at once. Where no worker is alive to see it, the task is canceled and its program ended before
-        this returns. A task that ends by itself first keeps its result: look at the head.
+        A worker sees it at once. Where no worker is alive to see it, the program is ended and the task canceled before
+        this returns. A task that ends by itself first keeps its result, which the next worker writes: look at the head.
 
         Raises:
             NotFound: There is no such task of *scope*.
         """
         head = await self.task(scope, item, any_agent=any_agent)
-        return False if head.terminal else await cancel(await self.work(), "task", item, reason)
+        return not head.terminal and await self._cancel("task", item, reason)
 
     async def cancel_job(self, scope: Scope, item: str, reason: str = "", *, any_agent: bool = False) -> bool:
         """Ask for the end of a job and its steps; as `cancel_task`."""
         head = await self.job(scope, item, any_agent=any_agent)
-        return False if head.terminal else await cancel(await self.work(), "job", item, reason)
+        return not head.terminal and await self._cancel("job", item, reason)
 
     async def wait_task(
         self,
@@ -256,6 +257,22 @@ class JobsClient:
         elif not free:
             self._spawned_at = float("-inf")  # it lives: should it die, the next call starts another at once
 
+    async def known(self, kind: Kind, scope: Scope, key: str) -> bool:
+        """Whether a task or job was submitted with this idempotency key: doing it again submits nothing."""
+        work = await self.work()
+        item = new_id(kind, scope, key)
+        return await work.database.read(lambda link: work.records.body_hash(link, kind, item)) is not None
+
+    async def _cancel(self, kind: Kind, item: str, reason: str) -> bool:
+        """Cancel, and see that a worker writes the end that the cancel itself could not."""
+        work = await self.work()
+        asked = await cancel(work, kind, item, reason)
+        table = work.records.table(kind)
+        status = table.select().with_only_columns(table.c.status).where(table.c.id == item)
+        if await work.database.read(lambda link: link.execute(status).scalar()) not in (None, *TERMINAL):
+            await self.ensure_worker()
+        return asked
+
     async def _ready(self) -> Work:
         """Return the opened place, able to enqueue."""
         work = await self.work()
@@ -292,8 +309,8 @@ def _place(work: Work, link: sa.Connection, session_key: str) -> tuple[str | Non
 def _refuse_busy(work: Work, link: sa.Connection, session_key: str, item: str) -> None:
     if link.dialect.name == "postgresql":  # two that refuse to wait must not both find the session free
         link.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (session_key,))
-    holder = work.records.holder(link, session_key)
-    if holder is not None and holder != item:
+    holder = work.records.holder(link, session_key, but=item)
+    if holder is not None:
         raise Conflict(f"the session is held by {holder}", code="session_busy", holder=holder)
 
 

@@ -44,6 +44,8 @@ class TaskHead:
         home: Host the task is pinned to; None for work any host of the pool may take.
         host: Host it runs on or ran on.
         executor: The worker that holds it, or held it last.
+        started_at: When its first program was started; attempts that follow change nothing.
+        ready_at: When the program of the latest attempt was ready; None while it is not.
         stdout_tail: Last bytes of the output; filled when the task is over.
         stdout_total: How much was printed; None before the task is over.
         cancel_at: When a cancel was asked for.
@@ -107,6 +109,11 @@ class StepHead:
     tries: int = 0
     task: TaskHead | None = None
 
+    @property
+    def begun(self) -> bool:
+        """Whether a program of it was ever begun: a step canceled while it was queued never was."""
+        return self.tries > 1 or (self.task is not None and self.task.attempt > 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobHead:
@@ -140,6 +147,6 @@ class JobHead:
 
     @property
     def current_step_index(self) -> int:
-        """Index of the latest step that began; -1 before the first."""
-        begun = [step.index for step in self.steps if step.status not in ("queued", "skipped")]
+        """Index of the latest step that began, also one that waits for its next try; -1 before the first."""
+        begun = [step.index for step in self.steps if step.begun]
         return max(begun, default=-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from kdskills.errors import BadRequest
@@ -89,7 +89,14 @@ def steps_of(spec: JobSpec, tasks: Sequence[TaskHead], *, over: bool = False) ->
     )
 
 
-def decide(spec: JobSpec, tasks: Sequence[TaskHead], *, canceled: bool = False, overdue: bool = False) -> Plan:
+def decide(
+    spec: JobSpec,
+    tasks: Sequence[TaskHead],
+    *,
+    canceled: bool = False,
+    overdue: bool = False,
+    resting: Collection[str] = (),
+) -> Plan:
     """Return what a job does next. A cancel comes before everything, the wall time before failures.
 
     Args:
@@ -97,6 +104,7 @@ def decide(spec: JobSpec, tasks: Sequence[TaskHead], *, canceled: bool = False, 
         tasks: Every task it has had.
         canceled: Whether a cancel was asked for.
         overdue: Whether its wall time is over.
+        resting: Failed tasks after which the step's next try does not begin yet.
     """
     latest = _latest(tasks)
     living = [task for task in tasks if not task.terminal]
@@ -108,19 +116,22 @@ def decide(spec: JobSpec, tasks: Sequence[TaskHead], *, canceled: bool = False, 
         if living:
             return Plan(cancel=tuple(task.id for task in living if task.cancel_at is None))
         if canceled:
-            return Plan(status="canceled")
+            return Plan(status="canceled", error_code="canceled")
         return Plan(status="failed", error_code="timeout", error_message=f"not done in {spec.max_wall_time_s:g} s")
     states = _states(spec, latest)
     room = spec.max_concurrency - len(living)
     needs = needs_of(spec)
     start: list[tuple[int, int]] = []
+    paused = False
     for index, step in enumerate(spec.steps):
         if room > len(start) and states[index] == "queued" and _ready(spec, states, needs[index]):
             task = latest.get(index)
             number = 0 if task is None else (task.try_ or 0) + 1
-            if task is None or (task.status == "failed" and number <= step.retry):
+            if task is not None and task.id in resting:
+                paused = True
+            elif task is None or (task.status == "failed" and number <= step.retry):
                 start.append((index, number))
-    if start or living:
+    if start or living or paused:
         return Plan(start=tuple(start))
     return _ended(spec, states)
 

@@ -99,8 +99,14 @@ class Records:
         tasks = self.tasks_of_jobs(link, [row["id"] for row in rows])
         return [job_of(row, [task for task in tasks if task.job_id == row["id"]]) for row in rows]
 
-    def holder(self, link: sa.Connection, session_key: str) -> str | None:
-        """Return the task or job that is not over and came first in this session; None when nothing holds it."""
+    def release(self, link: sa.Connection, kind: str, item: str, executor: str) -> bool:
+        """Let go of a row *executor* holds, for another host's worker; False when it is somebody else's by now."""
+        table = self.table(kind)
+        mine = table.update().where(table.c.id == item, table.c.executor == executor)
+        return link.execute(mine.values(executor=None)).rowcount > 0
+
+    def holder(self, link: sa.Connection, session_key: str, *, but: str = "") -> str | None:
+        """Return the task or job, *but* one, that is not over and came first in this session; None when nothing holds it."""
         import sqlalchemy as sa
 
         found: list[tuple[int, str]] = []
@@ -108,7 +114,7 @@ class Records:
             table = self.table(kind)
             query = (
                 sa.select(table.c.created_at, table.c.id)
-                .where(table.c.session_key == session_key, table.c.status.not_in(_OVER))
+                .where(table.c.session_key == session_key, table.c.id != but, table.c.status.not_in(_OVER))
                 .order_by(table.c.created_at)
                 .limit(1)
             )
@@ -140,7 +146,8 @@ class Records:
         table, now = self.table(kind), micros(utc_now())
         mine = table.c.id == item
         waiting = table.update().where(mine, table.c.status == "queued")
-        done = waiting.values(status="canceled", cancel_at=now, cancel_reason=reason, finished_at=now)
+        ended = {"status": "canceled", "error_code": "canceled", "finished_at": now}
+        done = waiting.values(cancel_at=now, cancel_reason=reason, **ended)
         if link.execute(done).rowcount:
             return "canceled"
         asked = table.update().where(mine, table.c.status.not_in(_OVER), table.c.cancel_at.is_(None))
@@ -158,7 +165,7 @@ class Records:
         same = table.c.executor.is_(None) if executor is None else table.c.executor == executor
         free = sa.or_(table.c.executor.is_(None), table.c.executor.not_in(alive))
         change = table.update().where(table.c.id == item, table.c.status.not_in(_OVER), same, free)
-        return link.execute(change.values(status=to, finished_at=micros(utc_now()), **values)).rowcount > 0
+        return link.execute(change.values({"status": to, "finished_at": micros(utc_now())} | values)).rowcount > 0
 
     def take_session(self, link: sa.Connection, session_key: str, holder: str, host: str) -> bool:
         """Hold a session for *holder*; False while a task or job that is not over holds it."""

@@ -4,9 +4,10 @@
 from what they watch, `texts` turns bytes of programs into text.
 """
 
+from kdskills.app.work.owning import scope_of
 from kdskills.app.work.placing import Asked, Placed
 from kdskills.app.work.revisions import job_revision, task_revision
-from kdskills.app.work.service import WorkService, scope_of
+from kdskills.app.work.service import WorkService
 from kdskills.app.work.texts import Text, text_of
 from kdskills.app.work.watching import Event, Look, Seen, Watch, Watched, Watches
 

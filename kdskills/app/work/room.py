@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
+from kdskills.app.work.owning import scope_of
 from kdskills.errors import CallerMustAct
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from kdskills.app.host import Host
     from kdskills.app.identity import Identity
+    from kdskills.jobs.canceling import Kind
     from kdskills.jobs.tables import WorkTables
 
 OVER: Final = ("succeeded", "failed", "canceled")
@@ -37,8 +39,13 @@ class Room:
         self._locks: WeakValueDictionary[tuple[str, str, str], asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def for_one_more(self, identity: Identity) -> AsyncIterator[None]:
-        """Keep the place of one piece of work while it is submitted.
+    async def for_one_more(self, identity: Identity, kind: Kind, key: str | None) -> AsyncIterator[None]:
+        """Keep the place of one piece of work while it is submitted; a call that is repeated needs none.
+
+        Args:
+            identity: The caller.
+            kind: What is submitted.
+            key: Its idempotency key.
 
         Raises:
             TooMuchWork: There is none.
@@ -48,11 +55,15 @@ class Room:
         if identity.token is None or not limit:
             yield
             return
-        key = (identity.tenant, identity.project, identity.agent)
-        lock = self._locks.setdefault(key, asyncio.Lock())
+        whose = (identity.tenant, identity.project, identity.agent)
+        lock = self._locks.setdefault(whose, asyncio.Lock())
         async with lock:
-            work = await self._host.work.client.work()
-            if await work.database.read(lambda link: _live(link, work.tables, key)) >= limit:
+            client = self._host.work.client
+            if key is not None and await client.known(kind, scope_of(identity), key):
+                yield
+                return
+            work = await client.work()
+            if await work.database.read(lambda link: _live(link, work.tables, whose)) >= limit:
                 raise TooMuchWork(
                     f"this token may have {limit} tasks and jobs at one time: wait until one is over",
                     limit=limit,

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from kdskills.app.work.holding import hold
+from kdskills.app.work.owning import scope_of
 from kdskills.app.work.placing import Asked, Placed, place
 from kdskills.app.work.room import Room
 from kdskills.app.work.spooling import spooled_job, spooled_task
@@ -14,7 +15,6 @@ from kdskills.app.work.watching import Watches
 from kdskills.execution.logfile import LogPiece
 from kdskills.jobs.artifacts import ArtifactKeeper, artifacts_url, open_artifacts
 from kdskills.jobs.client import JobsClient
-from kdskills.jobs.model import Scope
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
@@ -57,8 +57,9 @@ class WorkService:
         if self._keeper is None:
             settings = self._host.settings
             work = await self.client.work()
-            store = open_artifacts(artifacts_url(settings.artifacts, settings.state_dir))
-            self._keeper = ArtifactKeeper(store, work.database, work.tables, settings.state_dir / "inputs")
+            if self._keeper is None:  # nobody else was quicker: two stores would leave one of them open
+                store = open_artifacts(artifacts_url(settings.artifacts, settings.state_dir))
+                self._keeper = ArtifactKeeper(store, work.database, work.tables, settings.state_dir / "inputs")
         return self._keeper
 
     async def place(self, identity: Identity, skill_name: str, asked: Asked) -> Placed:
@@ -79,14 +80,14 @@ class WorkService:
         Raises:
             TooMuchWork: The caller has as much as its token allows.
         """
-        async with self._room.for_one_more(identity):
+        async with self._room.for_one_more(identity, "task", key):
             head = await self.client.submit_task(await spooled_task(self.keeper, spec), key=key, body_hash=body)
         await hold(self._host, head.scope.project, head.id, spec.placement.skills)
         return head
 
     async def submit_job(self, identity: Identity, spec: JobSpec, key: str | None, body: str) -> JobHead:
         """Submit a job; as `submit_task`."""
-        async with self._room.for_one_more(identity):
+        async with self._room.for_one_more(identity, "job", key):
             head = await self.client.submit_job(await spooled_job(self.keeper, spec), key=key, body_hash=body)
         await hold(self._host, head.scope.project, head.id, spec.placement.skills)
         return head
@@ -97,13 +98,19 @@ class WorkService:
         Raises:
             TooMuchWork: The caller has as much as its token allows.
         """
-        head = await self.submit_task(identity, spec, key, body)
+        submitting = asyncio.ensure_future(self.submit_task(identity, spec, key, body))
         try:
+            head = await asyncio.shield(submitting)
             return await self.client.wait_task(spec.scope, head.id)
         except asyncio.CancelledError:
-            if key is None:
-                await asyncio.shield(self.client.cancel_task(spec.scope, head.id, "the caller went away"))
+            await asyncio.shield(self._abandoned(spec, submitting, key))
             raise
+
+    async def _abandoned(self, spec: TaskSpec, submitting: asyncio.Future[TaskHead], key: str | None) -> None:
+        """End a task whose caller went away, be it while it was submitted; with a key the caller may come back."""
+        await asyncio.wait([submitting])
+        if submitting.exception() is None and key is None:
+            await self.client.cancel_task(spec.scope, submitting.result().id, "the caller went away")
 
     async def logs(self, head: TaskHead, stream: Stream, offset: int, limit: int) -> LogPiece:
         """Return a piece of a task's output."""
@@ -149,8 +156,3 @@ class WorkService:
         if "client" in self.__dict__:
             await self.client.aclose()
             del self.__dict__["client"]
-
-
-def scope_of(identity: Identity) -> Scope:
-    """Return whose work it is that *identity* starts and sees (spec work §5)."""
-    return Scope(tenant=identity.tenant, project=identity.project, agent=identity.agent, alias=identity.alias)

@@ -16,13 +16,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NoReturn
 
+from kdskills.app.logs import json_logs
 from kdskills.app.settings import Settings
 from kdskills.app.spawning import spawner
 from kdskills.app.worker.launcher import warm_starter
 from kdskills.errors import KdskillsError
 from kdskills.jobs.artifacts import ArtifactKeeper, artifacts_url, open_artifacts
 from kdskills.jobs.opening import open_work
-from kdskills.jobs.worker import Worker
+from kdskills.jobs.worker import AboutWork, Worker
 
 LOG: Final = logging.getLogger("kdskills.jobs")
 THREADS: Final = 24
@@ -57,17 +58,19 @@ def run(settings: Settings, *, slot: int = 0, idle_s: float | None = None) -> No
         slot: Which of this host's workers this is.
         idle_s: Seconds without work after which it ends; None for one that stays.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     for name in ("dbos", LOG.name):
         logging.getLogger(name).addFilter(Sparing())
-    try:
-        code, left_work = asyncio.run(_serve(settings, slot, idle_s))
-        if left_work:
-            spawner(settings)()
-    except KdskillsError as error:
-        LOG.error("%s", error.message)  # noqa: TRY400 - a sentence for the operator, not a traceback
-        code = REFUSED
-    logging.shutdown()
+    with json_logs():
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(AboutWork())
+        try:
+            code, left_work = asyncio.run(_serve(settings, slot, idle_s))
+            if left_work:
+                spawner(settings)()
+        except KdskillsError as error:
+            LOG.error("%s", error.message)  # noqa: TRY400 - a sentence for the operator, not a traceback
+            code = REFUSED
+        logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # the queue's threads would wait for programs that go on without this process

@@ -3,7 +3,8 @@
 `Worker` holds a slot, beats, recovers and runs the two workflows; `TaskRun` sees one task through, `JobRun` one job.
 """
 
+from kdskills.jobs.worker.about import AboutWork, about
 from kdskills.jobs.worker.desk import Keeper, KeptOutput
 from kdskills.jobs.worker.worker import BURIED, Worker
 
-__all__ = ["BURIED", "Keeper", "KeptOutput", "Worker"]
+__all__ = ["BURIED", "AboutWork", "Keeper", "KeptOutput", "Worker", "about"]

@@ -84,11 +84,11 @@ class Desk:
 
     async def read(self, question: Callable[[sa.Connection], T]) -> T:
         """Return what *question* reads; waits for a database that is away."""
-        return await self._patiently(lambda: self.work.database.read(question))
+        return await self.patiently(lambda: self.work.database.read(question))
 
     async def write(self, change: Callable[[sa.Connection], T]) -> T:
         """Do *change* in one transaction; waits for a database that is away, so *change* may happen twice."""
-        return await self._patiently(lambda: self.work.database.write(change))
+        return await self.patiently(lambda: self.work.database.write(change))
 
     async def head(self, item: str) -> TaskHead | None:
         """Return a task's head."""
@@ -154,7 +154,8 @@ class Desk:
         query = table.select().where(table.c.executor == self.executor, table.c.state == "live")
         return link.execute(query).first() is not None
 
-    async def _patiently(self, act: Callable[[], Awaitable[T]]) -> T:
+    async def patiently(self, act: Callable[[], Awaitable[T]]) -> T:
+        """Do *act*, again and again while the database is away, so *act* may happen twice."""
         pause = _PAUSE_S
         while True:
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -72,10 +73,9 @@ class JobRun:
         host = desk.work.host
         known = records.session_host(link, head.session_key)
         if known not in (None, host) and Roster(desk.work).alive_hosts(link, {known or ""}):
-            table = desk.work.tables.jobs
-            link.execute(table.update().where(table.c.id == head.id).values(executor=None))
-            desk.work.queues.requeue(link, head.id, host_queue(known or ""))
-            return "elsewhere"
+            if records.release(link, "job", head.id, desk.executor):
+                desk.work.queues.requeue(link, head.id, host_queue(known or ""))
+            return "elsewhere" if head.executor in (desk.executor, None) else "over"
         if not records.take_session(link, head.session_key, head.id, host):
             return "busy"
         values: dict[str, str | int] = {"host": host}
@@ -86,9 +86,10 @@ class JobRun:
     async def _step(self, head: JobHead) -> bool:
         """Do what the plan says; whether the job is over."""
         tasks = await self._desk.read(lambda link: self._desk.records.tasks_of_jobs(link, [head.id]))
-        began = head.started_at or utc_now()
-        overdue = (utc_now() - began).total_seconds() > head.spec.max_wall_time_s
-        plan = decide(head.spec, tasks, canceled=head.cancel_at is not None, overdue=overdue)
+        now, pause = utc_now(), timedelta(seconds=self._desk.work.settings.retry_backoff_s)
+        overdue = (now - (head.started_at or now)).total_seconds() > head.spec.max_wall_time_s
+        resting = {task.id for task in tasks if task.finished_at is not None and now - task.finished_at < pause}
+        plan = decide(head.spec, tasks, canceled=head.cancel_at is not None, overdue=overdue, resting=resting)
         for index, number in plan.start:
             await self._desk.write(partial(self._submit, head=head, index=index, number=number))
         if plan.cancel:

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, Final, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal
 
 from kdskills.errors import KdskillsError
 from kdskills.jobs.attempts import Attempt, AttemptOrder, Facts, OrderInput, OutputBounds, Verdict
 from kdskills.jobs.attempts.order import OutputError
-from kdskills.jobs.database import micros, utc_now
 from kdskills.jobs.heads import ArtifactRef, TaskHead
 from kdskills.jobs.model import FromArtifact
+from kdskills.jobs.outcome import began, ending, printed, readiness
 from kdskills.jobs.queues import host_queue
 from kdskills.jobs.records import dump
 from kdskills.jobs.roster import Roster
+from kdskills.jobs.services import restart_delay_s
+from kdskills.jobs.worker.about import about
 from kdskills.jobs.worker.desk import LOG, Desk, KeptOutput
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
 Begun = Literal["begun", "over", "busy", "full", "elsewhere"]
+Again = Literal["no", "retry", "restart"]
 
 GLOBAL_LOCK: Final = 2_037_592
 """Number of the advisory lock under which the pool's running commands are counted."""
 _LOST_TRIES: Final = 3
 _PAUSE_S: Final = 0.05
-_WORDS: Final = 2000
+_ENDED_BETWEEN: Final = {"status": "cancelled", "error_code": "canceled", "error_message": None, "finished_at": 0.0}
 
 
 class TaskRun:
@@ -51,7 +55,8 @@ class TaskRun:
             if head is None:
                 return
             try:
-                await self._see_through(head)
+                with about(job=head.job_id):
+                    await self._see_through(head)
             finally:
                 self._desk.note_change(head.job_id)
 
@@ -100,7 +105,7 @@ class TaskRun:
             elsewhere = self._session_elsewhere(link, head)
             if elsewhere is not None:
                 self._hand_over(link, elsewhere)
-                return "elsewhere"
+                return "elsewhere" if head.executor in (desk.executor, None) else "over"
             if not records.take_session(link, head.session_key, head.id, host):
                 return "busy"
         if not self._room(link, head):
@@ -117,9 +122,8 @@ class TaskRun:
         return known if Roster(self._desk.work).alive_hosts(link, {known}) else None
 
     def _hand_over(self, link: sa.Connection, host: str) -> None:
-        table = self._desk.work.tables.tasks
-        link.execute(table.update().where(table.c.id == self._item).values(executor=None))
-        self._desk.work.queues.requeue(link, self._item, host_queue(host))
+        if self._desk.records.release(link, "task", self._item, self._desk.executor):
+            self._desk.work.queues.requeue(link, self._item, host_queue(host))
 
     def _room(self, link: sa.Connection, head: TaskHead) -> bool:
         """Whether one more command may run in the pool; exact, because everybody counts under one lock."""
@@ -137,7 +141,6 @@ class TaskRun:
 
     async def _see_through(self, head: TaskHead) -> None:
         """Run attempts until one decides."""
-        lost = 0
         while True:
             try:
                 attempt = await self._attempt(head)
@@ -148,23 +151,24 @@ class TaskRun:
             head = await self._desk.head(self._item) or head
             if head.terminal:
                 return
-            again = self._again(head, verdict, lost)
-            if not again:
+            again = follows(head, verdict)
+            if again == "no":
                 await self._finish(head, verdict, attempt)
                 return
-            lost += verdict.status == "lost"
-            if not await self._next_attempt(head, restarted=head.mode == "service" and verdict.status != "lost"):
+            if not await self._next_attempt(head, attempt, verdict, restarted=again == "restart"):
                 return
             head = await self._desk.head(self._item) or head
 
     async def _attempt(self, head: TaskHead) -> Attempt:
         """Return the attempt the head names: found if it began, else started."""
-        attempts = self._desk.work.attempts
+        desk, attempts = self._desk, self._desk.work.attempts
         found = await asyncio.to_thread(attempts.find, head.id, head.attempt)
         if found is not None:
             return found
         inputs = [
-            OrderInput(path=one.path, file=await self._desk.keeper.fetch(head.scope, one.artifact_id))
+            OrderInput(
+                path=one.path, file=await desk.patiently(partial(desk.keeper.fetch, head.scope, one.artifact_id))
+            )
             for one in head.spec.command.inputs
             if isinstance(one, FromArtifact)
         ]
@@ -177,7 +181,7 @@ class TaskRun:
             log_limit=self._settings.log_bytes,
             outputs=OutputBounds(each=self._settings.output_bytes, total=self._settings.files_bytes),
             host_ports={one.port: one.host_port for one in head.endpoints},
-            lease_file=None if head.home is not None else self._desk.lease_file,
+            lease_file=None if head.home is not None else desk.lease_file,
         )
         return await attempts.start(order)
 
@@ -211,29 +215,26 @@ class TaskRun:
             await self._desk.write(lambda link: self._running_row(link, head, facts))
 
     def _running_row(self, link: sa.Connection, head: TaskHead, facts: Facts) -> bool:
-        values = {"started_at": _micros(facts.started_at), **_readiness(facts)}
+        """Write `running` for the attempt of *head*; a word of it that comes late says nothing of the next one."""
+        now = self._desk.records.task(link, head.id)
+        if now is None or now.attempt != head.attempt:
+            return False
+        values = began(now, facts) | readiness(facts)
         return self._desk.records.move(link, "task", head.id, "running", self._desk.executor, **values)
 
-    def _again(self, head: TaskHead, verdict: Verdict, lost: int) -> bool:
-        """Whether another attempt follows: of what was lost and may be repeated, or of a service that is restarted."""
-        if head.cancel_at is not None or verdict.status in ("ok", "cancelled", "refused"):
-            return False
-        if verdict.status == "lost" and head.spec.retry_on_lost and lost < _LOST_TRIES:
-            return True
-        service = head.spec.service
-        return service is not None and head.restarts < service.restart
-
-    async def _next_attempt(self, head: TaskHead, *, restarted: bool) -> bool:
+    async def _next_attempt(self, head: TaskHead, attempt: Attempt, verdict: Verdict, *, restarted: bool) -> bool:
         """Move to the next attempt after the service's pause; False when the task is over or was canceled meanwhile."""
-        asked = self._desk.asked(head.id)
+        asked, settings = self._desk.asked(head.id), self._settings
         if restarted:
-            pause = min(self._settings.restart_backoff_s * 2.0**head.restarts, self._settings.restart_backoff_max_s)
+            pause = restart_delay_s(head.restarts, settings.restart_backoff_s, settings.restart_backoff_max_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asked.wait(), pause)
-        values = {"attempt": head.attempt + 1, "restarts": head.restarts + restarted, "ready_at": None}
         if asked.is_set():
-            await self._finish(head, Verdict(status="cancelled", error_code="canceled"), None)
+            await self._finish(head, verdict.model_copy(update=_ENDED_BETWEEN), attempt)
             return False
+        facts = await asyncio.to_thread(attempt.facts)  # what it was is kept, whether it was seen to run or not
+        kept = readiness(facts) | began(head, facts) | {"ready_at": None}
+        values = kept | {"attempt": head.attempt + 1, "restarts": head.restarts + restarted}
         executor = self._desk.executor
         moved = await self._desk.write(
             lambda link: self._desk.records.move(link, "task", head.id, "starting", executor, **values)
@@ -252,16 +253,15 @@ class TaskRun:
                 for one in verdict.artifacts
             ]
             try:
-                refs = await self._desk.keeper.keep(head, files)
+                refs = await self._desk.patiently(partial(self._desk.keeper.keep, head, files))
             except KdskillsError as error:
                 errors += [OutputError(path=one.path, code=error.code, message=error.message) for one in files]
         status, values = ending(head, verdict)
         values |= {"artifacts": dump(refs), "output_errors": dump(errors)}
         if attempt is not None:
-            values |= _readiness(await asyncio.to_thread(attempt.facts))  # it may be over before it was seen to run
-            for stream in ("stdout", "stderr"):
-                piece = await asyncio.to_thread(attempt.tail, stream, self._settings.result_bytes)
-                values |= {f"{stream}_tail": piece.data, f"{stream}_total": piece.total}
+            facts = await asyncio.to_thread(attempt.facts)
+            values |= began(head, facts) | readiness(facts)  # it may be over before it was seen to run
+            values |= await asyncio.to_thread(printed, attempt, self._settings.result_bytes)
         moved = await self._desk.write(
             lambda link: self._desk.records.move(link, "task", head.id, status, self._desk.executor, **values)
         )
@@ -269,41 +269,20 @@ class TaskRun:
             await self._desk.require_alive()
 
 
-def ending(head: TaskHead, verdict: Verdict) -> tuple[str, dict[str, Any]]:
-    """Return the terminal state and columns a verdict means. A cancel counts only where it ended the program."""
-    if verdict.status == "ok":
-        status, code = "succeeded", None
-    elif head.cancel_at is not None or verdict.status == "cancelled":
-        status, code = "canceled", "canceled"
-    else:
-        status, code = "failed", verdict.error_code
-    message = None if code is None else (verdict.error_message or None)
-    values: dict[str, Any] = {
-        "exit_code": verdict.exit_code,
-        "signal": verdict.signal,
-        "error_code": code,
-        "error_message": None if message is None else message.replace("\0", "\N{REPLACEMENT CHARACTER}")[:_WORDS],
-        "finished_at": _micros(verdict.finished_at) or micros(utc_now()),
-        "stdout_total": verdict.stdout_total,
-        "stderr_total": verdict.stderr_total,
-    }
-    if verdict.started_at is not None and head.started_at is None:
-        values["started_at"] = _micros(verdict.started_at)
-    return status, values
+def follows(head: TaskHead, verdict: Verdict) -> Again:
+    """Return whether another attempt follows: of what was lost and may be repeated, or of a service that is restarted.
 
-
-def _readiness(facts: Facts | None) -> dict[str, Any]:
-    """Return the columns that say that a program is ready, and where it is reached; none of one that never was."""
-    if facts is None or facts.ready_at is None:
-        return {}
-    reached = {"endpoints": dump(facts.endpoints)} if facts.endpoints else {}
-    return {"ready_at": _micros(facts.ready_at), **reached}
+    How often something was lost is told by the head alone, so that a worker that dies with its programs forgets nothing.
+    """
+    if head.cancel_at is not None or verdict.status in ("ok", "cancelled", "refused"):
+        return "no"
+    lost = head.attempt - 1 - head.restarts
+    if verdict.status == "lost" and head.spec.retry_on_lost and lost < _LOST_TRIES:
+        return "retry"
+    service = head.spec.service
+    return "restart" if service is not None and head.restarts < service.restart else "no"
 
 
 def _broken(error: KdskillsError) -> Verdict:
     """Return the verdict on an attempt that could not be started."""
     return Verdict(status="infra_error", error_code=error.code, error_message=error.message)
-
-
-def _micros(seconds: float | None) -> int | None:
-    return None if not seconds else round(seconds * 1_000_000)

@@ -15,6 +15,7 @@ from kdskills.jobs.opening import Work
 from kdskills.jobs.retention import Retention
 from kdskills.jobs.roster import Roster, hold_slot
 from kdskills.jobs.states import TERMINAL
+from kdskills.jobs.worker.about import about
 from kdskills.jobs.worker.desk import LOG, Buried, Desk, Keeper, passing
 from kdskills.jobs.worker.engine import Engine
 from kdskills.jobs.worker.jobs import JobRun
@@ -116,11 +117,12 @@ class Worker:
     async def _guarded(self, kind: str, item: str, run: Coroutine[None, None, None]) -> None:
         """Run; a worker that finds itself buried ends instead of letting the workflow end."""
         try:
-            try:
-                await run
-            except Exception as error:  # noqa: BLE001 - it is told in the head of what it broke
-                LOG.exception("%s %s broke", kind, item)
-                await self._broke(kind, item, error)
+            with about(**{kind: item}):
+                try:
+                    await run
+                except Exception as error:  # noqa: BLE001 - it is told in the head of what it broke
+                    LOG.exception("%s %s broke", kind, item)
+                    await self._broke(kind, item, error)
         except Buried:
             self._bury()
             await asyncio.Event().wait()
