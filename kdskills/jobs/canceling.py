@@ -13,6 +13,7 @@ from kdskills.jobs.opening import Work
 from kdskills.jobs.outcome import began, ending, printed, readiness
 from kdskills.jobs.records import dump
 from kdskills.jobs.roster import Roster
+from kdskills.jobs.states import TERMINAL
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -32,6 +33,13 @@ async def cancel(work: Work, kind: Kind, item: str, reason: str) -> bool:
     elif said == "asked":
         await _cancel_orphan(work, kind, item, reason)
     return said is not None
+
+
+async def unfinished(work: Work, kind: Kind, item: str) -> bool:
+    """Whether a task or job is not over."""
+    table = work.records.table(kind)
+    status = table.select().with_only_columns(table.c.status).where(table.c.id == item)
+    return await work.database.read(lambda link: link.execute(status).scalar()) not in (None, *TERMINAL)
 
 
 async def _cancel_orphan(work: Work, kind: Kind, item: str, reason: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from kdskills.errors import Conflict, NotFound
 from kdskills.execution.logfile import LogPiece
-from kdskills.jobs.canceling import Kind, cancel
+from kdskills.jobs.canceling import Kind, cancel, unfinished
 from kdskills.jobs.heads import JobHead, TaskHead
 from kdskills.jobs.model import JobSpec, Scope, TaskSpec
 from kdskills.jobs.opening import Work, open_work
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 Head = TypeVar("Head", TaskHead, JobHead)
+Stream = Literal["stdout", "stderr"]
 
 _LOOK_S = 0.02
 _LOOK_MAX_S = 0.25
@@ -226,7 +227,7 @@ class JobsClient:
         self,
         scope: Scope,
         item: str,
-        stream: Literal["stdout", "stderr"] = "stdout",
+        stream: Stream = "stdout",
         offset: int = 0,
         limit: int = 65536,
         *,
@@ -240,11 +241,7 @@ class JobsClient:
             NotFound: There is no such task of *scope*.
         """
         head = await self.task(scope, item, any_agent=any_agent)
-        work = await self.work()
-        attempt = await asyncio.to_thread(work.attempts.find, item, head.attempt) if head.attempt else None
-        if attempt is not None and head.host == work.host:
-            return await asyncio.to_thread(attempt.logs, stream, offset, limit)
-        return kept_piece(head, stream, offset, limit)
+        return await _piece(await self.work(), head, stream, offset, limit)
 
     async def ensure_worker(self) -> None:
         """Start a worker of this host when there is none and this client may; a call costs one look at a lock."""
@@ -257,20 +254,13 @@ class JobsClient:
         elif not free:
             self._spawned_at = float("-inf")  # it lives: should it die, the next call starts another at once
 
-    async def known(self, kind: Kind, scope: Scope, key: str) -> bool:
-        """Whether a task or job was submitted with this idempotency key: doing it again submits nothing."""
-        work = await self.work()
-        item = new_id(kind, scope, key)
-        return await work.database.read(lambda link: work.records.body_hash(link, kind, item)) is not None
-
     async def _cancel(self, kind: Kind, item: str, reason: str) -> bool:
-        """Cancel, and see that a worker writes the end that the cancel itself could not."""
         work = await self.work()
         asked = await cancel(work, kind, item, reason)
-        table = work.records.table(kind)
-        status = table.select().with_only_columns(table.c.status).where(table.c.id == item)
-        if await work.database.read(lambda link: link.execute(status).scalar()) not in (None, *TERMINAL):
-            await self.ensure_worker()
+        if asked and await unfinished(work, kind, item):
+            await (
+                self.ensure_worker()
+            )  # one that lives sees it; where none does, the next writes what had ended by itself
         return asked
 
     async def _ready(self) -> Work:
@@ -294,6 +284,13 @@ class JobsClient:
             looks += 1
             await asyncio.sleep(min(pause, left))
             pause = min(pause * 1.3, _LOOK_MAX_S)
+
+
+async def _piece(work: Work, head: TaskHead, stream: Stream, offset: int, limit: int) -> LogPiece:
+    attempt = await asyncio.to_thread(work.attempts.find, head.id, head.attempt) if head.attempt else None
+    if attempt is not None and head.host == work.host:
+        return await asyncio.to_thread(attempt.logs, stream, offset, limit)
+    return kept_piece(head, stream, offset, limit)
 
 
 def _place(work: Work, link: sa.Connection, session_key: str) -> tuple[str | None, str]:
@@ -325,7 +322,7 @@ def new_id(kind: Kind, scope: Scope, key: str | None) -> str:
     return f"{kind}_{base64.b32encode(bits).decode().rstrip('=').lower()}"
 
 
-def kept_piece(head: TaskHead, stream: Literal["stdout", "stderr"], offset: int, limit: int) -> LogPiece:
+def kept_piece(head: TaskHead, stream: Stream, offset: int, limit: int) -> LogPiece:
     """Return bytes of the tail a head keeps, by their offsets in the whole output."""
     tail, total = (head.stdout_tail, head.stdout_total) if stream == "stdout" else (head.stderr_tail, head.stderr_total)
     length = len(tail) if total is None else total

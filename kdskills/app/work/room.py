@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 from kdskills.app.work.owning import scope_of
 from kdskills.errors import CallerMustAct
+from kdskills.jobs.client import new_id
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from kdskills.app.host import Host
     from kdskills.app.identity import Identity
     from kdskills.jobs.canceling import Kind
+    from kdskills.jobs.records import Records
     from kdskills.jobs.tables import WorkTables
 
 OVER: Final = ("succeeded", "failed", "canceled")
@@ -58,11 +60,11 @@ class Room:
         whose = (identity.tenant, identity.project, identity.agent)
         lock = self._locks.setdefault(whose, asyncio.Lock())
         async with lock:
-            client = self._host.work.client
-            if key is not None and await client.known(kind, scope_of(identity), key):
+            work = await self._host.work.client.work()
+            item = None if key is None else new_id(kind, scope_of(identity), key)
+            if item is not None and await work.database.read(lambda link: _known(link, work.records, kind, item)):
                 yield
                 return
-            work = await client.work()
             if await work.database.read(lambda link: _live(link, work.tables, whose)) >= limit:
                 raise TooMuchWork(
                     f"this token may have {limit} tasks and jobs at one time: wait until one is over",
@@ -70,6 +72,11 @@ class Room:
                     retry_after=1,
                 )
             yield
+
+
+def _known(link: sa.Connection, records: Records, kind: Kind, item: str) -> bool:
+    """Whether the work was submitted before."""
+    return records.body_hash(link, kind, item) is not None
 
 
 def _live(link: sa.Connection, tables: WorkTables, key: tuple[str, str, str]) -> int:
