@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -17,6 +19,47 @@ class Listing(Protocol):
 
     def scan(self) -> RootScan:
         """Return what is listed now; the same object as before when nothing changed. Never raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SetChange:
+    """A skill whose files are others than those the operator accepted.
+
+    Attributes:
+        uri: Where the other side has it.
+        full_id: What the policy knows it as.
+        digest: Of the set that would be accepted.
+        known: Whether the files that were accepted are known one by one; what follows is empty otherwise.
+        added: Paths that are new.
+        removed: Paths that are gone.
+        changed: Paths with other bytes.
+    """
+
+    uri: str
+    full_id: str
+    digest: str
+    known: bool
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class ApprovedListing(Listing, Protocol):
+    """A listing whose skills are used only with the sets of files that the operator accepted."""
+
+    @property
+    def label(self) -> str:
+        """Name the operator gave the other side."""
+        ...
+
+    def changes(self) -> tuple[SetChange, ...]:
+        """Look now, and return the skills that wait for approval, sorted by full id. Raises OperatorMustAct."""
+        ...
+
+    def accept(self, changes: Sequence[SetChange]) -> None:
+        """Accept exactly these sets, if they are still what is listed. Raises Conflict."""
         ...
 
 

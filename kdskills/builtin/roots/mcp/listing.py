@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from kdskills.builtin.roots.mcp.accepted import AcceptedSets, FileSet, Sets
 from kdskills.builtin.roots.mcp.content import FarFiles, Verify, verify
 from kdskills.builtin.roots.mcp.entries import SKILL_FILE, Entry, EntryRefused, read_entry
 from kdskills.builtin.roots.mcp.wire import Server, ServerFailed
-from kdskills.errors import Diagnostic, NotFound
+from kdskills.errors import Conflict, Diagnostic, KdskillsError, NotFound
 from kdskills.skills import Skill
 from kdskills.skills.digest import rows_digest
+from kdskills.skills.far import SetChange
 from kdskills.skills.marks import NO_STAMP, RootScan, SkillRecord
 from kdskills.skills.parse import parse_skill_bytes
 
 FRESH_S: Final = 60.0
-ACCEPTED: Final = "accepted.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class _Seen:
 
 
 class McpListing:
-    """Lists a server's skills; implements `kdskills.skills.far.Listing`. Safe from any thread.
+    """Lists a server's skills; implements `kdskills.skills.far.ApprovedListing`. Safe from any thread.
 
     Args:
         label: Name the operator gave the server.
@@ -42,6 +42,7 @@ class McpListing:
         allow_dynamic: Whether skills without a list of files are taken.
         check: Compares fetched bytes with the entry.
         clock: Seconds.
+        beside: Does something while others go on; in a thread of its own when omitted.
     """
 
     def __init__(
@@ -53,39 +54,76 @@ class McpListing:
         allow_dynamic: bool = False,
         check: Verify = verify,
         clock: Callable[[], float] = time.monotonic,
+        beside: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self._label = label
         self._server = server
         self._folder = folder
+        self._accepted = AcceptedSets(folder)
         self._dynamic = allow_dynamic
         self._check = check
         self._clock = clock
+        self._beside = beside or self._in_thread
         self._lock = threading.RLock()
         self._looked: float | None = None
         self._entries: dict[str, _Seen] = {}
         self._added: dict[str, _Seen] = {}
         self._scan = RootScan(0, {}, {}, (), rows_digest([]), present=False)
 
+    @property
+    def label(self) -> str:
+        """Name the operator gave the server."""
+        return self._label
+
     def scan(self) -> RootScan:
-        """Return what is listed; the server is asked at most once a minute, and what it said before stays if it fails."""
+        """Return what is listed. Only the first call waits for the server.
+
+        Later the server is asked beside whoever looks, at most once a minute: a look answers with what is known, and one
+        after it with what is new. What the server said before stays when it fails.
+        """
         with self._lock:
-            if self._looked is not None and self._clock() - self._looked < FRESH_S:
+            if self._looked is None:
+                self._looked = self._clock()
+                self._found(self._listed())
+                return self._scan
+            if self._clock() - self._looked < FRESH_S:
                 return self._scan
             self._looked = self._clock()
-            try:
-                rows = self._server.entries()
-            except ServerFailed as error:
-                note = Diagnostic(
-                    "mcp_unreachable",
-                    "warning",
-                    f"The skills of {self._label} cannot be listed now: {error.message}.",
-                    ref=f"mcp:{self._label}",
-                )
-                self._set(replace(self._scan, notes=(note,)))
-                return self._scan
-            self._entries = {seen.uri: seen for seen in (self._seen(row) for row in rows)}
-            self._rebuild()
+        self._beside(self._look)
+        with self._lock:
             return self._scan
+
+    def _in_thread(self, do: Callable[[], None]) -> None:
+        threading.Thread(target=do, name=f"mcp-{self._label}-listing", daemon=True).start()
+
+    def _look(self) -> None:
+        """Ask without holding up anybody, and keep the answer."""
+        listed = self._listed()
+        with self._lock:
+            self._found(listed)
+
+    def _listed(self) -> dict[str, _Seen] | str:
+        """Return what the server lists, or why it cannot be had."""
+        try:
+            rows = self._server.entries()
+        except KdskillsError as error:
+            return error.message
+        return {seen.uri: seen for seen in (self._seen(row) for row in rows)}
+
+    def _found(self, listed: dict[str, _Seen] | str) -> None:
+        if isinstance(listed, str):
+            self._unreachable(listed)
+            return
+        self._entries = listed
+        try:
+            self._rebuild()
+        except OSError as error:  # what is listed for the first time cannot be noted, so it is not taken
+            self._unreachable(f"what is accepted cannot be noted: {error.strerror or error}")
+
+    def _unreachable(self, why: str) -> None:
+        words = f"The skills of {self._label} cannot be listed now: {why.rstrip('.')}."
+        note = Diagnostic("mcp_unreachable", "warning", words, ref=f"mcp:{self._label}")
+        self._set(replace(self._scan, notes=(note,)))
 
     def add(self, uri: str) -> str:
         """Take a skill the listing leaves out, by its bare uri, and return its full id.
@@ -102,13 +140,39 @@ class McpListing:
             self._rebuild()
             return f"mcp-{self._label}.{self._ids()[uri]}"
 
-    def accept(self, uri: str) -> None:
-        """Accept the set of files that *uri* is listed with now. Raises NotFound."""
+    def changes(self) -> tuple[SetChange, ...]:
+        """Ask the server now, and return what waits for approval, sorted by full id.
+
+        Raises:
+            ServerFailed: It does not answer.
+            MissingExtra: The mcp package is not installed.
+        """
+        rows = self._server.entries()
         with self._lock:
-            seen = (self._entries | self._added).get(uri)
-            if seen is None or seen.entry is None:
-                raise NotFound(f"the server {self._label!r} lists no usable skill {uri}")
-            self._write({**(self._read() or {}), uri: seen.entry.set_digest or ""})
+            self._looked = self._clock()
+            self._entries = {seen.uri: seen for seen in (self._seen(row) for row in rows)}
+            self._rebuild()
+            accepted, ids = self._accepted.read(), self._ids()
+            found = [
+                each.change(uri, f"mcp-{self._label}.{ids[uri]}", (accepted or {}).get(uri))
+                for uri, each in self._sets().items()
+                if _differs(each, uri, accepted)
+            ]
+        return tuple(sorted(found, key=lambda change: change.full_id))
+
+    def accept(self, changes: Sequence[SetChange]) -> None:
+        """Accept these sets of files.
+
+        Raises:
+            Conflict: `mcp_set_changed`; one of them is not listed any more.
+        """
+        with self._lock:
+            listed = self._sets()
+            for change in changes:
+                if change.uri not in listed or listed[change.uri].digest != change.digest:
+                    message = f"{change.full_id} is not what it was when you looked: look again"
+                    raise Conflict(message, code="mcp_set_changed", uri=change.uri)
+            self._accepted.accept({change.uri: listed[change.uri] for change in changes}, listed=listed)
             self._rebuild()
 
     def _seen(self, row: Mapping[str, Any]) -> _Seen:
@@ -133,9 +197,17 @@ class McpListing:
 
     # ---- making the catalog; the lock is held --------------------------------------------------------------------
 
+    def _usable(self) -> dict[str, Entry]:
+        return {uri: seen.entry for uri, seen in (self._added | self._entries).items() if seen.entry is not None}
+
+    def _sets(self) -> Sets:
+        """Return the sets of files listed now; skills whose server does not say are left out."""
+        found = {uri: FileSet.of(entry) for uri, entry in self._usable().items()}
+        return {uri: each for uri, each in found.items() if each is not None}
+
     def _ids(self) -> dict[str, str]:
         """Return an id for each usable entry: its name, with path parts in front where names are equal."""
-        usable = {uri: seen.entry for uri, seen in (self._added | self._entries).items() if seen.entry is not None}
+        usable = self._usable()
         names = Counter(entry.parts[-1] for entry in usable.values())
         return {
             uri: "-".join(entry.parts) if names[entry.parts[-1]] > 1 else entry.parts[-1]
@@ -143,27 +215,23 @@ class McpListing:
         }
 
     def _rebuild(self) -> None:
-        accepted = self._read()
-        first: dict[str, str] = {}
+        accepted = self._accepted.read()
+        sets = self._sets()
+        if accepted is not None and (first := {uri: each for uri, each in sets.items() if uri not in accepted}):
+            accepted = self._accepted.note(first)
         ids = self._ids()
         before = self._scan.skills
         records: dict[str, SkillRecord] = {}
         notes: list[Diagnostic] = []
         for uri, seen in sorted((self._added | self._entries).items()):
             if seen.entry is None:
-                notes.append(self._note("mcp_entry_invalid", "warning", uri, f"is not used: {seen.problem}"))
+                notes.append(_note(self._label, "mcp_entry_invalid", "warning", uri, f"is not used: {seen.problem}"))
                 continue
-            known = (accepted or {}).get(uri)
-            digest = seen.entry.set_digest
-            if digest is not None and known is None and accepted is not None:
-                first[uri] = digest
-            changed = accepted is None or (digest is not None and known is not None and known != digest)
+            changed = accepted is None or (uri in sets and _differs(sets[uri], uri, accepted))
             record = self._record(ids[uri], seen.entry, changed=changed)
             old = before.get(record.path)
             same = old is not None and old.digests == record.digests and (old.skill is None) == (record.skill is None)
             records[record.path] = old if same and old is not None else record
-        if first:
-            self._write({**(accepted or {}), **first})
         total = rows_digest([(path, *record.digests) for path, record in records.items()])
         self._set(RootScan(0, {}, records, tuple(notes), total, present=True))
 
@@ -176,7 +244,7 @@ class McpListing:
         skill, findings = self._skill(skill_id, entry)
         if changed:
             skill = None
-            findings = (self._note("mcp_changed", "error", full_id, f"({entry.uri}) changed, needs approval"),)
+            findings = (_note(self._label, "mcp_changed", "error", full_id, f"({entry.uri}) changed, needs approval"),)
         identity = rows_digest(
             [(entry.uri, json.dumps(dict(entry.frontmatter), sort_keys=True), entry.set_digest or "")]
         )
@@ -207,27 +275,19 @@ class McpListing:
         )
         return skill, findings
 
-    def _note(self, code: str, severity: Any, ref: str, problem: str) -> Diagnostic:
-        return Diagnostic(
-            code,
-            severity,
-            f"{ref} of the MCP server {self._label} {problem}.",
-            ref=ref,
-            fix=f"Look at what changed, then remove its line from {ACCEPTED}." if code == "mcp_changed" else None,
-        )
 
-    def _read(self) -> dict[str, str] | None:
-        """Return accepted sets by uri; None when the file cannot be read: then no set counts as accepted."""
-        try:
-            found = json.loads((self._folder / ACCEPTED).read_bytes())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError):
-            return None
-        return {str(uri): str(digest) for uri, digest in found.items()} if isinstance(found, dict) else None
+def _note(label: str, code: str, severity: Any, ref: str, problem: str) -> Diagnostic:
+    return Diagnostic(
+        code,
+        severity,
+        f"{ref} of the MCP server {label} {problem}.",
+        ref=ref,
+        fix=f"See what changed with `kdskills mcp accept {label} --dry-run`, then accept it without --dry-run."
+        if code == "mcp_changed"
+        else None,
+    )
 
-    def _write(self, accepted: Mapping[str, str]) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile("w", dir=self._folder, prefix=".new-", delete=False) as new:
-            json.dump(dict(sorted(accepted.items())), new, indent=1)
-        Path(new.name).replace(self._folder / ACCEPTED)
+
+def _differs(each: FileSet, uri: str, accepted: Sets | None) -> bool:
+    """Whether a listed set is another one than was accepted."""
+    return accepted is None or uri not in accepted or accepted[uri].digest != each.digest

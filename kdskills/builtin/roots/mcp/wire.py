@@ -1,29 +1,32 @@
-"""Speaking to an MCP server with the official SDK, one short connection per question (spec runtime §5).
+"""Speaking to an MCP server with the official SDK (spec runtime §5).
 
-Questions come from any thread, also from one whose event loop is busy, so each is asked in a thread of its own. Nothing
-stays open between two of them: a server that hangs or restarts costs one question.
+One connection to a server is kept between questions. A server that hangs costs one question; one that was restarted
+costs none, since what a kept connection fails at is asked once more on a new one.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from kdskills.builtin.roots.mcp.address import Address
+from kdskills.builtin.roots.mcp.connection import IDLE_S, Ask, Connection, Question
 from kdskills.errors import MissingExtra, OperatorMustAct
 
 T = TypeVar("T")
 TIMEOUT_S: Final = 30.0
 MAX_PAGES: Final = 200
 CREDENTIALS: Final = "KDSKILLS_MCP_TOKEN_"
-
-Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+LOST: Final = frozenset((-32000, -32001, -32600, -32603))
+"""Codes the SDK gives when a connection, a session or an HTTP request failed; a server's own answers have others."""
 
 
 class ServerFailed(OperatorMustAct):
@@ -49,11 +52,21 @@ class Server(Protocol):
 
 
 class SdkServer:
-    """A server reached by its address."""
+    """A server reached by its address. Safe from any thread.
 
-    def __init__(self, address: Address, *, timeout_s: float = TIMEOUT_S) -> None:
+    Args:
+        address: Where it is.
+        timeout_s: Seconds a question may take, and connecting as many.
+        idle_s: Seconds without a question after which the connection is closed.
+    """
+
+    def __init__(self, address: Address, *, timeout_s: float = TIMEOUT_S, idle_s: float = IDLE_S) -> None:
         self._address = address
         self._timeout_s = timeout_s
+        self._idle_s = idle_s
+        self._lock = threading.Lock()
+        self._kept: Connection | None = None
+        self._closing: weakref.finalize[..., Any] | None = None
 
     def entries(self) -> list[dict[str, Any]]:
         """Return all pages of `skills/list`. Raises ServerFailed."""
@@ -94,26 +107,37 @@ class SdkServer:
 
         return self._run(every)
 
-    def _run(self, question: Callable[[Ask], Awaitable[T]]) -> T:
-        answers: list[T] = []
-        failures: list[BaseException] = []
+    def _run(self, question: Question[T]) -> T:
+        answer, proven = self._ask(question)
+        try:
+            return answer.result()
+        except Exception as error:  # noqa: BLE001 - raised again in one form, or asked once more
+            first = error
+        if not proven or isinstance(first, TimeoutError) or _said(first):
+            raise _failed(self._address.label, first, self._timeout_s)
+        answer, _ = self._ask(question)
+        try:
+            return answer.result()
+        except Exception as error:  # noqa: BLE001 - raised again in one form
+            raise _failed(self._address.label, error, self._timeout_s) from first
 
-        def ask() -> None:
-            try:
-                answers.append(asyncio.run(self._asked(question)))
-            except BaseException as error:  # noqa: BLE001 - raised again below, in the thread that asked
-                failures.append(error)
-
-        thread = threading.Thread(target=ask, name=f"mcp-{self._address.label}", daemon=True)
-        thread.start()
-        thread.join()
-        if failures:
-            raise _failed(self._address.label, failures[0])
-        return answers[0]
-
-    async def _asked(self, question: Callable[[Ask], Awaitable[T]]) -> T:
-        async with asyncio.timeout(self._timeout_s), AsyncExitStack() as stack:
-            return await question(await _connect(self._address, stack))
+    def _ask(self, question: Question[T]) -> tuple[Future[T], bool]:
+        """Put a question, and tell whether the connection had answered others before."""
+        with self._lock:
+            if self._kept is not None:
+                proven = self._kept.proven
+                answer = self._kept.ask(question, self._timeout_s)
+                if answer is not None:
+                    return answer, proven
+            name = f"mcp-{self._address.label}"
+            fresh = Connection(partial(_connect, self._address), name, _said, idle_s=self._idle_s)
+            if self._closing is not None:
+                self._closing.detach()
+            self._kept = fresh
+            self._closing = weakref.finalize(self, fresh.close)  # nobody can ask any more: the server may go
+            answer = fresh.ask(question, self._timeout_s)
+        assert answer is not None
+        return answer, False
 
 
 async def _connect(address: Address, stack: AsyncExitStack) -> Ask:
@@ -164,15 +188,27 @@ def content_of(answer: dict[str, Any], uri: str) -> bytes:
     raise ServerFailed(f"the content of {uri} is neither text nor a blob")
 
 
-def _failed(label: str, error: BaseException) -> BaseException:
-    """Return what to raise for a failed question: the server's failure in one sentence, or an interruption as it is."""
+def _said(error: BaseException) -> bool:
+    """Whether an error is what the server answered, on a connection that works."""
+    if isinstance(error, ServerFailed):
+        return True
+    try:
+        from mcp.shared.exceptions import MCPError
+    except ModuleNotFoundError:
+        return False
+    return isinstance(error, MCPError) and error.code not in LOST
+
+
+def _failed(label: str, error: Exception, timeout_s: float) -> Exception:
+    """Return what to raise for a failed question: the server's failure in one sentence."""
     causes = tuple(_causes(error))
     known = next((each for each in causes if isinstance(each, ServerFailed | MissingExtra)), None)
     if known is not None:
         return known
-    if not isinstance(error, Exception):
-        return error
-    said = str(causes[-1]).splitlines()[0] if str(causes[-1]) else type(causes[-1]).__name__
+    last = causes[-1]
+    said = str(last).splitlines()[0] if str(last) else type(last).__name__
+    if isinstance(last, TimeoutError) and not str(last):
+        said = f"no answer within {timeout_s:g} s"
     failed = ServerFailed(f"the MCP server {label!r} failed: {said}", label=label)
     failed.__cause__ = error
     return failed
