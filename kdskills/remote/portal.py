@@ -211,6 +211,11 @@ class CodexClient:
         return self._client.connection
 
     @property
+    def connected(self) -> bool:
+        """Whether there is a connection at this moment."""
+        return self._client.connected
+
+    @property
     def user_agent(self) -> str:
         """What the server calls itself."""
         return self._client.user_agent

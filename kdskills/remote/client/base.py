@@ -36,12 +36,17 @@ OnTurnEnded = Callable[[str, str, str], Awaitable[None]]
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
-def _prepared(home: str | os.PathLike[str]) -> Path:
-    """Make the home where it is missing, and finish what a crash cut off there."""
-    place = Path(home).absolute()
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    mending.mend_home(place)
-    return place
+def _prepare(home: Path) -> None:
+    """Make the home where it is missing, and finish what a crash cut off there.
+
+    Raises:
+        AppServerGone: The disk does not have it.
+    """
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mending.mend_home(home)
+    except OSError as problem:
+        raise AppServerGone(f"{home} cannot be a home: {problem.strerror or problem}", home=str(home)) from problem
 
 
 class AsyncAppServerClient:
@@ -104,11 +109,12 @@ class AsyncAppServerClient:
             AppServerGone: It cannot be started, or ended at once.
         """
         options = ClientOptions(**opts)
-        place = await asyncio.to_thread(_prepared, home)
-        environment = child_environment(place, env)
+        environment = child_environment(home, env)
+        place = Path(environment["HOME"])
         command = app_server_command(shutil.which(binary, path=environment.get("PATH")) or binary, config)
 
         async def connector() -> Transport:
+            await asyncio.to_thread(_prepare, place)
             return await StdioTransport.spawn(command, env=environment, cwd=cwd)
 
         return await cls._opened(AppServer(connector, options, local=True, owned=True), options)
@@ -181,6 +187,11 @@ class AsyncAppServerClient:
         return self._server.pending.epoch
 
     @property
+    def connected(self) -> bool:
+        """Whether there is a connection at this moment."""
+        return not self._server.gone
+
+    @property
     def user_agent(self) -> str:
         """What the server calls itself."""
         return self._server.user_agent
@@ -210,7 +221,10 @@ class AsyncAppServerClient:
         return await self._server.request(method, **params)
 
     async def reconnect(self) -> None:
-        """Replace the connection (and an owned server) by a new one; handles of calls expire."""
+        """Replace the connection (and an owned server) by a new one; handles of calls expire.
+
+        With `reconnect_s` the client does so by itself when it lost the connection.
+        """
         await self._server.reconnect()
         self._watch()
 

@@ -34,6 +34,7 @@ class ClientOptions:
         profile: What is known of the server; None means unprobed.
         spool: Where the rest of long answers is kept (a `Spool`).
         request_timeout_s: Longest wait for one answer of the server.
+        reconnect_s: How long a client that lost its server tries to come back by itself; 0 leaves that to `reconnect`.
     """
 
     journal: CallJournal | None = None
@@ -44,12 +45,17 @@ class ClientOptions:
     profile: ServerProfile | None = None
     spool: Any = None
     request_timeout_s: float = 120.0
+    reconnect_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, allowed in (("strategy", Strategy), ("dispatch", Dispatch), ("unload", Unload)):
             value = getattr(self, name)
             if value not in get_args(allowed):
                 raise BadRequest(f"{name} is one of {', '.join(get_args(allowed))}, not {value!r}", option=name)
+        if not 0 <= self.reconnect_s < float("inf"):
+            raise BadRequest(
+                f"reconnect_s is a number of seconds, 0 or more, not {self.reconnect_s!r}", option="reconnect_s"
+            )
 
 
 def child_environment(home: str | os.PathLike[str], env: Mapping[str, str] | None) -> dict[str, str]:

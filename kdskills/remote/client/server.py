@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from kdskills.remote.client.comeback import Returning
 from kdskills.remote.client.options import UNLOAD_AT_ONCE, ClientOptions
 from kdskills.remote.client.threads import Thread, Threads
 from kdskills.remote.lint import DISPATCHER_TOOL
@@ -16,6 +17,7 @@ from kdskills.remote.wire.peer import METHOD_NOT_FOUND, Peer, Transport
 from kdskills.remote.wire.pending import PendingCall, PendingCalls, new_epoch
 
 TOOL_CALL = "item/tool/call"
+EXTRA_ROOTS = "skills/extraRoots/set"
 CLIENT_INFO = {"name": "kdskills", "title": "kdskills", "version": "1"}
 
 T = TypeVar("T")
@@ -47,6 +49,10 @@ class AppServer:
         self._peer: Peer | None = None
         self._pending = PendingCalls(new_epoch())
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._connecting = asyncio.Lock()
+        self._returning = Returning(options.reconnect_s, lambda: self.gone, lambda: self._connect_again(drop=False))
+        self._roots: JsonObject | None = None
+        self._closed = False
 
     @property
     def pending(self) -> PendingCalls:
@@ -64,47 +70,57 @@ class AppServer:
         return self._peer is None or self._peer.closed
 
     async def open(self) -> None:
-        """Connect and say hello.
+        """Connect and say hello; others may ask once that is done.
 
         Raises:
-            AppServerGone: There is no server, or it went away.
+            AppServerGone: There is no server, or it went away, or this client is closed.
             AppServerError: It refused the hello.
         """
-        self._transport = await self._connector()
-        pending = self._pending = PendingCalls(new_epoch())
-        peer = self._peer = Peer(
-            self._transport,
-            on_request=self._take_request,
-            on_notification=self._take_notification,
-            on_closed=lambda: self._lost(pending),
+        transport = await self._connector()
+        pending = PendingCalls(new_epoch())
+        peer = Peer(
+            transport,
+            on_request=lambda request: self._take_request(request, pending),
+            on_notification=lambda notification: self._take_notification(notification, pending),
+            on_closed=lambda: self._lost(peer, pending),
         )
         peer.start()
         try:
-            capabilities = {"experimentalApi": True}
-            hello = await self.request("initialize", clientInfo=CLIENT_INFO, capabilities=capabilities)
-            await peer.notify("initialized")
+            hello = await self._greeted(peer)
         except BaseException:  # raised again: a server that was not greeted leaves no process
-            await self.close()
+            await peer.close()
             raise
+        self._transport, self._pending, self._peer = transport, pending, peer
+        self._returning.opened()
         if isinstance(hello, dict):
             self.user_agent = str(hello.get("userAgent") or "")
             home = hello.get("codexHome")
             self.codex_home = home if isinstance(home, str) else None
+
+    async def _greeted(self, peer: Peer) -> Any:
+        timeout_s = self.options.request_timeout_s
+        capabilities = {"experimentalApi": True}
+        params = {"clientInfo": CLIENT_INFO, "capabilities": capabilities}
+        hello = await peer.request("initialize", params, timeout_s=timeout_s)
+        await peer.notify("initialized")
+        if self._closed:
+            raise AppServerGone("the client was closed meanwhile")
+        if peer.closed:
+            raise peer.gone("initialized")
+        return hello
 
     async def reconnect(self) -> None:
         """Open a new connection in place of the present one and subscribe to the same threads again.
 
         Handles of the old connection's calls expire; the server sends unanswered calls of running turns anew.
         """
-        watched = [thread.id for thread in self.threads.all() if thread.subscribed]
-        await self._drop()
-        await self.open()
-        for thread_id in watched:
-            with contextlib.suppress(AppServerError):  # a thread that never had a turn died with the old server
-                await self.resume(thread_id)
+        self._returning.forget()
+        await self._connect_again(drop=True)
 
     async def close(self) -> None:
-        """Close the connection; an owned server is stopped."""
+        """Close the connection for good; an owned server is stopped."""
+        self._closed = True
+        await self._returning.stop()
         await self._drop()
         tasks = {task for task in self._tasks if task is not asyncio.current_task()}
         for task in tasks:
@@ -117,12 +133,15 @@ class AppServer:
 
         Raises:
             AppServerError: The server answered with an error.
-            AppServerGone: There is no connection.
+            AppServerGone: There is no connection; while the client tries to come back, `details` has `reconnecting`.
             WaitTimeoutError: No answer in time.
         """
-        if self._peer is None:
-            raise AppServerGone(f"no app-server is connected: {method} was not sent", method=method)
-        return await self._peer.request(method, params, timeout_s=self.options.request_timeout_s)
+        if self._peer is None or self._peer.closed:
+            raise self._away(method)
+        answer = await self._peer.request(method, params, timeout_s=self.options.request_timeout_s)
+        if method == EXTRA_ROOTS and self.owned:
+            self._roots = params  # a new process of ours knows nothing of them
+        return answer
 
     async def resume(self, thread_id: str, **params: Any) -> JsonObject:
         """Subscribe to a thread, loading it if it is not; returns the server's answer.
@@ -178,23 +197,58 @@ class AppServer:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _drop(self) -> None:
-        if self._peer is not None:
-            await self._peer.close()
-        self._peer = None
+    async def _connect_again(self, *, drop: bool) -> None:
+        """Replace the connection, or only a lost one, by a new one, and take up what the old one had."""
+        async with self._connecting:
+            if self._closed:
+                raise AppServerGone("the client is closed")
+            if not drop and not self.gone:
+                return
+            await self._drop()
+            await self.open()
+            if self._roots is not None:
+                await self.request(EXTRA_ROOTS, **self._roots)
+            for thread_id in self.threads.unheard():
+                with contextlib.suppress(AppServerError):  # a thread that never had a turn died with the old server
+                    await self.resume(thread_id)
+                self.threads.heard(thread_id)
 
-    def _lost(self, pending: PendingCalls) -> None:
+    def _away(self, method: str) -> AppServerGone:
+        """Return what is said to those who ask while there is no connection."""
+        why = "no app-server is connected" if self._peer is None else f"the app-server is gone ({self._peer.why()})"
+        message = f"{why}: {method} was not sent{self._returning.words()}"
+        return AppServerGone(message, method=method, reconnecting=self._returning.active)
+
+    async def _drop(self) -> None:
+        peer, self._peer = self._peer, None
+        if peer is None:
+            return
+        told = peer.closed
+        try:
+            await peer.close()
+        finally:
+            if not told:
+                self._end(self._pending)
+
+    def _lost(self, peer: Peer, pending: PendingCalls) -> None:
+        if peer is not self._peer:  # one of ours that was dropped, or was never greeted
+            return
+        self._end(pending)
+        if not self._closed:
+            self._returning.lost()
+
+    def _end(self, pending: PendingCalls) -> None:
         pending.expire_all()
         self.threads.connection_lost()
         if self.on_event is not None:
             self.on_event("connection/closed", {})
 
-    def _take_request(self, request: Request) -> None:
+    def _take_request(self, request: Request, pending: PendingCalls) -> None:
         if request.method != TOOL_CALL:
             message = f"{request.method} is not served by this client"
             self.spawn_task(self._refuse(request, message), "kdskills-refusal")
             return
-        call = self._pending.add(request.id, unwrapped(request.params))
+        call = pending.add(request.id, unwrapped(request.params))
         if call is not None and self.on_call is not None:
             self.on_call(call)
 
@@ -203,16 +257,16 @@ class AppServer:
             with contextlib.suppress(AppServerGone):  # nobody is left to be told
                 await self._peer.refuse(request.id, METHOD_NOT_FOUND, message)
 
-    def _take_notification(self, notification: Notification) -> None:
+    def _take_notification(self, notification: Notification, pending: PendingCalls) -> None:
         method, params = notification.method, notification.params
         self.threads.note(method, params)
         thread_id = params.get("threadId")
         if isinstance(thread_id, str):
             if method == "turn/completed":
                 turn = params.get("turn")
-                self._pending.expire(thread_id=thread_id, turn_id=str(turn.get("id")) if isinstance(turn, dict) else "")
+                pending.expire(thread_id=thread_id, turn_id=str(turn.get("id")) if isinstance(turn, dict) else "")
             elif method in ("thread/deleted", "thread/closed"):
-                self._pending.expire(thread_id=thread_id)
+                pending.expire(thread_id=thread_id)
         if self.on_event is not None:
             self.on_event(method, params)
 

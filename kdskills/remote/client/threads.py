@@ -78,6 +78,7 @@ class Threads:
 
     def __init__(self) -> None:
         self._threads: dict[str, Thread] = {}
+        self._unheard: dict[str, None] = {}
         self._waiters: set[asyncio.Future[None]] = set()
 
     def get(self, thread_id: str) -> Thread:
@@ -87,6 +88,7 @@ class Threads:
     def drop(self, thread_id: str) -> None:
         """Forget a deleted thread."""
         self._threads.pop(thread_id, None)
+        self._unheard.pop(thread_id, None)
         self.changed()
 
     def all(self) -> list[Thread]:
@@ -107,10 +109,20 @@ class Threads:
     def connection_lost(self) -> None:
         """Note that no notification will come any more; running turns are unknown until they are asked for."""
         for thread in self._threads.values():
+            if thread.subscribed:
+                self._unheard[thread.id] = None
             thread.subscribed, thread.active_turn = False, None
             for turn_id in [turn.id for turn in thread.turns.values() if turn.status not in ENDED]:
                 del thread.turns[turn_id]
         self.changed()
+
+    def unheard(self) -> list[str]:
+        """Return the threads that were subscribed to when a connection was lost, and were not taken up since."""
+        return list(self._unheard)
+
+    def heard(self, thread_id: str) -> None:
+        """Take note that a thread was taken up again, or cannot be."""
+        self._unheard.pop(thread_id, None)
 
     def note(self, method: str, params: JsonObject) -> None:
         """Take a notification."""

@@ -64,13 +64,15 @@ class Peer:
         self._waiting: dict[IdKey, tuple[str, asyncio.Future[Any]]] = {}
         self._next = 0
         self._reader: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.closed = False
         self.malformed = 0
         self.unasked = 0
 
     def start(self) -> None:
         """Begin reading."""
-        self._reader = asyncio.get_running_loop().create_task(self._read(), name="kdskills-app-server-reader")
+        self._loop = asyncio.get_running_loop()
+        self._reader = self._loop.create_task(self._read(), name="kdskills-app-server-reader")
 
     async def request(self, method: str, params: JsonObject | None = None, *, timeout_s: float | None = 120.0) -> Any:
         """Ask the server and return its result.
@@ -79,9 +81,11 @@ class Peer:
             AppServerError: It answered with an error.
             AppServerGone: The connection ended first.
             WaitTimeoutError: No answer within `timeout_s`.
+            RuntimeError: Asked on another event loop than the connection's, which nobody would wake.
         """
         if self.closed:
-            raise self._gone(method)
+            raise self.gone(method)
+        self._at_home()
         self._next += 1
         own_id = self._next
         key = id_key(own_id)
@@ -121,9 +125,17 @@ class Peer:
             await asyncio.wait({self._reader})
         self._end()
 
+    def _at_home(self) -> None:
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            raise RuntimeError(
+                "this client was opened on another event loop and works on that one only; "
+                "use CodexClient to share a client between threads"
+            )
+
     async def _send(self, message: JsonObject) -> None:
         if self.closed:
-            raise self._gone(str(message.get("method", "answer")))
+            raise self.gone(str(message.get("method", "answer")))
+        self._at_home()
         await self._transport.send(encode(message))
 
     async def _read(self) -> None:
@@ -170,10 +182,13 @@ class Peer:
         self.closed = True
         for method, future in list(self._waiting.values()):
             if not future.done():
-                future.set_exception(self._gone(method))
+                future.set_exception(self.gone(method))
         self._on_closed()
 
-    def _gone(self, method: str) -> AppServerGone:
-        return AppServerGone(
-            f"the app-server is gone ({self._transport.why_closed()}): {method} was not answered", method=method
-        )
+    def why(self) -> str:
+        """Say what is known of the connection's end."""
+        return self._transport.why_closed()
+
+    def gone(self, method: str) -> AppServerGone:
+        """Return the error of a request that has no answer because the connection ended."""
+        return AppServerGone(f"the app-server is gone ({self.why()}): {method} was not answered", method=method)
