@@ -151,7 +151,8 @@ def _line(error: BaseException, path: str) -> int:
     """Return the line of the descriptor at which *error* came up; 1 when it names none."""
     if isinstance(error, SyntaxError) and error.filename == path and error.lineno:
         return error.lineno
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    # Not `extract_tb`: it reads sources through a cache all threads share, and which breaks when two of them use it.
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == path]
     return next((line for line in reversed(lines) if line), 1)
 
 

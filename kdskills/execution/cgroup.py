@@ -71,7 +71,7 @@ class Leaf:
             _write(swap, memory, optional=True)
         _write(self.pids / "pids.max", pids)
 
-    def remove(self, patience_s: float = 1.0) -> bool:
+    def remove(self, patience_s: float = 5.0) -> bool:
         """Kill what is still inside and remove the leaf; False when the kernel will not let go of it in time."""
         end = time.monotonic() + patience_s
         left = list(self.folders)

@@ -7,7 +7,10 @@ is closed; an ordinary user gets the XDG folders.
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from kdskills.errors import ExecRefused
@@ -42,6 +45,30 @@ def private_dir(path: Path) -> Path:
             f"{path} must be a folder of uid {os.geteuid()} that nobody else may write to", path=str(path)
         )
     return path
+
+
+def write_note(path: Path, text: str) -> None:
+    """Write a new file (0600) that is seen whole or not at all by whoever looks for leftovers meanwhile."""
+    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        aside.rename(path)
+    except BaseException:  # raised again: nothing half-written stays
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def discard_tree(path: Path) -> None:
+    """Remove a tree that is found by its name: the name goes first, so that nobody ever takes half a tree for a whole."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    aside = path.with_name(f".old-{secrets.token_hex(8)}")
+    with suppress(FileNotFoundError):  # somebody else was quicker
+        path.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _xdg(variable: str, fallback: str) -> Path:

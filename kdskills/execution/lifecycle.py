@@ -13,10 +13,11 @@ import secrets
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from kdskills.execution.cgroup import CgroupParent
-from kdskills.execution.dirs import private_dir
+from kdskills.execution.dirs import private_dir, write_note
 from kdskills.execution.owner import RUN_LABEL, is_leftover, owner_labels, process_start
 from kdskills.execution.protocol import ReapReport
 from kdskills.execution.request import ExecRequest
@@ -44,6 +45,10 @@ def leaf_is_leftover(name: str) -> bool:
     return process_start(int(found["pid"])) != found["start"]
 
 
+ASIDE_S = 3600
+"""A record is written aside within moments; one that still lies there was left by a process that died."""
+
+
 class RunRecords:
     """Records of runs that have no cgroup, one file each."""
 
@@ -55,9 +60,7 @@ class RunRecords:
         labels = owner_labels(request.owner, request.request_id or secrets.token_hex(8))
         facts = {"labels": labels, "launcher": launcher, "started": process_start(launcher)}
         path = private_dir(private_dir(self._top.parent) / self._top.name) / f"{secrets.token_hex(8)}.json"
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w", encoding="utf-8") as stream:
-            json.dump(facts, stream)
+        write_note(path, json.dumps(facts))
         return path
 
     def leftovers(self) -> Iterator[tuple[Path, str, int, str]]:
@@ -67,11 +70,18 @@ class RunRecords:
                 facts = json.loads(path.read_bytes())
                 labels = dict(facts["labels"])
                 launcher, started = int(facts["launcher"]), str(facts["started"])
+            except FileNotFoundError:
+                continue  # its run has just ended
             except (OSError, ValueError, KeyError, TypeError):
                 yield path, path.stem, 0, ""
                 continue
             if is_leftover(labels):
                 yield path, labels[RUN_LABEL], launcher, started
+        forgotten = time.time() - ASIDE_S
+        for path in sorted(self._top.glob("*.new")) if self._top.is_dir() else ():
+            with suppress(FileNotFoundError):  # written whole by now
+                if path.stat().st_mtime < forgotten:
+                    yield path, path.stem, 0, ""
 
 
 def reap(records: RunRecords, parent: CgroupParent | None) -> ReapReport:

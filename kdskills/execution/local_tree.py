@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kdskills.execution.dirs import write_note
 from kdskills.execution.owner import is_leftover, owner_labels
 from kdskills.execution.protocol import ReapReport
 from kdskills.execution.request import ExecRequest
@@ -42,7 +43,7 @@ class RunFolder:
         folder = cls(top / mark, mark)
         folder.path.mkdir(mode=0o700)
         labels = owner_labels(request.owner, request.request_id or mark)
-        (folder.path / "owner.json").write_text(json.dumps(labels), encoding="utf-8")
+        write_note(folder.path / "owner.json", json.dumps(labels))
         for place in (folder.work, folder.tmp, folder.control):
             place.mkdir(mode=0o700)
         return folder

@@ -1,7 +1,8 @@
 """Moving bytes between a program and us without ever being held up by it (spec execution §3, §5).
 
 Output is drained for as long as the program lives, counted, and only its tail is kept. Once the tree is dead the pipes
-are read until they are empty or `DRAIN_S` is over: a grandchild that somehow still holds a pipe cannot hold us.
+are read until they are empty or `DRAIN_S` is over: a grandchild that somehow still holds a pipe cannot hold us. What
+lies in a pipe by then is read all the same, however long this thread had to wait for its turn.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from kdskills.execution.request import Stream
 CHUNK = 65536
 DRAIN_S = 0.3
 GRACE_S = 0.5
+LEFT_MOST = 2 * 1024 * 1024
+"""Bytes read after `DRAIN_S`: more than pipes hold, so that only a living writer can be cut off."""
 LONGEST_WAIT_S = 86_400.0
 """A selector takes milliseconds as an int; a longer run looks at its clock once a day."""
 
@@ -204,8 +207,12 @@ def _drain(selector: selectors.BaseSelector, keep: set[int]) -> None:
         elif isinstance(key.data, memoryview):
             selector.unregister(key.fd)
             os.close(key.fd)
-    end = time.monotonic() + DRAIN_S
-    while selector.get_map() and time.monotonic() < end:
-        ready = selector.select(max(0.0, end - time.monotonic()))
+    end, late = time.monotonic() + DRAIN_S, 0
+    while selector.get_map() and late < LEFT_MOST:
+        left = end - time.monotonic()
+        ready = selector.select(max(0.0, left))
+        if not ready and left <= 0:
+            return
         for key, _ in ready:
             _move(selector, key)
+        late += CHUNK * len(ready) if left <= 0 else 0

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from kdskills.errors import ExecFailed
 from kdskills.execution import rootfs_copy
-from kdskills.execution.dirs import cache_dir, private_dir
+from kdskills.execution.dirs import cache_dir, discard_tree, private_dir
 from kdskills.execution.stage import locked
 
 BUILDER = 3
@@ -208,10 +208,7 @@ def _prune(top: Path, *keep: str) -> None:
     for path in top.iterdir():
         if path.name in keep or path.name.endswith(".lock") or path.lstat().st_mtime > oldest:
             continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        discard_tree(path)
 
 
 def _write_tar(tree: Path, final: Path) -> str:

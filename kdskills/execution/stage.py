@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kdskills.errors import ExecRefused, FileRefused, RootChanged, RootMissing
-from kdskills.execution.dirs import private_dir
+from kdskills.execution.dirs import discard_tree, private_dir
 from kdskills.execution.request import InputFile, Limits, SkillMount
 from kdskills.skills.digest import tree_digest
 from kdskills.skills.safe_open import TreeEntry, open_file, read_file, walk_tree
@@ -43,11 +44,13 @@ def stage_skill(mount: SkillMount, cache: Path) -> Path:
         raise RootChanged(f"skill {mount.id} has no usable tree digest", id=mount.id, expected=mount.tree)
     top = private_dir(private_dir(cache) / "stage")
     final = top / name
-    if final.is_dir():
-        return _still(mount, final)
+    if _used_lately(final) and _still(mount, final):
+        return final
     with locked(top / ".lock"):
         if final.is_dir():
-            return _still(mount, final)
+            if _still(mount, final):
+                return final
+            discard_tree(final)
         work = Path(tempfile.mkdtemp(prefix=".new-", dir=top))
         try:
             _copy_tree(mount, work)
@@ -92,28 +95,43 @@ def locked(path: Path) -> Iterator[None]:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough where another thread forked this process meanwhile
         os.close(fd)
 
 
 def _prune(top: Path) -> None:
-    """Remove copies no run has used for a week."""
+    """Remove copies no run has used for a week; the caller holds the lock."""
     oldest = time.time() - KEEP_S
     for path in top.iterdir():
         if path.name != ".lock" and path.lstat().st_mtime < oldest:
-            shutil.rmtree(path, ignore_errors=True)
+            discard_tree(path)
 
 
-def _still(mount: SkillMount, copy: Path) -> Path:
-    """Return *copy* when the skill itself still is what it was: by sizes and times, or else by its digest."""
+def _used_lately(copy: Path) -> bool:
+    """Whether *copy* is there and nobody will prune it soon, so that it can be used without the lock."""
+    try:
+        return stat.S_ISDIR((found := copy.lstat()).st_mode) and found.st_mtime > time.time() - KEEP_S / 2
+    except FileNotFoundError:
+        return False
+
+
+def _still(mount: SkillMount, copy: Path) -> bool:
+    """Whether *copy* can be used: the skill itself is what it was, by sizes and times or else by its digest.
+
+    False when the skill is the same and the copy is not: then it is a part of one, left by a removal that was cut off.
+    """
     if not mount.root.is_dir():
         raise RootMissing(f"the folder of skill {mount.id} is not there", id=mount.id)
     try:
-        if _facts(mount.root) != _facts(copy):
+        here = _facts(mount.root)
+        if here != _facts(copy):
             _demand(mount, tree_digest(mount.root))
+            if [facts[:4] for facts in here] != [facts[:4] for facts in _facts(copy)]:
+                return False
     except FileRefused as error:
         raise RootChanged(f"skill {mount.id} cannot be read: {error.message}", id=mount.id) from error
     os.utime(copy)
-    return copy
+    return True
 
 
 def _facts(root: Path) -> list[tuple[str, str, int, str, int]]:

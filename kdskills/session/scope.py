@@ -67,10 +67,11 @@ class TurnSources:
             rows, findings = normalize_sources(skill.sources)
             self._tell(skill, findings)
             with self._lock:
+                first = key not in self._maps
                 result = self._pool.merge(rows, key=self._key)
                 self._pool = result.pool
                 sid_map = self._maps[key] = dict(result.sid_map)
-            if rows and self._merged is not None:
+            if first and rows and self._merged is not None:
                 self._merged(skill.full_id, result)
             self._tell(skill, result.diagnostics)
         # an empty map drops every token (spec skills §6.3)

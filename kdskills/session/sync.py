@@ -6,22 +6,24 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
-from kdskills.errors import BadRequest
+from kdskills.errors import BadRequest, SessionError
 
 
 class SyncFacade:
     """Calls the async methods of a runtime or session and waits.
 
-    The loop's thread starts with the first call and ends with `aclose`. Inside a running loop every call is refused
-    (`sync_in_loop`): it would block that loop.
+    The loop's thread starts with the first call and ends with `aclose`, which ends what other threads are waiting for
+    (`cancelled`). Inside a running loop every call is refused (`sync_in_loop`): it would block that loop.
     """
 
     def __init__(self, target: Any) -> None:
         self._target = target
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._closings = 0
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -44,35 +46,45 @@ class SyncFacade:
             pass
         else:
             raise BadRequest("this thread runs an event loop: await the method instead", code="sync_in_loop")
-        future = asyncio.run_coroutine_threadsafe(method(*args, **kwargs), self._running())
+        closing = method.__name__ == "aclose"
+        future = self._begin(method(*args, **kwargs), closing=closing)
         try:
             result = future.result()
+        except CancelledError as error:
+            raise SessionError("the runtime was closed", code="cancelled") from error
         except BaseException:
             future.cancel()
             raise
         finally:
-            if method.__name__ == "aclose":
+            if closing:
                 self._stop()
         return result
 
-    def _running(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
+    def _begin(self, work: Coroutine[Any, Any, Any], *, closing: bool) -> Future[Any]:
+        with self._lock:  # handed over under the lock: a loop that is told to stop has everything it will ever get
+            self._closings += closing
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._serve, args=(self._loop,), name="kdskills-sync", daemon=True).start()
-            return self._loop
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     @staticmethod
     def _serve(loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
             loop.run_forever()
+            left = asyncio.all_tasks(loop)  # somebody waits for each of them
+            for task in left:
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         finally:
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
 
     def _stop(self) -> None:
         with self._lock:
-            loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.call_soon_threadsafe(loop.stop)
+            self._closings -= 1
+            if self._closings == 0 and self._loop is not None:  # the last of several closings at once
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop = None

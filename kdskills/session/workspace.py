@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ def media_type(path: str) -> str:
 
 
 class FolderWorkspace:
-    """A turn folder on this host.
+    """A turn folder on this host, for runs side by side: each call sees files whole and none that is being written.
 
     Args:
         root: The folder; it is made when absent.
@@ -85,6 +86,7 @@ class FolderWorkspace:
         self.root = root
         self.mounts = dict(mounts or {})
         self.protected = frozenset(protected)
+        self._lock = threading.RLock()
         root.mkdir(parents=True, exist_ok=True)
 
     def inputs(self) -> tuple[InputFile, ...]:
@@ -96,7 +98,7 @@ class FolderWorkspace:
         found: list[InputFile] = []
         total = 0
         for prefix, folder in [*sorted(self.mounts.items()), ("", self.root)]:
-            for entry in walk_tree(folder):
+            for entry in self._entries(folder):
                 if entry.kind != "file" or (not prefix and self._mounted(entry.path)):
                     continue  # links and pipes are never handed on
                 total += entry.size
@@ -134,7 +136,8 @@ class FolderWorkspace:
 
     def files(self) -> list[TreeEntry]:
         """Return the regular files of the turn folder itself, without mounts, by path."""
-        return [entry for entry in walk_tree(self.root) if entry.kind == "file" and not self._mounted(entry.path)]
+        entries = self._entries(self.root)
+        return [entry for entry in entries if entry.kind == "file" and not self._mounted(entry.path)]
 
     def write(self, path: str, data: bytes, mode: WriteMode = "create") -> ProducedFile:
         """Write a file of the turn, whole or not at all.
@@ -152,6 +155,10 @@ class FolderWorkspace:
             )
         if clean in self.protected or self._mounted(clean):
             raise refuse("path_denied", f"{clean!r} is read-only", path=path, reason="root")
+        with self._lock:
+            return self._write(path, clean, data, mode)
+
+    def _write(self, path: str, clean: str, data: bytes, mode: WriteMode) -> ProducedFile:
         try:
             existing = self._existing(clean)
         except FileRefused as error:
@@ -186,6 +193,10 @@ class FolderWorkspace:
             except ToolCallRefused as error:
                 dropped.append((item.path, error.message))
         return Collected(tuple(kept), tuple(dropped))
+
+    def _entries(self, folder: Path) -> list[TreeEntry]:
+        with self._lock:  # a file that is being written lies beside its place under another name
+            return walk_tree(folder)
 
     def _mounted(self, path: str) -> bool:
         return path.partition("/")[0] in self.mounts

@@ -101,7 +101,8 @@ class Home:
     def kept_entries(self, snapshot: Snapshot) -> dict[str, tuple[Skill, CatalogEntry]]:
         """Return the entries of skills that are the same object in *snapshot*: for the moment that comes next."""
         now = snapshot.skills
-        return {full_id: made for full_id, made in self.entries.items() if now.get(full_id) is made[0]}
+        made = self.entries.copy()  # in one step: views of this moment go on adding to it in other threads
+        return {full_id: entry for full_id, entry in made.items() if now.get(full_id) is entry[0]}
 
     def known(self, include_internal: bool) -> Known:
         """Return the skills there are, and the ids known to be refused."""

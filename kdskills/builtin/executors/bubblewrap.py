@@ -21,6 +21,7 @@ from kdskills.execution.bwrap.run import ENGINE, LEVEL, BubblewrapRun, Prepared
 from kdskills.execution.bwrap.stand import Ground, Job
 from kdskills.execution.cgroup import find_parent
 from kdskills.execution.check import LIMIT_NAMES, check_request, require_limits
+from kdskills.execution.children import require_endings
 from kdskills.execution.dirs import cache_dir, state_dir
 from kdskills.execution.finished import FinishedRun, skills_mismatch
 from kdskills.execution.lifecycle import RunRecords, reap
@@ -156,6 +157,7 @@ class BubblewrapExecutor:
 
     def _prepare(self, request: ExecRequest) -> tuple[Ground, Rootfs, Job]:
         """Decide and stage everything that needs no sandbox. Raises ExecRefused, RootChanged, RootMissing."""
+        require_endings(self.name)
         plan = check_request(request)
         if request.network != "none":
             raise ExecRefused(

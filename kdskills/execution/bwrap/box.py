@@ -24,7 +24,10 @@ from kdskills.errors import ExecFailed
 from kdskills.execution.bwrap import tree
 from kdskills.execution.cgroup import Leaf
 
-SETUP_S = 10.0
+SETUP_S = 30.0
+"""Long after a busy machine would have made a sandbox; what takes longer is broken."""
+KILLED_S = 10.0
+"""A process that is still there so long after SIGKILL cannot be ended."""
 _POLL_S = 0.0003
 _SIZE = 64 * 1024
 
@@ -164,7 +167,7 @@ class Box:
         """
         self.kill()
         self._launcher.wait()
-        if self.init_fd >= 0 and not tree.gone(self.init_fd, 2.0):
+        if self.init_fd >= 0 and not tree.gone(self.init_fd, KILLED_S):
             raise BoxFailed("a process of the sandbox survived SIGKILL", pid=self.init)
         end = time.monotonic() + 0.2
         while self._read_status(end):

@@ -152,7 +152,8 @@ class Pool:
     trouble: str | None = None
     _idle: list[Worker] = field(default_factory=list)
     _wanted: SimpleQueue[Kind | None] = field(default_factory=SimpleQueue)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    # Entered twice when the engine is collected as garbage in the middle of a step: its finalizer closes the pool.
+    _lock: threading.RLock = field(default_factory=threading.RLock)
     _thread: threading.Thread | None = None
     _closed: bool = False
 

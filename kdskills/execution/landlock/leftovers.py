@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from kdskills.execution.dirs import write_note
 from kdskills.execution.landlock.run import end_uid
 from kdskills.execution.landlock.uids import Uids, processes_of
 from kdskills.execution.local_tree import RunFolder
@@ -14,7 +15,7 @@ from kdskills.execution.protocol import ReapReport
 
 def note_uid(folder: RunFolder, uid: int) -> None:
     """Note which uid a run has, beside its owner."""
-    (folder.path / "uid").write_text(str(uid), encoding="ascii")
+    write_note(folder.path / "uid", str(uid))
 
 
 def leftovers(top: Path, uids: Uids) -> ReapReport:

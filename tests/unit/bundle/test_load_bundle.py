@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import linecache
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -369,3 +371,31 @@ def test_paths_no_system_takes_are_missing_bundles(path: str, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BundleError):
         load_bundle(path)
+
+
+def test_the_line_is_found_without_the_source_cache_all_threads_share(folder, monkeypatch):
+    """Two threads in `linecache` break each other; loading a broken descriptor does not go there."""
+    write(folder, "skills_descriptor.py", "A = 1\n\nraise ValueError('no')\n")
+    with monkeypatch.context() as shared:
+        for name in ("checkcache", "updatecache", "getlines", "lazycache"):
+            shared.setattr(linecache, name, lambda *_: {}["taken by another thread"])
+        try:
+            load_bundle(folder)
+        except BundleError as error:
+            found = (error.code, error.details["line"])
+    assert found == ("bundle_python_failed", 3)
+
+
+def test_threads_load_one_bundle_side_by_side(folder):
+    """Six threads load a good and a broken descriptor many times: each time the same answer."""
+    write(folder, "skills_descriptor.py", "CUSTOM_SKILLS_ROOT = 'skills'\n")
+    broken = folder.parent / "broken"
+    broken.mkdir()
+    write(broken, "skills_descriptor.py", "A = 1\n" * 50 + "raise ValueError('no')\n")
+
+    def load(_):
+        line = refusal(broken).details["line"]
+        return load_bundle(folder).descriptor.custom_skills_root, line
+
+    with ThreadPoolExecutor(6) as threads:
+        assert set(threads.map(load, range(200))) == {("skills", 51)}

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+import weakref
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,9 +81,11 @@ class Workers:
         self.fit = True
         self.gate = threading.Event()
         self.gate.set()
+        self.asked = threading.Event()
 
     def __call__(self, wanted):
-        self.gate.wait(5)
+        self.asked.set()
+        self.gate.wait(60)
         stack = ExitStack()
         worker = SimpleNamespace(kind=wanted, stack=stack, usable=lambda: self.fit)
         stack.callback(self.ended.append, wanted)
@@ -106,7 +109,7 @@ def pool(workers):
 
 def until(condition):
     """Wait until *condition* holds."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while not condition() and time.monotonic() < end:
         time.sleep(0.002)
     assert condition()
@@ -184,11 +187,44 @@ def test_a_closed_pool_ends_what_it_has_and_takes_no_wish(pool, workers):
     until(lambda: pool.idle() == 2)
     worker = pool.take(kind("a"))
     workers.gate.clear()
+    workers.asked.clear()
     pool.want(kind("a"))
-    time.sleep(0.05)
-    threading.Timer(0.1, workers.gate.set).start()
+    assert workers.asked.wait(60)
+    opening = threading.Timer(0.1, workers.gate.set)
+    opening.start()
     pool.close()
+    opening.join()
     pool.want(kind("a"))
     worker.stack.close()
     assert pool.idle() == 0
     assert len(workers.ended) == len(workers.made)
+
+
+class Collecting:
+    """Sizes of a kind at whose comparison an engine that is garbage is collected, as may happen at any allocation."""
+
+    def __init__(self):
+        self.engine = None
+
+    def __eq__(self, other):
+        self.engine = None
+        return self is other
+
+    def __hash__(self):
+        return 1
+
+
+def test_an_engine_that_is_collected_in_the_middle_of_a_step_ends_its_pool(workers):
+    """The finalizer closes the pool from within the pool's own thread, and nothing waits for itself."""
+    pool = Pool(1, workers)
+    size = Collecting()
+    pool.want(Kind((), size, 1))
+    until(lambda: pool.idle() == 1)
+    engine = Workers()
+    closed = weakref.finalize(engine, pool.close)
+    size.engine, engine = engine, None
+    pool.want(Kind((), Collecting(), 1))
+    until(lambda: not closed.alive)
+    pool._thread.join(60)
+    assert not pool._thread.is_alive()
+    assert (pool.idle(), len(workers.ended)) == (0, len(workers.made))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -86,3 +87,43 @@ def test_leaves_of_the_dead_are_removed(tmp_path):
     report = reap(RunRecords(tmp_path / "state"), CgroupParent(tmp_path, tmp_path, 2))
     assert report.ended == (f"cgroup {dead} with 0 processes",)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([alive, "other"])
+
+
+def test_looking_for_leftovers_never_meets_half_a_record(tmp_path):
+    """Records that come and go beside a reap are neither taken for broken ones nor removed."""
+    records, over = RunRecords(tmp_path), threading.Event()
+    told, missing = [], []
+
+    def look():
+        while not over.is_set():
+            report = reap(records, None)
+            told.extend((*report.ended, *report.failed))
+
+    def work():
+        for _ in range(150):
+            path = records.write(ExecRequest(argv=("x",), request_id="r" * 200), os.getpid())
+            if not path.exists():
+                missing.append(path)
+            path.unlink(missing_ok=True)
+
+    lookers = [threading.Thread(target=look) for _ in range(2)]
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for thread in (*lookers, *workers):
+        thread.start()
+    for thread in workers:
+        thread.join()
+    over.set()
+    for thread in lookers:
+        thread.join()
+    assert (told, missing) == ([], [])
+
+
+def test_a_record_is_written_aside_until_it_is_whole(tmp_path):
+    """What is being written is left alone; what a dead process left half-written goes after an hour."""
+    (tmp_path / "runs").mkdir()
+    being, dead = tmp_path / "runs/a.json.0.new", tmp_path / "runs/b.json.0.new"
+    for path in (being, dead):
+        path.write_text('{"labels"')
+    os.utime(dead, (1, 1))
+    assert reap(RunRecords(tmp_path), None).ended == ("run b.json.0: its record",)
+    assert (being.exists(), dead.exists()) == (True, False)

@@ -1,6 +1,8 @@
 """The pump: counting, tail-keeping, never held up (spec execution §3, §5)."""
 
+import contextlib
 import os
+import selectors
 import subprocess
 import sys
 import threading
@@ -9,6 +11,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kdskills.execution import pump as pumps
 from kdskills.execution.pump import HeadBuffer, Pump, TailBuffer
 
 
@@ -119,3 +122,56 @@ def test_cancel_after_the_end_is_harmless():
     process.wait()
     os.close(pidfd)
     pump.cancel()
+
+
+def drained(fd, monkeypatch):
+    """Return what is read of *fd* when the drain's time is over before it began."""
+    monkeypatch.setattr(pumps, "DRAIN_S", -1.0)
+    out = TailBuffer(1 << 24)
+    os.set_blocking(fd, False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(fd, selectors.EVENT_READ, out.feed)
+        pumps._drain(selector, set())
+        left = list(selector.get_map().values())
+    return out.stream(), left
+
+
+def test_what_the_dead_left_is_read_however_late_we_come(monkeypatch):
+    """A thread that waited long for its turn loses nothing that lies in the pipe."""
+    reading, writing = os.pipe()
+    data = os.urandom(60_000)
+    os.write(writing, data)
+    os.close(writing)
+    out, left = drained(reading, monkeypatch)
+    assert (out.data, left) == (data, [])
+
+
+def test_a_quiet_holder_of_the_pipe_is_not_waited_for_when_we_come_late(monkeypatch):
+    """What lies there is taken, and the pipe is let go while somebody else still could write."""
+    reading, writing = os.pipe()
+    os.write(writing, b"said")
+    out, left = drained(reading, monkeypatch)
+    assert (out.data, [key.fd for key in left]) == (b"said", [reading])
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_writer_without_end_is_cut_off_when_we_come_late(monkeypatch):
+    """Somebody who keeps writing can hold us for some bytes only, never for ever."""
+    reading, writing = os.pipe()
+
+    def flood():
+        with contextlib.suppress(BrokenPipeError):
+            while True:
+                os.write(writing, b"x" * 65536)
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        out, _ = drained(reading, monkeypatch)
+        assert out.total <= pumps.LEFT_MOST
+    finally:
+        os.close(reading)
+        thread.join(60)
+        os.close(writing)
+    assert not thread.is_alive()

@@ -1,7 +1,9 @@
 """Staged copies: what was checked is what is seen (spec execution §4)."""
 
+import fcntl
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -211,3 +213,81 @@ def test_the_lock_is_not_taken_through_a_link(tmp_path):
     with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / ".lock"):
         pass
     assert not Path(tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("used", [True, False], ids=["used lately", "not used for long"])
+@pytest.mark.parametrize("lost", ["scripts/run.sh", "link", ".note"])
+def test_a_part_of_a_copy_is_no_copy(skill, tmp_path, lost, used):
+    """What a removal that was cut off left behind is made anew, not mounted."""
+    copy = stage_skill(skill, tmp_path / "cache")
+    (copy / lost).unlink()
+    if not used:
+        os.utime(copy, (1, 1))
+    assert stage_skill(skill, tmp_path / "cache") == copy
+    assert tree_digest(copy) == skill.tree
+
+
+def test_a_removal_takes_the_name_first(skill, tmp_path, monkeypatch):
+    """A process that dies while it tidies leaves nothing that looks like a copy; the next one removes the rest."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "SKILL.md").write_text("other")
+    copy = stage_skill(skill, tmp_path / "cache")
+    os.utime(copy, (1, 1))
+    with monkeypatch.context() as dying:
+        dying.setattr("kdskills.execution.dirs.shutil.rmtree", lambda *_, **__: None)
+        stage_skill(SkillMount("a.y", other, tree_digest(other)), tmp_path / "cache")
+    assert not copy.exists()
+    assert [path.name[:5] for path in copy.parent.iterdir() if path.name.startswith(".old")] == [".old-"]
+    (other / "SKILL.md").write_text("another")
+    stage_skill(SkillMount("a.y", other, tree_digest(other)), tmp_path / "cache")
+    assert not [path for path in copy.parent.iterdir() if path.name.startswith((".old", ".new"))]
+
+
+def test_copies_in_use_survive_tidying_beside_them(skill, tmp_path):
+    """Threads that use an old copy while others tidy always get a whole one."""
+    cache, wrong = tmp_path / "cache", []
+    copy = stage_skill(skill, cache)
+
+    def use():
+        for _ in range(20):
+            try:
+                os.utime(copy, (1, 1))
+            except FileNotFoundError:
+                continue
+            if tree_digest(stage_skill(skill, cache)) != skill.tree:
+                wrong.append("half a copy")
+
+    def tidy(number):
+        root = tmp_path / f"other-{number}"
+        root.mkdir()
+        for turn in range(20):
+            (root / "SKILL.md").write_text(f"{number} {turn}")
+            stage_skill(SkillMount("a.y", root, tree_digest(root)), cache)
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(use), *(threads.submit(tidy, number) for number in range(3))]:
+            done.result()
+    assert wrong == []
+
+
+def test_a_lock_ends_with_its_holder_though_a_fork_has_it(tmp_path):
+    """A process that another thread forked meanwhile does not keep what we let go."""
+    place = tmp_path / "lock"
+    with locked(place):
+        ours = next(int(fd.name) for fd in Path("/proc/self/fd").iterdir() if points_to(fd, place))
+        forked = os.dup(ours)  # the same open file, as a fork has it
+    try:
+        fd = os.open(place, os.O_RDWR)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(fd)
+    finally:
+        os.close(forked)
+
+
+def points_to(fd, place):
+    """Whether the descriptor is of that file; one that is closed meanwhile is not."""
+    try:
+        return fd.readlink() == place
+    except OSError:
+        return False

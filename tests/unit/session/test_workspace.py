@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from kdskills.errors import FileRefused, ToolCallRefused
-from kdskills.execution import Artifact
+from kdskills.execution import Artifact, Limits
+from kdskills.execution.stage import read_inputs
 from kdskills.session.workspace import MAX_FILE, MAX_FILES, FolderWorkspace, media_type
 
 
@@ -151,3 +155,41 @@ def test_reading_a_mount(work):
 def test_media_types(path, kind):
     """Types follow the suffix, not the host's tables."""
     assert media_type(path) == kind
+
+
+def test_threads_append_to_one_file(work):
+    """Nothing of six writers is lost, and the file is always whole."""
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(lambda number: work.write("log.txt", b"%03d\n" % number, "append"), range(120)))
+    lines = work.read("log.txt").split()
+    assert sorted(lines) == [b"%03d" % number for number in range(120)]
+
+
+def test_a_run_never_gets_a_file_that_is_being_written(work):
+    """Inputs listed while other runs' files come in name whole files only, and each can be read."""
+    over, seen = threading.Event(), set()
+    contents = [bytes([65 + number]) * 50_000 for number in range(4)]
+
+    def collect(number):
+        for turn in range(60):
+            data = contents[(number + turn) % 4]
+            digest = hashlib.sha256(data).hexdigest()
+            work.collect([Artifact(f"out-{number}/made.bin", len(data), digest, 0o644, data)])
+
+    def list_inputs():
+        while not over.is_set():
+            for path, data in read_inputs(work.inputs(), Limits()):
+                seen.add(path)
+                assert not path.startswith("out-") or data in contents
+
+    with ThreadPoolExecutor(4) as threads:
+        looking = [threads.submit(list_inputs) for _ in range(2)]
+        writing = [threads.submit(collect, number) for number in range(2)]
+        try:
+            for done in writing:
+                done.result()
+        finally:
+            over.set()
+        for done in looking:
+            done.result()
+    assert seen <= {"in.txt", "data/rows.csv", "out-0/made.bin", "out-1/made.bin"}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +89,48 @@ def test_an_older_view_stays_as_it_was(subsystem: SkillsSubsystem, write: Callab
     subsystem.refresh()
     assert "Newer words." in subsystem.view().catalog("xml").text
     assert "Newer words." not in old.catalog("xml").text
+
+
+class Growing(dict[str, Any]):
+    """Skills at whose look-up another view of the same moment makes an entry, as one in another thread does."""
+
+    def __init__(self, skills: Mapping[str, Any], entries: dict[str, Any]) -> None:
+        super().__init__(skills)
+        self._entries = entries
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Add an entry and return the skill."""
+        self._entries[f"acme.more-{len(self._entries)}"] = (None, None)
+        return super().get(key, default)
+
+
+def test_views_go_on_making_entries_while_they_are_carried_over(subsystem: SkillsSubsystem) -> None:
+    """What one moment hands to the next does not depend on who renders meanwhile."""
+    assert subsystem.view()._entries
+    home = subsystem.view().home
+    kept = dict(home.entries)
+    assert home.kept_entries(replace(home.snapshot, skills=Growing(home.snapshot.skills, home.entries))) == kept
+
+
+def test_threads_render_while_skills_change(subsystem: SkillsSubsystem, write: Callable[..., Path]) -> None:
+    """Six threads read catalogs of several consumers while a seventh edits: none fails, and the last edit is seen."""
+    over = threading.Event()
+
+    def render(consumer: str) -> None:
+        while not over.is_set():
+            names = [entry.full_id for entry in subsystem.view(consumer)._entries]
+            assert names == sorted(names)
+
+    with ThreadPoolExecutor(6) as threads:
+        running = [threads.submit(render, name) for name in ("writer", "reader", "editor") * 2]
+        try:
+            for number in range(40):
+                write(f"acme.n{number}")
+                write("acme.beta", description=f"Edit {number}.")
+                subsystem.refresh()
+        finally:
+            over.set()
+        for done in running:
+            done.result()
+    assert "Edit 39." in subsystem.view("writer").catalog("xml").text
+    assert len(subsystem.view("reader")._entries) == 43

@@ -1,0 +1,47 @@
+"""Folders of runs without a pid namespace: found again by whoever cleans up, never taken while in use (spec execution §5)."""
+
+import threading
+
+from kdskills.execution.landlock import leftovers as landlock
+from kdskills.execution.landlock.uids import Uids
+from kdskills.execution.local_tree import RunFolder, leftovers
+from kdskills.execution.request import ExecRequest
+
+
+def test_looking_for_leftovers_never_meets_half_a_note(tmp_path):
+    """Folders that are made and removed beside it are neither ended nor reported as broken."""
+    top, uids = tmp_path / "runs", Uids(20_000, tmp_path / "uids")
+    top.mkdir()
+    over, told = threading.Event(), []
+
+    def look():
+        while not over.is_set():
+            for report in (leftovers(top), landlock.leftovers(top, uids)):
+                told.extend((*report.ended, *report.failed))
+
+    def work():
+        for _ in range(40):
+            folder = RunFolder.make(top, ExecRequest(argv=("x",), request_id="r" * 200))
+            landlock.note_uid(folder, 21_000)
+            folder.remove()
+
+    lookers = [threading.Thread(target=look) for _ in range(2)]
+    workers = [threading.Thread(target=work) for _ in range(2)]
+    for thread in (*lookers, *workers):
+        thread.start()
+    for thread in workers:
+        thread.join()
+    over.set()
+    for thread in lookers:
+        thread.join()
+    assert told == []
+    assert list(top.iterdir()) == []
+
+
+def test_notes_are_for_us_alone(tmp_path):
+    """Neither the owner's note nor the uid's can be read by a program with a uid of its own."""
+    folder = RunFolder.make(tmp_path, ExecRequest(argv=("x",)))
+    landlock.note_uid(folder, 21_000)
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in folder.path.iterdir() if path.is_file()}
+    assert modes == {"owner.json": "0o600", "uid": "0o600"}
+    assert list(folder.work.iterdir()) == []
