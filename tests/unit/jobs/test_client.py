@@ -1,8 +1,11 @@
 """The client: heads and queue rows that commit together, ids nobody guesses, owners, cancels, waits."""
 
 import asyncio
+import contextlib
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 
 from kdskills.errors import BadRequest, Conflict, NotFound
 from kdskills.jobs.client import JobsClient, kept_piece, new_id
+from kdskills.jobs.database import DatabaseUnavailable
 from kdskills.jobs.heads import TaskHead
 from kdskills.jobs.model import Scope
 from kdskills.jobs.queues import host_queue
@@ -180,6 +184,103 @@ async def test_refusing_twice_with_one_key_is_no_conflict(client, make):
     """A repeated call is not refused because of itself."""
     one = await client.submit_task(make.task("s", on_busy="refuse"), key="k")
     assert await client.submit_task(make.task("s", on_busy="refuse"), key="k") == one
+
+
+async def test_a_repeated_call_is_answered_though_the_session_is_busy(client, make):
+    """The first result comes back also when somebody else has the session by now."""
+    one = await client.submit_task(make.task("s", on_busy="refuse"), key="k")
+    await client.cancel_task(make.scope, one.id)
+    job = await client.submit_job(make.job("a", session="s", on_busy="refuse"), key="k")
+    again = await client.submit_task(make.task("s", on_busy="refuse"), key="k")
+    assert (again.id, again.status) == (one.id, "canceled")
+    assert await client.submit_job(make.job("a", session="s", on_busy="refuse"), key="k") == job
+    with pytest.raises(Conflict, match=job.id):
+        await client.submit_task(make.task("s", on_busy="refuse"), key="other")
+
+
+async def test_what_was_refused_leaves_nothing(client, make):
+    """A refused task or job has no head and no row in the queue, and its key is free."""
+    first = await client.submit_task(make.task("s"))
+    for submit in (
+        client.submit_task(make.task("s", on_busy="refuse"), key="k"),
+        client.submit_job(make.job("a", session="s", on_busy="refuse"), key="k"),
+    ):
+        with pytest.raises(Conflict):
+            await submit
+    work = await client.work()
+    assert [row.id for row in work.queues.waiting([host_queue(work.host)])] == [first.id]
+    assert (await client.list_jobs(make.scope), len(await client.list_tasks(make.scope))) == ([], 1)
+    await client.cancel_task(make.scope, first.id)
+    assert (await client.submit_task(make.task("s", on_busy="refuse"), key="k")).status == "queued"
+
+
+def test_clients_of_many_threads_agree(place, make):
+    """Eight threads with a loop and a client each: one key is one task, and one of those that refuse to wait is served."""
+    start = threading.Barrier(8)
+
+    def one(_):
+        async def submit():
+            client = JobsClient(f"sqlite:///{place / 'work.db'}", place)
+            try:
+                start.wait(60)
+                head = await client.submit_task(make.task(), key="k", body_hash="b")
+                try:
+                    held = (await client.submit_task(make.task("s", on_busy="refuse"))).id
+                except Conflict as error:
+                    held = error.details["holder"]
+                return head.id, held
+            finally:
+                await client.aclose()
+
+        return asyncio.run(submit())
+
+    with ThreadPoolExecutor(8) as pool:
+        said = set(pool.map(one, range(8)))
+    assert len(said) == 1
+
+
+def test_clients_of_many_processes_agree(place, make):
+    """Four processes that open a new place and submit the same key at once make one task, each told the same id."""
+    fresh = place.parent / "fresh"
+    code = (
+        "import asyncio, sys\n"
+        "from pathlib import Path\n"
+        "from kdskills.jobs.client import JobsClient\n"
+        "from kdskills.jobs.model import TaskSpec\n"
+        "spec = TaskSpec.model_validate_json(sys.argv[2])\n"
+        "async def main():\n"
+        "    top = Path(sys.argv[1])\n"
+        "    client = JobsClient(f'sqlite:///{top / chr(119)}.db', top)\n"
+        "    head = await client.submit_task(spec, key='k', body_hash='b')\n"
+        "    found = await client.list_tasks(spec.scope)\n"
+        "    await client.aclose()\n"
+        "    return head.id, len(found)\n"
+        "sys.stdin.read()\n"
+        "print(*asyncio.run(main()))\n"
+    )
+    command = [sys.executable, "-c", code, str(fresh), make.task().model_dump_json()]
+    with contextlib.ExitStack() as all_of_them:
+        started = [
+            all_of_them.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            for _ in range(4)
+        ]
+        for process in started:
+            all_of_them.callback(process.kill)
+        for process in started:
+            process.stdin.close()  # now, all of them
+        said = {process.stdout.read() for process in started}
+        assert [process.wait(120) for process in started] == [0] * 4
+    assert len(said) == 1
+    assert said.pop().split()[1] == b"1"
+
+
+async def test_closing_what_could_not_be_opened(tmp_path):
+    """A database that cannot be opened is complained of by the call, and not once more at the end."""
+    client = JobsClient("postgresql://kd@127.0.0.1:1/none", tmp_path / "state")
+    with pytest.raises(DatabaseUnavailable):
+        await client.list_tasks(Scope())
+    await client.aclose()
+    await client.aclose()
 
 
 async def test_a_job_is_checked_before_it_is_kept(client, make):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.errors import BadRequest
-from kdskills.jobs.heads import TaskHead
+from kdskills.jobs.heads import JobHead, TaskHead
 from kdskills.jobs.model import Command, JobSpec, Placement, Scope, StepSpec, TaskSpec
 from kdskills.jobs.plan import check_graph, decide, needs_of, step_task_id, steps_of
 
@@ -110,6 +110,31 @@ def test_a_failed_step_is_tried_again():
     assert steps_of(spec, done)[0].tries == 3
 
 
+def test_a_try_that_rests_holds_back_only_itself():
+    """While a failed step rests the job goes on, other steps begin, and nothing is skipped or over."""
+    spec = job(step("a", retry=1), step("b"), step("c", "a", "b"), max_concurrency=2)
+    failed = task(0, "failed")
+    assert decide(spec, [failed], resting={failed.id}).start == ((1, 0),)
+    waiting = decide(spec, [failed, task(1, "succeeded")], resting={failed.id})
+    assert (waiting.start, waiting.status) == ((), None)
+    assert decide(spec, [failed, task(1, "succeeded")]).start == ((0, 1),)
+
+
+def test_a_step_without_tries_left_does_not_rest():
+    """What will not be tried again ends the job at once, however lately it failed."""
+    spec = job(step("a", retry=1))
+    tasks = [task(0, "failed"), task(0, "failed", 1)]
+    assert decide(spec, tasks, resting={one.id for one in tasks}).status == "failed"
+
+
+def test_a_cancel_and_the_wall_time_do_not_wait_for_a_rest():
+    """A job ends while a step rests when it was canceled or is late."""
+    spec = job(step("a", retry=1))
+    failed = task(0, "failed")
+    assert decide(spec, [failed], resting={failed.id}, canceled=True).status == "canceled"
+    assert decide(spec, [failed], resting={failed.id}, overdue=True).error_code == "timeout"
+
+
 def test_a_canceled_step_is_not_tried_again():
     """Someone who cancels a step's task means it."""
     spec = job(step("a", retry=5))
@@ -124,7 +149,8 @@ def test_a_cancel_ends_canceled_and_not_failed():
     assert decide(spec, running, canceled=True).status is None
     for end in ("canceled", "failed", "succeeded"):
         assert decide(spec, [task(0, end)], canceled=True).status == "canceled"
-    assert decide(spec, [], canceled=True).status == "canceled"
+    plan = decide(spec, [], canceled=True)
+    assert (plan.status, plan.error_code) == ("canceled", "canceled")
 
 
 def test_a_cancel_is_passed_on_once():
@@ -150,6 +176,34 @@ def test_what_was_done_in_time_is_not_late():
 def test_a_job_that_is_over_has_no_waiting_steps():
     """Steps without a task are skipped once the job is over."""
     assert states(job("a", "b"), task(0, "canceled"), over=True) == ["canceled", "skipped"]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "index"),
+    [
+        ([], -1),
+        ([task(0, "queued")], -1),
+        ([task(0, "canceled")], -1),
+        ([task(0, "starting", attempt=1)], 0),
+        ([task(0, "failed", attempt=1)], 0),
+        ([task(0, "failed", attempt=1), task(0, "queued", 1)], 0),
+        ([task(0, "succeeded", attempt=1), task(1, "queued")], 0),
+        ([task(0, "succeeded", attempt=1), task(1, "running", attempt=1)], 1),
+    ],
+    ids=["none", "queued", "never-began", "starting", "rests", "next-try", "next-queued", "next-runs"],
+)
+def test_the_current_step_is_the_latest_that_began(tasks, index):
+    """A step counts from its first program on, never goes back between tries, and not when it never began."""
+    spec = job(step("a", retry=1), "b")
+    head = JobHead(
+        id="job",
+        spec=spec,
+        status="running",
+        session_key="k",
+        steps=steps_of(spec, tasks),
+        created_at=datetime.now(UTC),
+    )
+    assert head.current_step_index == index
 
 
 def test_ids_of_steps_are_derived():

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import time
 
 import pytest
@@ -130,3 +132,19 @@ def bench(open_place, make):
     yield made
     for slot in list(made.slots):
         made.gone(slot)
+
+
+@pytest.fixture
+def python_sleeper():
+    """Return a starter of processes that hold an attempt's lock until they are told to end; they are ended at the end."""
+    started = []
+
+    def start(folder, lock):
+        command = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+        started.append(subprocess.Popen(command, pass_fds=(lock,)))
+        return started[-1].pid
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()

@@ -1,0 +1,143 @@
+"""One job in a worker's hands: tries after their pause, cancels at each point, and two workers that want it."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from kdskills.jobs.database import micros, utc_now
+from kdskills.jobs.plan import step_task_id
+from kdskills.jobs.worker.jobs import JobRun
+
+
+async def begun(bench, head, desk=None):
+    """Run a job's worker until it has submitted its first step, and return the running worker."""
+    run = asyncio.ensure_future(JobRun(desk or bench.desk, head.id).run())
+    await bench.until(lambda: bench.head(step_task_id(head.id, 0, 0)) is not None or run.done())
+    return run
+
+
+def job_of(bench, head):
+    """Return the job as it is now."""
+    return bench.work.database.ask(lambda link: bench.work.records.job(link, head.id))
+
+
+def end(bench, head, step, status, *, number=0, ago=0.0, **more):
+    """End a step's try, some seconds ago."""
+    at = micros(utc_now() - timedelta(seconds=ago))
+    bench.put("task", step_task_id(head.id, step, number), status=status, finished_at=at, **more)
+
+
+async def test_a_job_ends_with_its_steps(bench, client):
+    """Each step is submitted when the one before it succeeded, and the job ends after the last."""
+    head = await client.submit_job(bench.make.job("a", "b"))
+    run = await begun(bench, head)
+    end(bench, head, 0, "succeeded", attempt=1)
+    await bench.until(lambda: bench.head(step_task_id(head.id, 1, 0)) is not None)
+    assert job_of(bench, head).current_step_index == 0
+    end(bench, head, 1, "succeeded", attempt=1)
+    await asyncio.wait_for(run, 60)
+    over = job_of(bench, head)
+    assert (over.status, over.error_code, over.current_step_index) == ("succeeded", None, 1)
+    assert over.started_at <= over.finished_at
+
+
+async def test_a_failed_step_rests_before_its_next_try(bench, client):
+    """`retry_backoff_s` holds a try back, and the job goes on meanwhile; once it is over, the try is submitted."""
+    bench.work.settings = bench.work.settings.model_copy(update={"retry_backoff_s": 3600.0})
+    head = await client.submit_job(bench.make.job(bench.make.step("a", retry=1)))
+    run = await begun(bench, head)
+    end(bench, head, 0, "failed", attempt=1)
+    assert not await JobRun(bench.desk, head.id)._step(job_of(bench, head))
+    assert bench.head(step_task_id(head.id, 0, 1)) is None
+    found = job_of(bench, head)
+    assert (found.status, found.steps[0].status, found.current_step_index) == ("running", "queued", 0)
+    end(bench, head, 0, "failed", attempt=1, ago=3601.0)
+    await bench.until(lambda: bench.head(step_task_id(head.id, 0, 1)) is not None)
+    end(bench, head, 0, "succeeded", number=1, attempt=1)
+    await asyncio.wait_for(run, 60)
+    assert (job_of(bench, head).status, job_of(bench, head).steps[0].tries) == ("succeeded", 2)
+
+
+async def test_a_job_may_be_canceled_while_a_step_rests(bench, client):
+    """A cancel does not wait for the pause between two tries."""
+    bench.work.settings = bench.work.settings.model_copy(update={"retry_backoff_s": 3600.0})
+    head = await client.submit_job(bench.make.job(bench.make.step("a", retry=1)))
+    run = await begun(bench, head)
+    end(bench, head, 0, "failed", attempt=1)
+    assert await client.cancel_job(bench.make.scope, head.id, "enough")
+    await asyncio.wait_for(run, 60)
+    over = job_of(bench, head)
+    assert (over.status, over.error_code, over.steps[0].status) == ("canceled", "canceled", "failed")
+
+
+async def test_a_step_canceled_in_its_queue_never_began(bench, client):
+    """A job that is canceled before its first step's program began has no current step."""
+    head = await client.submit_job(bench.make.job("a", "b"))
+    run = await begun(bench, head)
+    assert await client.cancel_job(bench.make.scope, head.id)
+    await asyncio.wait_for(run, 60)
+    over = job_of(bench, head)
+    assert (over.status, over.current_step_index) == ("canceled", -1)
+    assert [(step.status, step.begun) for step in over.steps] == [("canceled", False), ("skipped", False)]
+    assert over.steps[0].task.error_code == "canceled"
+
+
+async def test_an_overdue_job_fails_with_timeout(bench, client):
+    """A job whose time was over before this worker came cancels what runs and fails."""
+    head = await client.submit_job(bench.make.job("a", "b", max_wall_time_s=5.0))
+    bench.put("job", head.id, status="running", executor="dead", started_at=micros(utc_now() - timedelta(hours=1)))
+    await asyncio.wait_for(JobRun(bench.desk, head.id).run(), 60)
+    over = job_of(bench, head)
+    assert (over.status, over.error_code) == ("failed", "timeout")
+    assert over.started_at < head.created_at
+
+
+async def test_the_next_worker_goes_on_where_the_dead_one_stood(bench, client):
+    """A step that was submitted is not submitted again, and the job keeps the time it began."""
+    head = await client.submit_job(bench.make.job("a", "b"))
+    run = await begun(bench, head)
+    began = job_of(bench, head).started_at
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    end(bench, head, 0, "succeeded", attempt=1)
+    second = asyncio.ensure_future(JobRun(bench.worker("two", 1), head.id).run())
+    await bench.until(lambda: bench.head(step_task_id(head.id, 1, 0)) is not None)
+    end(bench, head, 1, "failed", attempt=1)
+    await asyncio.wait_for(second, 60)
+    over = job_of(bench, head)
+    assert (over.status, over.error_code, over.started_at) == ("failed", "step_failed", began)
+    assert [step.tries for step in over.steps] == [1, 1]
+
+
+async def test_a_job_that_is_over_is_nobodys(bench, client):
+    """A worker that gets a job after its end leaves it as it is."""
+    head = await client.submit_job(bench.make.job("a"))
+    assert await client.cancel_job(bench.make.scope, head.id)
+    before = job_of(bench, head)
+    await asyncio.wait_for(JobRun(bench.desk, head.id).run(), 60)
+    assert job_of(bench, head) == before
+
+
+@pytest.mark.parametrize("kind", ["task", "job"])
+async def test_a_session_on_another_living_host_is_followed_there(bench, client, kind):
+    """Work whose session's files are on another host with a worker goes to that host's queue, held by nobody."""
+    spec = bench.make.task("s") if kind == "task" else bench.make.job("a", session="s")
+    head = await (client.submit_task(spec) if kind == "task" else client.submit_job(spec))
+    bench.roster.enter("far", 7)
+    bench.work.database.change(
+        lambda link: link.execute(
+            bench.work.tables.workers.update()
+            .where(bench.work.tables.workers.c.executor == "far")
+            .values(host="elsewhere")
+        )
+    )
+    bench.work.database.change(
+        lambda link: bench.work.records.take_session(link, head.session_key, "somebody", "elsewhere")
+    )
+    if kind == "task":
+        assert (await bench.run(head.id)).executor is None
+    else:
+        await asyncio.wait_for(JobRun(bench.desk, head.id).run(), 60)
+        assert job_of(bench, head).executor is None
+    assert bench.starter.folders == []
