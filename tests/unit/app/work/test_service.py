@@ -1,0 +1,153 @@
+"""Background work as a Host offers it: room for each token, callers that go away, and one store of artifacts."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+
+import pytest
+
+from kdskills.app import Host
+from kdskills.app.identity import LOCAL, Identity, TokenLimits
+from kdskills.app.work import scope_of
+from kdskills.app.work.room import TooMuchWork
+from kdskills.errors import Conflict
+from kdskills.jobs.client import JobsClient
+from kdskills.jobs.model import Command, JobSpec, Placement, StepSpec, TaskSpec
+
+PLACEMENT = Placement(engine="wall", skill_name="acme.main", version_hash="0")
+
+
+def caller(limit: int | None = 1, agent: str = "reader") -> Identity:
+    """Return a caller with a token and room for so much work."""
+    return Identity(
+        agent=agent,
+        scopes=frozenset({"work:run"}),
+        token="kd_1",
+        limits=TokenLimits(concurrent_work=limit),
+    )
+
+
+def task(who: Identity, session: str | None = None) -> TaskSpec:
+    """Return a task of *who*."""
+    command = Command(argv=("true",), timeout_s=10)
+    return TaskSpec(scope=scope_of(who), session_id=session, command=command, placement=PLACEMENT)
+
+
+def job(who: Identity) -> JobSpec:
+    """Return a job of *who*."""
+    steps = (StepSpec(name="a", command=Command(argv=("true",), timeout_s=10)),)
+    return JobSpec(scope=scope_of(who), session_id="s", steps=steps, placement=PLACEMENT)
+
+
+@pytest.fixture
+async def host(make_host):
+    """A Host whose work nobody runs."""
+    made = make_host()
+    settings = made.settings
+    made.work.__dict__["client"] = JobsClient(settings.work_database, settings.state_dir, settings.jobs)
+    yield made
+    await made.work.aclose()
+
+
+async def test_a_token_has_so_much_room(host: Host) -> None:
+    """One more than the token allows is refused, be it a task or a job; another agent has room of its own."""
+    who = caller()
+    await host.work.submit_task(who, task(who), None, "")
+    for submit in (host.work.submit_task(who, task(who), None, ""), host.work.submit_job(who, job(who), None, "")):
+        with pytest.raises(TooMuchWork) as refused:
+            await submit
+        assert refused.value.details["limit"] == 1
+    other = caller(agent="writer")
+    await host.work.submit_job(other, job(other), None, "")
+
+
+async def test_a_repeated_call_needs_no_more_room(host: Host) -> None:
+    """The same key gives the first result though the token has no room left; with another body it is a conflict."""
+    who = caller()
+    first = await host.work.submit_task(who, task(who), "k", "b")
+    assert (await host.work.submit_task(who, task(who), "k", "b")).id == first.id
+    with pytest.raises(Conflict):
+        await host.work.submit_task(who, task(who), "k", "other")
+    with pytest.raises(TooMuchWork):
+        await host.work.submit_task(who, task(who), "new", "b")
+    await host.work.cancel_task(who, first.id, "")
+    started = await host.work.submit_job(who, job(who), "k", "b")
+    assert (await host.work.submit_job(who, job(who), "k", "b")).id == started.id
+    with pytest.raises(TooMuchWork):
+        await host.work.submit_task(who, task(who), "new", "b")
+
+
+@pytest.mark.parametrize("limit", [0, None], ids=["no-limit", "the-settings"])
+async def test_without_a_limit_there_is_room(host: Host, limit: int | None) -> None:
+    """Zero means as much as wanted; a token that says nothing has what the settings say."""
+    who = caller(limit)
+    for _ in range(3):
+        await host.work.submit_task(who, task(who), None, "")
+
+
+async def test_the_last_place_is_given_once(host: Host) -> None:
+    """Many calls at one time get exactly as many places as there are."""
+    who = caller(3)
+    said = await asyncio.gather(
+        *(host.work.submit_task(who, task(who), None, "") for _ in range(10)), return_exceptions=True
+    )
+    assert sum(isinstance(one, TooMuchWork) for one in said) == 7
+
+
+@pytest.mark.parametrize("key", [None, "k"], ids=["for-good", "may-come-back"])
+async def test_a_caller_may_go_away_while_it_submits(host: Host, key: str | None) -> None:
+    """A task that is being submitted when its caller goes away is canceled, unless the caller has a key to come back."""
+    work = await host.work.client.work()
+    entered, leave = threading.Event(), threading.Event()
+    enqueue = work.queues.enqueue
+
+    def slowly(*given: object) -> None:
+        entered.set()
+        assert leave.wait(60)
+        enqueue(*given)  # type: ignore[arg-type]
+
+    await asyncio.to_thread(work.queues.prepare)
+    work.queues.enqueue = slowly  # type: ignore[method-assign]
+    running = asyncio.ensure_future(host.work.run(LOCAL, task(LOCAL), key, ""))
+    assert await asyncio.to_thread(entered.wait, 60)
+    running.cancel()
+    leave.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    (head,) = await host.work.client.list_tasks(scope_of(LOCAL))
+    assert (head.status, head.cancel_reason) == (
+        ("canceled", "the caller went away") if key is None else ("queued", None)
+    )
+
+
+async def test_a_submission_that_fails_after_its_caller_went_away_is_no_stray(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What goes wrong when nobody waits any more is no error nobody looked at."""
+    work = await host.work.client.work()
+    entered, leave = threading.Event(), threading.Event()
+
+    def breaks(*given: object) -> None:
+        entered.set()
+        assert leave.wait(60)
+        raise RuntimeError("the power went")
+
+    await asyncio.to_thread(work.queues.prepare)
+    work.queues.enqueue = breaks  # type: ignore[method-assign]
+    running = asyncio.ensure_future(host.work.run(LOCAL, task(LOCAL), None, ""))
+    assert await asyncio.to_thread(entered.wait, 60)
+    running.cancel()
+    leave.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    gc.collect()
+    assert [record for record in caplog.records if "never retrieved" in record.getMessage()] == []
+    assert await host.work.client.list_tasks(scope_of(LOCAL)) == []
+
+
+async def test_artifacts_have_one_store(host: Host) -> None:
+    """Calls at one time share what keeps artifacts; none leaves a second one open."""
+    keepers = await asyncio.gather(*(host.work.keeper() for _ in range(10)))
+    assert len({id(keeper) for keeper in keepers}) == 1
