@@ -146,7 +146,8 @@ class Reload:
             thread.subscribed = False
             if isinstance(answer, dict) and answer.get("status") == "notLoaded":
                 return
-            if await self._server.threads.until(lambda: thread.closings > closings, CLOSE_SECONDS):
+            await self._server.threads.until(lambda: thread.closings > closings or self._server.gone, CLOSE_SECONDS)
+            if thread.closings > closings:
                 return
             if await self._not_loaded():
                 return
@@ -251,7 +252,7 @@ class Reload:
             with contextlib.suppress(AppServerError):
                 await self._server.request("thread/unsubscribe", threadId=self._id)
                 thread.subscribed = False
-                await self._server.threads.until(lambda: thread.closings > closings, CLOSE_SECONDS)
+                await self._server.threads.until(lambda: thread.closings > closings or self._server.gone, CLOSE_SECONDS)
         await self._filed(self._restore, path)
 
     def _restore(self, path: Path) -> None:
