@@ -1,8 +1,9 @@
-"""What importing costs, as ratios, and what the entry of generated code adds to a bare interpreter, in milliseconds.
+"""What importing and the command line cost, as ratios, and what the entry of generated code adds to a bare interpreter.
 
     python tests/benchmarks/imports.py [rounds]
 
-Ratios are to importing pydantic, yaml and jinja2 alone. The entry runs in the prepared tree of files through bubblewrap
+Ratios of imports are to importing pydantic, yaml and jinja2 alone; those of commands are to a bare interpreter, `python -c
+pass`, and have no bound: they are printed to be looked at. The entry runs in the prepared tree of files through bubblewrap
 where that works, else right here; the bundle `press` is put in force by digests of whole folders, as sandboxes do it.
 What counts is processor time: waiting for a busy neighbour is no cost of ours (spec execution §6).
 """
@@ -32,6 +33,13 @@ IMPORTS = {
     "import kdskills, every public name": (f"import kdskills as room; {EVERY}", 2.0),
     "import kdskills.turn, every name of it": (f"import kdskills.turn as room; {EVERY}", 1.0),
 }
+HELLO = Path(__file__).parents[2] / "bundles" / "hello"
+COMMANDS = {
+    "kdskills --help": ("--help",),
+    "kdskills list, of the bundle hello": ("list", str(HELLO)),
+    "kdskills why, of the bundle hello": ("why", "hello", "--bundle", str(HELLO)),
+}
+COMMAND = "from kdskills.doors.cli import main; main()"
 ENTRY = {"entry without skills": 15.0, "entry with the skills of press": 120.0}
 CONSUMER = "solver.react.decision"
 ROUNDS = 21
@@ -67,6 +75,13 @@ def import_rows() -> dict[str, Row]:
     """Return what is imported here, a bare interpreter and the floor among it."""
     code = {"bare": "pass", "floor": FLOOR} | {name: statement for name, (statement, _) in IMPORTS.items()}
     return {name: Row([sys.executable, "-I", "-c", statement]) for name, statement in code.items()}
+
+
+def command_rows() -> dict[str, Row]:
+    """Return commands as they are run, after the bare interpreter they are compared with."""
+    python = (sys.executable, "-c")  # without -I, as the installed command is started
+    rows = {name: Row([*python, COMMAND, *words]) for name, words in COMMANDS.items()}
+    return {"bare": Row([*python, "pass"])} | rows
 
 
 def entry_rows(folder: Path) -> tuple[str, dict[str, Row]]:
@@ -107,10 +122,10 @@ def entry_rows(folder: Path) -> tuple[str, dict[str, Row]]:
 def main(argv: list[str]) -> int:
     """Print the table; 1 when a bound is not held."""
     with tempfile.TemporaryDirectory() as folder:
-        imports = import_rows()
+        imports, commands = import_rows(), command_rows()
         where, entries = entry_rows(Path(folder))
         for _ in range(int(argv[0]) if argv else ROUNDS):  # interleaved, so that a busy moment hits all alike
-            for row in (*imports.values(), *entries.values()):
+            for row in (*imports.values(), *commands.values(), *entries.values()):
                 row.run()
     bare = imports["bare"].median
     floor = imports["floor"].median - bare
@@ -120,6 +135,9 @@ def main(argv: list[str]) -> int:
         ratio = (imports[name].median - bare) / floor
         held &= ratio <= bound
         print(f"{name:40} {ratio:6.2f} x   at most {bound:g}: {'held' if ratio <= bound else 'MISSED'}")
+    for name in COMMANDS:
+        ratio = commands[name].median / commands["bare"].median
+        print(f"{name:40} {ratio:6.1f} x   of a bare interpreter, {commands[name].median:.0f} ms")
     print(f"in {where}, over `python3 -I -c pass` ({entries['bare'].median:.0f} ms):")
     for name, bound in ENTRY.items():
         more = entries[name].median - entries["bare"].median

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.panel import Panel
 from rich.table import Table
 
-from kdskills.app import Host
 from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, console, disarmed, failing, plain, print_json
+from kdskills.doors.cli.within import ask, run
+
+if TYPE_CHECKING:
+    import typer
 
 LINE = 110
 
@@ -141,12 +143,12 @@ def conclusion(out: Console, answer: Any) -> None:
         out.print(f"  [red]not as expected:[/] {plain(missing)}")
 
 
-def run_turn(host: Host, *, as_json: bool, arguments: dict[str, Any]) -> None:
+def run_turn(ctx: typer.Context, *, as_json: bool, arguments: dict[str, Any]) -> None:
     """Run a turn and print it; exit 1 when it did not end well."""
     out = console()
     with failing(as_json=as_json):
         emit = None if as_json else Narrator(out)
-        answer: Any = asyncio.run(host.call("solver.run", emit=emit, **arguments))
+        answer: Any = run(ctx, lambda host: ask(host, "solver.run", arguments, emit))
         if as_json:
             print_json(answer)
         else:

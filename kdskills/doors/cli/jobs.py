@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 
 from kdskills.doors.cli.following import Raw, Stream, follow
 from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, console, failing, line, one_line, plain, print_json, table
-from kdskills.doors.cli.watching import COLORS, Screen, watch
+from kdskills.doors.cli.states import COLORS
 from kdskills.doors.cli.within import ask, run
 
 if TYPE_CHECKING:
@@ -147,6 +146,8 @@ def _print(answer: dict[str, Any], item: str) -> None:
 @app.command("watch")
 def watch_work(ctx: typer.Context, item: Id) -> None:
     """Watch a task or job until it is over: steps, bars and live output; exit 0 when it succeeded, else 1."""
+    from kdskills.doors.cli.watching import Screen, watch  # of all commands, this one alone draws bars
+
     screen = Screen(console())
 
     async def both(host: Host) -> str:
@@ -206,6 +207,8 @@ def logs(ctx: typer.Context, item: Id, follow_on: Follow = False, stderr: Err = 
 
 async def _job_logs(host: Host, item: str, stream: Stream, *, on: bool) -> None:
     """Print the output of a job's steps one after another; each has its name on standard error."""
+    import asyncio
+
     told: set[str] = set()
     heads = console(stderr=True)
     while True:

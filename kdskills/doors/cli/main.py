@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel
 
-from kdskills.app import Host
 from kdskills.app.resources import shipped_bundle
 from kdskills.doors.cli import bench as benchmarks
 from kdskills.doors.cli import codex as codex_output
-from kdskills.doors.cli import db, demo, doors, jobs, show, token, tool, transcript, worker
+from kdskills.doors.cli import db, doors, jobs, show, token, tool, within, worker
 from kdskills.doors.cli.output import failing, lenient_streams, print_json
+from kdskills.doors.cli.within import Desk, ask
+from kdskills.hooks import NAME
+
+if TYPE_CHECKING:
+    from kdskills.app import Host
 
 app = typer.Typer(
     name="kdskills",
@@ -38,14 +41,6 @@ Executor = Annotated[str | None, typer.Option("--executor", "-e", help="`auto`, 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for produced files and the transcript.")]
 
 
-def host(ctx: typer.Context) -> Host:
-    """Return the Host the command line was started with."""
-    found = ctx.find_object(Host)
-    if found is None:
-        raise RuntimeError("commands run below `build_cli`, which sets the Host")
-    return found
-
-
 def answer(
     ctx: typer.Context,
     operation: str,
@@ -57,7 +52,7 @@ def answer(
 ) -> None:
     """Run an operation, print its answer, and exit with the printer's code."""
     with failing(as_json=as_json):
-        found: BaseModel = asyncio.run(host(ctx).call(operation, **arguments))
+        found = within.run(ctx, lambda host: ask(host, operation, arguments))
         code = printer(found) if not as_json else show.exit_code(found, strict=strict)
         if as_json:
             print_json(found)
@@ -229,8 +224,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run one turn on a bundle."""
-    demo.run_turn(
-        host(ctx),
+    _turn(
+        ctx,
         as_json=as_json,
         arguments={
             "bundle": bundle,
@@ -260,9 +255,13 @@ def demo_command(
     """Run the main job: a question, a skill, a script behind a wall, a cited answer and a report on disk."""
     with failing(as_json=as_json):
         chosen = bundle or shipped_bundle("press")
-    demo.run_turn(
-        host(ctx), as_json=as_json, arguments={"bundle": chosen, "model": model, "executor": executor, "out": out}
-    )
+    _turn(ctx, as_json=as_json, arguments={"bundle": chosen, "model": model, "executor": executor, "out": out})
+
+
+def _turn(ctx: typer.Context, *, as_json: bool, arguments: dict[str, Any]) -> None:
+    from kdskills.doors.cli.demo import run_turn  # only turns are narrated
+
+    run_turn(ctx, as_json=as_json, arguments=arguments)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -290,6 +289,8 @@ def show_turn(
     as_json: Json = False,
 ) -> None:
     """Show a turn from its transcript: prompts, tool calls, sources, citations, files and errors, in order."""
+    from kdskills.doors.cli import transcript  # no other command prints one
+
     answer(ctx, "turns.show", lambda found: transcript.show(found, full=full), as_json=as_json, transcript=path)
 
 
@@ -359,24 +360,39 @@ app.add_typer(token.app, name="token")
 app.add_typer(db.app, name="db")
 
 
-def build_cli(given: Host) -> typer.Typer:
-    """Return the application with the commands of *given*'s plugins; the shipped one stays as it is."""
+def build_cli(given: Host | None = None) -> typer.Typer:
+    """Return the application with the commands of *given*'s plugins; the shipped one stays as it is.
+
+    Args:
+        given: The Host that commands work with; without one they make their own when they need it, and no plugin adds
+            commands.
+    """
     cli = typer.Typer(
         name="kdskills",
         help="Agent Skills that can be trusted in production.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        context_settings={"obj": given},
+        context_settings={"obj": Desk(given)},
     )
     cli.registered_commands = list(app.registered_commands)
     cli.registered_groups = list(app.registered_groups)
-    given.plugins.hook.kdskills_register_commands(cli=cli)
+    if given is not None:
+        given.plugins.hook.kdskills_register_commands(cli=cli)
     return cli
+
+
+def _host() -> Host | None:
+    """Return a Host where installed plugins may bring commands; None where there are only shipped ones, which bring none."""
+    if not entry_points(group=NAME):
+        return None
+    from kdskills.app import Host
+
+    return Host()
 
 
 def main() -> None:
     """Run the command line; plugins may add commands."""
     lenient_streams()
     with failing(as_json="--json" in sys.argv):
-        cli = build_cli(Host())
+        cli = build_cli(_host())
     cli()

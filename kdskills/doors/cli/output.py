@@ -1,4 +1,7 @@
-"""Printing: one console for people, one JSON form for machines, one place that turns errors into exit codes."""
+"""Printing: one console for people, one JSON form for machines, one place that turns errors into exit codes.
+
+Every command imports this module, also those that print JSON or their help: what only people need is imported there.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,14 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from pydantic import BaseModel
-from pydantic_core import PydanticSerializationError
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from kdskills.errors import KdskillsError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from rich.console import Console
+    from rich.table import Table
 
 #: Exit codes, documented in docs/reference/cli.md: who must act decides.
 EXIT_OK, EXIT_NEGATIVE, EXIT_USAGE, EXIT_AUTHOR, EXIT_OPERATOR = 0, 1, 2, 3, 4
@@ -37,6 +39,8 @@ STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
 def console(*, stderr: bool = False) -> Console:
     """Return a console for stdout, or stderr; it honours NO_COLOR and plain pipes."""
+    from rich.console import Console
+
     return Console(stderr=stderr, highlight=False)
 
 
@@ -49,6 +53,8 @@ def lenient_streams() -> None:
 
 def print_json(value: BaseModel) -> None:
     """Print an answer as JSON; bytes of a path that are no UTF-8 become U+FFFD."""
+    from pydantic_core import PydanticSerializationError
+
     try:
         text = value.model_dump_json(indent=2)
     except PydanticSerializationError:  # a lone surrogate somewhere: JSON is text, and that is none
@@ -75,6 +81,8 @@ def failing(*, as_json: bool) -> Iterator[None]:
         if as_json:
             sys.stdout.write(json.dumps(_as_text(error.to_json()), ensure_ascii=False) + "\n")
         else:
+            from rich.text import Text
+
             said = Text.assemble((f"{error.code}: ", "bold red"), one_line(error.message))
             console(stderr=True).print(said, soft_wrap=True)
         raise SystemExit(EXITS.get(error.who, EXIT_USAGE)) from None
@@ -85,6 +93,8 @@ def failing(*, as_json: bool) -> Iterator[None]:
 
 def table(*columns: str) -> Table:
     """Return an empty table in the house's style."""
+    from rich.table import Table
+
     made = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     for column in columns:
         made.add_column(column, overflow="fold")
@@ -93,6 +103,8 @@ def table(*columns: str) -> Table:
 
 def plain(text: str | None) -> str:
     """Return *text* with console markup disarmed and terminal control characters shown: skill texts are hostile."""
+    from rich.markup import escape
+
     return escape(disarmed(text or ""))
 
 
@@ -103,7 +115,7 @@ def one_line(text: str) -> str:
 
 def line(text: str | None) -> str:
     """Return *text* as `plain` does, on one line."""
-    return escape(one_line(text or ""))
+    return plain(one_line(text or ""))
 
 
 def disarmed(text: str) -> str:

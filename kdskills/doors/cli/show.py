@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
-
-from pydantic import BaseModel
-from rich.markdown import Markdown
-from rich.panel import Panel
-from rich.syntax import Syntax
+from typing import TYPE_CHECKING, Any
 
 from kdskills.doors.cli.output import (
     EXIT_NEGATIVE,
@@ -22,6 +17,9 @@ from kdskills.doors.cli.output import (
     plain,
     table,
 )
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 
 def exit_code(answer: BaseModel, *, strict: bool = False) -> int:
@@ -75,6 +73,8 @@ def fixes(answer: Any, *, strict: bool = False) -> int:
         for what in change.skipped:
             out.print(f"[yellow]left alone[/] {line(change.path)}: {line(what)}", soft_wrap=True)
         if change.diff:
+            from rich.syntax import Syntax
+
             out.print(Syntax(disarmed(change.diff), "diff", background_color="default"))
     if not any(change.done for change in answer.changes):
         out.print("nothing to mend")
@@ -101,6 +101,9 @@ def skills(answer: Any) -> int:
 
 def skill(answer: Any) -> int:
     """Print a skill's facts, its text and its companions."""
+    from rich.markdown import Markdown
+    from rich.panel import Panel
+
     out = console()
     facts = table("", "")
     facts.show_header = False

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel
 
 from kdskills.doors.cli.output import console, failing, line, print_json, table
 from kdskills.doors.cli.within import ask, run
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 app = typer.Typer(help="Tokens of callers elsewhere.", no_args_is_help=True)
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel
 
-from kdskills.app import Host
-from kdskills.app.operations import Context
+from kdskills.app.operations.table import Context
 from kdskills.doors.cli.output import console, failing, line, print_json, table
 from kdskills.doors.cli.within import AT_CLI, host_of, run
 from kdskills.errors import BadRequest
+
+if TYPE_CHECKING:
+    from kdskills.app import Host
 
 
 def list_tools(host: Host) -> None:
@@ -40,6 +41,8 @@ def arguments_of(given: str) -> dict[str, Any]:
 
 
 def _progress(event: object) -> None:
+    from pydantic import BaseModel
+
     if isinstance(event, BaseModel):
         sys.stderr.write(event.model_dump_json() + "\n")
         sys.stderr.flush()
@@ -55,7 +58,8 @@ def command(
 ) -> None:
     """Run any operation; its answer is JSON on standard output, its progress JSON lines on standard error."""
     if name is None:
-        list_tools(host_of(ctx))
+        with failing(as_json=False):
+            list_tools(host_of(ctx))
         return
     with failing(as_json=True):
         arguments = arguments_of(given)

@@ -11,13 +11,12 @@ from rich.text import Text
 
 from kdskills.doors.cli.following import Lines, Stream, follow
 from kdskills.doors.cli.output import line, one_line
+from kdskills.doors.cli.states import COLORS, OVER
 from kdskills.doors.cli.within import ask
 
 if TYPE_CHECKING:
     from kdskills.app import Host
 
-OVER = {"succeeded", "failed", "canceled", "skipped"}
-COLORS = {"succeeded": "green", "failed": "red", "canceled": "yellow", "running": "cyan", "starting": "cyan"}
 POLL_S = 0.2
 
 

@@ -2,40 +2,70 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import typer
-from pydantic import BaseModel
 
-from kdskills.app import Host
 from kdskills.app.identity import LOCAL
 from kdskills.app.operations.table import Context, Emit
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from kdskills.app import Host
 
 T = TypeVar("T")
 
 AT_CLI: Final = replace(LOCAL, door="cli")
 
 
+class Desk:
+    """What the commands of one command line share: the Host, made when one of them first needs it.
+
+    Args:
+        host: A Host that is there already; none reads the settings and plugins of this machine.
+    """
+
+    def __init__(self, host: Host | None = None) -> None:
+        self._given = host
+
+    @cached_property
+    def host(self) -> Host:
+        """The Host. Raises as making one does."""
+        if self._given is not None:
+            return self._given
+        from kdskills.app import Host  # help and completion must not cost what a Host imports
+
+        return Host()
+
+
 def host_of(ctx: typer.Context) -> Host:
-    """Return the Host the command line was started with."""
-    found = ctx.find_object(Host)
-    if found is None:
-        raise RuntimeError("commands run below `build_cli`, which sets the Host")
-    return found
+    """Return the Host the command line was started with. Raises as making one does."""
+    desk = ctx.find_object(Desk)
+    if desk is not None:
+        return desk.host
+    from kdskills.app import Host
+
+    given = ctx.find_object(Host)
+    if given is None:
+        raise RuntimeError("commands run below `build_cli`, which says what Host they have")
+    return given
 
 
 def run(ctx: typer.Context, do: Callable[[Host], Awaitable[T]]) -> T:
     """Do something with the Host, and close what background work opened for it."""
+    import asyncio
 
     async def whole() -> T:
         host = host_of(ctx)
         try:
             return await do(host)
         finally:
-            await host.work.aclose()
+            if "work" in vars(host):  # else nothing was opened, and asking would open it
+                await host.work.aclose()
 
     return asyncio.run(whole())
 
