@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -18,9 +19,13 @@ import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from kdskills.testing.work import Cluster
 
 ROOT = Path(__file__).parents[1]
 
@@ -239,3 +244,21 @@ def bus(tmp_path: Path) -> Iterator[Bus]:
 def repo() -> Path:
     """The repository's top folder."""
     return ROOT
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A running PostgreSQL server of this module's own, to be stopped and crashed."""
+    from kdskills.testing.work import private_cluster
+
+    with private_cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest) -> str | None:
+    """URL of an empty database of the kind the test is parametrized with; None for SQLite in the state folder."""
+    if request.param == "sqlite":
+        return None
+    made: Cluster = request.getfixturevalue("cluster")
+    return made.create(f"kd_{secrets.token_hex(6)}")

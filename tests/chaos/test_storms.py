@@ -1,13 +1,10 @@
 """The storms of the promises in full (spec work §6): many minutes, so they run only where `KDSKILLS_CHAOS=full` asks for them."""
 
-import contextlib
 import os
-import tempfile
-from pathlib import Path
 
 import pytest
 
-from kdskills.testing.work import WorkLab, job_storm, kill_storm, outage_storm, private_cluster, two_host_storm
+from kdskills.testing.work import job_storm, kill_storm, labs, outage_storm, two_host_storm
 
 pytestmark = [
     pytest.mark.skipif(
@@ -20,33 +17,6 @@ pytestmark = [
 both = pytest.mark.parametrize(
     "database", ["sqlite", pytest.param("postgres", marks=pytest.mark.needs("postgres"))], indirect=True
 )
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """Return a running PostgreSQL server."""
-    with private_cluster() as made:
-        yield made
-
-
-@pytest.fixture
-def database(request):
-    """Return the URL of an empty database; None for SQLite in the state folder."""
-    if request.param == "sqlite":
-        return None
-    return request.getfixturevalue("cluster").create(f"kd_{request.node.originalname[5:40]}")
-
-
-@contextlib.asynccontextmanager
-async def labs(*hosts, url=None, **jobs):
-    """Give one host per name, in one folder; everything of them is ended."""
-    with tempfile.TemporaryDirectory(prefix="kdskills-chaos-") as top:
-        made = [WorkLab(Path(top), url, host=host, **jobs) for host in hosts]
-        try:
-            yield made
-        finally:
-            for lab in made:
-                await lab.aclose()
 
 
 @both

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +205,21 @@ class WorkLab:
             assert time.monotonic() < end, f"it never ran; the worker said:\n{self.said()}"
             await asyncio.sleep(0.02)
         return head
+
+
+@contextlib.asynccontextmanager
+async def labs(*hosts: str, url: str | None = None, **jobs: Any) -> AsyncIterator[list[WorkLab]]:
+    """Give one host per name, all in one folder; everything of them is ended.
+
+    Args:
+        *hosts: Their names.
+        url: Database they share; SQLite in the state folder when omitted.
+        **jobs: Fields of `JobsSettings`.
+    """
+    with tempfile.TemporaryDirectory(prefix="kdskills-work-") as top:
+        made: list[WorkLab] = []
+        async with contextlib.AsyncExitStack() as ends:
+            for host in hosts:
+                made.append(WorkLab(Path(top), url, host=host, **jobs))
+                ends.push_async_callback(made[-1].aclose)
+            yield made

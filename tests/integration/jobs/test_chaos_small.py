@@ -1,18 +1,14 @@
 """The storms of the promises, small enough for every run: workers killed with -9, servers taken away (spec work §6)."""
 
 import asyncio
-import contextlib
-import tempfile
-from pathlib import Path
 
 import pytest
 
 from kdskills.testing.work import (
-    WorkLab,
     job_storm,
     kill_storm,
+    labs,
     outage_storm,
-    private_cluster,
     service_storm,
     two_host_storm,
 )
@@ -22,34 +18,6 @@ pytestmark = pytest.mark.xdist_group("chaos")
 both = pytest.mark.parametrize(
     "database", ["sqlite", pytest.param("postgres", marks=pytest.mark.needs("postgres"))], indirect=True
 )
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """Return a running PostgreSQL server."""
-    with private_cluster() as made:
-        yield made
-
-
-@pytest.fixture
-def database(request):
-    """Return the URL of an empty database; None for SQLite in the state folder."""
-    if request.param == "sqlite":
-        return None
-    cluster = request.getfixturevalue("cluster")
-    return cluster.create(f"kd_{Path(tempfile.mktemp()).name.lower()}")
-
-
-@contextlib.asynccontextmanager
-async def labs(*hosts, url=None, **jobs):
-    """Give one host per name, in one folder; everything of them is ended."""
-    with tempfile.TemporaryDirectory(prefix="kdskills-chaos-") as top:
-        made = [WorkLab(Path(top), url, host=host, **jobs) for host in hosts]
-        try:
-            yield made
-        finally:
-            for lab in made:
-                await lab.aclose()
 
 
 @pytest.mark.timeout(300)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import tempfile
@@ -12,7 +13,7 @@ import pytest
 from kdskills.app.spawning import spawner
 from kdskills.jobs.attempts import Attempts
 from kdskills.jobs.attempts.shim import read_identity
-from kdskills.jobs.client import JobsClient
+from kdskills.jobs.client import JobsClient, new_id
 from kdskills.jobs.model import Command, StepSpec
 from kdskills.jobs.roster import slot_taken
 from kdskills.testing.work import WorkLab
@@ -311,6 +312,27 @@ async def test_embedded_work_needs_no_worker_of_its_own(make_lab):
         await lab.until(lambda: not slot_taken(state, 0))
     assert (state / "worker.log").read_text().count("takes work") >= 2
     await client.aclose()
+
+
+async def test_a_workers_log_is_json(make_lab):
+    """Every line a worker writes is one JSON object; one about a task that breaks names it and says where it broke."""
+    lab = make_lab(idle_s=0.5)
+    item = new_id("task", lab.scope, "k")
+    in_the_way = lab.settings.state_dir / "runs" / item
+    in_the_way.parent.mkdir(parents=True, mode=0o700)
+    in_the_way.touch()
+    head = await lab.client.submit_task(lab.task("true"), key="k")
+    lab.start()
+    over = await lab.client.wait_task(lab.scope, head.id, 100)
+    assert (over.id, over.status, over.error_code) == (item, "failed", "infra_error"), lab.said()
+    assert lab.workers.pop(0).wait(60) == 0
+    in_the_way.unlink()
+    lines = [json.loads(line) for line in lab.log.read_text().splitlines()]
+    assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
+    assert any("takes work" in line["message"] for line in lines)
+    (broke,) = [line for line in lines if line["message"].endswith("broke")]
+    assert (broke["task"], broke["level"]) == (item, "error")
+    assert "NotADirectoryError" in broke["error"]
 
 
 async def test_a_worker_that_cannot_begin_says_so(make_lab):

@@ -8,18 +8,11 @@ from pathlib import Path
 import pytest
 
 from kdskills.jobs.roster import Roster
-from kdskills.testing.work import WorkLab, private_cluster
+from kdskills.testing.work import WorkLab
 
 pytestmark = [pytest.mark.needs("postgres"), pytest.mark.xdist_group("pool"), pytest.mark.timeout(300)]
 
 BEATS = 'i=0; while [ $i -lt {count} ]; do echo "b {name}-$$" >> {ledger}; sleep 0.1; i=$((i+1)); done; echo done'
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """Return a running PostgreSQL server."""
-    with private_cluster() as made:
-        yield made
 
 
 @pytest.fixture
