@@ -16,6 +16,7 @@ from kdskills.remote.core_catalog import sync_runtime
 from kdskills.remote.core_session import DRAFT, SessionCore
 from kdskills.remote.dispatch import Dispatcher
 from kdskills.remote.ports import CallJournal, CatalogBackend, JsonObject, ServerProfile
+from kdskills.remote.publish_roots import take_roots_away
 from kdskills.remote.receipts import Receipts
 from kdskills.remote.results import RemoteSkillDispatch
 from kdskills.remote.signals import AppServerSignal, address, text_or_none
@@ -154,7 +155,7 @@ class FacadeCore:
         if text_or_none(session_id) is None:
             raise ValueError("sessions.create response missing session.sessionId")
         core = self.session(str(session_id))
-        core.adopt([layer.skill for layer in layers])
+        core.adopt(draft, [layer.skill for layer in layers])
         if ours:
             core.pushing(tools, core.registry.layers())
         elif isinstance(theirs, (list, tuple)):
@@ -169,10 +170,13 @@ class FacadeCore:
         report: JsonObject = {"sessionId": core.session_id, "cleared": core.registry.clear(), "deleted": False}
         core.unpublish()
         try:
-            if delete_session:
-                await self._delete(core, report)
-            elif options.sync_runtime_on_cleanup and core.backend is not None:
-                await self._emptied(core)
+            try:
+                if delete_session:
+                    await self._delete(core, report)
+                elif options.sync_runtime_on_cleanup and core.backend is not None:
+                    await self._emptied(core)
+            finally:
+                await take_roots_away(core)
         except Exception as error:
             if not options.ignore_cleanup_errors:
                 raise

@@ -42,7 +42,7 @@ class SessionCore:
         self.pushed_layers: list[Layer] = []
         self.active: tuple[str, str] | None = None  # the turn last started here, and on which connection
         self.published: tuple[ReceiptSkill, ...] = ()
-        self.published_tools: frozenset[str] = frozenset()  # names that `publish` registered
+        self.published_tools: Mapping[str, RemoteSkill] = {}  # what `publish` registered, by qualified name
         self.view_digest: str | None = None  # of the view that is published here
         self.roots_digest: str | None = None  # the same, where it is published as roots
         self.roots_folder: str | None = None
@@ -87,10 +87,13 @@ class SessionCore:
         """Lay a window's skill on top."""
         return self.registry.open(self.made(name, handler, **options))
 
-    def adopt(self, skills: Sequence[RemoteSkill]) -> None:
-        """Take over the skills of a draft."""
+    def adopt(self, draft: SessionCore, skills: Sequence[RemoteSkill]) -> None:
+        """Take over the skills of a draft, with what is known of those that were published there."""
         for skill in skills:
             self.registry.register(skill)
+        if draft.view_digest is not None:
+            self.published, self.published_tools = draft.published, draft.published_tools
+            self.view_digest = draft.view_digest
 
     @contextmanager
     def listening(self, hear: Callable[[Any], None]) -> Iterator[None]:
@@ -112,8 +115,8 @@ class SessionCore:
 
     def unpublish(self) -> None:
         """Forget what was published of bundles: its tools are gone."""
-        self.published, self.published_tools = (), frozenset()
-        self.view_digest = self.roots_digest = None
+        self.published, self.published_tools = (), {}
+        self.view_digest = None
 
     def pushing(self, tools: list[JsonObject], layers: Sequence[Layer]) -> None:
         """Remember what the model's catalog is to be from now on."""

@@ -8,15 +8,16 @@ again at each call: a skill that was revoked meanwhile answers as one that was n
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from kdskills.remote.dispatch import NotRegistered
 from kdskills.remote.lint import check_neighbours
 from kdskills.remote.ports import CatalogError, JsonObject
 from kdskills.remote.publish_names import tool_names
 from kdskills.remote.publish_parts import PublishReport, receipts, text_of
-from kdskills.remote.publish_roots import publish_roots
+from kdskills.remote.publish_roots import ROOTS, publish_roots, take_roots_away
 from kdskills.session.paths import clean_path
 from kdskills.session.reading import skill_file
 from kdskills.turn import Granted
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from kdskills.skills.model import Skill
     from kdskills.turn import SkillView
 
-__all__ = ["PublishReport", "Renew", "publish", "publish_tools", "unknown"]
+__all__ = ["PublishReport", "Renew", "publish", "publish_tools"]
 
 Renew = Callable[[], "SkillView"]
 
@@ -64,11 +65,28 @@ async def publish(
         ValueError: There is no such route.
         CatalogError: Names collide or do not fit, or this server cannot have roots.
     """
-    if route == "roots":
-        return await publish_roots(core, view)
-    if route != "tools":
+    if route not in ("tools", "roots"):
         raise ValueError(f"route is tools or roots, not {route!r}")
-    return publish_tools(core, view, python_tools=python_tools or {}, renew=renew)
+    async with core.owner.turnstile.one(ROOTS):  # what another session publishes now is compared with this
+        if route == "roots":
+            report = await publish_roots(core, view)
+            _withdraw(core, keep=())
+            return report
+        report = publish_tools(core, view, python_tools=python_tools or {}, renew=renew)
+        await take_roots_away(core)
+        return report
+
+
+def _withdraw(core: SessionCore, keep: Iterable[str]) -> None:
+    """Unregister what was published as tools, but for some names."""
+    for gone in _own(core) - set(keep):
+        core.registry.unregister(gone)
+    core.published_tools = {}
+
+
+def _own(core: SessionCore) -> set[str]:
+    """Return the names whose base is what was published: the program may have put its own function in a place."""
+    return {_name(one) for one in core.registry.bases() if core.published_tools.get(_name(one)) is one}
 
 
 def publish_tools(
@@ -94,14 +112,12 @@ def publish_tools(
             handler = _guarded(look, name, full_id, python_tools[tool_id])
         namespace, _, tool = name.rpartition(".")
         made.append(core.made(tool, handler, namespace=namespace, **options))
-    others = [(one.namespace, one.name) for one in core.registry.skills() if _name(one) not in core.published_tools]
+    own = _own(core)
+    others = [(one.namespace, one.name) for one in core.registry.skills() if _name(one) not in own]
     for one in made:
         check_neighbours(one.namespace, one.name, others)  # before the first change: all are published, or none
-    for gone in core.published_tools - set(names):
-        core.registry.unregister(gone)
-    for one in made:
-        core.registry.register(one)
-    core.published_tools = frozenset(names)
+    _withdraw(core, keep=names)
+    core.published_tools = {_name(one): core.registry.register(one) for one in made}
     core.published = receipts(texts)
     core.view_digest = view.digest
     found = tuple(note for _, notes in texts.values() for note in notes)
@@ -114,11 +130,11 @@ def _name(skill: RemoteSkill) -> str:
 
 
 def _reader(look: Renew, name: str, full_id: str) -> Callable[..., Any]:
-    def read(part: str | None = None) -> str | JsonObject:
+    def read(part: str | None = None) -> str:
         view = look()
         found = view.resolve(full_id)
         if not isinstance(found, Granted):
-            return unknown(name)
+            raise NotRegistered(name)
         if part is None or not part.strip():
             return text_of(view, full_id)[0]
         data = skill_file(found.skill, clean_path(part), MAX_PART)
@@ -134,16 +150,10 @@ def _guarded(look: Renew, name: str, full_id: str, handler: Callable[..., Any]) 
     @functools.wraps(handler)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not isinstance(look().resolve(full_id), Granted):
-            return unknown(name)
+            raise NotRegistered(name)
         return handler(*args, **kwargs)
 
     return call
-
-
-def unknown(name: str) -> JsonObject:
-    """Return the answer of a tool that is not there (spec remote §1)."""
-    text = f"no remote skill registered for {name}"
-    return {"contentItems": [{"type": "inputText", "text": text}], "success": False}
 
 
 def _described(skill: Skill) -> str:

@@ -41,8 +41,13 @@ async def publish_roots(core: SessionCore, view: SkillView) -> PublishReport:
     _same_everywhere(core, view)
     names = root_names(view)
     texts = {full_id: text_of(view, full_id) for full_id in view.listed}
-    folder, notes = _write(home, view, names, {full_id: text for full_id, (text, _) in texts.items()})
-    await core.driver.call(core.owner.client.request, "skills/extraRoots/set", extraRoots=[str(folder)])
+    bodies = {full_id: text for full_id, (text, _) in texts.items()}
+    folder, notes = await core.driver.blocking(_write, home, view, names, bodies)
+    try:
+        await _give(core, [str(folder)])
+    except BaseException:  # raised again: what the server was not given does not stay on the disk
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     old, core.roots_folder = core.roots_folder, str(folder)
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
@@ -50,6 +55,21 @@ async def publish_roots(core: SessionCore, view: SkillView) -> PublishReport:
     core.published = receipts(texts)
     found = (*(note for _, notes_of in texts.values() for note in notes_of), *notes)
     return PublishReport("roots", view.digest, MappingProxyType(names), core.published, str(folder), tuple(found))
+
+
+async def take_roots_away(core: SessionCore) -> None:
+    """Have the server list the roots of this session no more; those another session published stay."""
+    folder = core.roots_folder
+    if folder is None:
+        return
+    others = [one.roots_folder for one in core.owner.sessions() if one is not core and one.roots_folder is not None]
+    await _give(core, others[-1:])
+    core.roots_folder = core.roots_digest = None
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _give(core: SessionCore, folders: list[str]) -> None:
+    await core.driver.call(core.owner.client.request, "skills/extraRoots/set", extraRoots=folders)
 
 
 def _owned_home(core: SessionCore) -> Path:
@@ -88,19 +108,40 @@ def _same_everywhere(core: SessionCore, view: SkillView) -> None:
 def _write(
     home: Path, view: SkillView, names: dict[str, str], texts: dict[str, str]
 ) -> tuple[Path, tuple[Diagnostic, ...]]:
-    """Write the skills into a fresh folder below the server's home, readable by this user only."""
+    """Write the skills into a fresh folder below the server's home, readable by this user only.
+
+    Raises:
+        CatalogError: The disk does not take them; nothing is left of them.
+    """
     top = home / ROOTS
-    top.mkdir(mode=0o700, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=top))
-    notes: list[Diagnostic] = []
-    for name, full_id in names.items():
-        skill = view.listed[full_id]
-        target = folder / name
-        target.mkdir()
-        head = yaml.safe_dump({"name": name, "description": skill.description}, sort_keys=False, allow_unicode=True)
-        (target / _SKILL_FILE).write_text(f"---\n{head}---\n{texts[full_id]}\n", "utf-8", "replace")
-        notes += _copy_files(skill, target)
+    try:
+        top.mkdir(mode=0o700, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=top))
+    except OSError as error:
+        raise _unwritten(top, error) from error
+    try:
+        notes: list[Diagnostic] = []
+        for name, full_id in names.items():
+            skill = view.listed[full_id]
+            target = folder / name
+            target.mkdir()
+            head = yaml.safe_dump({"name": name, "description": skill.description}, sort_keys=False, allow_unicode=True)
+            (target / _SKILL_FILE).write_text(f"---\n{head}---\n{texts[full_id]}\n", "utf-8", "replace")
+            notes += _copy_files(skill, target)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise _unwritten(folder, error) from error
+        raise
     return folder, tuple(notes)
+
+
+def _unwritten(place: Path, error: OSError) -> CatalogError:
+    return CatalogError(
+        f"the skills cannot be written to {place}: {error.strerror or error}",
+        rule="roots_not_written",
+        suggestion="make room in the server's home, or publish with route='tools'",
+    )
 
 
 def _copy_files(skill: Skill, target: Path) -> list[Diagnostic]:

@@ -5,10 +5,19 @@ arguments, runs the handler in a bounded pool under its deadline, and commits th
 """
 
 from kdskills.remote.dispatch.dispatcher import Dispatcher
-from kdskills.remote.dispatch.outcome import CallOutcome
+from kdskills.remote.dispatch.outcome import CallOutcome, NotRegistered
 from kdskills.remote.dispatch.outcomes import OutcomesContext, outcomes_context
 from kdskills.remote.dispatch.redaction import redact
 from kdskills.remote.dispatch.spool import Spool
 from kdskills.remote.dispatch.values import as_text
 
-__all__ = ["CallOutcome", "Dispatcher", "OutcomesContext", "Spool", "as_text", "outcomes_context", "redact"]
+__all__ = [
+    "CallOutcome",
+    "Dispatcher",
+    "NotRegistered",
+    "OutcomesContext",
+    "Spool",
+    "as_text",
+    "outcomes_context",
+    "redact",
+]

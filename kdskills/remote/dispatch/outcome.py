@@ -13,6 +13,10 @@ NOT_RECORDED: Final = "outcome unknown: the result could not be recorded"
 NO_JOURNAL: Final = "not run: the journal of calls does not answer"
 
 
+class NotRegistered(LookupError):
+    """Raised by a handler of ours whose skill is not there any more: the call is answered as one for an unknown skill."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
     """What the model is to be answered, and what the program may know beside it.

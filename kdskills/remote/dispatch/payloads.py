@@ -6,7 +6,7 @@ import json
 import logging
 from typing import Any, Final
 
-from kdskills.remote.dispatch.outcome import AWAITABLE, failed, refusal, said
+from kdskills.remote.dispatch.outcome import AWAITABLE, NotRegistered, failed, refusal, said, unregistered
 from kdskills.remote.dispatch.redaction import redact
 from kdskills.remote.dispatch.spool import Spool
 from kdskills.remote.dispatch.values import ValueRefused, as_text, sendable
@@ -76,6 +76,8 @@ class Answers:
 
     def of_error(self, tool: str, error: BaseException) -> StoredAnswer:
         """Return the answer for what a handler raised: its message, redacted, or the type's name."""
+        if isinstance(error, NotRegistered):
+            return unregistered(tool)
         try:
             message = str(error).strip()
         except Exception:  # noqa: BLE001 - an exception whose own text fails is told by its type, as one without text

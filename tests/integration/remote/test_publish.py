@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,8 @@ import pytest
 from kdskills import SkillsSubsystem, load_bundle
 from kdskills.remote import CatalogError, RemoteSkillsFacade
 from kdskills.remote.labmodel import texts_of, tool_outputs
+
+NOTHING = SimpleNamespace(listed={}, digest="a view that grants nothing")
 
 
 def write(path: Path, text: str) -> None:
@@ -273,3 +276,208 @@ async def test_roots_reach_the_model(lab, subsystem):
         await session.send_and_handle("!say done", timeout_seconds=60)
     texts = "\n".join(texts_of(lab.model.requests[-1], "developer") + texts_of(lab.model.requests[-1], "user"))
     assert ("Ship it" in texts, "Tone of letters" in texts, "Hidden away" in texts) == (True, True, False)
+
+
+class TestRevoked:
+    """What a view does not grant any more."""
+
+    @pytest.mark.parametrize("arguments", [None, {}, {"part": "references/prices.md"}])
+    def test_it_is_not_handled_as_an_unknown_skill_is_not(self, session, subsystem, arguments):
+        """The dispatch of a revoked skill is that of one that never was: not handled, no success, the same words."""
+        views = [subsystem.view("writer")]
+        session.publish(views[0], renew=lambda: views[-1])
+        views.append(SimpleNamespace(resolve=lambda _ref: None))
+        revoked = session.dispatch_tool_call(tool="public.ship_order", arguments=arguments)
+        session.unregister("public.ship_order")
+        unknown = session.dispatch_tool_call(tool="public.ship_order", arguments=arguments)
+        assert (revoked.handled, revoked.result, revoked.error, revoked.response_payload) == (
+            unknown.handled,
+            unknown.result,
+            unknown.error,
+            unknown.response_payload,
+        )
+        assert revoked.error == "no remote skill registered for public.ship_order"
+
+    def test_a_view_that_cannot_be_had_grants_nothing(self, session, subsystem):
+        """When the present view cannot be asked the call fails; nothing is read."""
+
+        def away():
+            raise OSError("the policy is away")
+
+        session.publish(subsystem.view("writer"), renew=away)
+        assert call(session, "public.ship_order") == (
+            False,
+            "remote skill public.ship_order failed: the policy is away",
+        )
+
+    def test_a_python_tool_does_not_run(self, session, subsystem):
+        """The function of a revoked skill is not called, whatever it would have done."""
+        runs, views = [], [subsystem.view("writer")]
+        session.publish(views[0], python_tools={"track.parcel": lambda: runs.append(1)}, renew=lambda: views[-1])
+        name = "public.ship_order__track_parcel"
+        assert call(session, name) == (True, "null")
+        views.append(SimpleNamespace(resolve=lambda _ref: None))
+        assert session.dispatch_tool_call(tool=name).handled is False
+        assert runs == [1]
+
+
+class TestWhatTheProgramPutThere:
+    """Functions of the program beside, and in place of, published skills."""
+
+    def test_a_function_in_a_published_place_stays(self, session, subsystem):
+        """A name the program took over is its own from then on: publishing another view does not drop it."""
+        session.publish(subsystem.view("writer"))
+        session.unregister("desk.tone")
+        session.register("tone", lambda: "mine", namespace="desk")
+        session.publish(NOTHING)
+        assert call(session, "desk.tone") == (True, "mine")
+        assert [skill.qualified_name for skill in session.list()] == ["desk.tone"]
+
+    def test_publishing_over_a_function_says_so(self, session, subsystem):
+        """A published skill in the place of a function is an overwriting, and is told as one."""
+        session.register("tone", lambda: "mine", namespace="desk")
+        session.publish(subsystem.view("writer"))
+        assert call(session, "desk.tone") != (True, "mine")
+        assert "remote_skill_overwritten" in [found.code for found in session.diagnostics]
+
+    def test_cleared_in_between(self, session, subsystem):
+        """After `clear` the same view can be published again, and is replaced as usual."""
+        session.publish(subsystem.view("writer"))
+        session.clear()
+        session.publish(subsystem.view("writer"))
+        session.publish(NOTHING)
+        assert session.list() == []
+
+
+def test_published_in_a_draft(subsystem):
+    """What `register` publishes in a draft is published in the session: replaced and compared like anything published."""
+    created = {"session": {"sessionId": "thread-1"}}
+    client = SimpleNamespace(sessions=SimpleNamespace(create=lambda **_: created))
+    facade = RemoteSkillsFacade(client)
+    _, session = facade.create_session(register=lambda draft: draft.publish(subsystem.view("writer")) and None)
+    assert {skill.name for skill in session.list()} == {"letter", "tone", "ship_order"}
+    session.publish(NOTHING)
+    assert session.list() == []
+    facade.close()
+
+
+class TestRoutes:
+    """One session, one route at a time."""
+
+    @pytest.fixture
+    def owned(self, tmp_path):
+        """A facade whose client owns its server, the roots the server has, and a switch that makes it refuse."""
+        server = SimpleNamespace(roots=[], refusing=False)
+
+        def request(method, extraRoots):  # noqa: N803 - the server's word
+            if server.refusing:
+                raise RuntimeError("no more roots")
+            assert method == "skills/extraRoots/set"
+            server.roots = extraRoots
+
+        home = tmp_path / "home"
+        home.mkdir()
+        sessions = SimpleNamespace(delete=lambda session_id: {"status": "deleted"})
+        client = SimpleNamespace(sessions=sessions, owned=True, codex_home=str(home), request=request)
+        facade = RemoteSkillsFacade(client)
+        yield facade, server, home
+        facade.close()
+
+    @staticmethod
+    def folders(home):
+        """Return the folders that were written for the server."""
+        top = home / "kdskills-roots"
+        return sorted(str(path) for path in top.iterdir()) if top.exists() else []
+
+    def test_from_tools_to_roots(self, owned, subsystem):
+        """The tools of the earlier call go; a function of the program stays."""
+        facade, server, _ = owned
+        session = facade.session("a")
+        session.register("own", lambda: "mine")
+        session.publish(subsystem.view("writer"))
+        report = session.publish(subsystem.view("writer"), route="roots")
+        assert ([skill.name for skill in session.list()], server.roots) == (["own"], [report.folder])
+
+    def test_from_roots_to_tools(self, owned, subsystem):
+        """The server lists the roots no more, their folder is gone, and another view may follow."""
+        facade, server, home = owned
+        session = facade.session("a")
+        session.publish(subsystem.view("writer"), route="roots")
+        session.publish(subsystem.view("writer"))
+        assert (server.roots, self.folders(home)) == ([], [])
+        facade.session("b").publish(subsystem.view("reader"))
+
+    def test_the_roots_of_others_stay(self, owned, subsystem):
+        """While another session has its roots the server keeps those, whoever published last."""
+        facade, server, home = owned
+        kept = facade.session("a").publish(subsystem.view("writer"), route="roots").folder
+        gone = facade.session("b").publish(subsystem.view("writer"), route="roots").folder
+        assert server.roots == [gone]
+        facade.session("b").publish(subsystem.view("writer"))
+        assert (server.roots, self.folders(home)) == ([kept], [kept])
+
+    @pytest.mark.parametrize("delete", [True, False], ids=["deleted", "kept"])
+    def test_closing_the_session(self, owned, subsystem, delete):
+        """A closed session leaves no roots behind, neither at the server nor on the disk."""
+        facade, server, home = owned
+        facade.session("a").publish(subsystem.view("writer"), route="roots")
+        facade.close_session("a", delete_session=delete)
+        assert (server.roots, self.folders(home)) == ([], [])
+        facade.session("b").publish(subsystem.view("reader"), route="roots")
+        assert len(server.roots) == 1
+
+    def test_a_server_that_refuses(self, owned, subsystem):
+        """What the server was not given does not lie about, and the earlier roots stay in force."""
+        facade, server, home = owned
+        session = facade.session("a")
+        first = session.publish(subsystem.view("writer"), route="roots").folder
+        server.refusing = True
+        with pytest.raises(RuntimeError):
+            session.publish(subsystem.view("writer"), route="roots")
+        assert (server.roots, self.folders(home)) == ([first], [first])
+        report = facade.close_session("a", delete_session=True)
+        assert report["deleted"] is True
+        assert "session_cleanup_failed" in [found.code for found in session.diagnostics]
+
+    def test_a_home_that_takes_no_files(self, owned, subsystem):
+        """Where the skills cannot be written nothing is published, and the reason is told."""
+        facade, server, home = owned
+        (home / "kdskills-roots").write_text("in the way")
+        with pytest.raises(CatalogError) as refused:
+            facade.session("a").publish(subsystem.view("writer"), route="roots")
+        assert (refused.value.details["rule"], server.roots) == ("roots_not_written", [])
+        facade.session("b").publish(subsystem.view("reader"))
+
+    def test_many_sessions_at_once(self, owned, subsystem):
+        """Two views at the same moment: those of one view are published, the others refused, never both."""
+        facade, server, _ = owned
+        views = [subsystem.view("writer"), subsystem.view("reader")]
+        done, refused = [], []
+
+        def publish(number):
+            try:
+                facade.session(f"s{number}").publish(views[number % 2], route="roots")
+                done.append(number % 2)
+            except CatalogError as error:
+                refused.append(error.details["rule"])
+
+        threads = [threading.Thread(target=publish, args=(number,), daemon=True) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert (len(set(done)), len(done), refused) == (1, 4, ["roots_differ"] * 4)
+        assert len(server.roots) == 1
+
+
+async def test_roots_outlive_the_server_process(lab, subsystem):
+    """On a server: one that was started anew lists the published roots again."""
+    async with await lab.client() as client:
+        _, session = await client.remote_skills.create_session(cwd=str(lab.home))
+        await session.publish(subsystem.view("writer"), route="roots")
+        await session.send_and_handle("!say one", timeout_seconds=60)
+        await client.reconnect()
+        _, other = await client.remote_skills.create_session(cwd=str(lab.home))
+        await other.send_and_handle("!say two", timeout_seconds=60)
+    texts = "\n".join(texts_of(lab.model.requests[-1], "developer") + texts_of(lab.model.requests[-1], "user"))
+    assert ("Ship it" in texts, "Hidden away" in texts) == (True, False)
