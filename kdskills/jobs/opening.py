@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kdskills.execution.dirs import private_dir
 from kdskills.jobs.attempts import Attempts
 from kdskills.jobs.database import Database, speaking, upsert
+from kdskills.jobs.folder import state_folder
 from kdskills.jobs.migrate import upgrade
 from kdskills.jobs.queues import Queues, migrate_queue, open_queue_engine, version
 from kdskills.jobs.records import Records
@@ -44,7 +44,7 @@ class Work:
 
     Raises:
         MissingExtra: The extra `jobs` is not installed.
-        DatabaseUnavailable: The database does not answer.
+        DatabaseUnavailable: The database does not answer, or the folder cannot be made.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Work:
         self.url = url
         self.state_dir = state_dir
         self.settings = settings or JobsSettings()
-        private_dir(state_dir)
+        state_folder(state_dir)
         self.host = host_id(state_dir)
         self.tables = WorkTables()
         self.database = Database(url, what=WHAT)

@@ -65,12 +65,16 @@ class Records:
 
     def task(self, link: sa.Connection, item: str) -> TaskHead | None:
         """Return a task, or None."""
+        if not _storable(item):
+            return None
         table = self.tables.tasks
         row = link.execute(table.select().where(table.c.id == item)).mappings().first()
         return None if row is None else task_of(row)
 
     def job(self, link: sa.Connection, item: str) -> JobHead | None:
         """Return a job and its steps, or None."""
+        if not _storable(item):
+            return None
         table = self.tables.jobs
         row = link.execute(table.select().where(table.c.id == item)).mappings().first()
         return None if row is None else job_of(row, self.tasks_of_jobs(link, [item]))
@@ -104,6 +108,13 @@ class Records:
         table = self.table(kind)
         mine = table.update().where(table.c.id == item, table.c.executor == executor)
         return link.execute(mine.values(executor=None)).rowcount > 0
+
+    def goes_on(self, link: sa.Connection, kind: str, item: str, executor: str) -> bool:
+        """Whether *executor*, alive, holds a row that is not over and of which no cancel was asked."""
+        table = self.table(kind)
+        mine = (table.c.id == item, table.c.executor == executor, self._lives(executor))
+        open_ = (table.c.status.not_in(_OVER), table.c.cancel_at.is_(None))
+        return link.execute(table.select().with_only_columns(table.c.id).where(*mine, *open_)).first() is not None
 
     def holder(self, link: sa.Connection, session_key: str, *, but: str = "") -> str | None:
         """Return the task or job, *but* one, that is not over and came first in this session; None when nothing holds it."""
@@ -143,7 +154,7 @@ class Records:
 
     def ask_cancel(self, link: sa.Connection, kind: str, item: str, reason: str) -> str | None:
         """Ask for a cancel; what waits in a queue is canceled at once. Returns the state now, or None for what was over."""
-        table, now = self.table(kind), micros(utc_now())
+        table, now, reason = self.table(kind), micros(utc_now()), reason.replace("\0", "\N{REPLACEMENT CHARACTER}")
         mine = table.c.id == item
         waiting = table.update().where(mine, table.c.status == "queued")
         ended = {"status": "canceled", "error_code": "canceled", "finished_at": now}
@@ -271,6 +282,11 @@ def job_of(row: Mapping[Any, Any], tasks: Sequence[TaskHead]) -> JobHead:
         **{name: row[name] for name in plain},
         **_moments(row, _MOMENTS),
     )
+
+
+def _storable(item: str) -> bool:
+    """Whether *item* can be an id at all: databases refuse what they cannot keep, each in its own way."""
+    return item.isascii() and "\0" not in item
 
 
 def dump(values: Sequence[Any]) -> str:

@@ -110,7 +110,12 @@ class JobRun:
         return True
 
     def _submit(self, link: sa.Connection, *, head: JobHead, index: int, number: int) -> None:
-        """Add a step's task, pinned to this host, where its session's files are; doing it again changes nothing."""
+        """Add a step's task, pinned to this host, where its session's files are; doing it again changes nothing.
+
+        Nothing is added to a job that was canceled since, or that somebody else has by now.
+        """
+        if not self._desk.records.goes_on(link, "job", head.id, self._desk.executor):
+            return
         step, item = head.spec.steps[index], step_task_id(head.id, index, number)
         spec = TaskSpec(
             scope=head.scope, session_id=head.spec.session_id, command=step.command, placement=head.spec.placement

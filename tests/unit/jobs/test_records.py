@@ -207,3 +207,42 @@ def test_times_survive_a_row(bench):
     bench.move("one", "failed", finished_at=micros(now))
     assert bench.head().finished_at == now
     assert bench.head().status in TERMINAL
+
+
+@pytest.mark.parametrize("item", ["", "a\0b", "\ud800", "t\u0308", "x" * 5000])
+def test_no_id_is_no_row(bench, item):
+    """What no database can keep, or never had, is just not there."""
+    assert bench.do(lambda link: bench.records.task(link, item)) is None
+    assert bench.do(lambda link: bench.records.job(link, item)) is None
+
+
+def test_a_reason_has_no_nul(bench):
+    """Words with a NUL byte, which PostgreSQL refuses, are kept without it."""
+    bench.do(lambda link: bench.records.ask_cancel(link, "task", "t", "a\0b"))
+    assert (bench.head().cancel_reason, bench.head().error_code) == ("a\N{REPLACEMENT CHARACTER}b", "canceled")
+
+
+def test_who_holds_a_row_in_its_own_session_is_not_in_its_way(bench):
+    """The holder of a session, but for one: a task that asks is not refused for itself."""
+    assert bench.do(lambda link: bench.records.holder(link, "key", but="t")) is None
+    bench.add("u")
+    assert bench.do(lambda link: bench.records.holder(link, "key", but="t")) == "u"
+
+
+def test_a_row_goes_on_for_its_living_holder_only(bench):
+    """Held, alive, not over and not canceled: all of it, or nothing new begins."""
+
+    def goes_on(executor="one"):
+        return bench.do(lambda link: bench.records.goes_on(link, "task", "t", executor))
+
+    assert not goes_on()
+    bench.put("running")
+    assert goes_on()
+    assert not goes_on("two")
+    bench.roster.leave("one")
+    assert not goes_on()
+    bench.roster.enter("one-again", 1)
+    bench.put("running", "one-again")
+    assert goes_on("one-again")
+    bench.do(lambda link: bench.records.ask_cancel(link, "task", "t", ""))
+    assert not goes_on("one-again")

@@ -83,6 +83,21 @@ async def test_a_step_canceled_in_its_queue_never_began(bench, client):
     assert over.steps[0].task.error_code == "canceled"
 
 
+@pytest.mark.parametrize("why", ["canceled", "taken", "buried", "over"])
+async def test_nothing_begins_in_a_job_that_goes_on_elsewhere(bench, client, why):
+    """A worker that looked before a cancel, a takeover or the end submits no step after it."""
+    head = await client.submit_job(bench.make.job("a", "b"))
+    bench.put("job", head.id, status="running", executor="one")
+    seen = job_of(bench, head)
+    change = {"canceled": {"cancel_at": 1}, "taken": {"executor": "two"}, "over": {"status": "failed"}}
+    if why == "buried":
+        await asyncio.to_thread(bench.roster.leave, "one")
+    else:
+        bench.put("job", head.id, **change[why])
+    await JobRun(bench.desk, head.id)._step(seen)
+    assert bench.head(step_task_id(head.id, 0, 0)) is None
+
+
 async def test_an_overdue_job_fails_with_timeout(bench, client):
     """A job whose time was over before this worker came cancels what runs and fails."""
     head = await client.submit_job(bench.make.job("a", "b", max_wall_time_s=5.0))
