@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -18,6 +19,9 @@ from kdskills.execution.options import ExecutionOptions
 from kdskills.skills.digest import tree_digest
 
 pytestmark = pytest.mark.needs("bubblewrap")
+
+LONG = 60
+"""Seconds after which something hangs; a busy machine is no defect."""
 
 
 @pytest.fixture
@@ -160,35 +164,40 @@ async def test_hostile_outputs(run):
 
 async def test_outputs_survive_a_timeout(run):
     """What was written before the clock ran out is collected."""
-    result = await run("sh", "-c", "echo part > out; sleep 20", outputs=("out",), limits=Limits(wall_s=0.5))
+    result = await run("sh", "-c", "echo part > out; sleep 600", outputs=("out",), limits=Limits(wall_s=5))
     assert (result.status, result.artifacts[0].content) == ("timeout", b"part\n")
 
 
 async def test_a_hang_ends_in_time(run):
-    """A result comes within the limit and two seconds."""
+    """A result comes when the limit is over, not when the program is."""
     began = time.monotonic()
-    result = await run("sleep", "100", limits=Limits(wall_s=1))
+    result = await run("sleep", "600", limits=Limits(wall_s=1))
     assert (result.status, result.exit_code) == ("timeout", None)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < LONG
 
 
 async def test_ignoring_term_is_answered_by_kill(python):
     """TERM is a request, KILL is not."""
     began = time.monotonic()
     result = await python(
-        "import signal,time; signal.signal(15, signal.SIG_IGN); time.sleep(60)", limits=Limits(wall_s=1)
+        "import signal,time; signal.signal(15, signal.SIG_IGN); time.sleep(600)", limits=Limits(wall_s=1)
     )
     assert result.status == "timeout"
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < LONG
 
 
-async def test_term_gives_time_to_clean_up(python):
+async def test_term_gives_time_to_clean_up(engine, monkeypatch):
     """A program that handles TERM may finish its work within the grace."""
+    monkeypatch.setattr("kdskills.execution.pump.GRACE_S", LONG)
     program = (
-        "import signal,sys,time\ndef end(*a): print('cleaned'); sys.exit(0)\nsignal.signal(15, end); time.sleep(60)"
+        "import signal,sys,time\ndef end(*a): print('cleaned'); sys.exit(0)\n"
+        "signal.signal(15, end); print('up', flush=True); time.sleep(600)"
     )
-    result = await python(program, limits=Limits(wall_s=1))
-    assert (result.status, result.stdout.text) == ("timeout", "cleaned\n")
+    handle = await engine.start(ExecRequest(argv=("python3", "-I", "-c", program)))
+    await until(lambda: handle.tail()[0] == b"up\n")
+    await handle.cancel()
+    result = await handle.wait()
+    assert (result.status, result.stdout.text) == ("cancelled", "up\ncleaned\n")
 
 
 async def test_a_flood_is_counted_and_its_tail_kept(python):
@@ -202,12 +211,26 @@ async def test_a_flood_is_counted_and_its_tail_kept(python):
 
 async def test_a_daemon_holding_the_pipes_does_not_hold_us(python, host_processes):
     """A double-forked daemon dies with the run, whatever it holds."""
-    program = "import os,time\nif os.fork()==0:\n os.setsid()\n if os.fork()==0:\n  time.sleep(314159)\n os._exit(0)\nprint('parent')"
+    mark = unique_seconds()
+    program = f"import os,time\nif os.fork()==0:\n os.setsid()\n if os.fork()==0:\n  time.sleep({mark})\n os._exit(0)\nprint('parent')"
     began = time.monotonic()
-    result = await python(program)
+    result = await python(program, limits=Limits(wall_s=600))
     assert (result.status, result.stdout.text) == ("ok", "parent\n")
-    assert time.monotonic() - began < 3
-    assert host_processes("314159") == []
+    assert time.monotonic() - began < LONG
+    assert host_processes(mark) == []
+
+
+async def until(true):
+    """Wait until something is so."""
+    end = time.monotonic() + LONG
+    while not true():
+        assert time.monotonic() < end, "it never came to be so"
+        await asyncio.sleep(0.02)
+
+
+def unique_seconds():
+    """Return a long time to sleep, which tells this run's processes from those of the same test elsewhere."""
+    return str(10**6 + secrets.randbelow(10**9))
 
 
 @pytest.fixture
@@ -249,10 +272,10 @@ async def test_a_fork_bomb_is_bounded(python):
     """Processes are counted over the whole tree, and the host goes on."""
     program = (
         "import os,time\nn=0\n"
-        "try:\n while n < 500:\n  if os.fork()==0: time.sleep(30)\n  n+=1\n"
+        "try:\n while n < 500:\n  if os.fork()==0: time.sleep(600)\n  n+=1\n"
         "except OSError as e: print(n, e.errno)\n"
     )
-    result = await python(program, limits=Limits(pids=16, wall_s=10))
+    result = await python(program, limits=Limits(pids=16, wall_s=300))
     count, error = result.stdout.text.split()
     assert (int(count) <= 16, error) == (True, "11")
 
@@ -260,8 +283,8 @@ async def test_a_fork_bomb_is_bounded(python):
 async def test_a_shell_bomb_ends(run):
     """The classic bomb ends by the clock at the latest."""
     began = time.monotonic()
-    await run("bash", "-c", ":(){ :|:& };:; sleep 30", limits=Limits(pids=20, wall_s=2))
-    assert time.monotonic() - began < 5
+    await run("bash", "-c", ":(){ :|:& };:; sleep 600", limits=Limits(pids=20, wall_s=2))
+    assert time.monotonic() - began < LONG
 
 
 async def test_a_memory_bomb_is_killed(python, engine):
@@ -275,10 +298,10 @@ async def test_many_small_processes_share_one_bound(python):
     """Four processes of 60 MiB do not fit 128 MiB, nor does a memfd."""
     program = (
         "import os,time\nfor _ in range(4):\n"
-        " if os.fork()==0:\n  x=bytearray(60<<20)\n  for i in range(0,len(x),4096): x[i]=1\n  time.sleep(1); os._exit(0)\n"
-        "codes=[os.wait()[1] for _ in range(4)]\nraise SystemExit(any(codes))"
+        " if os.fork()==0:\n  x=bytearray(60<<20)\n  for i in range(0,len(x),4096): x[i]=1\n  time.sleep(600); os._exit(0)\n"
+        "raise SystemExit(os.wait()[1] != 0)"  # all hold on to theirs until one of them is killed
     )
-    result = await python(program, limits=Limits(memory=128 << 20))
+    result = await python(program, limits=Limits(memory=128 << 20, wall_s=120))
     if "memory" not in result.limits_enforced:
         pytest.skip("no cgroup is writable here: memory is bounded per process")
     assert result.status == "oom"
@@ -286,7 +309,7 @@ async def test_many_small_processes_share_one_bound(python):
 
 async def test_cpu_time_is_bounded(python):
     """A busy loop ends with `limit` when its CPU time is over."""
-    result = await python("while True: pass", limits=Limits(cpu_s=1, wall_s=20))
+    result = await python("while True: pass", limits=Limits(cpu_s=1, wall_s=300))
     assert (result.status, result.signal, result.error.code) == ("limit", signal.SIGXCPU, "cpu")
 
 
@@ -358,27 +381,23 @@ async def test_runs_leave_nothing_to_each_other(run):
 
 async def test_cancelling_ends_the_tree(engine, host_processes):
     """A cancelled run leaves no process, and the caller sees the cancellation."""
-    task = asyncio.create_task(engine.run(ExecRequest(argv=("sh", "-c", "sleep 271828 & sleep 271828"))))
-    await asyncio.sleep(0.5)
-    assert host_processes("271828") != []
+    mark = unique_seconds()
+    request = ExecRequest(argv=("sh", "-c", f"sleep {mark} & sleep {mark}"), limits=Limits(wall_s=600))
+    task = asyncio.create_task(engine.run(request))
+    await until(lambda: host_processes(mark) != [])
     task.cancel()
-    began = time.monotonic()
     with pytest.raises(asyncio.CancelledError):
-        await task
-    assert time.monotonic() - began < 3
-    assert host_processes("271828") == []
+        await asyncio.wait_for(task, LONG)
+    assert host_processes(mark) == []
 
 
 async def test_a_handle_tails_signals_and_cancels(engine):
     """A started run can be listened to, signalled, and cancelled."""
     trap = "trap 'echo hup' HUP; echo up; while :; do sleep 0.05; done"
-    handle = await engine.start(ExecRequest(argv=("bash", "-c", trap)))
-    for _ in range(60):
-        await asyncio.sleep(0.05)
-        if handle.tail()[0] == b"up\n":
-            handle.signal(signal.SIGHUP)
-        if b"hup" in handle.tail()[0]:
-            break
+    handle = await engine.start(ExecRequest(argv=("bash", "-c", trap), limits=Limits(wall_s=600)))
+    await until(lambda: handle.tail()[0] == b"up\n")
+    handle.signal(signal.SIGHUP)
+    await until(lambda: b"hup" in handle.tail()[0])
     await handle.cancel()
     result = await handle.wait()
     assert (result.status, result.exit_code, b"hup" in result.stdout.data) == ("cancelled", None, True)
@@ -398,8 +417,8 @@ async def test_no_descriptor_is_left_behind(run, descriptors):
     before = descriptors()
     await run("true", outputs=("x",), inputs=(InputFile("a", b"1"),))
     await run("nope")
-    await run("sleep", "9", limits=Limits(wall_s=0.2))
-    assert descriptors() == before
+    await run("sleep", "600", limits=Limits(wall_s=0.2))
+    await until(lambda: descriptors() == before)
 
 
 @pytest.fixture
@@ -507,7 +526,7 @@ async def test_a_stopped_program_is_ended(run):
     began = time.monotonic()
     result = await run("sh", "-c", "kill -STOP $$", limits=Limits(wall_s=0.5))
     assert result.status == "timeout"
-    assert time.monotonic() - began < 2.5
+    assert time.monotonic() - began < LONG
 
 
 async def test_closed_streams_do_not_end_the_run(run):

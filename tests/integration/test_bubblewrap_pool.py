@@ -43,7 +43,7 @@ def fresh():
 
 async def full(engine, count=SIZE):
     """Wait until the pool is full."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while engine.ready() < count and time.monotonic() < end:  # noqa: ASYNC110 - another thread fills it
         await asyncio.sleep(0.01)
     assert engine.ready() == count
@@ -127,7 +127,7 @@ async def test_memory_and_processes_have_the_runs_own_bounds(fresh):
         await full(fresh)
         result = await fresh.run(ExecRequest(code=take, limits=Limits(memory=memory)))
         assert result.status == status
-    fork = "import os, time\nn = 0\ntry:\n    while n < 100:\n        if os.fork() == 0: time.sleep(9); os._exit(0)\n        n += 1\nexcept OSError: print(n)"
+    fork = "import os, time\nn = 0\ntry:\n    while n < 100:\n        if os.fork() == 0: time.sleep(600); os._exit(0)\n        n += 1\nexcept OSError: print(n)"
     await full(fresh)
     assert (await fresh.run(ExecRequest(code=fork, limits=Limits(pids=8)))).stdout.text == "7\n"
 
@@ -172,7 +172,7 @@ async def test_a_pool_that_cannot_be_filled_holds_nobody_up(fresh, monkeypatch):
 
     monkeypatch.setattr(pool_module, "launch", fail)
     assert (await fresh.run(ExecRequest(code="print(1)"))).stdout.text == "1\n"
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while fresh._pool[1].trouble is None and time.monotonic() < end:  # noqa: ASYNC110 - another thread tells
         await asyncio.sleep(0.01)
     assert (fresh._pool[1].trouble, fresh.ready()) == ("no more room", 0)
@@ -183,7 +183,7 @@ async def test_timeouts_cancels_signals_and_tails(fresh):
     """A run in a prepared sandbox is a handle like any other."""
     await fresh.run(ExecRequest(code="pass"))
     await full(fresh)
-    slow = "import time; print('on'); time.sleep(60)"
+    slow = "import time; print('on'); time.sleep(600)"
     assert (await fresh.run(ExecRequest(code=slow, limits=Limits(wall_s=0.5)))).status == "timeout"
     await full(fresh)
     handle = await fresh.start(ExecRequest(code=slow))
@@ -230,7 +230,7 @@ def test_the_end_of_the_process_ends_its_workers(repo):
         "while engine.ready() < 2: time.sleep(0.01)\n"
         "print(os.getpid(), *[worker.box.pid for worker in engine._pool[1]._idle])\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=repo, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=repo, timeout=110)
     assert (done.returncode, done.stderr) == (0, "")
     owner, *workers = done.stdout.split()
     assert alive(workers) == []

@@ -52,8 +52,10 @@ async def test_no_daemon_is_a_refusal_with_a_cure(monkeypatch, tmp_path):
 async def test_a_run_leaves_no_container(executor, client):
     """Ended, failed and cancelled runs are removed; while it runs a container carries its labels and its image's id."""
     owner = Owner("t", "p", "a", "labels")
-    handle = await executor.start(ExecRequest(argv=("sleep", "20"), owner=owner, request_id="r-1"))
-    for _ in range(100):
+    handle = await executor.start(
+        ExecRequest(argv=("sleep", "600"), owner=owner, request_id="r-1", limits=Limits(wall_s=300))
+    )
+    for _ in range(1200):
         found = [one for one in runs_of(client, "labels") if one.status == "running"]
         if found:
             break
@@ -92,8 +94,8 @@ async def test_too_little_memory_is_refused(executor):
 
 async def test_killing_the_watcher_is_no_result(executor):
     """A program that kills what watches it gets no exit code."""
-    script = "for p in /proc/[0-9]*; do n=${p#/proc/}; [ $n -gt 1 ] && [ $n != $$ ] && kill -9 $n; done; sleep 9"
-    result = await executor.run(ExecRequest(argv=("sh", "-c", script), limits=Limits(wall_s=10)))
+    script = "for p in /proc/[0-9]*; do n=${p#/proc/}; [ $n -gt 1 ] && [ $n != $$ ] && kill -9 $n; done; sleep 30"
+    result = await executor.run(ExecRequest(argv=("sh", "-c", script), limits=Limits(wall_s=100)))
     assert (result.status, result.exit_code, result.error.code) == ("infra_error", None, "init_lost")
 
 
@@ -127,12 +129,12 @@ async def test_the_image_is_ours_and_local(executor, client):
 
 async def test_queued_runs_can_be_cancelled(executor):
     """A run that still waits its turn is cancelled at once, without a container; whoever waits for it hears so."""
-    request = ExecRequest(argv=("sleep", "20"))
+    request = ExecRequest(argv=("sleep", "600"), limits=Limits(wall_s=300))
     first = [await executor.start(request) for _ in range(2)]
     queued = await executor.start(dataclasses.replace(request, request_id="waits"))
     waiter = asyncio.create_task(queued.wait())
     await asyncio.sleep(0.1)
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(60):  # the first two are there for longer
         await queued.cancel()
         assert (await waiter).status == "cancelled"
         assert (await queued.wait()).status == "cancelled"

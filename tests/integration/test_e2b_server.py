@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import secrets
 import subprocess
 import time
 from urllib.parse import urlsplit
@@ -36,6 +37,14 @@ def sandbox(how):
     return e2b.Sandbox.create(template="base", timeout=60, metadata={"a": "b"}, **how)
 
 
+def until(true) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, "it never came to be so"
+        time.sleep(0.1)
+
+
 def test_a_sandbox_is_made_found_and_asked_about(sandbox, how):
     """Creating, connecting and asking give the same sandbox with its metadata and times."""
     assert e2b.Sandbox.connect(sandbox.sandbox_id, **how).sandbox_id == sandbox.sandbox_id
@@ -46,8 +55,9 @@ def test_a_sandbox_is_made_found_and_asked_about(sandbox, how):
 
 def test_times_can_be_set(sandbox, server):
     """A new timeout counts from now, and may be shorter."""
+    before = time.time()
     sandbox.set_timeout(40)
-    assert server.sandboxes[sandbox.sandbox_id].ends - time.time() == pytest.approx(40, abs=2)
+    assert before <= server.sandboxes[sandbox.sandbox_id].ends - 40 <= time.time() + 1
     sandbox.set_timeout(300)
 
 
@@ -79,11 +89,10 @@ def test_text_is_what_the_sdk_makes_of_bytes(sandbox):
 def test_a_command_ends_at_its_deadline_but_not_with_its_client(sandbox):
     """A command is killed when its time is over; when its client goes away it runs on."""
     with pytest.raises(e2b.TimeoutException):
-        sandbox.commands.run("sleep 9; touch /home/late", timeout=0.5, user="root")
+        sandbox.commands.run("sleep 600; touch /home/late", timeout=0.5, user="root")
     handle = sandbox.commands.run("sleep 1; touch /home/alone", background=True, user="root")
     handle.disconnect()
-    time.sleep(1.5)
-    assert sandbox.commands.run("ls /home", user="root").stdout == "alone\n"
+    until(lambda: sandbox.commands.run("ls /home", user="root").stdout == "alone\n")
 
 
 def test_standard_input_and_lists(sandbox):
@@ -124,17 +133,16 @@ def test_errors_are_e2bs(server, how, sandbox):
 def test_a_sandbox_ends_with_its_time_and_everything_in_it(server, how):
     """A machine over its time is gone, its processes with it."""
     short = e2b.Sandbox.create(timeout=60, **how)
-    short.commands.run("sleep 77.125", background=True)
+    words = f"sleep {10**6 + secrets.randbelow(10**9)}"
+    short.commands.run(words, background=True)
     server.sandboxes[short.sandbox_id].ends = time.time() + 0.2
-    time.sleep(0.6)
-    assert short.is_running() is False
-    found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert "77.125" not in found
+    until(lambda: short.is_running() is False)
+    until(lambda: words not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout)
 
 
 def raw(server, method: str, path: str, body: object = None, **headers: str) -> tuple[int, dict]:
     """Send one request by hand."""
-    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=20)
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
     connection.request(method, path, json.dumps(body or {}), {"X-API-KEY": server.key, **headers})
     answer = connection.getresponse()
     text = answer.read()

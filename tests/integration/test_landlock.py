@@ -22,6 +22,7 @@ from kdskills.execution import ExecRequest, Limits
 from kdskills.execution.landlock import abi
 from kdskills.execution.landlock.uids import processes_of
 from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.owner import process_start
 from kdskills.testing.conformance.limits import host_is_out_of_sight
 
 pytestmark = pytest.mark.needs("landlock")
@@ -113,7 +114,7 @@ async def test_a_daemon_that_cleared_its_environment_is_ended(executor):
 
 async def test_each_run_has_a_uid_of_its_own(executor):
     """Two runs at a time have two uids, and neither can signal the other."""
-    first = await executor.start(ExecRequest(argv=("sh", "-c", "id -u; sleep 20")))
+    first = await executor.start(ExecRequest(argv=("sh", "-c", "id -u; sleep 600")))
     while not first.tail()[0]:  # noqa: ASYNC110 - a program's output is no event of ours
         await asyncio.sleep(0.01)
     uid = int(first.tail()[0])
@@ -134,7 +135,7 @@ async def test_event_loops_and_pairs_work(executor):
 async def test_a_workdir_that_outgrows_its_bound_ends_the_run(executor):
     """The guard looks now and then; what it stops is a `limit`, and is not claimed to be exact."""
     script = "i=0; while :; do head -c 8000000 /dev/zero > f$i; i=$((i+1)); sleep 0.05; done"
-    limits = Limits(wall_s=20, work_size=8 << 20)
+    limits = Limits(wall_s=300, work_size=8 << 20)
     result = await executor.run(ExecRequest(argv=("sh", "-c", script), limits=limits))
     assert (result.status, result.error.code) == ("limit", "work")
     assert "work" not in result.limits_enforced
@@ -187,14 +188,21 @@ def kill_owner(state: Path, *, watcher_too: bool) -> int:
     program = Path(__file__).with_name("owner_that_dies.py")
     words = [sys.executable, str(program), "kdskills.builtin.executors.landlock", "LandlockExecutor", str(state)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as owner:
-        uid, watcher = map(int, owner.stdout.readline().split())
-        assert len(processes_of(uid)) >= 2
-        if watcher_too:
-            os.kill(watcher, signal.SIGSTOP)
-        owner.kill()
-        owner.wait()
+        try:
+            uid, watcher = map(int, owner.stdout.readline().split())
+            end = time.monotonic() + 60  # one walk of /proc may miss a process whose parent ends meanwhile
+            while len(processes_of(uid)) < 2 and time.monotonic() < end:
+                time.sleep(0.02)
+            assert len(processes_of(uid)) >= 2
+            if watcher_too:
+                os.kill(watcher, signal.SIGSTOP)
+        finally:
+            owner.kill()  # whatever was wrong: leaving the block waits for its end
+            owner.wait()
         if watcher_too:
             os.kill(watcher, signal.SIGKILL)
+            while process_start(watcher) is not None and time.monotonic() < end:
+                time.sleep(0.02)
     return uid
 
 
@@ -210,7 +218,7 @@ def state():
 async def test_a_killed_owner_takes_its_runs_along(state):
     """When kdskills is killed the watcher ends the tree by itself; `reap` removes the folder and says so."""
     uid = kill_owner(state, watcher_too=False)
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while processes_of(uid) and time.monotonic() < until:  # noqa: ASYNC110 - nor is its end
         await asyncio.sleep(0.02)
     assert processes_of(uid) == []

@@ -1,7 +1,7 @@
 """Turns whose scripts and generated code run behind a real wall."""
 
+import asyncio
 import json
-import time
 
 import pytest
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.needs("bubblewrap")
 SCRIPTS = {
     "sum.py": "import csv, pathlib\nrows = list(csv.DictReader(open('data/sales.csv')))\n"
     "total = sum(int(row['total']) for row in rows)\npathlib.Path('total.txt').write_text(str(total))\nprint(total)\n",
-    "hang.py": "import time\nprint('begun', flush=True)\ntime.sleep(60)\n",
+    "hang.py": "import time\nprint('begun', flush=True)\ntime.sleep(600)\n",
     "flood.py": "import sys\nfor _ in range(4000):\n    sys.stdout.write('x' * 4096)\nprint('\\nlast line')\n",
     "link.py": "import os\nos.symlink('/etc/hostname', 'stolen.txt')\nopen('good.txt', 'w').write('ok')\n",
 }
@@ -100,14 +100,12 @@ async def test_scripts_that_hang_flood_or_plant_links_are_results(bundle, tmp_pa
     """Each is an answer the model can act on, in time, and nothing of the host comes back."""
     replies = [
         call("skills_load", names=["sales"]),
-        call("skills_run_script", path="scripts/hang.py", timeout_s=0.5, workdir="turn:."),
+        call("skills_run_script", path="scripts/hang.py", timeout_s=5, workdir="turn:."),
         call("skills_run_script", path="scripts/flood.py", workdir="turn:."),
         call("skills_run_script", path="scripts/link.py", workdir="turn:."),
         say("done"),
     ]
-    begun = time.monotonic()
-    result, _ = await run(bundle, tmp_path, replies)
-    assert time.monotonic() - begun < 30
+    result, _ = await asyncio.wait_for(run(bundle, tmp_path, replies), 100)
     hung, flooded, linked = (answer(result, step) for step in (1, 2, 3))
     assert (hung["status"], hung["exit_code"], hung["stdout"]) == ("timeout", 124, "begun\n")
     assert (flooded["status"], flooded["stdout_truncated"]) == ("ok", True)

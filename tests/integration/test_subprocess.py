@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def ask(**fields) -> ExecRequest:
 
 def sleeper(env) -> subprocess.Popen[bytes]:
     """Return a process in a session of its own."""
-    return subprocess.Popen(["sleep", "60"], env=env, start_new_session=True)
+    return subprocess.Popen(["sleep", "600"], env=env, start_new_session=True)
 
 
 @pytest.mark.parametrize(
@@ -109,11 +110,12 @@ def test_living_owners_keep_their_runs(tmp_path):
 
 def test_marks_are_found_and_ended():
     """Only processes with exactly this mark are found."""
-    one = subprocess.Popen(["sleep", "60"], env={RUN_MARK: "mark-one"})
-    two = subprocess.Popen(["sleep", "60"], env={RUN_MARK: "mark-one-and-more"})
+    mark = f"mark-{secrets.token_hex(8)}"
+    one = subprocess.Popen(["sleep", "600"], env={RUN_MARK: mark})
+    two = subprocess.Popen(["sleep", "600"], env={RUN_MARK: f"{mark}-and-more"})
     try:
-        assert marked("mark-one") == [one.pid]
-        assert end_marked("mark-one", one.pid) == []
+        assert marked(mark) == [one.pid]
+        assert end_marked(mark, one.pid) == []
         assert end_marked("no-such-mark") == []
     finally:
         one.kill()
