@@ -17,7 +17,7 @@ from nats.js.kv import KeyValue
 from pydantic import BaseModel, JsonValue, RootModel
 
 from kdskills.app.operations import Operation
-from kdskills.doors.nats.messages import CONFLICT, Answer, Command
+from kdskills.doors.nats.messages import CONFLICT, Answer, Command, ResultTooLarge
 from kdskills.doors.nats.streams import KEPT_S
 from kdskills.doors.nats.subjects import Address
 from kdskills.errors import Conflict
@@ -28,10 +28,11 @@ RECORDED: Final = frozenset(("skills.run_cmd", "skills.run_cmd_async", "skills.r
 
 
 class Kept(BaseModel):
-    """An answer, and a digest of the call it answered."""
+    """An answer, and a digest of the call it answered; `too_large` are the size and limit of one the bus cannot carry."""
 
     body: str
     result: JsonValue
+    too_large: tuple[int, int] | None = None
 
 
 class Answers:
@@ -65,14 +66,24 @@ class Answers:
         kept = Kept.model_validate_json(entry.value or b"")
         if kept.body != body:
             raise Conflict("this idempotency key was used with another request", code=CONFLICT)
+        if kept.too_large is not None:
+            return Answer(call, address.operation, error=ResultTooLarge.of(*kept.too_large))
         return Answer(call, address.operation, output=RootModel[JsonValue](kept.result))
 
     async def keep(self, address: Address, answer: Answer, body: str) -> None:
-        """Keep the answer of a call that succeeded."""
-        if answer.output is None:
+        """Keep the answer of a call that succeeded, also when it is one that only says how large it was."""
+        if answer.output is not None:
+            kept = Kept(body=body, result=answer.output.model_dump(mode="json"))
+        elif isinstance(answer.error, ResultTooLarge):
+            size = (answer.error.details["size"], answer.error.details["limit"])
+            kept = Kept(body=body, result=None, too_large=size)
+        else:
             return
-        kept = Kept(body=body, result=answer.output.model_dump(mode="json"))
         await (await self._opened()).put(_key(address, answer.tool_call_id), kept.model_dump_json().encode())
+
+    def forget(self) -> None:
+        """Open the bucket anew at the next use: it may have been deleted."""
+        self._bucket = None
 
     async def _opened(self) -> KeyValue:
         if self._bucket is None:

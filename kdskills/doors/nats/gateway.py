@@ -25,15 +25,16 @@ from kdskills.app.operations.table import Emit
 from kdskills.app.settings import BusSettings
 from kdskills.doors.nats.answers import Answers, body_of
 from kdskills.doors.nats.callers import identity_of
+from kdskills.doors.nats.consuming import RETRY_S, Commands
 from kdskills.doors.nats.messages import HEADER_ROOM, Answer, Command, Unreadable, message_id, progress, read_command
-from kdskills.doors.nats.streams import command_consumer, ensure_streams
+from kdskills.doors.nats.streams import ensure_streams
 from kdskills.doors.nats.subjects import Address, parse
 from kdskills.errors import KdskillsError, OperatorMustAct
 
 _LOG = logging.getLogger("kdskills.nats")
 
-FETCH_S: Final = 1.0
-RETRY_S: Final = 2.0
+KEEPS: Final = 5
+"""Times that keeping an answer is tried."""
 BEAT: Final = 3
 """A command somebody works on says so this many times within the time after which it would be delivered again."""
 
@@ -72,35 +73,24 @@ class Gateway:
 
     async def serve(self) -> None:
         """Take and run commands until cancelled; commands that run then get the drain time."""
-        subscription = await self._subscribe()
+        commands = Commands(self._js, self._settings)
+        await commands.open()
         try:
             while True:
                 await self._room.acquire()
-                messages: list[Msg] = []
+                message: Msg | None = None
                 try:
-                    messages = await subscription.fetch(1, timeout=FETCH_S)
-                except TimeoutError:
-                    continue
-                except NatsError as error:
-                    _LOG.warning("the bus does not answer: %s", error)
-                    await asyncio.sleep(RETRY_S)
-                    with suppress(NatsError, TimeoutError):  # a consumer that is gone is made again
-                        subscription = await self._subscribe()
+                    message = await commands.next()
                 finally:
-                    if not messages:
+                    if message is None:
                         self._room.release()
-                for message in messages:
+                if message is not None:
                     task = asyncio.create_task(self._take(message))
                     self._running.add(task)
                     task.add_done_callback(self._over)
         finally:
-            with suppress(NatsError):  # nothing may be delivered here any more, least of all what is given back now
-                await subscription.unsubscribe()
+            await commands.close()  # nothing may be delivered here any more, least of all what is given back now
             await self._drain()
-
-    async def _subscribe(self) -> JetStreamContext.PullSubscription:
-        served = await ensure_streams(self._js, self._settings.version)
-        return await command_consumer(self._js, self._settings, served)
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
@@ -153,7 +143,9 @@ class Gateway:
             answer = await self._run(address, command)
         except NatsError as error:
             _LOG.warning("the bus does not answer: %s", error)
-            return None
+            self._answers.forget()
+            failed = CallFailed("the bus does not give what it keeps of this call")
+            return None if again else Answer(command.tool_call_id, address.operation, error=failed)
         except Exception as error:  # noqa: BLE001  logged, delivered again, and told to the caller at the last delivery
             _LOG.exception("%s: the operation failed", address.operation)
             answer = Answer(command.tool_call_id, address.operation, error=CallFailed(type(error).__name__))
@@ -174,8 +166,22 @@ class Gateway:
             return kept
         answer = await self._invoke(address, command.tool_call_id, command.arguments)
         if answer.output is not None:
-            await self._answers.keep(address, answer, body)
+            answer, _ = answer.within(self._nc.max_payload - HEADER_ROOM)
+            await self._keep(address, answer, body)
         return answer
+
+    async def _keep(self, address: Address, answer: Answer, body: str) -> None:
+        """Keep an answer, so that the call, should it come again, does not run again: it has run, and must be answered."""
+        for _ in range(KEEPS):
+            try:
+                await self._answers.keep(address, answer, body)
+            except NatsError as error:
+                _LOG.warning("an answer cannot be kept yet: %s", error)
+                self._answers.forget()
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+        _LOG.error("%s: call %s would run again if it came again", address.operation, answer.tool_call_id)
 
     async def _invoke(self, address: Address, call: str, arguments: Mapping[str, object]) -> Answer:
         """Run the operation for the caller the subject names."""
@@ -267,6 +273,8 @@ class Gateway:
                     raise
                 _LOG.warning("a result cannot be published yet: %s", error)
                 await asyncio.sleep(RETRY_S)
+                with suppress(NatsError):  # a stream of results that is gone is made again
+                    await ensure_streams(self._js, self._settings.version)
             else:
                 return
 

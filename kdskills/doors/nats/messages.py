@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
@@ -29,6 +29,11 @@ class ResultTooLarge(CallerMustAct):
     """The answer has more bytes than the bus carries; ask for less of it, or at another door (spec service §3)."""
 
     code = "result_too_large"
+
+    @classmethod
+    def of(cls, size: int, limit: int) -> Self:
+        """Return the error for an answer of *size* bytes where the bus carries *limit*."""
+        return cls(f"the answer has {size} bytes, the bus carries {limit}", size=size, limit=limit)
 
 
 class Command(BaseModel):
@@ -67,10 +72,7 @@ class Answer:
         data = self.to_bytes()
         if len(data) <= limit:
             return self, data
-        error = ResultTooLarge(
-            f"the answer has {len(data)} bytes, the bus carries {limit}", size=len(data), limit=limit
-        )
-        refused = Answer(self.tool_call_id, self.operation, error=error)
+        refused = Answer(self.tool_call_id, self.operation, error=ResultTooLarge.of(len(data), limit))
         return refused, refused.to_bytes()
 
 
