@@ -3,6 +3,7 @@
 import contextlib
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from kdskills.execution import pump as pumps
 from kdskills.execution.pump import HeadBuffer, Pump, TailBuffer
+
+LONG = 60
 
 
 @given(st.lists(st.binary(max_size=40), max_size=20), st.integers(0, 30))
@@ -45,7 +48,7 @@ def test_a_report_keeps_its_beginning():
     assert (head.value(), head.overflow) == (b"abcd", True)
 
 
-def drive(program: str, *, wall_s: float = 10.0, stdin: bytes = b"", cancel_after: float | None = None):
+def drive(program: str, *, wall_s: float = 100.0, stdin: bytes = b"", cancel_after: float | None = None):
     """Run a Python program under a pump; return (ending, stdout, seconds)."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
@@ -57,12 +60,15 @@ def drive(program: str, *, wall_s: float = 10.0, stdin: bytes = b"", cancel_afte
     process.stdin.close()
     pump = Pump(pidfd, [(fd_out, out.feed)], [(fd_in, stdin)], wall_s, process.terminate, process.kill)
     if cancel_after is not None:
-        threading.Timer(cancel_after, pump.cancel).start()
+        timer = threading.Timer(cancel_after, pump.cancel)
+        timer.start()
     began = time.monotonic()
     ending = pump.drive(began)
     took = time.monotonic() - began
     process.wait()
     os.close(pidfd)
+    if cancel_after is not None:
+        timer.join()
     return ending, out.stream(), took
 
 
@@ -83,34 +89,36 @@ def test_a_grandchild_holding_the_pipe_does_not_hold_us():
     """A daemon that keeps stdout open delays the end by the drain time only."""
     program = (
         "import os, sys, time\n"
-        "print('first', flush=True)\n"
-        "if os.fork() == 0:\n    os.setsid()\n    time.sleep(4)\n    os._exit(0)\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n    os.setsid()\n    time.sleep(600)\n    os._exit(0)\n"
+        "print(pid, flush=True)\n"
     )
     ending, out, took = drive(program)
-    assert (ending.reason, out.data) == ("exited", b"first\n")
-    assert took < 2
+    os.kill(int(out.data), signal.SIGKILL)  # it still was there, holding the pipe
+    assert ending.reason == "exited"
+    assert took < LONG
 
 
 def test_a_hang_ends_by_the_clock():
     """The wall limit asks, and the program ends."""
-    ending, _, took = drive("import time; time.sleep(30)", wall_s=0.3)
+    ending, _, took = drive("import time; time.sleep(600)", wall_s=0.3)
     assert ending.reason == "timeout"
-    assert took < 2
+    assert took < LONG
 
 
 def test_ignoring_term_is_answered_by_kill():
     """After the grace the program is killed."""
-    program = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(30)"
+    program = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
     ending, _, took = drive(program, wall_s=0.5)
     assert ending.reason == "timeout"
-    assert 0.9 < took < 2.5
+    assert 0.5 <= took < LONG
 
 
 def test_cancel_from_another_thread():
     """A cancelled run says so, and late cancels are harmless."""
-    ending, _, took = drive("import time; time.sleep(30)", cancel_after=0.2)
+    ending, _, took = drive("import time; time.sleep(600)", cancel_after=0.2)
     assert ending.reason == "cancelled"
-    assert took < 2
+    assert took < LONG
 
 
 def test_cancel_after_the_end_is_harmless():

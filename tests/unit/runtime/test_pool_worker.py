@@ -26,10 +26,13 @@ def serve():
         )  # fmt: skip
         os.close(payload)
         os.close(report)
-        assert os.read(our_report, 1) == b"\n"
-        with os.fdopen(our_payload, "wb") as sink:
-            sink.write(data)
-        out, err = process.communicate(timeout=30)
+        try:
+            assert os.read(our_report, 1) == b"\n"
+            with os.fdopen(our_payload, "wb") as sink:
+                sink.write(data)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()  # it has ended, or never will
         with os.fdopen(our_report, "rb") as told:
             return process.returncode, told.read(), out, err
 

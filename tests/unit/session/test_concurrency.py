@@ -51,7 +51,14 @@ def slow(make):
 
 
 async def until(event: threading.Event) -> None:
-    assert await asyncio.to_thread(event.wait, 5)
+    assert await asyncio.to_thread(event.wait, 60)
+
+
+async def joined(flights: Flights, count: int) -> None:
+    """Wait until *count* callers wait for one flight."""
+    async with asyncio.timeout(60):
+        while [flight.waiters for flight in flights._flying.values()] != [count]:  # noqa: ASYNC110 - no event of it
+            await asyncio.sleep(0.005)
 
 
 async def refused(awaiting):
@@ -66,7 +73,7 @@ async def test_sixteen_callers_one_read(slow):
     sessions = [await runtime.create_session() for _ in range(16)]
     loads = [asyncio.create_task(session.load(["sales"])) for session in sessions]
     await until(reader.began)
-    await asyncio.sleep(0.05)
+    await joined(runtime._core.bodies._flights, 16)
     reader.go.set()
     receipts = await asyncio.gather(*loads)
     assert {receipt.active_skills[0].name for receipt in receipts} == {"sales"}
@@ -105,17 +112,15 @@ async def test_the_read_stops_when_the_last_leaves(slow):
 
 
 async def test_removal_during_a_load(slow, bundle):
-    """A load whose skill, or import, is removed ends within 100 ms with skill_not_found; nothing is committed."""
+    """A load whose skill, or import, is removed ends with skill_not_found while the text is still being read; nothing is committed."""
     for gone, asked in (("sales", "sales"), ("base", "report")):
         catalog = SkillCatalog.from_directory(bundle.root / "skills")
         runtime, reader = slow(gone, catalog=catalog)
         session = await runtime.create_session(initial=["charts"])
         load = asyncio.create_task(session.load([asked], "add"))
         await until(reader.began)
-        began = time.monotonic()
         await runtime.remove_skill(gone)
         assert (await refused(load)).code == "skill_not_found"
-        assert time.monotonic() - began < 0.1
         reader.go.set()
         assert [skill.name for skill in await session.active()] == ["charts"]
 
@@ -224,16 +229,19 @@ async def test_closing_the_runtime_ends_its_reads(slow):
 async def test_a_failed_flight_is_not_kept():
     """Everybody waiting gets the error; the next caller starts anew."""
     flights: Flights[int] = Flights()
-    tries = []
+    tries, gate = [], threading.Event()
 
     def work(abandoned):
         tries.append(1)
         if len(tries) == 1:
-            time.sleep(0.02)
+            gate.wait(60)
             raise ValueError("first")
         return 7
 
-    results = await asyncio.gather(*(flights.fetch("k", work) for _ in range(3)), return_exceptions=True)
+    waiting = asyncio.gather(*(flights.fetch("k", work) for _ in range(3)), return_exceptions=True)
+    await joined(flights, 3)
+    gate.set()
+    results = await waiting
     assert [str(result) for result in results] == ["first"] * 3
     assert await flights.fetch("k", work) == 7
     flights.close()
@@ -243,8 +251,8 @@ async def test_keys_fly_apart():
     """Different keys do not wait for one another."""
     flights: Flights[int] = Flights()
     gate = threading.Event()
-    slow = asyncio.create_task(flights.fetch("a", lambda abandoned: gate.wait(5) and 1))
-    assert await asyncio.wait_for(flights.fetch("b", lambda abandoned: 2), 2) == 2
+    slow = asyncio.create_task(flights.fetch("a", lambda abandoned: gate.wait(100) and 1))
+    assert await asyncio.wait_for(flights.fetch("b", lambda abandoned: 2), 60) == 2
     gate.set()
     assert await slow == 1
     flights.close()

@@ -243,10 +243,20 @@ def test_threads_share_one_refresh_and_its_failure(root):
 
     def check(skill):
         begun.set()
-        go.wait(10)
+        go.wait(60)
         if fail:
             raise OSError("no")
         return ()
+
+    def let_go_when_all_wait():
+        """Wait until one caller looks and the four others wait for it."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            run = registry._run
+            if run is not None and len(run.done._cond._waiters) == 4:
+                break
+            time.sleep(0.005)
+        go.set()
 
     go.set()
     registry = SkillRegistry([bundle(root)], index_dir=None, check=check)
@@ -256,10 +266,10 @@ def test_threads_share_one_refresh_and_its_failure(root):
         write(root, f"acme/new-{failing}".lower())
         begun.clear()
         go.clear()
-        timer = threading.Timer(0.3, go.set)
-        timer.start()
+        watcher = threading.Thread(target=let_go_when_all_wait)
+        watcher.start()
         results, errors = _together(5, registry.refresh)
-        timer.join()
+        watcher.join()
         if failing:
             assert (results, {str(error) for error in errors}) == ([], {"no"})
         else:

