@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from kdskills.app.settings import Settings
 from kdskills.errors import OperatorMustAct
-from kdskills.execution.dirs import private_dir
+from kdskills.jobs.folder import state_folder
 
 LOG_NAME = "worker.log"
 _PATIENCE_S = 30.0
@@ -32,10 +32,10 @@ def spawner(settings: Settings) -> Callable[[], None]:
     """
 
     def spawn() -> None:
-        private_dir(settings.state_dir)
+        state_folder(settings.state_dir)
         command = ["setsid", "--fork", sys.executable, "-m", "kdskills.app.worker.main"]
-        with (settings.state_dir / LOG_NAME).open("ab") as log:
-            try:
+        try:
+            with (settings.state_dir / LOG_NAME).open("ab") as log:
                 subprocess.run(
                     command,
                     input=settings_line(settings) + b"\n",
@@ -45,8 +45,8 @@ def spawner(settings: Settings) -> Callable[[], None]:
                     timeout=_PATIENCE_S,
                     cwd="/",
                 )
-            except (OSError, subprocess.SubprocessError) as error:
-                raise WorkerNotStarted(f"no worker could be started: {error}") from None
+        except (OSError, subprocess.SubprocessError) as error:
+            raise WorkerNotStarted(f"no worker could be started: {error}") from None
 
     return spawn
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kdskills.app.identity import LOCAL
-from kdskills.execution.dirs import private_dir
-from kdskills.jobs.database import Database, DatabaseUnavailable
+from kdskills.jobs.database import Database
+from kdskills.jobs.folder import state_folder
 from kdskills.jobs.migrate import upgrade
 
 if TYPE_CHECKING:
@@ -70,9 +70,5 @@ class Storage:
     def _prepare(self, database: Database) -> None:
         url = self._host.settings.work_database
         if url.startswith(_SQLITE):
-            folder = Path(url.removeprefix(_SQLITE)).parent
-            try:
-                private_dir(folder)
-            except OSError as error:
-                raise DatabaseUnavailable(f"the database's folder {folder} cannot be made: {error.strerror}") from error
+            state_folder(Path(url.removeprefix(_SQLITE)).parent)
         upgrade(database, "service")

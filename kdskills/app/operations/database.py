@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from kdskills.app.operations.models import Input, Output
 from kdskills.app.operations.table import Context, Implementation
-from kdskills.execution.dirs import private_dir
 from kdskills.jobs.database import Database
+from kdskills.jobs.folder import state_folder
 from kdskills.jobs.migrate import HEADS, current, upgrade
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ async def upgrade_all(host: Host, given: UpgradeInput, context: Context) -> Upgr
 
 def _upgrade(url: str) -> UpgradeOut:
     if url.startswith(SQLITE):
-        private_dir(Path(url.removeprefix(SQLITE)).parent)
+        state_folder(Path(url.removeprefix(SQLITE)).parent)
     database = Database(url, what="the service's database")
     try:
         done = {part: upgrade(database, part) for part in sorted(HEADS)}
