@@ -60,6 +60,11 @@ def remote_tools(session: RemoteSession) -> tuple[SolverTool, ...]:
     return tuple(_tool(session, skill) for skill in session.list())
 
 
+def _told(item: Mapping[str, Any]) -> str:
+    """Return an item as text; an image or a sound is named, because the solver's answers are text."""
+    return str(item["text"]) if item.get("type") == "inputText" else f"[{item.get('type')}]"
+
+
 def _tool(session: RemoteSession, skill: RemoteTool) -> SolverTool:
     async def body(arguments: BaseModel, context: ToolContext) -> ToolAnswer:
         given = dict(arguments.model_extra or {})
@@ -69,7 +74,7 @@ def _tool(session: RemoteSession, skill: RemoteTool) -> SolverTool:
         else:  # a sync session runs its handler where it is called: not on the loop
             found = await in_thread(call)
         items: Sequence[Mapping[str, Any]] = found.response_payload["contentItems"]
-        text = "\n".join(str(item["text"]) for item in items if "text" in item)
+        text = "\n".join(_told(item) for item in items)
         if not found.response_payload["success"]:
             raise ToolError(text)
         return ToolAnswer(text)

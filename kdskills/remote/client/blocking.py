@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -22,14 +23,15 @@ class LoopThread:
     """An event loop on a daemon thread."""
 
     def __init__(self, name: str) -> None:
+        self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     @property
     def ended(self) -> bool:
-        """Whether the loop is closed."""
-        return self._loop.is_closed()
+        """Whether the loop is closed, or runs in another process only: a fork does not take it along."""
+        return self._loop.is_closed() or self._process != os.getpid()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine on the loop and wait for its value; an interrupted wait cancels it.
@@ -40,6 +42,8 @@ class LoopThread:
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("a blocking client cannot be used on its own event loop; use AsyncCodexClient")
+        if self._process != os.getpid():
+            raise AppServerGone("the client belongs to the process that opened it; open one after the fork")
         if self._loop.is_closed() or not self._thread.is_alive():
             raise AppServerGone("the client is closed")
         future = asyncio.run_coroutine_threadsafe(work(), self._loop)
@@ -60,7 +64,7 @@ class LoopThread:
 
     def stop(self) -> None:
         """End the loop and its thread; may be called twice."""
-        if self._loop.is_closed():
+        if self.ended:
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from typing import Final
 
@@ -25,10 +26,14 @@ class Leases:
     def __init__(self, lease_s: float = LEASE_S, renew_s: float = RENEW_S) -> None:
         self.lease_s = lease_s
         self._renew_s = renew_s
+        self._closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._held: dict[tuple[int, str], tuple[CallJournal, str]] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._closed = False
 
     def hold(self, journal: CallJournal, key: str, owner: str) -> None:
         """Renew this call's lease from now on.
@@ -36,6 +41,8 @@ class Leases:
         Raises:
             RuntimeError: This process may not have the thread that would.
         """
+        if self._process != os.getpid():  # forked: the thread stayed behind, with the calls of the other process
+            self._begin()
         with self._changed:
             self._held[id(journal), key] = (journal, owner)
             if self._thread is None and not self._closed:
@@ -52,6 +59,8 @@ class Leases:
 
     def close(self) -> None:
         """End the thread; what is still held will count as dead when its lease has run out."""
+        if self._process != os.getpid():
+            self._begin()
         with self._changed:
             self._closed = True
             self._changed.notify()

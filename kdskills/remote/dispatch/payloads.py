@@ -80,7 +80,7 @@ class Answers:
             return unregistered(tool)
         try:
             message = str(error).strip()
-        except Exception:  # noqa: BLE001 - an exception whose own text fails is told by its type, as one without text
+        except BaseException:  # noqa: BLE001 - an exception whose own text fails is told by its type, as one without text
             message = ""
         return self.failure(tool, redact(message) or type(error).__name__)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import threading
 import time
 from collections.abc import Awaitable
@@ -34,7 +35,12 @@ class BlockingRunner:
     """
 
     def __init__(self, slots: int) -> None:
-        self._slots = threading.BoundedSemaphore(slots)
+        self._count = slots
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._slots = threading.BoundedSemaphore(self._count)
         self._threads = Threads()
 
     async def run(self, execution: Execution, seconds: float | None) -> bool:
@@ -42,20 +48,23 @@ class BlockingRunner:
         if seconds is None:
             execution.run()
             return True
+        if self._process != os.getpid():  # forked: the handlers that had slots run in the other process
+            self._begin()
         until = time.monotonic() + seconds
-        if not self._slots.acquire(timeout=max(0.0, seconds)):
+        slots = self._slots
+        if not slots.acquire(timeout=max(0.0, seconds)):
             return False
 
         def work() -> None:
             try:
                 execution.run()
             finally:
-                self._slots.release()
+                slots.release()
 
         try:
             self._threads.start(work)
         except RuntimeError:
-            self._slots.release()
+            slots.release()
             raise
         return execution.ended.wait(max(0.0, until - time.monotonic()))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +21,10 @@ class Threads:
     """
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._waiting: deque[Callable[[], None]] = deque()
         self._idle = 0
         self._ready = threading.Condition()
@@ -30,6 +35,8 @@ class Threads:
         Raises:
             RuntimeError: This process may not have another thread; *function* will not be run.
         """
+        if self._process != os.getpid():  # forked: the idle threads stayed behind, and so did whoever held the lock
+            self._begin()
         with self._ready:
             self._waiting.append(function)
             if self._idle >= len(self._waiting):

@@ -64,7 +64,10 @@ def plain(value: object, level: int = 0) -> Any:
         return [plain(inner, level + 1) for inner in value]
     if isinstance(value, set | frozenset):
         members = [plain(inner, level + 1) for inner in value]
-        return sorted(members, key=lambda member: json.dumps(member, sort_keys=True))
+        try:
+            return sorted(members)
+        except TypeError:  # kinds that have no order among each other
+            return sorted(members, key=lambda member: json.dumps(member, sort_keys=True))
     return _special(value, level)
 
 

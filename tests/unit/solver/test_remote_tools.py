@@ -122,3 +122,26 @@ async def test_namespaces_are_part_of_the_name(build, session):
     result, _told = await turn(build, session, call("remote_crm_find"))
     (made,) = result.steps[0].calls
     assert (made.tool, made.ok, made.result) == ("remote.crm.find", True, "here")
+
+
+async def test_images_are_named(build, session):
+    """What a function answers beside text is named in its place, because a solver's answers are text."""
+    items = [
+        {"type": "inputText", "text": "a parcel"},
+        {"type": "inputImage", "imageUrl": "data:image/png;base64,AA=="},
+        {"type": "inputAudio", "audioUrl": "data:audio/wav;base64,AA=="},
+    ]
+    session.register("photo", lambda: {"contentItems": items, "success": True})
+    result, told = await turn(build, session, call("remote_photo"))
+    (made,) = result.steps[0].calls
+    assert (made.ok, made.result) == (True, "a parcel\n[inputImage]\n[inputAudio]")
+    assert "base64" not in told
+
+
+@pytest.mark.parametrize("name", ["model_config", "model_extra", "copy", "_x", "self", "__class__", "class"])
+async def test_arguments_of_odd_names(build, session, name):
+    """Any name a JSON object may have reaches the function, also those that mean something in Python."""
+    seen = []
+    session.register("odd", lambda **given: seen.append(given))
+    await turn(build, session, call("remote_odd", **{name: 1}))
+    assert seen == [{name: 1}]
