@@ -54,6 +54,7 @@ def _serve(host: Host) -> int:
     loaded: set[str] = set()
     gc.collect()
     gc.freeze()  # what is here now is shared with every fork for as long as nobody writes to it
+    _heed_signals()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # shims are nobody's business once they are started
     for line in sys.stdin.buffer:
         folder = Path(json.loads(line)["start"])
@@ -67,6 +68,13 @@ def _serve(host: Host) -> int:
         except BrokenPipeError:  # the worker was killed while it waited; the next one finds the attempt by its folder
             return 0
     return 0
+
+
+def _heed_signals() -> None:
+    """Ignore nothing a worker in the background was told to ignore: programs would inherit it and not hear the signal."""
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # the interpreter's own, not handed on
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _load(folder: Path, host: Host, loaded: set[str]) -> None:

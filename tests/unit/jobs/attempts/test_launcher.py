@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +96,19 @@ def test_launcher_of_a_killed_worker_ends_without_a_word(folder):
     process.stderr.close()
     assert (process.wait(60), words) == (0, b"")
     wait_for_verdict(folder)
+
+
+def test_launcher_in_the_background_ignores_nothing(tmp_path):
+    """Signals a shell makes its background jobs ignore are heard again by what the launcher starts."""
+    shell = ["sh", "-c", 'trap "" HUP INT QUIT USR1; exec "$@"', "sh", *COMMAND]
+    with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdin.write(settings_line(Settings()) + b"\n" + json.dumps({"start": str(tmp_path)}).encode() + b"\n")
+        process.stdin.flush()
+        assert b"error" in process.stdout.readline()
+        facts = dict(line.split(":\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+        process.stdin.close()
+    ignored = {number for number in signal.valid_signals() if int(facts["SigIgn"], 16) >> (number - 1) & 1}
+    assert ignored == {signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ}
 
 
 def test_launcher_nobody_ever_spoke_to_ends_without_a_word():
