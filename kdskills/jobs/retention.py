@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kdskills.errors import BadRequest
+from kdskills.jobs.attempts.order import require_task_id
+from kdskills.jobs.attempts.store import RUNS
 from kdskills.jobs.database import micros, speaking, utc_now
 from kdskills.jobs.opening import WHAT, Work
 from kdskills.jobs.roster import Roster
@@ -51,12 +55,16 @@ class Retention:
         return gone
 
     def _due(self, link: sa.Connection, *, kind: str) -> list[str]:
-        """Return ids of heads that may go, of this host's work or nobody's, a batch at most."""
+        """Return ids of heads that may go, of this host's work or nobody's, a batch at most.
+
+        Nobody's is also what ran on a host whose workers were forgotten: it has been silent for as long as work is kept.
+        """
         import sqlalchemy as sa
 
         table, batch = self._work.records.table(kind), self._settings.retention_batch
         over = table.c.status.in_(sorted(TERMINAL))
-        ours = sa.or_(table.c.host.is_(None), table.c.host == self._work.host)
+        hosts = sa.select(self._work.tables.workers.c.host)
+        ours = sa.or_(table.c.host.is_(None), table.c.host == self._work.host, table.c.host.not_in(hosts))
         alone = (over, ours) if kind == "job" else (over, ours, table.c.job_id.is_(None))
         oldest = micros(utc_now()) - round(self._settings.keep_s * 1_000_000)
         old = sa.select(table.c.id).where(*alone, table.c.finished_at < oldest).limit(batch)
@@ -96,12 +104,36 @@ class Retention:
         for table in (self._work.tables.tasks, self._work.tables.jobs):
             link.execute(table.delete().where(table.c.id.in_(items)))
 
+    def _sweep(self) -> None:
+        """Remove old run folders without a head: others forgot what ran here while this host was away."""
+        items = [item for item in self._work.attempts.tasks() if self._old(item)]
+        table, batch = self._work.tables.tasks, self._settings.retention_batch
+        for first in range(0, len(items), batch):
+            some = items[first : first + batch]
+            query = table.select().with_only_columns(table.c.id).where(table.c.id.in_(some))
+            known = set(self._work.database.ask(partial(_ids, query=query)))
+            for item in some:
+                if item not in known:
+                    self._work.attempts.remove(item)
+
+    def _old(self, item: str) -> bool:
+        try:
+            touched = (self._work.state_dir / RUNS / require_task_id(item)).stat().st_mtime
+        except (FileNotFoundError, BadRequest):  # somebody else removed it; or it is nothing of ours
+            return False
+        return time.time() - touched > self._settings.keep_s
+
     def _tidy(self) -> None:
-        """Forget old workers, and give SQLite's journal back to the disk."""
+        """Forget old workers and folders nobody knows of, and give SQLite's journal back to the disk."""
         Roster(self._work).forget(micros(utc_now()) - round(self._settings.keep_s * 1_000_000))
+        self._sweep()
         if self._work.database.dialect == "sqlite":
             raw: Any = self._work.database.engine.raw_connection()
             try:
                 raw.driver_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
             finally:
                 raw.close()
+
+
+def _ids(link: sa.Connection, query: sa.Select[Any]) -> list[str]:
+    return list(link.execute(query).scalars())

@@ -110,8 +110,8 @@ class TaskRun:
                 return "busy"
         if not self._room(link, head):
             return "full"
-        number = head.attempt + 1
-        moved = records.move(link, "task", head.id, "starting", desk.executor, host=host, attempt=number)
+        values = {"host": host, "attempt": head.attempt + 1, "ready_at": None}  # another host's was ready, not this one
+        moved = records.move(link, "task", head.id, "starting", desk.executor, **values)
         return "begun" if moved else "over"
 
     def _session_elsewhere(self, link: sa.Connection, head: TaskHead) -> str | None:

@@ -44,6 +44,20 @@ class Ledger:
         """Return a shell script that tells its beginning, sleeps, and tells its end."""
         return f"echo 'b {name}' >> {self.path}; sleep {seconds:g}; echo 'e {name}' >> {self.path}"
 
+    def held(self, name: str) -> str:
+        """Return a shell script that tells its beginning, waits until `let_go`, and tells its end."""
+        wait = f"until [ -e {self.path}.go ]; do sleep 0.05; done"
+        return f"echo 'b {name}' >> {self.path}; {wait}; echo 'e {name}' >> {self.path}"
+
+    def meeting(self, name: str, others: int, seconds: float = 0.0) -> str:
+        """Return a script as `script`, which goes on when at least *others* programs have begun, itself included."""
+        wait = f"until [ $(grep -c '^b' {self.path}) -ge {others} ]; do sleep 0.05; done"
+        return f"echo 'b {name}' >> {self.path}; {wait}; sleep {seconds:g}; echo 'e {name}' >> {self.path}"
+
+    def let_go(self) -> None:
+        """Let programs that are held come to their end."""
+        Path(f"{self.path}.go").touch()
+
     def lines(self) -> list[tuple[str, str]]:
         """Return (`b` or `e`, name) in the order of time."""
         rows = (line.split(" ", 1) for line in self.path.read_text().splitlines())

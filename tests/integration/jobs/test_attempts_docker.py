@@ -33,10 +33,10 @@ def containers():
 
 
 async def begun(lab, task, script="echo begun; sleep 600"):
-    """Start a program and wait for its first words."""
+    """Start a program and wait for its first words, and for its attempt's."""
     attempt = await lab.attempts.start(lab.order(script, task=task))
     await lab.until(lambda: attempt.logs("stdout").total or attempt.verdict())
-    assert attempt.verdict() is None, (attempt.verdict(), lab.log(attempt))
+    assert await attempt.until_running() is not None, (attempt.verdict(), lab.log(attempt))
     return attempt
 
 

@@ -34,10 +34,10 @@ def lab(server, make_lab):
 
 
 async def begun(lab, script="echo begun; sleep 600", **more):
-    """Start a program and wait for its first words."""
+    """Start a program and wait for its first words, and for its attempt's."""
     attempt = await lab.attempts.start(lab.order(script, **more))
     await lab.until(lambda: attempt.logs("stdout").total or attempt.verdict())
-    assert attempt.verdict() is None, (attempt.verdict(), lab.log(attempt))
+    assert await attempt.until_running() is not None, (attempt.verdict(), lab.log(attempt))
     return attempt
 
 

@@ -41,9 +41,10 @@ def alive(pids):
 
 
 async def running(lab, script="echo begun; sleep 600 & sleep 600", **more):
-    """Start a program and wait for its first words; return its attempt and its shim's number."""
+    """Start a program and wait for its first words, and for its attempt's; return the attempt and its shim's number."""
     attempt = await lab.attempts.start(lab.order(script, **more))
     await lab.until(lambda: attempt.logs("stdout").total)
+    await attempt.until_running()  # a program may speak before its attempt says that it runs
     return attempt, shim.read_identity(attempt.folder)["pid"]
 
 
@@ -205,7 +206,7 @@ async def test_stubborn_program_is_killed(lab):
 
 async def test_timeout_keeps_the_output(lab):
     """A program over its time is ended, and what it printed is there."""
-    attempt, verdict = await lab.run("echo said; echo told >&2; sleep 600", timeout_s=2.0)
+    attempt, verdict = await lab.run("echo said; echo told >&2; sleep 600", timeout_s=6.0)
     assert (verdict.status, verdict.error_code, verdict.exit_code) == ("timeout", "timeout", None)
     assert (attempt.logs("stdout").data, attempt.logs("stderr").data) == (b"said\n", b"told\n")
 
@@ -235,7 +236,7 @@ async def test_odd_bytes_and_one_long_line_are_kept(lab):
 
 async def test_flood_stays_bounded_in_memory_and_on_disk(lab):
     """300 MB of output: the total is true, the disk holds the kept tail only, no process of ours grows by 50 MiB."""
-    order = lab.order(["sh", "-c", "echo first; head -c 300000000 /dev/zero; echo last"]).model_copy(
+    order = lab.order(["sh", "-c", "echo first; sleep 2; head -c 300000000 /dev/zero; echo last"]).model_copy(
         update={"log_limit": 4 * MIB}
     )
     attempt = await lab.attempts.start(order)

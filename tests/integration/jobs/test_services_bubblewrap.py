@@ -19,7 +19,7 @@ WEB = ["python3", "-u", "-m", "http.server", "8000", "--bind", "127.0.0.1"]
 
 def get(endpoint):
     """Return the status of a GET of the endpoint's top."""
-    with urllib.request.urlopen(endpoint.url, timeout=20) as answer:
+    with urllib.request.urlopen(endpoint.url, timeout=60) as answer:
         return answer.status
 
 
@@ -86,7 +86,7 @@ async def test_service_is_ready_by_a_line_of_its_output(lab):
 async def test_service_that_is_not_ready_in_time_is_ended(lab):
     """Nobody listens within the startup time: the program is ended, its output kept, the code says why."""
     for ready in (OnPort(tcp_port=9), OnHttp(port=9), OnPattern(pattern="never")):
-        service = ServiceSpec(ready=ready, startup_timeout_s=1.0)
+        service = ServiceSpec(ready=ready, startup_timeout_s=4.0)
         attempt, verdict = await lab.run("echo begun; sleep 600", service=service)
         assert (verdict.status, verdict.error_code) == ("startup_timeout", "startup_timeout"), lab.log(attempt)
         assert attempt.logs("stdout").data == b"begun\n"

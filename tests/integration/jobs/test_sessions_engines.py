@@ -84,8 +84,8 @@ async def test_killed_command_leaves_the_session_as_it_was(lab):
     await lab.run("echo before > a", session="s")
     attempt = await lab.attempts.start(lab.order("echo half > a; echo done; sleep 600", session="s"))
     await lab.until(lambda: attempt.logs("stdout").total)
-    pid = shim.read_identity(attempt.folder)["pid"]
-    for victim, number in ((pid, signal.SIGSTOP), (attempt.facts().runner.pid, signal.SIGKILL), (pid, signal.SIGKILL)):
+    facts, pid = await attempt.until_running(), shim.read_identity(attempt.folder)["pid"]
+    for victim, number in ((pid, signal.SIGSTOP), (facts.runner.pid, signal.SIGKILL), (pid, signal.SIGKILL)):
         os.kill(victim, number)
     assert (await attempt.wait()).status == "lost"
     after, _ = await lab.run("cat a", session="s")
@@ -95,7 +95,7 @@ async def test_killed_command_leaves_the_session_as_it_was(lab):
 @pytest.mark.needs("bubblewrap")
 async def test_timeout_keeps_the_sessions_files(lab):
     """A command that ran out of time leaves what it had written."""
-    _, verdict = await lab.run("echo partial > a; sleep 600", session="s", timeout_s=2.0)
+    _, verdict = await lab.run("echo partial > a; sleep 600", session="s", timeout_s=6.0)
     assert verdict.status == "timeout"
     attempt, _ = await lab.run("cat a", session="s")
     assert attempt.logs("stdout").data == b"partial\n"
@@ -116,8 +116,10 @@ async def test_two_writers_on_one_session_lose_nothing(lab):
 async def test_service_of_a_session_takes_nothing_back(lab):
     """A service that began before a command and ends after it does not undo what the command wrote."""
     await lab.run("echo old > a", session="s")
-    service = await lab.attempts.start(lab.order("echo log > mine; sleep 600", session="s", service=ServiceSpec()))
-    await service.until_running()
+    service = await lab.attempts.start(
+        lab.order("echo log > mine; echo up; sleep 600", session="s", service=ServiceSpec())
+    )
+    await lab.until(lambda: service.logs("stdout").total)
     await lab.run("echo new > a", session="s")
     service.cancel()
     assert (await service.wait()).status == "cancelled"

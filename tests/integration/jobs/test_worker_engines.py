@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import secrets
 from pathlib import Path
 
 import docker
@@ -73,9 +74,9 @@ async def adopted(lab):
     return head.id
 
 
-async def canceled(lab):
+async def canceled(lab, nap="sleep 610"):
     """Kill the worker below a running program and cancel it under the next one; return the task's id."""
-    head = await lab.client.submit_task(lab.task("echo up; sleep 610.25"))
+    head = await lab.client.submit_task(lab.task(f"echo up; {nap}"))
     await lab.running(head.id)
     lab.kill()
     lab.start()
@@ -107,8 +108,9 @@ async def test_a_killed_worker_is_followed_on_e2b(make_lab, e2b):
     """A program in a remote sandbox is adopted, another canceled, and nothing of it runs on."""
     lab = make_lab("e2b", engine_settings=e2b)
     await adopted(lab)
-    await canceled(lab)
-    assert [line for line in command_lines() if "sleep 610.25" in line] == []
+    nap = f"sleep 610.{secrets.randbelow(10**12):012d}"
+    await canceled(lab, nap)
+    assert [line for line in command_lines() if nap in line] == []
 
 
 @pytest.mark.needs("bubblewrap")
@@ -117,8 +119,8 @@ async def test_steps_that_run_at_once_keep_each_others_files(make_lab):
     lab = make_lab("bubblewrap")
     scripts = {
         "first": "echo 0 > shared; echo old > gone; echo old > mine",
-        "one": "echo 1 > one; rm gone; until [ $((n=n+1)) -gt 8 ]; do sleep 0.1; done",
-        "two": "echo 2 > two; echo new > mine",
+        "one": "echo 1 > one; rm gone; sleep 6",  # they cannot meet: each waits long enough for the other to begin
+        "two": "echo 2 > two; echo new > mine; sleep 6",
         "last": "cat shared one two mine; ls gone",
     }
     needs = {"one": ("first",), "two": ("first",), "last": ("one", "two")}

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 import tempfile
 from pathlib import Path
@@ -18,7 +19,7 @@ from kdskills.jobs.model import Command, StepSpec
 from kdskills.jobs.roster import slot_taken
 from kdskills.testing.work import WorkLab
 
-pytestmark = pytest.mark.xdist_group("work")
+pytestmark = [pytest.mark.xdist_group("work"), pytest.mark.timeout(300)]
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ async def test_ends_of_tasks(lab):
     good, bad, late = await asyncio.gather(
         done(lab, lab.task("printf 'a\\0b'; echo err >&2")),
         done(lab, lab.task("echo before; exit 3")),
-        done(lab, lab.task("echo printed; sleep 600", timeout_s=1.0)),
+        done(lab, lab.task("echo printed; sleep 600", timeout_s=6.0)),
     )
     assert (good.status, good.exit_code, good.stdout_tail, good.stderr_tail) == ("succeeded", 0, b"a\0b", b"err\n")
     assert good.created_at <= good.started_at <= good.finished_at
@@ -129,7 +130,7 @@ async def test_a_job_holds_its_session(lab):
 
 async def test_a_graph_runs_as_wide_as_it_may(lab):
     """Steps without needs run beside one another, up to `max_concurrency`, and the last after all it needs."""
-    steps = [step(f"s{n}", lab.ledger.script(f"s{n}", 0.5)) for n in range(4)]
+    steps = [step(f"s{n}", lab.ledger.meeting(f"s{n}", 2, 0.5)) for n in range(4)]
     last = step("last", lab.ledger.script("last"), *(one.name for one in steps))
     over = await job_done(lab, lab.job([], steps=(*steps, last), max_concurrency=2))
     assert over.status == "succeeded", over.error_message
@@ -149,20 +150,21 @@ async def test_steps_fail_as_they_say(lab):
 
 async def test_a_job_has_its_time(lab):
     """A job over its wall time is ended with `timeout`, and so are its programs."""
-    over = await job_done(lab, lab.job([lab.ledger.script("long", 600)], max_wall_time_s=1.0))
+    over = await job_done(lab, lab.job([lab.ledger.script("long", 600)], max_wall_time_s=6.0))
     assert (over.status, over.error_code) == ("failed", "timeout")
     assert over.steps[0].status == "canceled"
 
 
 async def test_a_cancel_ends_the_program(lab):
     """A cancel ends the whole tree and is not a failure; what is over cannot be canceled."""
-    head = await lab.client.submit_task(lab.task("sleep 601 & sleep 602"))
+    naps = nap(), nap()
+    head = await lab.client.submit_task(lab.task(" & ".join(naps)))
     await lab.running(head.id)
     assert await lab.client.cancel_task(lab.scope, head.id, "enough")
     over = await lab.client.wait_task(lab.scope, head.id, 60)
     assert (over.status, over.error_code, over.cancel_reason) == ("canceled", "canceled", "enough")
     assert not await lab.client.cancel_task(lab.scope, head.id)
-    assert not alive("sleep 601", "sleep 602")
+    assert not alive(*naps)
 
 
 async def test_a_canceled_job_is_canceled(lab):
@@ -177,10 +179,11 @@ async def test_a_canceled_job_is_canceled(lab):
 
 async def test_a_killed_worker_is_followed(lab):
     """A program goes on without its worker; the next one adopts it, and it ran once."""
-    head = await lab.client.submit_task(lab.task(lab.ledger.script("long", 3) + "; echo said"))
-    await lab.running(head.id)
+    head = await lab.client.submit_task(lab.task(lab.ledger.held("long") + "; echo said"))
+    head = await lab.running(head.id)
     lab.kill()
     lab.start()
+    lab.ledger.let_go()
     over = await lab.client.wait_task(lab.scope, head.id, 120)
     assert (over.status, over.attempt, over.stdout_tail) == ("succeeded", 1, b"said\n")
     assert lab.ledger.begun() == {"long": 1}
@@ -189,10 +192,11 @@ async def test_a_killed_worker_is_followed(lab):
 
 async def test_a_worker_that_is_asked_ends_at_once(lab):
     """SIGTERM ends the worker with 0 while programs go on."""
-    head = await lab.client.submit_task(lab.task(lab.ledger.script("long", 3)))
+    head = await lab.client.submit_task(lab.task(lab.ledger.held("long")))
     await lab.running(head.id)
     assert lab.kill(number=signal.SIGTERM) == 0
     assert (await lab.client.task(lab.scope, head.id)).status == "running"
+    lab.ledger.let_go()
     lab.start()
     assert (await lab.client.wait_task(lab.scope, head.id, 120)).status == "succeeded"
     assert lab.ledger.begun() == {"long": 1}
@@ -200,11 +204,12 @@ async def test_a_worker_that_is_asked_ends_at_once(lab):
 
 async def test_a_worker_that_was_given_up_ends(lab):
     """A worker whose row is dead exits with 75 and has changed nothing since."""
-    head = await lab.client.submit_task(lab.task(lab.ledger.script("long", 4)))
+    head = await lab.client.submit_task(lab.task(lab.ledger.held("long")))
     await lab.running(head.id)
     work = await lab.client.work()
     work.database.change(lambda link: link.execute(work.tables.workers.update().values(state="dead")))
     assert lab.workers.pop(0).wait(60) == 75
+    lab.ledger.let_go()
     lab.start()
     assert (await lab.client.wait_task(lab.scope, head.id, 120)).status == "succeeded"
     assert lab.ledger.begun() == {"long": 1}
@@ -236,9 +241,10 @@ async def test_two_slots_share_a_host(make_lab):
 @pytest.mark.parametrize("again", [False, True], ids=["failed", "tried-again"])
 async def test_a_killed_shim_is_lost(lab, again):
     """An attempt that died without a verdict is `lost`, or is run again where the caller allows it."""
-    head = await lab.client.submit_task(lab.task(lab.ledger.script("x", 2), retry_on_lost=again))
+    head = await lab.client.submit_task(lab.task(lab.ledger.held("x"), retry_on_lost=again))
     await lab.running(head.id)
     kill_attempt(await lab.client.work(), head.id)
+    lab.ledger.let_go()
     over = await lab.client.wait_task(lab.scope, head.id, 120)
     assert (over.status, over.error_code, over.attempt) == (("succeeded", None, 2) if again else ("failed", "lost", 1))
 
@@ -262,8 +268,9 @@ async def test_after_a_reboot(lab):
 
 async def test_a_cancel_without_a_worker(lab):
     """With no worker alive the call itself ends task and program, for a job with its steps."""
-    task = await lab.client.submit_task(lab.task("sleep 606"))
-    job = await lab.client.submit_job(lab.job(["sleep 607", "true"], session="j"))
+    naps = nap(), nap()
+    task = await lab.client.submit_task(lab.task(naps[0]))
+    job = await lab.client.submit_job(lab.job([naps[1], "true"], session="j"))
     await lab.running(task.id)
     await until_step_runs(lab, job.id)
     lab.kill()
@@ -272,7 +279,7 @@ async def test_a_cancel_without_a_worker(lab):
     assert (await lab.client.task(lab.scope, task.id)).status == "canceled"
     over = await lab.client.job(lab.scope, job.id)
     assert (over.status, over.steps[0].status) == ("canceled", "canceled")
-    assert not alive("sleep 606", "sleep 607")
+    assert not alive(*naps)
     lab.start()
     assert (await done(lab, lab.task("true"))).status == "succeeded"
     assert (await lab.client.task(lab.scope, task.id)).status == "canceled"
@@ -280,25 +287,27 @@ async def test_a_cancel_without_a_worker(lab):
 
 async def test_a_workflow_ended_from_outside(lab):
     """Someone who cancels a workflow with the engine's own tools cancels the task."""
-    head = await lab.client.submit_task(lab.task("sleep 608"))
+    sleeps = nap()
+    head = await lab.client.submit_task(lab.task(sleeps))
     await lab.running(head.id)
     work = await lab.client.work()
     await asyncio.to_thread(work.queues.cancel, [head.id])
     over = await lab.client.wait_task(lab.scope, head.id, 60)
     assert over.status == "canceled"
-    assert not alive("sleep 608")
+    assert not alive(sleeps)
 
 
 async def test_leftovers_are_ended(lab):
     """A program whose task is over is ended by the next worker."""
-    head = await lab.client.submit_task(lab.task("sleep 609"))
+    sleeps = nap()
+    head = await lab.client.submit_task(lab.task(sleeps))
     await lab.running(head.id)
     lab.kill()
     work = await lab.client.work()
     table = work.tables.tasks
     work.database.change(lambda link: link.execute(table.update().values(status="canceled", finished_at=1)))
     lab.start()
-    await lab.until(lambda: not alive("sleep 609"))
+    await lab.until(lambda: not alive(sleeps))
 
 
 async def test_embedded_work_needs_no_worker_of_its_own(make_lab):
@@ -370,6 +379,11 @@ def kill_attempt(work, item):
     for pid in victims:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def nap():
+    """Return a command that sleeps for long, and is no other test's on this machine."""
+    return f"sleep 600.{secrets.randbelow(10**12):012d}"
 
 
 def alive(*commands):

@@ -43,7 +43,7 @@ async def test_a_dead_host_is_taken_over(hosts):
     """Its lease over, another host runs the task anew; the first program ended before the second began."""
     one, two = hosts("a", "b", lease_s=3.0)
     one.start()
-    script = BEATS.format(count=300, name="x", ledger=one.ledger.path)
+    script = BEATS.format(count=3000, name="x", ledger=one.ledger.path)
     head = await one.client.submit_task(one.task(script))
     first = await one.running(head.id)
     two.start()
@@ -63,12 +63,13 @@ async def test_a_host_that_comes_back_in_time_keeps_its_work(hosts):
     """Within its lease a host's next worker adopts what runs there, though another host is free."""
     one, two = hosts("a", "b", lease_s=60.0)
     one.start()
-    head = await one.client.submit_task(one.task(one.ledger.script("x", 6)))
+    head = await one.client.submit_task(one.task(one.ledger.held("x")))
     first = await one.running(head.id)
     two.start()
     await alive(two)
     one.kill()
     one.start()
+    one.ledger.let_go()
     over = await one.client.wait_task(one.scope, head.id, 120)
     assert (over.status, over.attempt, over.host) == ("succeeded", 1, first.host), one.said()
     assert one.ledger.begun() == {"x": 1}

@@ -1,11 +1,16 @@
 """What is over is forgotten whole: head, workflow, artifacts, run folders; what is not over stays."""
 
+import os
+import time
+
 import pytest
 
+from kdskills.jobs.attempts import shim
 from kdskills.jobs.database import micros, utc_now
 from kdskills.jobs.plan import step_task_id
 from kdskills.jobs.records import new_task
 from kdskills.jobs.retention import Retention
+from kdskills.jobs.roster import Roster
 
 DAY = 86_400_000_000
 
@@ -90,13 +95,66 @@ async def test_a_job_goes_with_its_steps(client, make, work, artifacts):
     assert await client.list_jobs(make.scope) == []
 
 
+def put_on(work, host):
+    """Let every task have run on a host."""
+    table = work.tables.tasks
+    work.database.change(lambda link: link.execute(table.update().values(host=host)))
+
+
+def silent(work, executor, host, days):
+    """Put a dead worker of a host into the roster, that was last heard of days ago."""
+    Roster(work).enter(executor, 5)
+    table = work.tables.workers
+    heard = micros(utc_now()) - round(days * DAY)
+    mine = table.update().where(table.c.executor == executor)
+    work.database.change(lambda link: link.execute(mine.values(host=host, state="dead", beat_at=heard)))
+
+
 async def test_another_hosts_folders_are_its_own(client, make, work, artifacts):
-    """What ran on another host is forgotten there, where its folders are."""
+    """What ran on another host is forgotten there, where its folders are, as long as that host is heard of."""
     head = await client.submit_task(make.task())
     age(work, head.id, 30)
-    table = work.tables.tasks
-    work.database.change(lambda link: link.execute(table.update().values(host="far")))
+    put_on(work, "far")
+    silent(work, "w", "far", 6)
     assert await Retention(work, artifacts).round() == 0
+    assert (await client.task(make.scope, head.id)).terminal
+
+
+async def test_what_ran_on_a_host_that_is_gone_goes_too(client, make, work, artifacts):
+    """A host that has been silent for as long as work is kept holds nothing back: machines of a pool come and go."""
+    old, young = await client.submit_task(make.task()), await client.submit_task(make.task())
+    age(work, old.id, 30)
+    age(work, young.id, 1)
+    put_on(work, "far")
+    silent(work, "w", "far", 8)
+    retention = Retention(work, artifacts)
+    assert [await retention.round() for _ in range(2)] == [0, 1]  # its worker is forgotten at the end of the first
+    assert [head.id for head in await client.list_tasks(make.scope)] == [young.id]
+
+
+async def test_folders_nobody_knows_of_go(client, make, work, artifacts):
+    """A host that comes back after its work was forgotten elsewhere removes old folders without a head, and no others."""
+    head = await client.submit_task(make.task())
+    runs, old = work.state_dir / "runs", time.time() - 8 * 86_400
+    for name in ("unknown-old", "unknown-young", "not ours", head.id):
+        (runs / name / "1").mkdir(parents=True)
+        if name != "unknown-young":
+            os.utime(runs / name, (old, old))
+    await Retention(work, artifacts).round()
+    assert sorted(path.name for path in runs.iterdir()) == sorted(["unknown-young", "not ours", head.id])
+
+
+async def test_a_living_attempt_is_not_swept_away(client, work, artifacts):
+    """An old folder something still lives in stays until that is ended."""
+    folder = work.state_dir / "runs" / "unknown" / "1"
+    folder.mkdir(parents=True)
+    lock = shim.take_lock(folder)
+    os.utime(folder.parent, (1, 1))
+    await Retention(work, artifacts).round()
+    assert folder.is_dir()
+    os.close(lock)
+    await Retention(work, artifacts).round()
+    assert not folder.parent.exists()
 
 
 async def test_a_round_that_was_killed_is_done_again(client, make, work, artifacts, monkeypatch):

@@ -94,9 +94,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """One worker for the tests of a file."""
     made = Place(tmp_path_factory.mktemp("work"))
     made.folder.chmod(0o755)
-    made.start_worker()
-    yield made
-    made.end()
+    try:
+        made.start_worker()
+        yield made
+    finally:
+        made.end()
 
 
 class Caller:

@@ -213,14 +213,14 @@ def test_everything_below_is_gone_at_the_end(folder, begin):
     def run():
         for _ in range(3):
             subprocess.Popen(words)
-        time.sleep(0.5)
         me = os.getppid()
+        until(lambda: len(below(me)) >= 1 + 3 * 4)
         shim.write_json(folder / "left", {"pids": [shim.identity(pid) for pid in below(me)]})
         return tells(folder)()
 
     ended(begin(run))
     known = shim.read_json(folder / "left")["pids"]
-    assert len(known) > 3
+    assert len(known) >= 13
     assert [one["pid"] for one in known if shim.lives(one)] == []
 
 

@@ -168,6 +168,16 @@ async def test_a_running_program_is_followed_to_its_end(bench, client):
     assert (over.status, over.exit_code, over.stdout_tail) == ("failed", 9, b"so far")
 
 
+async def test_what_was_ready_on_another_host_is_not_ready_here(bench, client):
+    """A task taken over begins anew: its first start stays, its readiness is that of the attempt it has now."""
+    bench.starter.scenes = [{"status": "infra_error", "error_code": "infra_error"}]
+    head = await client.submit_task(bench.make.task())
+    bench.put("task", head.id, status="running", attempt=1, host="far", executor="dead", started_at=5, ready_at=5)
+    over = await bench.run(head.id)
+    assert (over.status, over.attempt, over.host) == ("failed", 2, bench.work.host)
+    assert (over.started_at, over.ready_at) == (moment_of(5), None)
+
+
 async def test_a_released_task_is_only_the_holders_to_release(bench, client):
     """Letting go of a row is fenced: a worker that was given up takes nothing from the one that has it now."""
     head = await client.submit_task(bench.make.task())
