@@ -228,6 +228,21 @@ _ROWS: Final = (
         ui_allowed=True,
     ),
     Shipped(
+        "mcp.published",
+        "List what MCP clients see, and what is kept from them and why.",
+        "mcp:PUBLISHED",
+        scope="admin",
+        local=True,
+        reads=True,
+    ),
+    Shipped(
+        "mcp.accept",
+        "Accept the files that skills of an MCP server have now.",
+        "mcp:ACCEPT",
+        scope="admin",
+        local=True,
+    ),
+    Shipped(
         "codex.probe",
         "Find out what a Codex app-server really does, without a login or tokens.",
         "codex:CODEX_PROBE",

@@ -13,7 +13,7 @@ import typer
 from kdskills.app.resources import shipped_bundle
 from kdskills.doors.cli import bench as benchmarks
 from kdskills.doors.cli import codex as codex_output
-from kdskills.doors.cli import db, doors, jobs, show, token, tool, within, worker
+from kdskills.doors.cli import db, doors, jobs, mcp, show, token, tool, within, worker
 from kdskills.doors.cli.output import failing, lenient_streams, print_json
 from kdskills.doors.cli.within import Desk, ask
 from kdskills.hooks import NAME
@@ -355,7 +355,7 @@ def plugins_command(ctx: typer.Context, as_json: Json = False) -> None:
 
 
 app.command("serve")(doors.serve)
-app.command("mcp")(doors.mcp)
+app.add_typer(mcp.app, name="mcp")
 app.add_typer(token.app, name="token")
 app.add_typer(db.app, name="db")
 

@@ -1,0 +1,143 @@
+"""`mcp.published`: what MCP clients see and what is kept from them; `mcp.accept`: taking what a server changed (spec runtime §5)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from pydantic import Field
+
+from kdskills.app.identity import Identity
+from kdskills.app.operations.models import Finding, Input, Output
+from kdskills.app.operations.table import Context, Implementation
+from kdskills.errors import Conflict, NotFound
+from kdskills.skills.digest import rows_digest
+from kdskills.skills.far import ApprovedListing, SetChange
+
+if TYPE_CHECKING:
+    from kdskills.app.host import Host
+
+CHANGED: Final = "mcp_set_changed"
+
+
+class PublishedInput(Input):
+    """Whose view is published."""
+
+    project: str = Field("local", max_length=64, description="Project whose skills are served.")
+    agent: str = Field("local", max_length=128, description="Consumer that the policy of skills is asked for.")
+
+
+class PublishedSkill(Output):
+    """A skill as MCP clients see it."""
+
+    uri: str
+    full_id: str
+    files: int
+    size: int
+
+
+class PublishedOut(Output):
+    """What is published, sorted by uri; each diagnostic is a skill the consumer may use that is not, and why."""
+
+    project: str
+    agent: str
+    published: tuple[PublishedSkill, ...]
+    diagnostics: tuple[Finding, ...]
+
+
+async def published(host: Host, given: PublishedInput, context: Context) -> PublishedOut:
+    """Tell what a client of this project and agent is offered."""
+    publication = await host.publication(Identity(project=given.project, agent=given.agent), {})
+    entries, notes = await asyncio.to_thread(publication.entries)
+    return PublishedOut(
+        project=given.project,
+        agent=given.agent,
+        published=tuple(
+            PublishedSkill(
+                uri=entry.uri,
+                full_id=entry.full_id,
+                files=len(entry.files),
+                size=sum(file.size for file in entry.files),
+            )
+            for entry in entries
+        ),
+        diagnostics=tuple(Finding.of(note) for note in sorted(notes, key=lambda note: note.ref or "")),
+    )
+
+
+class AcceptInput(Input):
+    """Which server, and whether to say yes."""
+
+    server: str = Field(max_length=64, description="Label of the server in the setting `skill_roots`.")
+    dry_run: bool = Field(False, description="Only show what changed; accept nothing.")
+    digest: str | None = Field(
+        None, max_length=80, description="Accept only if this is the digest of all that waits, as a dry run showed it."
+    )
+
+
+class ChangedSkill(Output):
+    """A skill that waits for approval; paths are empty where the accepted files are not known one by one."""
+
+    full_id: str
+    uri: str
+    digest: str
+    known: bool
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+
+
+class AcceptOut(Output):
+    """What was accepted, or what waits; `digest` is that of all of it."""
+
+    server: str
+    digest: str
+    dry_run: bool
+    skills: tuple[ChangedSkill, ...]
+
+
+async def accept(host: Host, given: AcceptInput, context: Context) -> AcceptOut:
+    """Ask the server what it lists now, show what is not as it was accepted, and accept it unless told not to."""
+    return await asyncio.to_thread(_accept, host, given)
+
+
+def _accept(host: Host, given: AcceptInput) -> AcceptOut:
+    listing = _listing(host, given.server)
+    changes = listing.changes()
+    digest = rows_digest([(change.uri, change.digest) for change in sorted(changes, key=lambda one: one.uri)])
+    if given.digest is not None and given.digest != digest:
+        raise Conflict(f"what {given.server} changed is not what you looked at: look again", code=CHANGED)
+    if changes and not given.dry_run:
+        listing.accept(changes)
+    return AcceptOut(server=given.server, digest=digest, dry_run=given.dry_run, skills=tuple(map(_shown, changes)))
+
+
+def _listing(host: Host, label: str) -> ApprovedListing:
+    """Return the listing of a server, opened anew. Raises NotFound."""
+    known: list[str] = []
+    for uri in host.settings.skill_roots:
+        root = host.answers.open_skill_root(uri, host.settings.state_dir)
+        if root is not None and isinstance(root.listing, ApprovedListing):
+            if root.listing.label == label:
+                return root.listing
+            known.append(root.listing.label)
+    there = f"there are {', '.join(sorted(known))}" if known else "the setting skill_roots names none"
+    raise NotFound(f"no server is called {label!r}: {there}", code="mcp_server_unknown", server=label)
+
+
+def _shown(change: SetChange) -> ChangedSkill:
+    return ChangedSkill(
+        full_id=change.full_id,
+        uri=change.uri,
+        digest=change.digest,
+        known=change.known,
+        added=change.added,
+        removed=change.removed,
+        changed=change.changed,
+    )
+
+
+PUBLISHED = Implementation(PublishedInput, PublishedOut, ("no_bundle",), published)
+ACCEPT = Implementation(
+    AcceptInput, AcceptOut, ("mcp_server_unknown", "mcp_server_failed", CHANGED, "missing_extra"), accept
+)
