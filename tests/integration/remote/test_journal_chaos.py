@@ -74,6 +74,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"{top}/{name}"
 
 
+PATIENCE_S = 60.0
+LEASE_S = 12.0
+"""Long enough that a worker on a busy machine renews in time."""
+
+
 class Worker:
     """One worker's process."""
 
@@ -117,12 +122,12 @@ class Worker:
     def kill(self) -> None:
         """Kill it as the kernel would: nothing of its own runs any more."""
         self._child.send_signal(signal.SIGKILL)
-        self._child.wait(30)
+        self._child.wait(60)
 
     def stop(self) -> None:
         """End it, and close its pipes."""
         self._child.kill()
-        self._child.wait(30)
+        self._child.wait(60)
         for pipe in (self._child.stdin, self._child.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -157,7 +162,10 @@ def effects(tmp_path: Path) -> Callable[[], list[str]]:
 
 def test_fifty_calls_two_workers_fifty_effects(url, worker, effects) -> None:
     """Both workers hear of all fifty calls; each call has one effect, and both give the same fifty answers."""
-    workers = [worker("one", url=url, calls=50), worker("two", url=url, calls=50, backwards=True)]
+    workers = [
+        worker("one", url=url, calls=50, lease=PATIENCE_S),
+        worker("two", url=url, calls=50, lease=PATIENCE_S, backwards=True),
+    ]
     for one in workers:
         one.go()
     answers = [one.answers() for one in workers]
@@ -223,7 +231,7 @@ def test_killed_inside_an_idempotent_handler(url, worker, effects) -> None:
 def test_killed_between_claim_and_start(url, worker, effects) -> None:
     """Nothing ran: the call is taken over and run once, idempotent or not, by one of two that wait for it."""
     first = worker("first", url=url, stall=True, lease=2.0)
-    others = [worker(name, url=url) for name in ("second", "third")]
+    others = [worker(name, url=url, lease=PATIENCE_S) for name in ("second", "third")]
     first.go()
     first.hear("claimed")
     for one in others:
@@ -238,7 +246,7 @@ def test_killed_between_claim_and_start(url, worker, effects) -> None:
 
 def test_a_living_worker_is_not_taken_for_dead(url, worker, effects) -> None:
     """A handler runs for longer than its lease: it is renewed all the while, and nobody else runs or gives it up."""
-    first = worker("first", url=url, hang=True, lease=6.0)
+    first = worker("first", url=url, hang=True, lease=LEASE_S)
     second = worker("second", url=url)
     first.go()
     first.hear("inside")
@@ -247,7 +255,7 @@ def test_a_living_worker_is_not_taken_for_dead(url, worker, effects) -> None:
         (row,) = journal.calls("s")
         second.go()
         until = time.monotonic() + 60
-        while journal.get(row.key).lease_until < row.lease_until + 6.0:  # renewed past the first lease's end
+        while journal.get(row.key).lease_until < row.lease_until + LEASE_S:  # renewed past the first lease's end
             assert time.monotonic() < until
             time.sleep(0.05)
         assert (journal.get(row.key).state, effects()) == ("running", ["first 0"])
@@ -294,7 +302,7 @@ def test_a_worker_without_the_skill_does_not_refuse_first(url, worker, effects) 
 
 def test_four_workers_open_a_new_journal_and_race(url, worker, effects) -> None:
     """Many workers that start together make the tables once, and share twenty calls without a second effect."""
-    workers = [worker(f"w{number}", url=url, calls=20) for number in range(4)]
+    workers = [worker(f"w{number}", url=url, calls=20, lease=PATIENCE_S) for number in range(4)]
     for one in workers:
         one.go()
     for one in workers:

@@ -60,7 +60,7 @@ def test_eight_threads_on_one_facade(client, tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(600)
     assert failures == []
     assert [skill.name for skill in shared.list()] == ["ping"]
 
@@ -95,8 +95,9 @@ def test_a_thousand_calls_leave_nothing_behind(client, tmp_path):
     )
     session.dispatch_tool_call(tool="ping")
     opened = len(list(Path("/proc/self/fd").iterdir()))
+    others = set(threading.enumerate())  # idle threads of earlier tests may still be there
     for number in range(1000):
         assert session.dispatch_tool_call(tool="ping", arguments={"n": number}).result == f"pong {number}"
     assert len(list(Path("/proc/self/fd").iterdir())) <= opened
-    handlers = [one for one in threading.enumerate() if one.name == "kdskills-handler"]
+    handlers = [one for one in set(threading.enumerate()) - others if one.name == "kdskills-handler"]
     assert len(handlers) <= 16

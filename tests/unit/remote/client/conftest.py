@@ -103,7 +103,7 @@ class MemoryServer:
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """Wait for something to become true."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - what is watched are plain lists
                 await asyncio.sleep(0.001)
 

@@ -274,7 +274,7 @@ async def test_manual_dispatch_leaves_calls_alone(far, open_client):
     reader, other = client.stream.signals(THREAD), client.stream.signals("another")
     far.call()
     far.note("turn/started", turn={"id": "turn-1"})
-    first, second = await reader.next(30), await reader.next(30)
+    first, second = await reader.next(60), await reader.next(60)
     assert first.event_type == "app_server.request.item.tool.call"
     assert (second.event_type, second.signal_type) == ("app_server.notification.turn.started", "notification")
     assert len(far.heard) == 1
@@ -318,7 +318,7 @@ async def test_waiting_for_a_reply(far, open_client):
     assert (await client.wait.turn_status(THREAD, "turn-1"))["status"] == "inProgress"
     with pytest.raises(WaitTimeoutError):
         await client.wait.assistant_reply(THREAD, "turn-1", timeout_seconds=0.02)
-    waiting = asyncio.ensure_future(client.wait.assistant_reply(THREAD, sent["turnId"], timeout_seconds=30))
+    waiting = asyncio.ensure_future(client.wait.assistant_reply(THREAD, sent["turnId"], timeout_seconds=60))
     await asyncio.sleep(0)
     far.note("item/completed", turnId="turn-1", item={"type": "agentMessage", "text": "hello"})
     far.note("turn/completed", turn={"id": "turn-1", "status": "completed"})
@@ -330,7 +330,7 @@ async def test_the_servers_end_ends_waiting(far, open_client):
     """When the server dies in a turn, waiting says so instead of going on."""
     client = await open_client()
     await client.sessions.send_message(THREAD, "hi")
-    waiting = asyncio.ensure_future(client.wait.assistant_reply(THREAD, "turn-1", timeout_seconds=30))
+    waiting = asyncio.ensure_future(client.wait.assistant_reply(THREAD, "turn-1", timeout_seconds=60))
     await asyncio.sleep(0)
     await far.close()
     with pytest.raises(AppServerGone):

@@ -89,7 +89,7 @@ def test_memory_of_turns_is_bounded():
 async def test_waiting_ends_with_the_change_or_the_time():
     """`until` wakes on a change, and says False when the time is up."""
     threads = Threads()
-    waiting = asyncio.ensure_future(threads.until(lambda: threads.get("t").closings > 0, 30))
+    waiting = asyncio.ensure_future(threads.until(lambda: threads.get("t").closings > 0, 60))
     await asyncio.sleep(0)
     note(threads, "thread/closed")
     assert await waiting is True

@@ -166,7 +166,7 @@ def test_losers_wait_for_the_winner(journal, make_dispatcher, make_skill, make_c
 
     def slow() -> str:
         effects.append(1)
-        assert gate.wait(30)
+        assert gate.wait(60)
         return "parcel 7"
 
     skill = make_skill(slow)
@@ -326,7 +326,7 @@ def test_bad_arguments_are_answered_and_not_run(journal, make_dispatcher, make_s
 def test_handlers_learn_of_their_call(journal, make_dispatcher, make_skill, make_call) -> None:
     """`RemoteCall` has the key, the ids and the deadline; the model cannot pass one itself."""
     seen: list[RemoteCall] = []
-    skill = make_skill(lambda call, n: seen.append(call), call_parameter="call", deadline_seconds=5.0)
+    skill = make_skill(lambda call, n: seen.append(call), call_parameter="call", deadline_seconds=60.0)
     outcome = drive(make_dispatcher(journal).call(skill, make_call.strong(), {"n": 1, "call": "forged"}))
     assert outcome.handled, outcome.error
     (call,) = seen
@@ -430,7 +430,7 @@ def test_leases_are_renewed_while_a_handler_runs(sql_journal, make_dispatcher, m
 
     def long() -> str:
         first.append(sql_journal.get(key))
-        assert renewed.wait(30)
+        assert renewed.wait(60)
         return "done"
 
     dispatcher = make_dispatcher(Watched(), leases=leases)
@@ -452,6 +452,6 @@ def test_a_journal_that_fails_does_not_end_the_leases(make_call) -> None:
     leases = Leases(lease_s=1.0, renew_s=0.01)
     leases.hold(Away(), "k", "a")
     for _ in range(3):
-        assert tried.acquire(timeout=30)
+        assert tried.acquire(timeout=60)
     leases.close()
     leases.close()

@@ -223,7 +223,7 @@ def test_a_hanging_thread_keeps_its_slot(make_dispatcher, make_skill, make_call)
         target=lambda: drive(dispatcher.call(make_skill(hang, deadline_seconds=50.0), make_call.strong("c1"), None))
     )
     waiting.start()
-    assert began.wait(30)
+    assert began.wait(60)
     queued = make_skill(lambda: effects.append(1), deadline_seconds=0.05)
     outcome = drive(dispatcher.call(queued, make_call.strong("c2"), None))
     assert (outcome.state, text(outcome)) == (
@@ -246,7 +246,7 @@ def test_parallel_calls_run_at_once_up_to_the_bound(make_dispatcher, make_skill,
         with lock:
             inside += 1
             most = max(most, inside)
-        meet.wait(30)
+        meet.wait(60)
         with lock:
             inside -= 1
 
@@ -307,7 +307,7 @@ def test_threads_are_reused_and_daemons() -> None:
             done.set()
 
         threads.start(note)
-        assert done.wait(30)
+        assert done.wait(60)
         eventually(lambda: threads._idle == 1)
     assert len(set(names)) == 1
     assert names[0][1] is True
@@ -317,8 +317,8 @@ def test_threads_start_as_many_as_are_asked_for() -> None:
     """Functions that wait for one another all run."""
     threads, meet = Threads(), threading.Barrier(21)
     for _ in range(20):
-        threads.start(lambda: meet.wait(30) and None)
-    meet.wait(30)
+        threads.start(lambda: meet.wait(60) and None)
+    meet.wait(60)
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

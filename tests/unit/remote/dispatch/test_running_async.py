@@ -223,7 +223,7 @@ async def test_parallel_calls_meet(make_dispatcher, make_skill, make_call) -> No
         inside += 1
         if inside == 4:
             together.set()
-        await asyncio.wait_for(together.wait(), 30)
+        await asyncio.wait_for(together.wait(), 60)
 
     dispatcher = make_dispatcher(asynchronous=True, max_concurrency=4)
     skill = make_skill(handler)
@@ -256,7 +256,7 @@ async def test_a_handler_that_blocks_the_loop_does_not_stop_leases(
 
     async def blocks() -> str:
         began.append(sql_journal.get(key).lease_until)
-        assert renewed.wait(30)
+        assert renewed.wait(60)
         return "done"
 
     dispatcher = make_dispatcher(Watched(), asynchronous=True, leases=Leases(lease_s=30.0, renew_s=0.05))

@@ -35,7 +35,7 @@ def user(text: str) -> dict:
 def post(model: FakeResponses, body: bytes, path: str = "/v1/responses", **headers: str) -> tuple[int, bytes]:
     """Send a body and return status and answer."""
     host, port = model.base_url.removeprefix("http://").removesuffix("/v1").split(":")
-    line = http.client.HTTPConnection(host, int(port), timeout=30)
+    line = http.client.HTTPConnection(host, int(port), timeout=60)
     try:
         line.request("POST", path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         answer = line.getresponse()
@@ -150,7 +150,7 @@ def test_parallel_requests_do_not_wait_for_each_other(model):
 
     def brain(request):
         if request.get("slow"):
-            assert gate.wait(30)
+            assert gate.wait(60)
         return [say("done")]
 
     model.brain = brain
@@ -161,7 +161,7 @@ def test_parallel_requests_do_not_wait_for_each_other(model):
     assert post(model, b"{}")[0] == 200
     assert slow == []
     gate.set()
-    thread.join(30)
+    thread.join(60)
     assert slow[0][0] == 200
 
 
@@ -175,7 +175,7 @@ def test_kept_alive_connections_end_with_the_fake():
     """Closing ends connections clients keep open, and closing twice is harmless."""
     with FakeResponses() as model:
         host, port = model.base_url.removeprefix("http://").removesuffix("/v1").split(":")
-        line = http.client.HTTPConnection(host, int(port), timeout=30)
+        line = http.client.HTTPConnection(host, int(port), timeout=60)
         for _ in range(3):
             line.request("POST", "/v1/responses", b"{}")
             assert line.getresponse().read()

@@ -53,12 +53,12 @@ class Seen:
         self.ends += 1
 
     async def until(self, condition):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - the callbacks of a peer are plain functions
                 await asyncio.sleep(0)
 
     async def asked(self):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             return await self.pipe.sent.get()
 
 

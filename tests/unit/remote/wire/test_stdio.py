@@ -33,7 +33,7 @@ def alive(pid):
 
 async def gone(pid):
     """Wait until a process has ended."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while alive(pid):
         assert time.monotonic() < end, "the process lives on"
         await asyncio.sleep(0.02)
