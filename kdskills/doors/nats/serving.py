@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from contextlib import suppress
 from typing import Final
@@ -19,8 +18,6 @@ from kdskills.errors import OperatorMustAct
 _LOG = logging.getLogger("kdskills.nats")
 
 FLUSH_S: Final = 5
-START_S: Final = 30
-"""Seconds a bus has to answer when the gateway starts; one that goes away later is waited for as long as it takes."""
 
 
 class BusUnavailable(OperatorMustAct):
@@ -29,21 +26,16 @@ class BusUnavailable(OperatorMustAct):
     code = "bus_unavailable"
 
 
-async def serve(host: Host, url: str, *, start_s: float = START_S) -> None:
+async def serve(host: Host, url: str) -> None:
     """Answer commands and reads of the bus at *url* until cancelled.
 
-    A bus that goes away is waited for; commands are kept there.
-
-    Args:
-        host: What operations run on.
-        url: Where the bus is.
-        start_s: Seconds it has to answer at the start.
+    A bus that is not there yet, or goes away, is waited for, which the log tells; commands are kept there.
 
     Raises:
-        BusUnavailable: It cannot be reached at the start, or has no JetStream.
+        BusUnavailable: The address is none, or the bus has no JetStream.
         StreamsDisagree: Its streams cannot be used.
     """
-    connection = await _connected(url, start_s)
+    connection = await _connected(url)
     try:
         reads = await serve_reads(host, connection)
         try:
@@ -59,25 +51,15 @@ async def serve(host: Host, url: str, *, start_s: float = START_S) -> None:
         await connection.close()
 
 
-async def _connected(url: str, start_s: float) -> Client:
-    """Connect; from then on the client comes back by itself, however often the bus goes away. Raises BusUnavailable."""
-    said: list[Exception] = []
+async def _connected(url: str) -> Client:
+    """Connect, however long it takes, and come back however often the bus goes away. Raises BusUnavailable."""
 
     async def troubled(error: Exception) -> None:
-        said[:] = [error]
         _LOG.warning("the bus: %s", error)
 
     connection = Client()
     try:
-        async with asyncio.timeout(start_s):
-            await connection.connect(
-                url, name="kdskills", error_cb=troubled, max_reconnect_attempts=-1, connect_timeout=5
-            )
-    except asyncio.CancelledError:
-        await connection.close()
-        raise
+        await connection.connect(url, name="kdskills", error_cb=troubled, max_reconnect_attempts=-1, connect_timeout=5)
     except (NatsError, OSError, TimeoutError, ValueError) as error:
-        await connection.close()
-        why = said[0] if said and isinstance(error, TimeoutError) else error
-        raise BusUnavailable(f"the command bus at {without_secrets(url)} cannot be reached: {why}") from error
+        raise BusUnavailable(f"the command bus at {without_secrets(url)} cannot be reached: {error}") from error
     return connection
