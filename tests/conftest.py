@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,7 +58,7 @@ def _docker() -> str | None:
             except OSError as error:
                 return f"no docker engine answers: {error.strerror}"
     try:
-        client = docker.from_env(timeout=5)
+        client = docker.from_env(timeout=60)  # busy is not absent
     except DockerException as error:
         return f"no docker engine answers: {error}"
     try:
@@ -197,14 +197,26 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.skip(f"needs {service}: {reason}")
 
 
+def unused_port() -> int:
+    """Return a port of loopback nobody listens on, which stays free while its server is away.
+
+    The kernel hands out ports from 32768 on to whoever connects somewhere, so one of those may be taken before a server
+    binds it, or between two starts of one server.
+    """
+    for _ in range(1000):
+        port = 20_000 + secrets.randbelow(12_000)
+        with contextlib.suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no port of loopback is free")
+
+
 class Bus:
     """A NATS server of a test's own, with JetStream kept in files: it can be stopped, killed and started again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = unused_port()
         self.url = f"nats://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -238,6 +250,12 @@ def bus(tmp_path: Path) -> Iterator[Bus]:
     made.start()
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """Return a giver of ports for servers that are stopped and started again."""
+    return unused_port
 
 
 @pytest.fixture

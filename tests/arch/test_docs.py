@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+pytestmark = pytest.mark.timeout(400)
 KNOWN = {"python", "console", "text", "yaml", "json", "markdown", "toml", "xml", "ini", "html", "dockerfile"}
 
 
@@ -80,7 +81,7 @@ def test_python_examples_run(page: Path, place: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=300,
     )
     assert run.returncode == 0, run.stderr[-3000:]
 
@@ -106,7 +107,7 @@ def test_console_examples_run(page: Path, place: Path) -> None:
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=100,
+                timeout=300,
             )
             printed = run.stdout + run.stderr
             assert matches(expected, printed) or not expected.strip(), f"line {example.line}: {command}\n{printed}"

