@@ -64,7 +64,8 @@ class JobsClient:
         """Close the connections; what could not be opened has none."""
         if self._opening is not None:
             opening, self._opening = self._opening, None
-            await asyncio.wait([opening])
+            if not opening.done():  # one that is may be of an event loop that is gone
+                await asyncio.wait([opening])
             if not opening.cancelled() and opening.exception() is None:
                 await asyncio.to_thread(opening.result().close)
 

@@ -283,6 +283,16 @@ async def test_closing_what_could_not_be_opened(tmp_path):
     await client.aclose()
 
 
+def test_a_client_outlives_the_loop_that_opened_it(place, make):
+    """Calls from one event loop after the other share the opened place, and the last may close it."""
+    client = JobsClient(f"sqlite:///{place / 'work.db'}", place)
+    head = asyncio.run(client.submit_task(make.task()))
+    assert asyncio.run(client.task(make.scope, head.id)) == head
+    asyncio.run(client.aclose())
+    assert asyncio.run(client.task(make.scope, head.id)) == head
+    asyncio.run(client.aclose())
+
+
 async def test_a_job_is_checked_before_it_is_kept(client, make):
     """Steps that are no graph leave nothing behind."""
     with pytest.raises(BadRequest):
