@@ -1,8 +1,10 @@
-"""What this process has to let its children tell it: how they ended (spec execution §5)."""
+"""What children take over from this process: whether it hears of their end, and its own limits (spec execution §3, §5)."""
 
 from __future__ import annotations
 
+import resource
 import signal
+from collections.abc import Mapping
 
 from kdskills.errors import ExecRefused
 
@@ -22,3 +24,16 @@ def require_endings(engine: str) -> None:
             " with SIGCHLD at its default, such as by env --default-signal=CHLD kdskills",
             engine=engine,
         )
+
+
+def within_ours(bounds: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """Return (soft, hard) *bounds* by short name, none above what this process itself may have.
+
+    A child inherits our hard limits and nothing but privilege raises them, so a wider bound would be refused; the
+    narrower one that is in force keeps what was promised.
+    """
+    kept = {}
+    for name, (soft, hard) in bounds.items():
+        most = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
+        kept[name] = (soft, hard) if most == resource.RLIM_INFINITY else (min(soft, most), min(hard, most))
+    return kept

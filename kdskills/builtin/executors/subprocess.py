@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 from kdskills.errors import ExecRefused, RootChanged, RootMissing
 from kdskills.execution.check import Plan, check_request, require_limits
-from kdskills.execution.children import require_endings
+from kdskills.execution.children import require_endings, within_ours
 from kdskills.execution.choose import require_consent
 from kdskills.execution.code_run import MAX_REPORT, apply_report
 from kdskills.execution.collect import Collection, collect, new_collection
@@ -188,10 +188,21 @@ class LocalRun:
             return
         channel.started()
         self._process = process
-        for name, bounds in rlimits(self.plan.request.limits).items():
+        try:
+            self._pump = self._bounded(process, channel)
+        except BaseException:  # raised again: a program nobody watches does not go on
+            self._end(signal.SIGKILL)
+            process.communicate()
+            channel.close()
+            raise
+        threading.Thread(target=self._watch, args=(self._pump, started), name="kdskills-local", daemon=True).start()
+
+    def _bounded(self, process: subprocess.Popen[bytes], channel: _Channel) -> Pump:
+        """Bound the program that was just started, and return what watches it."""
+        for name, bounds in within_ours(rlimits(self.plan.request.limits)).items():
             with contextlib.suppress(ProcessLookupError):  # it was that quick
                 resource.prlimit(process.pid, LIMITS[name], bounds)
-        self._pump = Pump(
+        return Pump(
             pidfd=os.pidfd_open(process.pid),
             outputs=[
                 (_take(process.stdout), self._stdout.feed),
@@ -203,7 +214,6 @@ class LocalRun:
             terminate=lambda: self._end(signal.SIGTERM),
             kill=lambda: self._end(signal.SIGKILL),
         )
-        threading.Thread(target=self._watch, args=(self._pump, started), name="kdskills-local", daemon=True).start()
 
     def _watch(self, pump: Pump, started: float) -> None:
         """Drive the pump to the end, collect, and hand over the result. Runs in a thread of its own."""
@@ -316,6 +326,7 @@ class _Channel:
         """Close what the program has now."""
         for fd in self.theirs:
             os.close(fd)
+        self.theirs = ()
 
     def close(self) -> None:
         """Close everything: nothing was started."""

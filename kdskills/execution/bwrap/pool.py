@@ -31,6 +31,7 @@ from kdskills.execution.bwrap.stand import (
     memory_file,
 )
 from kdskills.execution.cgroup import Leaf
+from kdskills.execution.children import within_ours
 from kdskills.execution.request import ExecRequest, Limits
 
 KEEP_S = 300.0
@@ -95,6 +96,7 @@ def build_order(job: Job, fds: tuple[int, int], *, memory_by_rlimit: bool, nproc
     plan, bounds = job.plan, rlimits(job.limits, memory=memory_by_rlimit)
     if nproc:
         bounds["nproc"] = (job.limits.pids + 1,) * 2
+    bounds = within_ours(bounds)
     argv = None if job.payload is not None and not plan.env else list(job.argv(*fds))
     env = {**dict(DEFAULT_ENV), **dict(plan.env)}
     order = {

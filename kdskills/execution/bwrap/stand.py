@@ -13,6 +13,7 @@ from kdskills.execution.bwrap.args import Fds, Launcher, command_line, rlimit_wo
 from kdskills.execution.bwrap.box import Box, BoxFailed, Pipes, launch
 from kdskills.execution.cgroup import CgroupParent, Leaf
 from kdskills.execution.check import Plan
+from kdskills.execution.children import within_ours
 from kdskills.execution.lifecycle import RunRecords, leaf_name
 from kdskills.execution.request import ExecRequest, Limits
 
@@ -81,7 +82,7 @@ def stand(ground: Ground, job: Job, stack: ExitStack) -> Standing:
     pipes = Pipes.make(code=job.payload is not None)
     stack.callback(pipes.close)
     leaf = make_leaf(ground, job.limits, stack)
-    bounds = rlimit_words(rlimits(job.limits, memory=ground.cgroups is None))
+    bounds = rlimit_words(within_ours(rlimits(job.limits, memory=ground.cgroups is None)))
     argv = job.argv(pipes.theirs.get("payload", -1), pipes.theirs.get("report", -1))
     with ExitStack() as held:  # the launcher's copies of what it only reads; ours are closed once it has them
         seccomp = memory_file(held, ground.seccomp)

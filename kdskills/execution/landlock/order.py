@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from kdskills.execution.check import Plan
+from kdskills.execution.children import within_ours
 from kdskills.execution.container import rlimits
 from kdskills.execution.landlock.abi import PROC_FILES, PROC_FOLDERS, READ, READ_FILE, Rule, handled, library_folders
 from kdskills.execution.local_tree import RunFolder
@@ -70,7 +71,7 @@ def build_order(
         "env": environment(wall.tree, plan, folder),
         "cwd": host_place(plan.cwd, places, folder.work),
         "uid": uid,
-        "limits": bounds,
+        "limits": within_ours(bounds),
         "ruleset": wanted.attr().hex(),
         "rules": [(rule.path, rule.access) for rule in rules],
         "proc": [(name, READ if name in PROC_FOLDERS else READ_FILE) for name in (*PROC_FILES, *PROC_FOLDERS)],

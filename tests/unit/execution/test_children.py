@@ -1,5 +1,6 @@
-"""Where the kernel throws away how programs end, none is run (spec execution §5)."""
+"""What children take over from this process: whether it hears of their end, and its limits (spec execution §3, §5)."""
 
+import resource
 import signal
 
 import pytest
@@ -9,8 +10,9 @@ from kdskills.builtin.executors.landlock import LandlockExecutor
 from kdskills.builtin.executors.srt import SrtExecutor
 from kdskills.builtin.executors.subprocess import SubprocessExecutor
 from kdskills.errors import ExecRefused
-from kdskills.execution.children import require_endings
+from kdskills.execution.children import require_endings, within_ours
 from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.owner import process_start
 from kdskills.execution.request import ExecRequest
 
 
@@ -41,3 +43,39 @@ async def test_every_engine_of_this_host_refuses(ignoring, tmp_path, engine):
         await made.run(ExecRequest(argv=("true",), profile=profile))
     assert (caught.value.who, caught.value.details["engine"]) == ("operator", made.name)
     assert "env --default-signal=CHLD" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("most", "asked", "kept"),
+    [
+        (resource.RLIM_INFINITY, (10, 11), (10, 11)),
+        (100, (10, 11), (10, 11)),
+        (11, (10, 11), (10, 11)),
+        (10, (10, 11), (10, 10)),
+        (5, (10, 11), (5, 5)),
+        (0, (0, 0), (0, 0)),
+    ],
+)
+@pytest.mark.parametrize("name", ["core", "nofile", "fsize", "cpu", "as", "nproc"])
+def test_no_bound_is_wider_than_our_own(monkeypatch, name, most, asked, kept):
+    """A child cannot have more than we may have; what it asked for below that it gets."""
+    wanted = getattr(resource, f"RLIMIT_{name.upper()}")
+    monkeypatch.setattr(resource, "getrlimit", lambda number: (0, most) if number == wanted else None)
+    assert within_ours({name: asked}) == {name: kept}
+
+
+async def test_a_program_that_cannot_be_bounded_does_not_go_on(monkeypatch, tmp_path):
+    """Whatever fails between its start and its watching ends it, and leaves no folder."""
+    engine = SubprocessExecutor(ExecutionOptions(state_dir=tmp_path, cache_dir=tmp_path, allow_unisolated=True))
+    started = []
+
+    def refuse(pid, *_):
+        started.append(pid)
+        raise PermissionError("no")
+
+    monkeypatch.setattr(resource, "prlimit", refuse)
+    for request in ({"argv": ("sleep", "600")}, {"code": "import time; time.sleep(600)"}):
+        with pytest.raises(PermissionError):
+            await engine.run(ExecRequest(profile="unsafe-local", **request))
+    assert [process_start(pid) for pid in started] == [None, None]
+    assert list((tmp_path / "local-runs").iterdir()) == []
