@@ -13,10 +13,11 @@ import pytest
 
 from kdskills.remote import AsyncCodexClient, CodexClient
 from kdskills.remote.labmodel import tool_outputs
-from kdskills.remote.ports import AppServerGone
+from kdskills.remote.ports import AppServerGone, ServerProfile
 from kdskills.testing.app_server import listening
 
 PATIENCE_S = 60.0
+PROVEN = ServerProfile(name="0.169", reload=True, materialise=("name_set",), rewind="revert", context=True, probed=True)
 WRAPPED = '!call kdskills_call {"skill": "ship", "arguments": {}}'
 
 
@@ -191,3 +192,33 @@ def test_a_server_that_cannot_be_started_again(lab, tmp_path):
 
         wait_until(lambda: "given up" in told(), "the end of the attempts")
         assert "cannot be started" in told()
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one journal", "two journals"])
+async def test_two_clients_change_one_thread(url, lab, shared):
+    """Whoever loses is told so; the thread stays whole, and who is left alone has the catalog it wants."""
+    async with connected(url, lab, profile=PROVEN) as (client, session, slow):
+        slow.go.set()
+        await session.send_and_handle("!say begin", timeout_seconds=PATIENCE_S)
+        reports = []
+
+        async def change(one, name):
+            for number in range(3):
+                one.register(f"{name}_{number}", slow.ship)
+                reports.append((await one.prepare_catalog())["status"])
+
+        state = lab.state if shared else lab.state / "other"
+        async with await AsyncCodexClient.connect(url, state=state, profile=PROVEN) as second:
+            other = second.remote_skills.session(session.session_id)
+            await asyncio.gather(change(session, "mine"), change(other, "theirs"))
+        assert set(reports) <= {"ok", "noop", "deferred", "failed"}
+        session.register("last", slow.ship)
+        async with asyncio.timeout(PATIENCE_S):
+            while (await session.prepare_catalog())["status"] not in ("ok", "noop"):
+                pass  # the server has not noticed yet that the other one left
+        done = await session.send_and_handle("!call last {}", timeout_seconds=PATIENCE_S)
+        path = Path((await client.sessions.get(session.session_id))["session"]["path"])
+    assert (done.status, done.assistant_reply["text"]) == ("completed", "shipped")
+    assert lab.shown() == ["last", "mine_0", "mine_1", "mine_2", "ship"]
+    beside = [one.name for one in path.parent.iterdir() if one != path]
+    assert beside in ([], [f"{path.name}.kdskills.lock"])

@@ -364,3 +364,13 @@ async def test_spawn_refuses_unknown_words(tmp_path):
     with pytest.raises(BadRequest):
         await AsyncAppServerClient.spawn(home=tmp_path / "home", strategy="magic")
     assert not (tmp_path / "home").exists()
+
+
+async def test_a_home_that_cannot_be_made(tmp_path):
+    """A home the disk does not have is told as one, before anything is started."""
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(AppServerGone, match="cannot be a home: Not a directory") as told:
+        await AsyncAppServerClient.spawn(home=tmp_path / "file" / "home", binary="/bin/false")
+    assert told.value.details["home"] == str(tmp_path / "file" / "home")
+    with pytest.raises(AppServerGone, match="cannot be a home"):
+        await AsyncAppServerClient.spawn(home=tmp_path / "file", binary="/bin/false")
