@@ -22,7 +22,7 @@ from kdskills.models.cassette import read_cassette
 from kdskills.solver import ReactSolver, SolverSettings, SolverSystem, TurnResult
 from kdskills.solver.transcript import read_transcript
 
-pytestmark = [pytest.mark.needs("llama"), pytest.mark.xdist_group("llama"), pytest.mark.timeout(170)]
+pytestmark = [pytest.mark.needs("llama"), pytest.mark.xdist_group("llama"), pytest.mark.timeout(400)]
 
 WINDOW = 4096
 REQUESTS = {"hello": "Greet Ada in French.", "press": "Which New York airport kept its passengers waiting longest?"}
