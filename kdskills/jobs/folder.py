@@ -19,5 +19,6 @@ def state_folder(path: Path) -> Path:
         return private_dir(path)
     except OSError as error:
         raise DatabaseUnavailable(
-            f"the database's folder {path} cannot be made: {error.strerror}", path=str(path)
+            f"the database's folder {path} cannot be made: {error.strerror}; the setting state_dir names another",
+            path=str(path),
         ) from error

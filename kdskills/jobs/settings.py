@@ -13,11 +13,22 @@ KIB: Final = 1024
 DAY_S: Final = 86_400.0
 
 
+NO_HOME: Final = Path("/nonexistent")
+"""Home of accounts that have none, as systems write it: what must be kept there is refused when it is made."""
+
+
 def user_state_dir() -> Path:
-    """Return the folder of this account's durable state: `$XDG_STATE_HOME/kdskills`, else `~/.local/state/kdskills`."""
-    given = os.environ.get("XDG_STATE_HOME")
-    top = Path(given) if given and Path(given).is_absolute() else Path.home() / ".local" / "state"
-    return top / "kdskills"
+    """Return the folder of this account's durable state: `$XDG_STATE_HOME/kdskills`, else `~/.local/state/kdskills`.
+
+    An account without a home, as containers have them, gets a folder that cannot be made: it can do all that keeps nothing.
+    """
+    given = os.environ.get("XDG_STATE_HOME", "")
+    if given.startswith("/"):
+        return Path(given) / "kdskills"
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - no raise
+    if not home.is_absolute():
+        home = Path("/root") if os.geteuid() == 0 else NO_HOME
+    return home / ".local" / "state" / "kdskills"
 
 
 class JobsSettings(BaseModel):

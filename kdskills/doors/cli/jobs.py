@@ -45,8 +45,7 @@ def list_work(ctx: typer.Context, status: Status = None, limit: Limit = 20, as_j
     with failing(as_json=as_json):
         jobs, tasks = run(ctx, both)
         if as_json:
-            print_json(jobs)
-            print_json(tasks)
+            print_json(jobs, tasks)
             return
         rows = [_job_row(row) for row in jobs.model_dump()["jobs"]]
         rows += [_task_row(row) for row in tasks.model_dump()["tasks"] if row["job_id"] is None]

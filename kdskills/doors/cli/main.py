@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,8 +14,10 @@ from kdskills.app.resources import shipped_bundle
 from kdskills.doors.cli import bench as benchmarks
 from kdskills.doors.cli import codex as codex_output
 from kdskills.doors.cli import db, doors, jobs, mcp, show, token, tool, within, worker
-from kdskills.doors.cli.output import failing, lenient_streams, print_json
+from kdskills.doors.cli.output import failing, print_json
+from kdskills.doors.cli.streams import steady_streams
 from kdskills.doors.cli.within import Desk, ask
+from kdskills.errors import BadRequest
 from kdskills.hooks import NAME
 
 if TYPE_CHECKING:
@@ -390,9 +392,28 @@ def _host() -> Host | None:
     return Host()
 
 
+#: What typer raises for a call it does not understand; of its errors it gives away only those derived from this one.
+_Usage: Final[Any] = typer.BadParameter.__base__
+
+
 def main() -> None:
     """Run the command line; plugins may add commands."""
-    lenient_streams()
-    with failing(as_json="--json" in sys.argv):
-        cli = build_cli(_host())
-    cli()
+    steady_streams()
+    as_json = "--json" in sys.argv
+    with failing(as_json=as_json):
+        try:
+            _run(build_cli(_host()), as_json=as_json)
+        finally:
+            sys.stdout.flush()
+
+
+def _run(cli: typer.Typer, *, as_json: bool) -> None:
+    """Run *cli*; who asks for JSON gets a wrong call in JSON, too, instead of the usage."""
+    if not as_json:
+        cli()
+        return
+    try:
+        code = cli(standalone_mode=False)
+    except _Usage as error:
+        raise BadRequest(error.format_message() or "words are missing: see --help", code="usage") from None
+    raise SystemExit(code if isinstance(code, int) else 0)

@@ -5,15 +5,16 @@ Every command imports this module, also those that print JSON or their help: wha
 
 from __future__ import annotations
 
-import io
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from kdskills.errors import KdskillsError
+from kdskills.doors.cli.streams import give_up, reader_left
+from kdskills.errors import KdskillsError, OperatorMustAct, UserMustAct
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Exit codes, documented in docs/reference/cli.md: who must act decides.
 EXIT_OK, EXIT_NEGATIVE, EXIT_USAGE, EXIT_AUTHOR, EXIT_OPERATOR = 0, 1, 2, 3, 4
+#: As shells have it for what Ctrl-C ended.
+EXIT_INTERRUPTED = 130
 EXITS = {
     "caller": EXIT_USAGE,
     "model": EXIT_USAGE,
@@ -37,29 +40,37 @@ SURROGATE = re.compile(r"[\ud800-\udfff]")
 STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
 
+class SystemRefused(OperatorMustAct):
+    """The system refused something that a command needs: a full disk, a folder without rights, a stream that takes nothing."""
+
+    code = "system_refused"
+
+
+class Interrupted(UserMustAct):
+    """Somebody pressed Ctrl-C."""
+
+    code = "interrupted"
+
+
 def console(*, stderr: bool = False) -> Console:
     """Return a console for stdout, or stderr; it honours NO_COLOR and plain pipes."""
-    from rich.console import Console
+    from kdskills.doors.cli.terminal import Terminal
 
-    return Console(stderr=stderr, highlight=False)
-
-
-def lenient_streams() -> None:
-    """Let stdout and stderr write what their encoding lacks as escapes, whatever the locale."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    return Terminal(stderr=stderr, highlight=False)
 
 
-def print_json(value: BaseModel) -> None:
-    """Print an answer as JSON; bytes of a path that are no UTF-8 become U+FFFD."""
+def print_json(*answers: BaseModel) -> None:
+    """Print an answer as one JSON document, several as the fields of all; bytes of a path that are no UTF-8 become U+FFFD."""
     from pydantic_core import PydanticSerializationError
 
     try:
-        text = value.model_dump_json(indent=2)
+        texts = [answer.model_dump_json(indent=2) for answer in answers]
     except PydanticSerializationError:  # a lone surrogate somewhere: JSON is text, and that is none
-        text = json.dumps(_as_text(value.model_dump()), indent=2, ensure_ascii=False)
-    sys.stdout.write(text + "\n")
+        texts = [json.dumps(_as_text(answer.model_dump()), ensure_ascii=False) for answer in answers]
+    if len(texts) > 1 or not texts[0].startswith("{\n"):
+        fields = {name: value for text in texts for name, value in json.loads(text).items()}
+        texts = [json.dumps(fields, indent=2, ensure_ascii=False)]
+    sys.stdout.write(texts[0] + "\n")
 
 
 def _as_text(value: object) -> object:
@@ -74,21 +85,54 @@ def _as_text(value: object) -> object:
 
 @contextmanager
 def failing(*, as_json: bool) -> Iterator[None]:
-    """Turn an error into one clear line, or its JSON form, and the exit code of who must act."""
+    """Turn an error into one clear line, or its JSON form, and the exit code of who must act.
+
+    What the system refuses and nobody foresaw is the operator's; a reader that leaves early is no error.
+    """
     try:
         yield
     except KdskillsError as error:
+        _end(error, EXITS.get(error.who, EXIT_USAGE), as_json=as_json)
+    except BrokenPipeError as error:
+        if not any(reader_left(stream) for stream in (sys.stdout, sys.stderr)):
+            _end(SystemRefused(_words(error)), EXIT_OPERATOR, as_json=as_json)
+        give_up(sys.stdout)
+        give_up(sys.stderr)
+        raise SystemExit(EXIT_OK) from None
+    except OSError as error:
+        _end(SystemRefused(_words(error)), EXIT_OPERATOR, as_json=as_json)
+    except KeyboardInterrupt:
+        _end(Interrupted("it was interrupted, and stopped"), EXIT_INTERRUPTED, as_json=as_json)
+
+
+def _words(error: OSError) -> str:
+    place = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+    return f"the system refuses: {place}{error.strerror or error}"
+
+
+def _end(error: KdskillsError, code: int, *, as_json: bool) -> NoReturn:
+    """Tell of an error, and end with *code*; where standard output takes nothing, standard error is told."""
+    try:
         if as_json:
             sys.stdout.write(json.dumps(_as_text(error.to_json()), ensure_ascii=False) + "\n")
-        else:
-            from rich.text import Text
+        sys.stdout.flush()
+        told = as_json
+    except OSError:
+        give_up(sys.stdout)
+        told = False
+    if not told:
+        _say(error)
+    raise SystemExit(code) from None
 
-            said = Text.assemble((f"{error.code}: ", "bold red"), one_line(error.message))
-            console(stderr=True).print(said, soft_wrap=True)
-        raise SystemExit(EXITS.get(error.who, EXIT_USAGE)) from None
-    except BrokenPipeError:
-        sys.stderr.close()
-        raise SystemExit(EXIT_OK) from None
+
+def _say(error: KdskillsError) -> None:
+    from rich.text import Text
+
+    try:
+        said = Text.assemble((f"{error.code}: ", "bold red"), one_line(error.message))
+        console(stderr=True).print(said, soft_wrap=True)
+    except OSError:  # nobody can be told anything; the exit code is left
+        give_up(sys.stderr)
 
 
 def table(*columns: str) -> Table:

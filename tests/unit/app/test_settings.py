@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -121,3 +123,37 @@ def test_the_key_of_e2b_is_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         9,
     )
     assert [text for text in (repr(settings), repr(options), settings.model_dump_json()) if secret in text] == []
+
+
+@pytest.fixture
+def nobody(monkeypatch):
+    """An account without an entry in the system's list and without variables, as containers have them."""
+
+    def missing(uid):
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", missing)
+    for name in ("HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_an_account_without_a_home_has_settings(nobody):
+    """Settings can be read; the state folder is one that cannot be made, never one below the working folder."""
+    nobody.setattr(os, "geteuid", lambda: 54321)
+    assert Settings().state_dir == Path("/nonexistent/.local/state/kdskills")
+    nobody.setenv("HOME", "relative")
+    assert Settings().state_dir == Path("/nonexistent/.local/state/kdskills")
+    nobody.setattr(os, "geteuid", lambda: 0)
+    assert Settings().state_dir == Path("/root/.local/state/kdskills")
+
+
+def test_variables_place_the_state_of_an_account_without_a_home(nobody):
+    """An absolute `XDG_STATE_HOME` counts, a relative one does not, and the setting beats both."""
+    nobody.setattr(os, "geteuid", lambda: 54321)
+    nobody.setenv("XDG_STATE_HOME", "/srv/state")
+    assert Settings().state_dir == Path("/srv/state/kdskills")
+    nobody.setenv("XDG_STATE_HOME", "state")
+    assert Settings().state_dir == Path("/nonexistent/.local/state/kdskills")
+    nobody.setenv("KDSKILLS_STATE_DIR", "/srv/other")
+    assert Settings().state_dir == Path("/srv/other")
