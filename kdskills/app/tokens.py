@@ -200,6 +200,16 @@ class Tokens:
         token = _token(row)
         return token if token.valid(self._clock()) else None
 
+    async def going(self, token_id: str) -> bool:
+        """Whether the token with this public id opens anything now; for what goes on long after its request was let in."""
+        table = self._tables.tokens
+
+        def ask(link: sa.Connection) -> Mapping[Any, Any] | None:
+            return link.execute(table.select().where(table.c.id == token_id)).mappings().first()
+
+        row = await self._database.read(ask)
+        return row is not None and _token(row).valid(self._clock())
+
     async def authenticate(self, text: str) -> Identity | None:
         """Return who a caller with this token is; None for a token that is unknown, wrong, expired or revoked."""
         token = await self.find(text)

@@ -138,8 +138,10 @@ class Watch(Generic[F]):
             patience = quiet if seen is not None else None
             if seen is not None:
                 patience = min(quiet, end - now)
-            await asyncio.wait({waiting, self.task}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
+            try:
+                await asyncio.wait({waiting, self.task}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            finally:  # also when the listener leaves: nobody would end it then
+                waiting.cancel()
 
     async def _run(self) -> None:
         while True:

@@ -21,7 +21,12 @@ RETRY: Final = b"retry: 2000\n\n"
 WAITING_STILL: Final = b": waiting\n\n"
 """A comment, which keeps what lies between from closing a quiet connection."""
 
+CHECK_S: Final = 10.0
+"""Seconds between two looks whether the reader may still read: a token that is revoked ends its streams, too."""
+
 T = TypeVar("T")
+Allowed = Callable[[], Awaitable[None]]
+"""Returns while the reader may go on, and raises a KdskillsError then."""
 Watch = Callable[[Emit], Awaitable[BaseModel]]
 
 
@@ -58,21 +63,35 @@ def stream_of(pieces: AsyncIterator[bytes]) -> StreamingResponse:
     return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
 
 
-async def told(watch: Watch, drain: Drain) -> AsyncIterator[bytes]:
+async def told(
+    watch: Watch, drain: Drain, allowed: Allowed | None = None, *, check_s: float = CHECK_S
+) -> AsyncIterator[bytes]:
     """Run *watch* and give its events, then `end` with its answer; a service that stops ends the stream before.
 
     A reader who leaves ends the watch. Errors are an event of their own, with the words of every door.
+
+    Args:
+        watch: Tells its events.
+        drain: Knows whether the service is being stopped.
+        allowed: Asked at intervals, so that nobody reads on with a token that was revoked.
+        check_s: Seconds between two such questions.
     """
     queue: asyncio.Queue[BaseModel] = asyncio.Queue(WAITING)
+    clock = asyncio.get_running_loop().time
     with drain.told() as stopping:
         running: asyncio.Future[BaseModel] = asyncio.ensure_future(watch(queue.put_nowait))
         stopped = asyncio.ensure_future(stopping.wait())
         getting = asyncio.ensure_future(queue.get())
+        checked = clock()
         try:
             yield RETRY
             while not stopped.done():
                 waiting: list[asyncio.Future[Any]] = [getting, running, stopped]
-                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                patience = None if allowed is None else max(0.0, checked + check_s - clock())
+                await asyncio.wait(waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if allowed is not None and clock() >= checked + check_s:
+                    checked = clock()
+                    await allowed()
                 if getting.done():
                     yield _event(getting.result())
                     getting = asyncio.ensure_future(queue.get())
@@ -81,6 +100,8 @@ async def told(watch: Watch, drain: Drain) -> AsyncIterator[bytes]:
                         yield _event(queue.get_nowait())
                     yield _end(running)
                     return
+        except KdskillsError as error:
+            yield failed(error)
         finally:
             tasks: tuple[asyncio.Future[Any], ...] = (running, stopped, getting)
             for task in tasks:

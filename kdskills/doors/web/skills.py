@@ -15,6 +15,7 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from pydantic import Field
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect
 
 from kdskills.app import Host
 from kdskills.app.identity import Identity
@@ -199,10 +200,24 @@ async def _form(request: Request) -> FormData:
     if kind.partition(";")[0].strip().lower() != "multipart/form-data":
         raise BadRequest("send the archive as multipart/form-data", code="unsupported_media_type")
     parser = MultiPartParser(request.headers, request.stream(), max_files=1, max_fields=4, max_part_size=1024)
+    form: FormData | None = None
     try:
-        return await parser.parse()
+        form = await parser.parse()
+    except ClientDisconnect:
+        raise BadRequest("the request ended before its body did") from None
     except (MultiPartException, UnicodeError, KeyError) as error:
         raise BadRequest(f"the form cannot be read: {getattr(error, 'message', 'it is broken')}") from None
+    finally:
+        _close_others(parser, form)
+    return form
+
+
+def _close_others(parser: MultiPartParser, form: FormData | None) -> None:
+    """Close files of parts that never ended: the parser forgets them unless it was the form that was wrong."""
+    kept = [value.file for value in form.values() if isinstance(value, UploadFile)] if form is not None else []
+    for file in getattr(parser, "_files_to_close_on_error", ()):
+        if not any(file is one for one in kept):
+            file.close()
 
 
 def _fields(form: FormData) -> tuple[UploadFile, bool]:

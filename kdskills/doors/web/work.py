@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Annotated, Any, Final, Literal
@@ -10,6 +11,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
 
 from kdskills.app import Host
+from kdskills.app.authentication import Unauthenticated
 from kdskills.app.identity import Identity
 from kdskills.app.operations import Context
 from kdskills.app.operations.calling import require_allowed, validated
@@ -17,7 +19,18 @@ from kdskills.app.operations.table import Emit
 from kdskills.app.operations.work_outputs import JobList, JobSnapshot, LogsOutput, TaskList, TaskSnapshot
 from kdskills.doors.web.callers import caller
 from kdskills.doors.web.draining import Drain
-from kdskills.doors.web.events import RETRY, WAITING_STILL, failed, frame, last_seen, stream_of, told, unless
+from kdskills.doors.web.events import (
+    CHECK_S,
+    RETRY,
+    WAITING_STILL,
+    Allowed,
+    failed,
+    frame,
+    last_seen,
+    stream_of,
+    told,
+    unless,
+)
 from kdskills.doors.web.problems import PROBLEMS
 from kdskills.doors.web.tools import answer
 from kdskills.errors import KdskillsError, NotFound
@@ -133,7 +146,7 @@ async def _events(request: Request, identity: Identity, kind: Kind, item: str, a
     async def watch(emit: Emit) -> Any:
         return await host.invoke(name, arguments, Context(identity=identity, emit=emit, request_id=number))
 
-    return stream_of(told(watch, _drain(request)))
+    return stream_of(told(watch, _drain(request), _allowed(request, identity)))
 
 
 # ---- logs --------------------------------------------------------------------------------------------------------
@@ -188,12 +201,17 @@ async def _logs(request: Request, identity: Identity, given: Mapping[str, Any], 
     size = int(given["limit"]) or 65_536
     first = await read({**given, "offset": begin, "limit": size})
     assert isinstance(first, LogsOutput)
-    return stream_of(_printed(read, {**given, "limit": size}, first, _drain(request)))
+    allowed = _allowed(request, identity)
+    return stream_of(_printed(read, {**given, "limit": size}, first, _drain(request), allowed))
 
 
-async def _printed(read: Any, given: Mapping[str, Any], piece: LogsOutput, drain: Drain) -> AsyncIterator[bytes]:
+async def _printed(
+    read: Any, given: Mapping[str, Any], piece: LogsOutput, drain: Drain, allowed: Allowed | None
+) -> AsyncIterator[bytes]:
     """Give pieces of output as they come, each under the number of the byte after it; `end` when there are no more."""
     yield RETRY
+    clock = asyncio.get_running_loop().time
+    checked = clock()
     with drain.told() as stopping:
         while not stopping.is_set():
             if piece.next_offset > piece.offset:
@@ -203,6 +221,9 @@ async def _printed(read: Any, given: Mapping[str, Any], piece: LogsOutput, drain
                 return
             wanted = {**given, "offset": piece.next_offset, "follow": True, "timeout_sec": FOLLOW_S}
             try:
+                if allowed is not None and clock() >= checked + CHECK_S:
+                    checked = clock()
+                    await allowed()
                 found = await unless(stopping, read(wanted))
             except KdskillsError as error:
                 yield failed(error)
@@ -213,6 +234,20 @@ async def _printed(read: Any, given: Mapping[str, Any], piece: LogsOutput, drain
             piece = found
             if piece.next_offset == piece.offset and not piece.ended:
                 yield WAITING_STILL
+
+
+def _allowed(request: Request, identity: Identity) -> Allowed | None:
+    """Return what asks whether the caller's token was revoked meanwhile; None for a caller without one."""
+    host: Host = request.app.state.host
+    token = identity.token
+    if token is None:
+        return None
+
+    async def allowed() -> None:
+        if not await host.tokens.going(token):
+            raise Unauthenticated("this token is not known any more")
+
+    return allowed
 
 
 def _drain(request: Request) -> Drain:

@@ -102,6 +102,81 @@ async def test_a_reader_who_leaves_ends_the_watch():
     assert ended.is_set()
 
 
+async def test_a_reader_who_may_no_longer_read():
+    """A stream asks now and then whether its reader still may; when not, it says so and the watch ends with it."""
+    ended, asked = asyncio.Event(), []
+
+    async def watch(emit):
+        emit(Told(seq=1))
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.set()
+
+    async def allowed():
+        asked.append(1)
+        if len(asked) == 3:
+            raise NotFound("this token is not known any more")
+
+    pieces = [piece async for piece in told(watch, Drain(), allowed, check_s=0.01)]
+    assert pieces[:2] == [RETRY, frame("state", Told(seq=1).model_dump_json(), 1)]
+    assert len(pieces) == 3
+    assert pieces[2].startswith(b'event: error\ndata: {"error": {"code": "not_found"')
+    assert ended.is_set()
+
+
+async def test_a_busy_stream_asks_too():
+    """Events without a pause do not put the question off for ever."""
+
+    async def watch(emit):
+        for seq in range(10_000_000):
+            emit(Told(seq=seq))
+            await asyncio.sleep(0)
+        return Told(seq=-1)
+
+    async def allowed():
+        raise NotFound("no more")
+
+    last = b""
+    async for piece in told(watch, Drain(), allowed, check_s=0.0):
+        last = piece
+    assert last.startswith(b"event: error")
+
+
+async def test_thousands_of_readers_at_once():
+    """Two thousand streams each get every event, and a stop ends them all and leaves no task behind."""
+    drain, go = Drain(), asyncio.Event()
+    before = len(asyncio.all_tasks())
+    began, all_began = [], asyncio.Event()
+
+    async def watch(emit):
+        emit(Told(seq=1))
+        await go.wait()
+        emit(Told(seq=2))
+        await asyncio.sleep(3600)
+
+    async def reader():
+        found = []
+        async for piece in told(watch, drain):
+            found.append(piece)
+            if len(found) == 2:
+                began.append(1)
+            if len(began) == 2000:
+                all_began.set()
+        return found
+
+    readers = [asyncio.create_task(reader()) for _ in range(2000)]
+    async with asyncio.timeout(300):
+        await all_began.wait()
+        go.set()
+        await asyncio.sleep(0)
+        drain.start()
+        found = await asyncio.gather(*readers)
+    first = [RETRY, frame("state", Told(seq=1).model_dump_json(), 1)]
+    assert all(pieces[:2] == first and len(pieces) <= 3 for pieces in found)
+    assert len(asyncio.all_tasks()) == before
+
+
 async def test_waiting_gives_way_to_a_stop():
     """What is waited for is its answer, its error, or nothing when the service stops."""
 
