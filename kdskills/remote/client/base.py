@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import os
 import shutil
@@ -17,13 +16,14 @@ from kdskills.remote.catalog import mending, rollout
 from kdskills.remote.catalog.backend import CodexCatalog
 from kdskills.remote.catalog.sqlstore import SqlCatalogStore
 from kdskills.remote.catalog.store import CatalogStore, MemoryCatalogStore
-from kdskills.remote.client.calls import ToolCalls, Waits, bootstrap
+from kdskills.remote.client.calls import ToolCalls, Waits, answer_at_last, bootstrap
 from kdskills.remote.client.options import ClientOptions, app_server_command, child_environment
 from kdskills.remote.client.server import AppServer
 from kdskills.remote.client.sessions import Sessions
 from kdskills.remote.client.stream import Stream, call_signal, event_signal
 from kdskills.remote.journal import MemoryJournal
 from kdskills.remote.ports import AppServerError, AppServerGone, CallJournal, JsonObject, ServerProfile
+from kdskills.remote.results import RemoteSkillDispatch
 from kdskills.remote.signals import AppServerSignal
 from kdskills.remote.wire.peer import Transport
 from kdskills.remote.wire.pending import PendingCall
@@ -281,21 +281,19 @@ class AsyncAppServerClient:
         tool = str(call.params.get("tool") or "")
         handler = self._handler()
         text = f"no remote skill registered for {tool}"
+        given: JsonObject | None = None
         try:
             if handler is not None:
                 done = handler(signal)
                 if inspect.isawaitable(done):
                     done = await done
-                if done is not None:
-                    return
+                if isinstance(
+                    done, RemoteSkillDispatch
+                ):  # its answer went out under another id, or did not get through
+                    given, text = done.response_payload, f"remote skill {tool} failed: the answer could not be sent"
         except Exception as problem:  # raised again: the model is told first
             text = f"remote skill {tool} failed: {type(problem).__name__}"
             raise
         finally:
             if call.state == "pending" and not self._server.gone:
-                await self._answer_plainly(call, text)
-
-    async def _answer_plainly(self, call: PendingCall, text: str) -> None:
-        response: JsonObject = {"contentItems": [{"type": "inputText", "text": text}], "success": False}
-        with contextlib.suppress(AppServerGone):
-            await self.tool_calls.respond(request_id=call.handle, response=response)
+                await answer_at_last(self.tool_calls, call.handle, given, text)

@@ -88,8 +88,9 @@ class Returning:
     def lost(self) -> None:
         """Take note of a connection that was lost, and begin to come back if there is a budget."""
         loop = asyncio.get_running_loop()
-        self._comeback.lost(loop.time())
-        if not self.active and self._comeback.left(loop.time()) > 0:
+        now = loop.time()
+        self._comeback.lost(now)
+        if not self.active and self._comeback.left(now) > 0:
             self._task = loop.create_task(self._come_back(), name="kdskills-app-server-return")
 
     async def stop(self) -> None:

@@ -180,7 +180,7 @@ def test_a_server_that_cannot_be_started_again(lab, tmp_path):
     )
     program.chmod(0o755)
     with CodexClient.spawn(
-        home=lab.home, binary=str(program), state=lab.state, config=lab.model.config, probe="never", reconnect_s=0.2
+        home=lab.home, binary=str(program), state=lab.state, config=lab.model.config, probe="never", reconnect_s=3.0
     ) as client:
         program.unlink()
         os.killpg(client._client.server.transport.pid, signal.SIGKILL)

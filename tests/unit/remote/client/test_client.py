@@ -10,6 +10,7 @@ from kdskills.remote.client.base import AsyncAppServerClient
 from kdskills.remote.client.options import ClientOptions
 from kdskills.remote.client.server import AppServer, unwrapped
 from kdskills.remote.ports import AppServerError, AppServerGone, CatalogBackend, ServerProfile, WaitTimeoutError
+from kdskills.remote.results import RemoteSkillDispatch
 
 THREAD = "thread-1"
 PAYLOAD = {"contentItems": [{"type": "inputText", "text": "ok"}], "success": True}
@@ -266,6 +267,28 @@ async def test_a_call_nobody_answers_is_answered_all_the_same(far, open_client, 
     result = far.heard[1]["result"]
     expected = "remote skill x failed: LookupError" if how == "raises" else "no remote skill registered for x"
     assert result == {"contentItems": [{"type": "inputText", "text": expected}], "success": False}
+
+
+async def test_a_second_delivery_under_another_id_gets_the_same_answer(far, open_client):
+    """What was answered under its first id is answered alike under the second: never with a refusal."""
+    client = await open_client()
+    client.on_call = lambda signal: RemoteSkillDispatch(
+        True, "x", response_payload=PAYLOAD, submission_status="local_duplicate"
+    )
+    far.call(8)
+    await far.until(lambda: len(far.heard) > 1)
+    assert far.heard[1:] == [{"id": 8, "result": PAYLOAD}]
+
+
+async def test_an_answer_that_cannot_be_sent_is_told(far, open_client):
+    """An answer that is no JSON leaves the model with words about it, not waiting."""
+    client = await open_client()
+    odd = {"contentItems": [{"type": "inputText", "text": object()}], "success": True}
+    client.on_call = lambda signal: RemoteSkillDispatch(False, "x", response_payload=odd, submission_status="error")
+    far.call(9)
+    await far.until(lambda: len(far.heard) > 1)
+    [told] = far.heard[1]["result"]["contentItems"]
+    assert told["text"] == "remote skill x failed: the answer could not be sent"
 
 
 async def test_manual_dispatch_leaves_calls_alone(far, open_client):
