@@ -56,8 +56,8 @@ def run(*words: object, stdin: Any = None, **env: str) -> tuple[int, str, str]:
             main()
         except SystemExit as ended:
             code = ended.code
-    out, err = (stream.buffer.getvalue().decode() for stream in streams)  # type: ignore[attr-defined]
-    return int(code or 0), out, err  # type: ignore[call-overload]
+    out, err = (stream.buffer.getvalue().decode() for stream in streams)
+    return int(str(code or 0)), out, err
 
 
 @pytest.mark.parametrize("words", PRINTING.values(), ids=PRINTING)

@@ -1,5 +1,5 @@
 """The command line: friendly commands over the table of operations."""
 
-from kdskills.doors.cli.main import main
+from kdskills.doors.cli.entry import main
 
 __all__ = ["main"]

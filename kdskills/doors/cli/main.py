@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,10 +13,7 @@ from kdskills.doors.cli import bench as benchmarks
 from kdskills.doors.cli import codex as codex_output
 from kdskills.doors.cli import db, doors, jobs, mcp, show, token, tool, within, worker
 from kdskills.doors.cli.output import failing, print_json
-from kdskills.doors.cli.streams import steady_streams
 from kdskills.doors.cli.within import Desk, ask
-from kdskills.errors import BadRequest
-from kdskills.hooks import NAME
 
 if TYPE_CHECKING:
     from kdskills.app import Host
@@ -381,39 +376,3 @@ def build_cli(given: Host | None = None) -> typer.Typer:
     if given is not None:
         given.plugins.hook.kdskills_register_commands(cli=cli)
     return cli
-
-
-def _host() -> Host | None:
-    """Return a Host where installed plugins may bring commands; None where there are only shipped ones, which bring none."""
-    if not entry_points(group=NAME):
-        return None
-    from kdskills.app import Host
-
-    return Host()
-
-
-#: What typer raises for a call it does not understand; of its errors it gives away only those derived from this one.
-_Usage: Final[Any] = typer.BadParameter.__base__
-
-
-def main() -> None:
-    """Run the command line; plugins may add commands."""
-    steady_streams()
-    as_json = "--json" in sys.argv
-    with failing(as_json=as_json):
-        try:
-            _run(build_cli(_host()), as_json=as_json)
-        finally:
-            sys.stdout.flush()
-
-
-def _run(cli: typer.Typer, *, as_json: bool) -> None:
-    """Run *cli*; who asks for JSON gets a wrong call in JSON, too, instead of the usage."""
-    if not as_json:
-        cli()
-        return
-    try:
-        code = cli(standalone_mode=False)
-    except _Usage as error:
-        raise BadRequest(error.format_message() or "words are missing: see --help", code="usage") from None
-    raise SystemExit(code if isinstance(code, int) else 0)
