@@ -156,8 +156,11 @@ class Dispatcher:
         if in_time:
             return await self._ended(order, place, execution)
         assert order.skill.deadline_seconds is not None
-        execution.call.stop.set()
-        return await self._given_up(overdue(order.tool, order.skill.deadline_seconds), place)
+        try:
+            return await self._given_up(overdue(order.tool, order.skill.deadline_seconds), place)
+        finally:  # only now: what a handler says to its cancellation is late, not the answer
+            execution.call.stop.set()
+            execution.cancel()
 
     async def _refuse(self, answer: StoredAnswer, place: Place) -> CallOutcome | None:
         row = await self._desk.ask(place, lambda: place.journal.finish(place.key, place.owner, answer))

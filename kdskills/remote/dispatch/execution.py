@@ -6,7 +6,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final
 
@@ -76,6 +76,7 @@ class Execution:
         self.raised: BaseException | None = None
         self.answer: StoredAnswer | None = None
         self.row: JournalRow | None = None
+        self.cancel: Callable[[], None] = lambda: None  # for whoever gave up waiting
 
     def run(self) -> Awaitable[Any] | None:
         """Do everything on this thread; returns an awaitable that the loop must finish with `complete`, or None.

@@ -97,6 +97,7 @@ class LoopRunner:
             raise
         if not done:
             turn.stop(task)
+            execution.cancel = turn.cancel
             return False
         await task  # a defect of ours is raised here, not lost
         return True
@@ -113,10 +114,13 @@ class _Turn:
         self.inside = False
 
     def stop(self, task: asyncio.Task[None]) -> None:
-        """Cancel what can be cancelled: the place in the queue, or the handler's own task."""
+        """Give up the place in the queue; a handler that began is left to `cancel`."""
         if not self.inside:
             task.cancel()
-        elif self._handler is not None:
+
+    def cancel(self) -> None:
+        """Cancel the handler's own task."""
+        if self._handler is not None:
             self._handler.cancel()
 
     async def take(self) -> None:

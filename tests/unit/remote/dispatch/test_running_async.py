@@ -172,6 +172,42 @@ async def test_an_overdue_task_is_cancelled(make_dispatcher, make_skill, make_ca
     assert free.handled
 
 
+async def test_what_a_cancelled_task_says_is_not_the_answer(make_dispatcher, make_skill, make_call) -> None:
+    """The deadline's answer is written down before the task is cancelled, however long the writing takes."""
+    ended = threading.Event()
+
+    class Slow(MemoryJournal):
+        """A journal that takes its time over deadlines."""
+
+        shared = True
+
+        def overdue(self, key: str, owner: str, answer: Any) -> Any:
+            ended.wait(0.2)
+            return super().overdue(key, owner, answer)
+
+    async def hangs() -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.set()
+
+    class Elsewhere:
+        """The same journal where the loop does not wait for it."""
+
+        shared = True
+
+        def __init__(self) -> None:
+            self._inner = Slow()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+    dispatcher = make_dispatcher(Elsewhere(), asynchronous=True)
+    outcome = await dispatcher.call(make_skill(hangs, deadline_seconds=0.2), make_call.strong(), None)
+    assert text(outcome) == "remote skill ship failed: no result within 0.2 s; it may still finish"
+    assert outcome.state == "overdue"
+
+
 async def test_a_task_that_will_not_be_cancelled_keeps_its_slot(make_dispatcher, make_skill, make_call) -> None:
     """A handler that swallows its cancellation goes on, and what it returns is late."""
     journal, gate, began = MemoryJournal(), asyncio.Event(), asyncio.Event()
