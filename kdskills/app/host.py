@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
@@ -70,6 +71,8 @@ class Host:
         self.registers: Registers = collect(self.plugins)
         self.answers = Answers(self.plugins)
         self._reaped: set[str] = set()
+        self._bundle_lock = threading.Lock()
+        self._parts_lock = threading.Lock()
         self._bundle_skills: tuple[tuple[int, ...], ProjectSkills] | None = None
 
     @cached_property
@@ -150,13 +153,15 @@ class Host:
         """
         options: dict[str, Any] = {} if self.settings.index_dir is None else {"index_dir": self.settings.index_dir}
         descriptor = SkillsDescriptor(custom_skills_root=None) if bundle is None else bundle.descriptor
+        with self._parts_lock:  # threads ask for subsystems; what all of them share is made once
+            environment, opened = self.templates, self._opened_roots
         return SkillsSubsystem(
             descriptor,
             bundle_root=None if bundle is None else bundle.root,
-            roots=(*self.answers.skill_roots(descriptor), *self._opened_roots, *roots),
+            roots=(*self.answers.skill_roots(descriptor), *opened, *roots),
             filters=(self.answers.hide_skills, *filters),
             check=self.answers.check_skill,
-            environment=self.templates,
+            environment=environment,
             source_key=self.answers.source_key,
             **options,
         )
@@ -210,11 +215,16 @@ class Host:
         path = self.settings.bundle
         if path is None or project != LOCAL.project:
             raise BadRequest(f"project {project!r} has no bundle: name one", code="no_bundle", project=project)
-        mark = tuple((path / name).stat().st_mtime_ns for name in DESCRIPTORS if (path / name).exists())
-        if self._bundle_skills is None or self._bundle_skills[0] != mark:
-            bundle = self.bundle(path)
-            self._bundle_skills = mark, ProjectSkills(bundle.name, self.subsystem(bundle), bundle.diagnostics)
-        found = self._bundle_skills[1]
+        return await asyncio.to_thread(self._own_skills, path)
+
+    def _own_skills(self, path: Path) -> ProjectSkills:
+        """Return the skills of the settings' bundle as they are now; blocks on its files and on what its roots ask."""
+        with self._bundle_lock:
+            mark = tuple((path / name).stat().st_mtime_ns for name in DESCRIPTORS if (path / name).exists())
+            if self._bundle_skills is None or self._bundle_skills[0] != mark:
+                bundle = self.bundle(path)
+                self._bundle_skills = mark, ProjectSkills(bundle.name, self.subsystem(bundle), bundle.diagnostics)
+            found = self._bundle_skills[1]
         found.subsystem.refresh()
         return found
 
