@@ -169,6 +169,15 @@ def slot_taken(state_dir: Path, slot: int) -> bool:
         os.close(fd)
 
 
+def slot_mark(state_dir: Path, slot: int) -> tuple[int, int] | None:
+    """Return what tells the slot's lock file from any other of its name; None when it is gone."""
+    try:
+        found = slot_file(state_dir, slot).stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 @contextlib.contextmanager
 def hold_slot(state_dir: Path, slot: int) -> Iterator[bool]:
     """Hold the lock of *slot* inside the block; gives False when another worker holds it."""

@@ -13,7 +13,7 @@ from kdskills.errors import KdskillsError
 from kdskills.jobs.database import DatabaseUnavailable, micros, utc_now
 from kdskills.jobs.opening import Work
 from kdskills.jobs.retention import Retention
-from kdskills.jobs.roster import Roster, hold_slot
+from kdskills.jobs.roster import Roster, hold_slot, slot_mark
 from kdskills.jobs.states import TERMINAL
 from kdskills.jobs.worker.about import about
 from kdskills.jobs.worker.desk import LOG, Buried, Desk, Keeper, passing
@@ -53,6 +53,7 @@ class Worker:
         self._stop = asyncio.Event()
         self._code = 0
         self._beats = 0
+        self._mark: tuple[int, int] | None = None
         self._idle = False
         self.left_work = False
         self._beaten_at = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -70,6 +71,7 @@ class Worker:
             if not held:
                 LOG.info("another worker has slot %d", self._slot)
                 return 0
+            self._mark = slot_mark(self._work.state_dir, self._slot)
             await self._live()
         # submitted while the slot was still ours: its client saw a worker, and there is none any more
         self.left_work = self._idle and await self._any_work()
@@ -178,6 +180,9 @@ class Worker:
     async def _beat(self) -> None:
         """Renew the lease, bury the dead, put their work back; end when idle."""
         self._beats += 1
+        if await asyncio.to_thread(slot_mark, self._work.state_dir, self._slot) != self._mark:
+            LOG.error("the state folder %s of this worker was taken away", self._work.state_dir)
+            raise Buried  # it would work on files nobody can see, beside whoever holds the slot now
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         if not await asyncio.to_thread(self._roster.beat, self.executor):
             raise Buried

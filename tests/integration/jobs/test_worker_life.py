@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -16,7 +17,7 @@ from kdskills.jobs.attempts import Attempts
 from kdskills.jobs.attempts.shim import read_identity
 from kdskills.jobs.client import JobsClient, new_id
 from kdskills.jobs.model import Command, StepSpec
-from kdskills.jobs.roster import slot_taken
+from kdskills.jobs.roster import slot_file, slot_taken
 from kdskills.testing.work import WorkLab
 
 pytestmark = [pytest.mark.xdist_group("work"), pytest.mark.timeout(300)]
@@ -213,6 +214,24 @@ async def test_a_worker_that_was_given_up_ends(lab):
     lab.start()
     assert (await lab.client.wait_task(lab.scope, head.id, 120)).status == "succeeded"
     assert lab.ledger.begun() == {"long": 1}
+
+
+@pytest.mark.parametrize("instead", [False, True], ids=["gone", "replaced"])
+async def test_a_worker_whose_folder_was_taken_away_ends(lab, instead):
+    """It exits with 75, whether nothing or another folder is in the place of its own; back again, the next one works."""
+    await lab.until(lambda: "takes work" in lab.said())
+    place = lab.settings.state_dir
+    aside = place.rename(place.with_name("aside"))
+    if instead:
+        place.mkdir()
+        slot_file(place, 0).touch()
+    assert await asyncio.to_thread(lab.workers.pop(0).wait, 60) == 75
+    if instead:
+        shutil.rmtree(place)
+    aside.rename(place)
+    assert "was taken away" in lab.said()
+    lab.start()
+    assert (await done(lab, lab.task("echo on"))).stdout_tail == b"on\n"
 
 
 async def test_a_slot_has_one_worker(lab):
