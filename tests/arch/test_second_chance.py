@@ -71,3 +71,23 @@ def test_nothing_to_run_again_is_no_success(run, tmp_path):
     """Ids that name no test, such as those of a file that could not be imported, do not pass."""
     (tmp_path / "failed").write_text("test_gone.py\n")
     assert run("--only-from", str(tmp_path / "failed"))[0] == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_the_gates_keep_the_configuration(repo, tmp_path):
+    """The options as the gates write them do not make pytest look for its configuration elsewhere."""
+    gates = (repo / ".ci/gates").read_text(encoding="utf-8")
+    options = [word for word in gates.split() if word.startswith(("--failed-to", "--only-from"))]
+    assert [word.partition("=")[::2] for word in options] == [
+        ("--failed-to", '"$failed"'),
+        ("--only-from", '"$failed"'),
+    ]
+    noted = tmp_path / "failed"
+    noted.touch()
+    command = [sys.executable, "-m", "pytest", "-p", "tests.second_chance", "--collect-only"]
+    done = subprocess.run(
+        [*command, f"--failed-to={noted}", f"--only-from={noted}", str(repo / "tests/arch/test_second_chance.py")],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+    )
+    assert f"rootdir: {repo}\nconfigfile: pyproject.toml\n" in done.stdout
