@@ -393,14 +393,14 @@ async def test_cancelling_ends_the_tree(engine, host_processes):
 
 async def test_a_handle_tails_signals_and_cancels(engine):
     """A started run can be listened to, signalled, and cancelled."""
-    trap = "trap 'echo hup' HUP; echo up; while :; do sleep 0.05; done"
+    trap = "trap 'echo heard' USR1; echo up; while :; do sleep 0.05; done"
     handle = await engine.start(ExecRequest(argv=("bash", "-c", trap), limits=Limits(wall_s=600)))
     await until(lambda: handle.tail()[0] == b"up\n")
-    handle.signal(signal.SIGHUP)
-    await until(lambda: b"hup" in handle.tail()[0])
+    handle.signal(signal.SIGUSR1)
+    await until(lambda: b"heard" in handle.tail()[0])
     await handle.cancel()
     result = await handle.wait()
-    assert (result.status, result.exit_code, b"hup" in result.stdout.data) == ("cancelled", None, True)
+    assert (result.status, result.exit_code, b"heard" in result.stdout.data) == ("cancelled", None, True)
 
 
 async def test_many_runs_at_once(engine):
