@@ -88,7 +88,7 @@ class AsyncCodexClient(AsyncAppServerClient):
         if probe == "auto" and opts.get("profile") is None:
             try:
                 client.trust(await profile_for(client.server, binary, state=place))
-            except BaseException:
+            except BaseException:  # raised again: a client that cannot be trusted leaves no server
                 await client.close()
                 raise
         return client
@@ -193,7 +193,7 @@ class CodexClient:
     def _opened(cls, loop: LoopThread, make: Any) -> Self:
         try:
             return cls(loop, loop.run(make))
-        except BaseException:
+        except BaseException:  # raised again: no thread stays for a client that did not open
             loop.stop()
             raise
 
@@ -289,7 +289,7 @@ async def _kept(state: Path, opts: Mapping[str, Any]) -> tuple[dict[str, Any], S
 def _closing_on_error(journal: SqlJournal | None) -> Iterator[None]:
     try:
         yield
-    except BaseException:
+    except BaseException:  # raised again: nobody else would close the journal
         if journal is not None:
             journal.close()
         raise

@@ -99,7 +99,7 @@ def write_object(path: Path, value: JsonObject) -> None:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump(value, file, indent=1, sort_keys=True)
         Path(name).replace(path)
-    except BaseException:
+    except BaseException:  # raised again: nothing half-written stays
         Path(name).unlink(missing_ok=True)
         raise
 

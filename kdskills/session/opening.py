@@ -28,7 +28,7 @@ async def open_session(
     if initial:
         try:
             await load(core, Call(wanted, NO_TURN), initial, "replace", "code")
-        except BaseException:
+        except BaseException:  # raised again: no session stays without its first skills
             await close(core, wanted)
             raise
     return record

@@ -52,7 +52,7 @@ class SyncFacade:
             result = future.result()
         except CancelledError as error:
             raise SessionError("the runtime was closed", code="cancelled") from error
-        except BaseException:
+        except BaseException:  # raised again: who was interrupted leaves no work on the loop
             future.cancel()
             raise
         finally:

@@ -152,7 +152,7 @@ def _replace(place: Path, data: bytes, mode: int) -> None:
             stream.flush()
             os.fsync(descriptor)
         Path(temporary).replace(place)
-    except BaseException:
+    except BaseException:  # raised again: nothing half-written stays
         Path(temporary).unlink(missing_ok=True)
         raise
 

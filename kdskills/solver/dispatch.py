@@ -123,7 +123,7 @@ class Dispatcher:
                 await self._group([one for one in group if self._admitted(one, step, answers)], answers)
                 if any(answers[one.call.id].changed for one in group):
                     self._guard.state_changed()
-        except BaseException:
+        except BaseException:  # raised again: every call of the reply has an answer
             for call in calls:
                 if call.id not in answers:
                     answers[call.id] = self._refused(call, self._name(call), "cancelled", "the turn was cancelled")

@@ -42,7 +42,7 @@ def open_workspace(
     root.mkdir(mode=0o700)
     try:
         _copy(root, named)
-    except BaseException:
+    except BaseException:  # raised again: nothing half-copied stays
         shutil.rmtree(root)
         raise
     mounts = {"data": data} if data is not None and data.is_dir() else {}

@@ -175,7 +175,7 @@ class ReactSolver:
         try:
             session = await self._session(parts, session_id)
             turn = _turn(parts, turn_id, request, self.consumer, session, workspace)
-        except BaseException:
+        except BaseException:  # raised again: no folder of a turn that never began
             discard(workspace)
             raise
         if reader is not None:

@@ -71,7 +71,7 @@ def unpack_skill(archive: Path, into: Path, *, limits: ArchiveLimits | None = No
         into.mkdir(mode=0o700)
         try:
             return _unpacked(stream, chosen, name, into)
-        except BaseException:
+        except BaseException:  # raised again: nothing half-unpacked stays
             remove_tree(into)
             raise
 
