@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MODULE_LINES, FUNCTION_LINES, CLASS_LINES = 400, 60, 250
+MODULE_LINES, FUNCTION_LINES, CLASS_LINES = 700, 60, 400
 MODULES = sorted(path for top in ("kdskills", "runtime") for path in (ROOT / top).rglob("*.py"))
 
 
@@ -24,7 +24,7 @@ def _too_long(tree: ast.AST) -> list[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_module_keeps_its_budget(path: Path) -> None:
-    """No module is longer than 400 lines, no function than 60, no class than 250."""
+    """No module is longer than 700 lines, no function than 60, no class than 400."""
     text = path.read_text(encoding="utf-8")
     assert (text.count("\n") <= MODULE_LINES, _too_long(ast.parse(text))) == (True, [])
 
