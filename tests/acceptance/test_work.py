@@ -200,7 +200,7 @@ def test_work_needs_no_worker_to_be_started(desk: Desk) -> None:
     found = desk.tool("run_cmd", skill_name="hello", command="echo alone")
     assert (found["status"], found["stdout"]) == ("succeeded", "alone\n")
     log = desk.folder / "state" / "worker.log"
-    desk.until(log.read_text, lambda text: "no work for" in text)
+    desk.until(log.read_text, lambda text: "it had no work for" in text)
 
 
 def test_a_user_sees_steps_and_output(desk: Desk) -> None:

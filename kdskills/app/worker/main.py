@@ -29,6 +29,8 @@ LOG: Final = logging.getLogger("kdskills.jobs")
 THREADS: Final = 24
 REFUSED: Final = 78
 """Exit code of a worker that could not begin: its database or its set-up."""
+BROKEN: Final = 70
+"""Exit code of a worker that failed at something nobody foresaw."""
 
 
 class Sparing(logging.Filter):
@@ -51,7 +53,9 @@ class Sparing(logging.Filter):
 
 
 def run(settings: Settings, *, slot: int = 0, idle_s: float | None = None) -> NoReturn:
-    """Be a worker and end the process with its exit code: 0, 75 for one that was given up, 78 for one that cannot begin.
+    """Be a worker and end the process with its exit code, whose reason is the last line of the log.
+
+    The codes are 0, 70 for one that broke, 75 for one that was given up and 78 for one that cannot begin.
 
     Args:
         settings: What the operator decides.
@@ -64,19 +68,24 @@ def run(settings: Settings, *, slot: int = 0, idle_s: float | None = None) -> No
         for handler in logging.getLogger().handlers:
             handler.addFilter(AboutWork())
         try:
-            code, left_work = asyncio.run(_serve(settings, slot, idle_s))
+            code, reason, left_work = asyncio.run(_serve(settings, slot, idle_s))
             if left_work:
                 spawner(settings)()
         except KdskillsError as error:
-            LOG.error("%s", error.message)  # noqa: TRY400 - a sentence for the operator, not a traceback
-            code = REFUSED
+            code, reason = REFUSED, error.message
+        except Exception as error:
+            LOG.exception("the worker broke")
+            code, reason = BROKEN, f"{type(error).__name__}: {error}"
+        logging.getLogger("dbos").disabled = True  # its threads complain of what is gone, and would bury the reason
+        LOG.log(logging.ERROR if code else logging.INFO, "the worker ends with %d: %s", code, reason)
         logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # the queue's threads would wait for programs that go on without this process
 
 
-async def _serve(settings: Settings, slot: int, idle_s: float | None) -> tuple[int, bool]:
+async def _serve(settings: Settings, slot: int, idle_s: float | None) -> tuple[int, str, bool]:
+    """Return the exit code, why the worker ended, and whether work was left."""
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="worker"))
     starter = warm_starter(settings)
@@ -92,14 +101,17 @@ async def _serve(settings: Settings, slot: int, idle_s: float | None) -> tuple[i
     finally:
         await asyncio.gather(warming, return_exceptions=True)
         await asyncio.to_thread(starter.close)
-    return code, worker.left_work
+    return code, worker.end_reason, worker.left_work
 
 
 def main() -> NoReturn:
     """Be the embedded worker whose settings come over standard input."""
     words = sys.argv[1:]
     slot = int(words[1]) if words[:1] == ["--slot"] else 0
-    settings = Settings(**json.loads(sys.stdin.buffer.readline()))
+    line = sys.stdin.buffer.readline()
+    if not line:
+        raise SystemExit("the worker ends with 1: whoever started it was gone before its settings came")
+    settings = Settings(**json.loads(line))
     run(settings, slot=slot, idle_s=settings.jobs.idle_s)
 
 

@@ -55,7 +55,15 @@ class Keeper(Protocol):
 
 
 class Buried(BaseException):
-    """This worker was given up by the others: whatever it does next would be done twice."""
+    """This worker was given up by the others: whatever it does next would be done twice.
+
+    Args:
+        reason: Why it must end, in words for the operator.
+    """
+
+    def __init__(self, reason: str = "the others gave it up") -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class Desk:

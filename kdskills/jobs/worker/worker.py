@@ -56,20 +56,22 @@ class Worker:
         self._mark: tuple[int, int] | None = None
         self._idle = False
         self.left_work = False
+        self.end_reason = "it broke"
         self._beaten_at = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def stop(self) -> None:
         """Ask it to end; programs go on, and the next worker adopts them."""
-        self._stop.set()
+        self._end("it was asked to end")
 
     async def serve(self) -> int:
         """Work until asked to end, idle, or buried; returns the exit code. 0 at once when the slot is another's.
 
-        The process should end right after: DBOS has threads that still hold what this worker had.
+        `end_reason` says why it ended. The process should end right after: DBOS has threads that still hold what this
+        worker had.
         """
         with hold_slot(self._work.state_dir, self._slot) as held:
             if not held:
-                LOG.info("another worker has slot %d", self._slot)
+                self.end_reason = f"another worker has slot {self._slot}"
                 return 0
             self._mark = slot_mark(self._work.state_dir, self._slot)
             await self._live()
@@ -125,8 +127,8 @@ class Worker:
                 except Exception as error:  # noqa: BLE001 - it is told in the head of what it broke
                     LOG.exception("%s %s broke", kind, item)
                     await self._broke(kind, item, error)
-        except Buried:
-            self._bury()
+        except Buried as buried:
+            self._bury(buried)
             await asyncio.Event().wait()
 
     async def _broke(self, kind: str, item: str, error: Exception) -> None:
@@ -148,20 +150,24 @@ class Worker:
         reason = "its workflow was cancelled"
         await self.desk.write(lambda link: self._work.records.ask_cancel(link, kind, item, reason))
 
-    def _bury(self) -> None:
-        if self._stop.is_set():
-            return
-        LOG.error("worker %s was given up by the others and ends", self.executor)
-        self._code = BURIED
-        self._stop.set()
+    def _bury(self, buried: Buried) -> None:
+        if not self._stop.is_set():
+            self._code = BURIED
+            self._end(buried.reason)
+
+    def _end(self, reason: str) -> None:
+        """Stop for *reason*; the first one counts."""
+        if not self._stop.is_set():
+            self.end_reason = reason
+            self._stop.set()
 
     async def _every(self, period: float, act: Callable[[], Coroutine[None, None, None]]) -> None:
         """Do *act* again and again; nothing but its own burial stops a worker's rounds."""
         while True:
             try:
                 await self._round(act)
-            except Buried:
-                self._bury()
+            except Buried as buried:
+                self._bury(buried)
                 return
             await asyncio.sleep(period)
 
@@ -174,15 +180,17 @@ class Worker:
             else:
                 LOG.exception("the database refused a statement")
             self._fence()
-        except (KdskillsError, OSError):
+        except (
+            Exception
+        ):  # a driver's own error among them: the next round tries again, and a worker without rounds is none
             LOG.exception("a round of the worker failed")
 
     async def _beat(self) -> None:
         """Renew the lease, bury the dead, put their work back; end when idle."""
         self._beats += 1
         if await asyncio.to_thread(slot_mark, self._work.state_dir, self._slot) != self._mark:
-            LOG.error("the state folder %s of this worker was taken away", self._work.state_dir)
-            raise Buried  # it would work on files nobody can see, beside whoever holds the slot now
+            # it would work on files nobody can see, beside whoever holds the slot now
+            raise Buried(f"its state folder {self._work.state_dir} was taken away")
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         if not await asyncio.to_thread(self._roster.beat, self.executor):
             raise Buried
@@ -198,7 +206,7 @@ class Worker:
         if self._work.pooled:
             late = time.clock_gettime(time.CLOCK_BOOTTIME) - self._beaten_at
             if late > self._work.settings.lease_s:
-                raise Buried
+                raise Buried(f"its lease ended while the database was away for {late:.0f} s")
 
     def _renew_lease_file(self) -> None:
         """Tell this host's shims until when the pool's work is ours, by a clock that also counts a laptop's sleep."""
@@ -236,9 +244,8 @@ class Worker:
         if await self._any_work():
             self.desk.busy_at = time.monotonic()
             return
-        LOG.info("no work for %g s", self._idle_s)
         self._idle = True
-        self._stop.set()
+        self._end(f"it had no work for {self._idle_s:g} s")
 
     async def _any_work(self) -> bool:
         """Whether anything is left to do that this host may do."""

@@ -193,11 +193,18 @@ async def test_a_killed_worker_is_followed(lab):
     assert over.executor != head.executor
 
 
+def last_words(lab):
+    """Return the last line the worker itself logged."""
+    lines = [json.loads(line) for line in lab.log.read_text().splitlines() if line.startswith("{")]
+    return [line["message"] for line in lines if line["logger"] == "kdskills.jobs"][-1]
+
+
 async def test_a_worker_that_is_asked_ends_at_once(lab):
-    """SIGTERM ends the worker with 0 while programs go on."""
+    """SIGTERM ends the worker with 0 while programs go on; its last line says so."""
     head = await lab.client.submit_task(lab.task(lab.ledger.held("long")))
     await lab.running(head.id)
     assert lab.kill(number=signal.SIGTERM) == 0
+    assert last_words(lab) == "the worker ends with 0: it was asked to end"
     assert (await lab.client.task(lab.scope, head.id)).status == "running"
     lab.ledger.let_go()
     lab.start()
@@ -206,12 +213,13 @@ async def test_a_worker_that_is_asked_ends_at_once(lab):
 
 
 async def test_a_worker_that_was_given_up_ends(lab):
-    """A worker whose row is dead exits with 75 and has changed nothing since."""
+    """A worker whose row is dead exits with 75, says so last, and has changed nothing since."""
     head = await lab.client.submit_task(lab.task(lab.ledger.held("long")))
     await lab.running(head.id)
     work = await lab.client.work()
     work.database.change(lambda link: link.execute(work.tables.workers.update().values(state="dead")))
     assert lab.workers.pop(0).wait(60) == 75
+    assert last_words(lab) == "the worker ends with 75: the others gave it up"
     lab.ledger.let_go()
     lab.start()
     assert (await lab.client.wait_task(lab.scope, head.id, 120)).status == "succeeded"
@@ -220,7 +228,7 @@ async def test_a_worker_that_was_given_up_ends(lab):
 
 @pytest.mark.parametrize("instead", [False, True], ids=["gone", "replaced"])
 async def test_a_worker_whose_folder_was_taken_away_ends(lab, instead):
-    """It exits with 75, whether nothing or another folder is in the place of its own; back again, the next one works."""
+    """It exits with 75 and says why last, whatever is in the place of its folder; back again, the next one works."""
     await lab.until(lambda: "takes work" in lab.said())
     place = lab.settings.state_dir
     aside = place.rename(place.with_name("aside"))
@@ -231,16 +239,26 @@ async def test_a_worker_whose_folder_was_taken_away_ends(lab, instead):
     if instead:
         shutil.rmtree(place)
     aside.rename(place)
-    assert "was taken away" in lab.said()
+    assert last_words(lab) == f"the worker ends with 75: its state folder {place} was taken away"
     lab.start()
     assert (await done(lab, lab.task("echo on"))).stdout_tail == b"on\n"
 
 
+async def test_a_worker_that_breaks_says_at_what(make_lab):
+    """What nobody foresaw ends the worker with 70; the traceback is in the log, and the last line names the failure."""
+    lab = make_lab()
+    (lab.settings.state_dir / "worker-0.lock").mkdir(parents=True)
+    lab.settings.state_dir.chmod(0o700)
+    assert await asyncio.to_thread(lab.start().wait, 60) == 70
+    assert last_words(lab).startswith("the worker ends with 70: IsADirectoryError")
+
+
 async def test_a_slot_has_one_worker(lab):
-    """A second worker for the same slot ends with 0 and touches nothing."""
-    await lab.started()
+    """A second worker for the same slot ends with 0, says so and touches nothing."""
+    await lab.until(lambda: "takes work" in lab.said())
     first = lab.workers.pop(0)
     assert lab.start().wait(60) == 0
+    assert last_words(lab) == "the worker ends with 0: another worker has slot 0"
     lab.workers[0] = first
     assert first.poll() is None
     assert (await done(lab, lab.task("true"))).status == "succeeded"
