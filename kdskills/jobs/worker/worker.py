@@ -180,9 +180,7 @@ class Worker:
             else:
                 LOG.exception("the database refused a statement")
             self._fence()
-        except (
-            Exception
-        ):  # a driver's own error among them: the next round tries again, and a worker without rounds is none
+        except Exception:  # noqa: BLE001 - also a driver's own error: the next round tries again
             LOG.exception("a round of the worker failed")
 
     async def _beat(self) -> None:
