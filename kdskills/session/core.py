@@ -176,7 +176,7 @@ class Core:
             kept: list[LoadedSkill] = []
             lost: list[Refused] = []
             for entry in record.active:
-                found = self.resolve(record, call.scope, gate, entry.id, _by(entry.loaded_by))
+                found = self.resolve(record, call.scope, gate, entry.id, loader_of(entry))
                 if isinstance(found, Refused):
                     lost.append(found)
                     continue
@@ -318,5 +318,7 @@ def uuid7() -> str:
     return str(uuid.UUID(int=value))
 
 
-def _by(loaded_by: str) -> By:
-    return "user" if loaded_by == "user" else "code" if loaded_by == "code" else "model"
+def loader_of(entry: LoadedSkill) -> By:
+    """Return who loaded *entry*, as the gate asks for it."""
+    by = entry.loaded_by
+    return "user" if by == "user" else "code" if by == "code" else "model"

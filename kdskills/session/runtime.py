@@ -187,11 +187,32 @@ class SkillRuntime:
         return await snapshots.snapshot(self._core, session_id, bodies)
 
     async def restore(
-        self, snapshot: SessionSnapshot | Mapping[str, Any], *, session_id: str | None = None, overwrite: bool = False
+        self,
+        snapshot: SessionSnapshot | Mapping[str, Any],
+        *,
+        consumer: str | None = None,
+        session_id: str | None = None,
+        overwrite: bool = False,
+        by: By = "model",
     ) -> Session:
-        """Bring a session back; what the gate refuses now is dropped (`restore_dropped`, `body_lost`)."""
-        found = snapshot if isinstance(snapshot, SessionSnapshot) else SessionSnapshot.from_json(snapshot)
-        record = await snapshots.restore(self._core, found, session_id, overwrite)
+        """Bring a session back; what the gate refuses now is dropped (`restore_dropped`, `body_lost`).
+
+        Args:
+            snapshot: What `snapshot` gave, or its JSON.
+            consumer: Whose session it must be; the runtime's own consumer when omitted.
+            session_id: Id of the restored session; the snapshot's when omitted.
+            overwrite: Replace a session of that id.
+            by: What entries loaded by a person or by code may count for: say `code` (or `user`) only for snapshots
+                that nobody else could edit. With `model`, skills no model may load are dropped.
+
+        Raises:
+            BadRequest: `snapshot_unsupported`; `snapshot_untrusted` for a snapshot of another consumer, or one whose
+                texts are known neither to the store nor to the skill's file.
+            SessionError: `session_exists`.
+        """
+        parsed = snapshot if isinstance(snapshot, SessionSnapshot) else SessionSnapshot.from_json(snapshot)
+        order = snapshots.RestoreOrder(consumer or self.config.consumer, session_id, overwrite, by)
+        record = await snapshots.restore(self._core, parsed, order)
         return Session(self, record.session_id, record.consumer)
 
     # ---- skills ----

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kdskills.errors import BadRequest, SessionError, ToolCallRefused
-from kdskills.session.bodies import parsed
-from kdskills.session.core import Call, Core, checked_id, gone, store_errors
+from kdskills.session.core import Call, Core, checked_id, gone, loader_of, store_errors
 from kdskills.session.receipts import text_digest
 from kdskills.session.scope import NO_TURN
 from kdskills.session.state import ImportedSkill, LoadedSkill, SessionRecord, from_iso, iso
@@ -134,60 +133,125 @@ async def snapshot(core: Core, session_id: str, bodies: bool) -> SessionSnapshot
     return SessionSnapshot(record, texts)
 
 
-async def restore(core: Core, found: SessionSnapshot, session_id: str | None, overwrite: bool) -> SessionRecord:
-    """Bring a session back under the gate as it is now; the order is kept.
+@dataclass(frozen=True, slots=True)
+class RestoreOrder:
+    """How a snapshot is to be brought back, in the words of the program that does it.
+
+    Attributes:
+        consumer: Whose session it must be; a snapshot of another consumer is refused.
+        session_id: Id of the restored session; None: the snapshot's.
+        overwrite: Whether a session of that id is replaced.
+        by: The most an entry's `loaded_by` counts for.
+    """
+
+    consumer: str
+    session_id: str | None = None
+    overwrite: bool = False
+    by: By = "model"
+
+    def loader(self, entry: LoadedSkill) -> By:
+        """Return who loaded *entry*, at most `by`: a snapshot cannot widen what its reader vouches for."""
+        return min(loader_of(entry), self.by, key=_LOADERS.index)
+
+
+_LOADERS: Final[tuple[By, ...]] = ("model", "user", "code")
+
+
+async def restore(core: Core, snapshot: SessionSnapshot, order: RestoreOrder) -> SessionRecord:
+    """Bring a session back under the gate as it is now; the sequence of its skills stays.
+
+    A snapshot is somebody's word. It says which skills were loaded, never what they say: texts come from this
+    runtime's store or from the skill's own file.
 
     Raises:
-        SessionError: `session_exists` when the id is taken and *overwrite* is False.
-        BadRequest: `snapshot_unsupported` when a text does not have its digest.
+        SessionError: `session_exists` when the id is taken and nothing may be overwritten.
+        BadRequest: `snapshot_unsupported` when a text does not have its digest; `snapshot_untrusted` when the snapshot
+            is of another consumer, or brings a text that neither the store nor the skill's file has.
     """
-    for digest, text in found.bodies.items():
+    for digest, text in snapshot.bodies.items():
         if text_digest(text) != digest:
             raise BadRequest(
                 f"a body of the snapshot is not what its digest says: {digest}", code="snapshot_unsupported"
             )
-    wanted = checked_id(session_id if session_id is not None else found.record.session_id)
-    call = Call(wanted, NO_TURN)
-    gate = core.source.gate(found.record.consumer)
-    kept: list[LoadedSkill] = []
-    for entry in {entry.id: entry for entry in found.record.active}.values():  # an id stands once
-        granted = gate.resolve(entry.id, by=_by(entry.loaded_by))
+    record = snapshot.record
+    if record.consumer != order.consumer:
+        raise BadRequest(
+            f"the snapshot is of consumer {record.consumer!r}, and is to be restored for {order.consumer!r}; "
+            "say consumer= of the session it was taken from",
+            code="snapshot_untrusted",
+            consumer=record.consumer,
+            expected=order.consumer,
+        )
+    session_id = checked_id(order.session_id if order.session_id is not None else record.session_id)
+    call = Call(session_id, NO_TURN)
+    gate = core.source.gate(record.consumer)
+    active: list[LoadedSkill] = []
+    for entry in {entry.id: entry for entry in record.active}.values():  # an id stands once
+        by = order.loader(entry)
+        granted = gate.resolve(entry.id, by=by)
         if isinstance(granted, Refused):
             core.emit(call, "diagnostic", code="restore_dropped", id=entry.id, refusal=granted.code)
             continue
         brought = {skill.full_id: skill for skill in granted.closure}
-        if not await _have(core, brought[entry.id], entry.digest, found.bodies):
+        if not await _has_text(core, brought[entry.id], entry.digest, snapshot.bodies):
             core.emit(call, "diagnostic", code="body_lost", id=entry.id)
             continue
         imports = []
         for item in entry.imports:
             if item.id not in brought:
                 core.emit(call, "diagnostic", code="restore_dropped", id=item.id, refusal="import")
-            elif not await _have(core, brought[item.id], item.digest, found.bodies):
+            elif not await _has_text(core, brought[item.id], item.digest, snapshot.bodies):
                 core.emit(call, "diagnostic", code="body_lost", id=item.id)
             else:
                 imports.append(item)
-        kept.append(replace(entry, imports=tuple(imports)))
-    now = core.config.clock()
-    return await _put(core, replace(found.record, session_id=wanted, touched_at=now, active=tuple(kept)), overwrite)
+        active.append(replace(entry, loaded_by=by, imports=tuple(imports)))
+    restored = replace(
+        record,
+        session_id=session_id,
+        touched_at=core.config.clock(),
+        max_active=_cap(record.max_active, core.config.max_active),
+        active=tuple(active),
+    )
+    return await _put(core, restored, order.overwrite)
 
 
-async def _have(core: Core, skill: Skill, digest: str, bodies: Mapping[str, str]) -> bool:
-    """Whether the text of *digest* can be shown; a text of the snapshot is put into the store."""
-    text = bodies.get(digest)
-    if text is not None:
-        try:
-            core.bodies.keep(parsed(text.encode("utf-8"), skill, "SKILL.md", ""))
-        except ToolCallRefused:  # it has its digest, but was never a skill's text
-            return False
-        with store_errors():
-            await core.store.put_body(digest, text)
+async def _has_text(core: Core, skill: Skill, digest: str, bodies: Mapping[str, str]) -> bool:
+    """Whether this runtime has the text of *digest* for *skill* itself: in its store, or as the file is now.
+
+    Raises:
+        BadRequest: `snapshot_untrusted` when only the snapshot has it.
+    """
+    try:
+        body = await core.body(skill, digest)
+    except ToolCallRefused as error:
+        if error.code != "skill_unreadable":
+            raise
+        body = None  # the store has a text of that digest which was never a skill's
+    if body is not None and _names(body.properties) in (None, _names(skill.frontmatter)):
+        if body.raw is not None:
+            with store_errors():
+                await core.store.put_body(digest, body.raw)
         return True
-    body = await core.body(skill, digest)
-    if body is not None and body.raw is not None:
-        with store_errors():
-            await core.store.put_body(digest, body.raw)
-    return body is not None
+    if digest in bodies:
+        raise BadRequest(
+            f"the snapshot brings a text of {skill.full_id!r} that neither the store nor the skill's file has; "
+            "restore it without bodies and load the skill again",
+            code="snapshot_untrusted",
+            id=skill.full_id,
+            digest=digest,
+        )
+    return False
+
+
+def _names(frontmatter: Mapping[str, Any]) -> str | None:
+    name = frontmatter.get("name")
+    return None if name is None else str(name)
+
+
+def _cap(stored: int | None, configured: int | None) -> int | None:
+    """Return the tighter of two caps; None is no cap."""
+    caps = [cap for cap in (stored, configured) if cap is not None]
+    return min(caps) if caps else None
 
 
 async def _put(core: Core, record: SessionRecord, overwrite: bool) -> SessionRecord:
@@ -203,7 +267,3 @@ async def _put(core: Core, record: SessionRecord, overwrite: bool) -> SessionRec
         core.tickets.session_closed(record.session_id, gone(record.session_id))
     await core.create(placed, expect=expect)
     return placed
-
-
-def _by(loaded_by: str) -> By:
-    return "user" if loaded_by == "user" else "code" if loaded_by == "code" else "model"

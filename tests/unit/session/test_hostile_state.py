@@ -54,17 +54,17 @@ async def test_a_snapshot_naming_a_skill_twice_restores_it_once(make):
     assert [one.name for one in await restored.active()] == ["sales", "charts"]
 
 
-async def test_a_body_that_is_no_skill_is_lost(make, events):
-    """A text with its own digest that does not parse is dropped and told, not raised."""
-    runtime = make(events=events.append)
+async def test_a_body_that_is_no_skill_is_refused(make):
+    """A text with its own digest that does not parse is no more trusted than one that does."""
+    runtime = make()
     session = await runtime.create_session(initial=["sales", "charts"])
     wire = (await runtime.snapshot(session.id)).to_json()
     digest = "sha256:" + hashlib.sha256(b"garbage").hexdigest()
     wire["bodies"][digest] = "garbage"
     wire["active"][0]["digest"] = digest
-    restored = await runtime.restore(wire, session_id="again")
-    assert [one.name for one in await restored.active()] == ["charts"]
-    assert [event.data["code"] for event in events if event.type == "diagnostic"] == ["body_lost"]
+    with pytest.raises(BadRequest) as caught:
+        await runtime.restore(wire, session_id="again")
+    assert caught.value.code == "snapshot_untrusted"
 
 
 async def test_a_cap_below_one_is_no_snapshot(make):
