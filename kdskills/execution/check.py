@@ -35,7 +35,9 @@ MAX_PATH = 1024
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MOUNT_ID = re.compile(r"[^\s/\\\x00-\x1f\x7f]{1,255}")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_DIRECTION = re.compile(r"[\u202a-\u202e\u2066-\u2069]")
+_NO_TEXT = re.compile(r"[\ud800-\udfff]")
 
 HOOK_PREFIXES = ("LD_", "DYLD_", "BASH_FUNC_", "GIT_", "DOCKER_", "MALLOC_", "NPM_CONFIG_", "KDSKILLS_")
 """Prefixes of variables that load code into, or steer, programs started before or below the payload."""
@@ -135,6 +137,32 @@ def path_problem(path: str) -> str | None:
     if any(len(part.encode("utf-8", "surrogatepass")) > 255 for part in parts):
         return "has a part longer than 255 bytes"
     return None
+
+
+def output_problem(path: str) -> str | None:
+    """Return why a file of this path never leaves a run, or None.
+
+    Programs choose the names of their outputs. One that a terminal would obey, that reads otherwise than it is written,
+    or that is no text is refused, by every engine alike.
+    """
+    if _DIRECTION.search(path):
+        return "has characters that turn the direction of text"
+    if _NO_TEXT.search(path):
+        return "is no UTF-8 text"
+    return path_problem(path)
+
+
+def shown_path(path: str) -> str:
+    """Return *path* on one line for people: what is not printable, or no UTF-8, is written as escapes."""
+    if path.isprintable():
+        return path
+    return "".join(char if char.isprintable() else _escaped(char) for char in path)
+
+
+def _escaped(char: str) -> str:
+    if "\udc80" <= char <= "\udcff":  # a byte that is no UTF-8, as the system's calls hand it over
+        return f"\\x{ord(char) - 0xDC00:02x}"
+    return char.encode("unicode_escape").decode("ascii")
 
 
 def env_problem(name: str) -> str | None:

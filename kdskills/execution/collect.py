@@ -12,6 +12,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kdskills.execution.check import output_problem, shown_path
 from kdskills.execution.globs import OutputGlob
 from kdskills.execution.request import Artifact, ArtifactError, Limits
 
@@ -34,12 +35,19 @@ class Collection:
     errors: list[ArtifactError] = field(default_factory=list)
 
     def refuse(self, path: str, code: str, message: str) -> None:
-        """Note an output that was not collected; a flood of them is cut."""
+        """Note an output that was not collected, its name escaped; a flood of them is cut."""
         if len(self.errors) < MAX_ERRORS:
-            self.errors.append(ArtifactError(path, code, message))
+            self.errors.append(ArtifactError(shown_path(path), code, message))
 
     def accept(self, path: str, data: bytes, mode: int) -> None:
-        """Take one regular file's bytes, within the caps that are left; *mode* is masked."""
+        """Take one regular file's bytes, within the caps that are left; *mode* is masked.
+
+        Whatever engine reads the file, this is where its name is judged: `bad_name` for one that is no clean path.
+        """
+        problem = output_problem(path)
+        if problem is not None:
+            self.refuse(path, "bad_name", f"the path {problem}")
+            return
         if self.files_left <= 0:
             self.refuse(path, "too_many", "more files match than may be collected")
             return
@@ -97,7 +105,7 @@ def _walk(folder: int, prefix: tuple[str, ...], found: Collection) -> None:
 
 def _visit(folder: int, name: str, path: tuple[str, ...], found: Collection) -> None:
     matched = any(glob.matches(path) for glob in found.globs)
-    shown = "/".join(path).encode("utf-8", "backslashreplace").decode()
+    shown = "/".join(path)
     try:
         facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISDIR(facts.st_mode):
@@ -122,7 +130,7 @@ def _link_on_the_way(path: tuple[str, ...], shown: str, found: Collection) -> No
     """A link standing where a literal output names a folder explains why that output is not there."""
     for glob in found.globs:
         if glob.literal and glob.may_lie_below(path):
-            found.refuse(glob.pattern, "link", f"{shown} is a link")
+            found.refuse(glob.pattern, "link", f"{shown_path(shown)} is a link")
 
 
 def _descend(folder: int, name: str, path: tuple[str, ...], found: Collection) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kdskills.execution.check import Plan, path_problem
+from kdskills.execution.check import Plan
 from kdskills.execution.code_run import MAX_REPORT
 from kdskills.execution.collect import Collection, finish, new_collection
 from kdskills.execution.ended import Ended
@@ -243,20 +243,18 @@ class Answer:
             case "file" if 0 <= int(line["size"]) <= limits.output_size:
                 self._body = (_Head(str(line["path"]) or "/", int(line["mode"])), int(line["size"]))
             case "problem":
-                path = str(line["path"]).encode("utf-8", "backslashreplace").decode()
-                self.found.refuse(path[:1024], str(line["code"])[:64], str(line["message"])[:512])
+                self.found.refuse(str(line["path"])[:1024], str(line["code"])[:64], str(line["message"])[:512])
             case "done":
                 self.done = True
             case _:
                 raise ValueError(line["kind"])
 
     def _accept(self, path: str, data: bytes, mode: int) -> None:
-        """Take a file whose path is clean and was asked for."""
-        shown = path.encode("utf-8", "backslashreplace").decode()
-        if path_problem(path) or not any(glob.matches(tuple(path.split("/"))) for glob in self.plan.globs):
-            self.found.refuse(shown, "not_declared", "no declared output names it")
+        """Take a file that was asked for."""
+        if any(glob.matches(tuple(path.split("/"))) for glob in self.plan.globs):
+            self.found.accept(path, data, mode)
         else:
-            self.found.accept(shown, data, mode)
+            self.found.refuse(path, "not_declared", "no declared output names it")
 
 
 def _ended(line: dict[str, Any], plan: Plan) -> Ended:

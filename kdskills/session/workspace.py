@@ -18,7 +18,8 @@ from typing import Final, Literal, Protocol
 
 from kdskills.errors import FileRefused, ToolCallRefused
 from kdskills.execution import Artifact, InputFile
-from kdskills.session.codes import path_denied, refuse
+from kdskills.execution.check import output_problem
+from kdskills.session.codes import invalid, path_denied, refuse
 from kdskills.session.limits import MIB
 from kdskills.session.paths import clean_path
 from kdskills.session.receipts import ProducedFile, bytes_digest
@@ -147,6 +148,9 @@ class FolderWorkspace:
                 a file, 256 files or 64 MiB a turn; `invalid_argument` when `create` finds a file.
         """
         clean = clean_path(path)
+        problem = output_problem(clean)
+        if problem is not None:
+            raise invalid(f"the path {problem}", ("/path", problem))
         if clean.count("/") > MAX_DEPTH:
             raise refuse(
                 "invalid_argument",

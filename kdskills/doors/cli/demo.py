@@ -10,7 +10,7 @@ from rich.markdown import Markdown
 from rich.panel import Panel
 from rich.table import Table
 
-from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, console, disarmed, failing, plain, print_json
+from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, console, disarmed, failing, line, plain, print_json
 from kdskills.doors.cli.within import ask, run
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Narrator:
 
     def on_file_written(self, event: Any) -> None:
         """Print the file."""
-        self.line("file", plain(f"{event.path} ({event.size} bytes)"), "green")
+        self.line("file", line(f"{event.path} ({event.size} bytes)"), "green")
 
     def on_diagnostic(self, event: Any) -> None:
         """Print the diagnostic."""

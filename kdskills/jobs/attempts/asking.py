@@ -67,8 +67,10 @@ def keeps(order: AttemptOrder) -> bool:
     return order.session_dir is not None
 
 
-def declared(order: AttemptOrder, path: str) -> bool:
-    """Whether *path* was declared an output, rather than only kept by the session."""
+def shows(order: AttemptOrder, path: str) -> bool:
+    """Whether *path* was declared an output, rather than only kept by the session or looked for by us."""
+    if path == MARKER:
+        return False
     parts = tuple(path.split("/"))
     return any(compile_glob(pattern).matches(parts) or pattern == path for pattern in order.spec.command.outputs)
 

@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from kdskills.execution.check import path_problem
+from kdskills.execution.check import output_problem
 from kdskills.execution.collect import MAX_ERRORS
 from kdskills.execution.request import Artifact, ExecResult
 from kdskills.execution.stage import locked
@@ -27,7 +27,7 @@ from kdskills.jobs.attempts.order import OutputError
 _CURRENT: Final = "current"
 _LOCK: Final = ".lock"
 _NEW: Final = ".new-"
-_KEPT_OUT: Final = frozenset({"link", "not_regular"})
+_KEPT_OUT: Final = frozenset({"link", "not_regular", "bad_name"})
 _UNREAD: Final = frozenset({"too_large", "too_many", "too_deep", "unreadable"})
 
 
@@ -125,7 +125,7 @@ class SessionFolder:
             now = self._snapshot()
             changed = {path: item for path, item in files.items() if not given.same(item) and not now.same(item)}
             for path in sorted(changed):
-                problem = path_problem(path)
+                problem = output_problem(path)
                 if problem is not None:
                     errors.append(OutputError(path=path, code="bad_name", message=f"the path {problem}"))
                     del changed[path]

@@ -11,7 +11,7 @@ from typing import Final
 from kdskills.errors import ExecFailed, KdskillsError
 from kdskills.execution.request import Artifact, ArtifactError, ExecResult
 from kdskills.jobs.attempts import shim
-from kdskills.jobs.attempts.asking import EVERYTHING, declared
+from kdskills.jobs.attempts.asking import EVERYTHING, shows
 from kdskills.jobs.attempts.order import AttemptOrder, OutFile, OutputBounds, OutputError, Verdict, VerdictStatus
 
 _CODES: Final = {"cancelled": "canceled", "nonzero": None, "ok": None}
@@ -36,9 +36,7 @@ def to_verdict(
         not_put_back: Files the session could not take back.
         instead: Why we ended it, when that is what should be told.
     """
-    kept, refused = keep_outputs(
-        folder, [item for item in result.artifacts if declared(order, item.path)], order.outputs
-    )
+    kept, refused = keep_outputs(folder, [item for item in result.artifacts if shows(order, item.path)], order.outputs)
     errors = [*_errors(order, result.artifact_errors), *refused, *not_put_back]
     said: VerdictStatus = result.status
     code, error = _CODES.get(said, said), result.error
@@ -108,5 +106,5 @@ def keep_outputs(
 
 def _errors(order: AttemptOrder, errors: Iterable[ArtifactError]) -> Iterable[OutputError]:
     for error in errors:
-        if error.path != EVERYTHING and declared(order, error.path):
+        if error.path != EVERYTHING and shows(order, error.path):
             yield OutputError(path=error.path, code=error.code, message=error.message)

@@ -117,6 +117,20 @@ async def outputs_are_plain_files(executor: Executor) -> None:
     assert b"root:" not in b"".join(found.values()), result
 
 
+async def output_names_are_plain(executor: Executor) -> None:
+    """A file whose name a terminal would obey, that reads otherwise than written, or that is no text, is not collected.
+
+    It is named as `bad_name`, escaped; names of any script are kept as they are.
+    """
+    good = ("ü €.txt", "שלום.txt", "a b.txt")
+    result = await run(executor, code=program("names.py"), outputs=("**",))
+    same({*good}, {item.path for item in result.artifacts}, result)
+    bad = {item.path: item.code for item in result.artifact_errors if item.path != "**"}
+    escaped = ("back\\slash", "c1\\x85", "d\\x1b/inner", "esc\\x1b[2J", "line\\nbreak", "no\\xff", "turn\\u202etxt.exe")
+    names = (name if name.endswith(".exe") else f"{name}.txt" for name in escaped)
+    same(dict.fromkeys(names, "bad_name"), bad, result)
+
+
 async def output_caps_hold(executor: Executor) -> None:
     """More or larger outputs than allowed are named, not collected."""
     limits = Limits(output_files=2, output_size=1000)
@@ -177,6 +191,7 @@ PROMISES = (
     Promise("inputs_are_copies", "§4", inputs_are_copies),
     Promise("linked_inputs_are_refused", "§4", linked_inputs_are_refused),
     Promise("outputs_are_plain_files", "§4", outputs_are_plain_files),
+    Promise("output_names_are_plain", "§4", output_names_are_plain),
     Promise("output_caps_hold", "§4", output_caps_hold),
     Promise("sparse_output", "§4", sparse_output),
     Promise("runs_leave_nothing_to_each_other", "§4", runs_leave_nothing_to_each_other),

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.errors import ExecRefused
-from kdskills.execution.check import HOOK_NAMES, LIMIT_NAMES, check_request, env_problem, path_problem, require_limits
+from kdskills.execution.check import (
+    HOOK_NAMES,
+    LIMIT_NAMES,
+    check_request,
+    env_problem,
+    output_problem,
+    path_problem,
+    require_limits,
+    shown_path,
+)
 from kdskills.execution.request import ExecRequest, InputFile, Limits, Owner, ScriptCall, SkillMount
 
 MOUNT = SkillMount("press.profile", Path("/nowhere"), "sha256:" + "0" * 64)
@@ -120,6 +129,27 @@ def test_clean_paths_stay_below(path):
         assert parts[:2] == ("/", "top")
         assert ".." not in parts
         assert len(parts) == 2 + len(path.split("/"))
+
+
+@pytest.mark.parametrize(
+    ("path", "shown", "fits"),
+    [
+        ("a/ü שלום.txt", "a/ü שלום.txt", True),
+        ("a\x1b[2J", "a\\x1b[2J", False),
+        ("a\nb", "a\\nb", False),
+        ("a\x9bb", "a\\x9bb", False),
+        ("a\u2028b", "a\\u2028b", False),
+        ("a\u202etxt.exe", "a\\u202etxt.exe", False),
+        ("a\udcff", "a\\xff", False),
+        ("a\ud800", "a\\ud800", False),
+        ("zero\u200dwidth", "zero\\u200dwidth", True),
+    ],
+)
+def test_names_of_outputs(path, shown, fits):
+    """An output's name is plain text, or it is refused; what is shown is on one line and holds nothing to obey."""
+    assert (output_problem(path) is None) is fits
+    assert shown_path(path) == shown
+    assert shown.isprintable()
 
 
 @pytest.mark.parametrize(

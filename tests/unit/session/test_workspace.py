@@ -44,6 +44,13 @@ def test_write_modes(work):
     assert sorted(entry.path for entry in work.files()) == ["a/b.txt", "in.txt", "new.txt"]
 
 
+@pytest.mark.parametrize("path", ["a\x1b[2J.txt", "a\nb.txt", "a\u202etxt.exe"])
+def test_names_that_fool_are_not_written(work, path):
+    """A model's file is named in plain text, as what a run leaves is."""
+    assert refused(work.write, path, b"x").code == "invalid_argument"
+    assert [entry.path for entry in work.files()] == ["in.txt"]
+
+
 @pytest.mark.parametrize(
     "path", ["in.txt", "data/rows.csv", "data/new.csv", "data", "../x", "/tmp/x", "a\\b", "a/../in.txt"]
 )

@@ -9,7 +9,7 @@ from kdskills.execution import Limits
 from kdskills.execution.check import check_request
 from kdskills.execution.request import MAX_BACKGROUND_S, InputFile
 from kdskills.jobs.attempts import OrderInput
-from kdskills.jobs.attempts.asking import EVERYTHING, MARKER, declared, to_request
+from kdskills.jobs.attempts.asking import EVERYTHING, MARKER, shows, to_request
 from kdskills.jobs.model import FromArtifact, Inline
 
 FOLDER = Path("/state/runs/t/1")
@@ -96,8 +96,14 @@ def test_many_inputs_have_descriptors_enough(make_order, tmp_path):
     assert to_request(order, FOLDER, dict(list(files.items())[:5])).limits.nofile == 64
 
 
+def test_what_we_look_for_ourselves_is_nobodys_output(make_order):
+    """The file whose absence proves a look is never shown, though `**` would name it."""
+    order = make_order(outputs=("**",))
+    assert (shows(order, "a/b"), shows(order, MARKER)) == (True, False)
+
+
 def test_declared_outputs_are_told_from_the_sessions(make_order):
     """Only what a glob of the command names is an output of it."""
     order = make_order(outputs=("out/*.csv", "r"))
-    seen = {path: declared(order, path) for path in ("out/a.csv", "r", "out/*.csv", "a", "out/b.txt", MARKER)}
+    seen = {path: shows(order, path) for path in ("out/a.csv", "r", "out/*.csv", "a", "out/b.txt", MARKER)}
     assert seen == {"out/a.csv": True, "r": True, "out/*.csv": True, "a": False, "out/b.txt": False, MARKER: False}
