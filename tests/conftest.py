@@ -1,7 +1,8 @@
 """Shared test set-up: which real services a test needs, and what happens when one is absent.
 
 `@pytest.mark.needs("bubblewrap")` skips with a reason where the service does not answer. `KDSKILLS_REQUIRE` (comma-separated
-names, or `all`) turns such a skip into a failure; `.ci/run` sets it.
+names, or `all`) turns such a skip into a failure; `.ci/run` sets it. With `all`, a test that skips itself fails the run, too,
+unless `MAY_SKIP` says why it may. At the end of each run stands what was skipped, and what would make it run.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -185,9 +187,84 @@ def absence(service: str) -> str | None:
     return PROBES[service]()
 
 
+#: What makes the tests of a service run, where it is not installed by `make setup`.
+BROUGHT_BY = {
+    "docker": ".ci/services",
+    "postgres": ".ci/services",
+    "codex": ".ci/codex",
+    "mcp-conformance": ".ci/mcp-conformance",
+    "srt": ".ci/srt",
+    "llama": ".ci/real-model",
+}
+
+#: Beginnings of reasons that are no lack of this machine: the case does not apply, or is asked for by itself.
+MAY_SKIP = (
+    "KDSKILLS_CHAOS=full runs",  # many minutes: the small storms run always
+)
+
+
+class SkipReport:
+    """Sums up what was skipped and why; in a strict run, a skip that nobody allowed is a failure.
+
+    Args:
+        strict: Whether only reasons of `MAY_SKIP` may stand in the summary.
+    """
+
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
+        self._reasons: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a test that was skipped."""
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a whole file that was skipped."""
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            self._reasons[reason.removeprefix("Skipped: ")] += 1
+
+    def _refused(self) -> list[str]:
+        return [reason for reason in self._reasons if self._strict and not reason.startswith(MAY_SKIP)]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Fail a strict run that skipped what it may not."""
+        if exitstatus == pytest.ExitCode.OK and self._refused():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Write one line for each reason, the most frequent first."""
+        if not self._reasons:
+            return
+        terminalreporter.section(f"skipped: {self._reasons.total()} tests")
+        for reason, count in self._reasons.most_common():
+            service = reason.removeprefix("needs ").partition(":")[0]
+            remedy = f" [{BROUGHT_BY[service]}]" if service in BROUGHT_BY else ""
+            refusal = "REFUSED " if reason in self._refused() else ""
+            terminalreporter.line(f"{refusal}{count:5d}  {reason}{remedy}")
+        if not self._strict:
+            terminalreporter.line(
+                "       .ci/run installs and starts all of it, and fails where a test of it is skipped"
+            )
+
+
+def _required() -> set[str]:
+    return {name.strip() for name in os.environ.get("KDSKILLS_REQUIRE", "").split(",") if name.strip()}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Count what is skipped in the process that prints the summary: workers report to it."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SkipReport(strict="all" in _required()), "kdskills-skips")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip, or under KDSKILLS_REQUIRE fail, a test whose service is absent."""
-    required = {name.strip() for name in os.environ.get("KDSKILLS_REQUIRE", "").split(",") if name.strip()}
+    required = _required()
     for marker in item.iter_markers("needs"):
         for service in marker.args:
             reason = absence(service)
