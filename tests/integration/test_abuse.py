@@ -107,7 +107,10 @@ async def test_bare(bare, case, tmp_path):
     """What does not need a wall is true of the bare engine, and its folders are gone."""
     await check(bare, case)
     assert list((tmp_path / "state" / "local-runs").iterdir()) == []
-    assert _bearing(str(tmp_path)) == []
+    deadline = time.monotonic() + 30
+    while left := _bearing(str(tmp_path)):  # the kernel takes a moment to clear away what was killed
+        assert time.monotonic() < deadline, left
+        await asyncio.sleep(0.01)
 
 
 def test_every_case_is_a_file_and_says_what_must_be_true():
@@ -135,7 +138,6 @@ def test_every_case_is_a_file_and_says_what_must_be_true():
 
 def _bearing(words: str) -> list[int]:
     """Return the processes whose environment holds *words*."""
-    time.sleep(0.05)
     found = []
     for name in (path.name for path in Path("/proc").iterdir()):
         if name.isdigit() and int(name) != os.getpid():

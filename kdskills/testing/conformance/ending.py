@@ -7,7 +7,7 @@ import contextlib
 import signal
 import time
 
-from kdskills.execution import Executor, Limits
+from kdskills.execution import Executor, Handle, Limits
 from kdskills.testing.conformance.common import Promise, ask, program, run, same, sh
 
 SLACK_S = 2.0
@@ -77,11 +77,12 @@ async def signals_and_tail(executor: Executor) -> None:
 
 async def waiting_can_be_given_up(executor: Executor) -> None:
     """Giving up a wait does not end the run."""
-    handle = await executor.start(ask(executor, argv=("sh", "-c", "sleep 1; echo done")))
+    handle = await _waits_for_a_signal(executor)
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(handle.wait(), 0.2)
+        await asyncio.wait_for(handle.wait(), 0.1)
+    handle.signal(signal.SIGUSR1)
     result = await handle.wait()
-    same(("ok", b"done\n"), (result.status, result.stdout.data), result)
+    same(("ok", b"ready\ndone\n"), (result.status, result.stdout.data), result)
 
 
 async def many_at_once(executor: Executor) -> None:
@@ -93,11 +94,19 @@ async def many_at_once(executor: Executor) -> None:
 
 async def reap_leaves_the_living(executor: Executor) -> None:
     """`reap` reports, and touches nothing a living owner uses."""
-    handle = await executor.start(ask(executor, argv=("sh", "-c", "sleep 1.5; echo alive")))
-    await asyncio.sleep(0.8)
+    handle = await _waits_for_a_signal(executor)
     await executor.reap()
+    handle.signal(signal.SIGUSR1)
     result = await handle.wait()
-    same(("ok", b"alive\n"), (result.status, result.stdout.data), result)
+    same(("ok", b"ready\ndone\n"), (result.status, result.stdout.data), result)
+
+
+async def _waits_for_a_signal(executor: Executor) -> Handle:
+    """Start a program that says `done` and ends when it gets USR1."""
+    script = "trap 'echo done; exit 0' USR1; echo ready; while :; do sleep 0.05; done"
+    handle = await executor.start(ask(executor, argv=("sh", "-c", script), limits=Limits(wall_s=60)))
+    await _until(lambda: b"ready" in handle.tail()[0])
+    return handle
 
 
 async def _within(executor: Executor, **request: object) -> None:
