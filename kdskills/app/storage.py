@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kdskills.app.identity import LOCAL
-from kdskills.jobs.database import Database
-from kdskills.jobs.folder import state_folder
+from kdskills.jobs.database import Database, sqlite_file
+from kdskills.jobs.folder import database_folder
 from kdskills.jobs.migrate import upgrade
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
     from kdskills.app.projects import Projects
     from kdskills.app.tokens import Tokens
-
-_SQLITE = "sqlite:///"
 
 
 class Storage:
@@ -28,8 +26,8 @@ class Storage:
     @property
     def present(self) -> bool:
         """Whether there may be anything to read: reading must not make a database nobody asked for."""
-        url = self._host.settings.work_database
-        return not url.startswith(_SQLITE) or Path(url.removeprefix(_SQLITE)).exists()
+        file = sqlite_file(self._host.settings.work_database)
+        return file is None or file.exists()
 
     @cached_property
     def database(self) -> Database:
@@ -68,7 +66,5 @@ class Storage:
         return self._host.settings.bundle if project == LOCAL.project else None
 
     def _prepare(self, database: Database) -> None:
-        url = self._host.settings.work_database
-        if url.startswith(_SQLITE):
-            state_folder(Path(url.removeprefix(_SQLITE)).parent)
+        database_folder(self._host.settings.work_database, self._host.settings.state_dir)
         upgrade(database, "service")

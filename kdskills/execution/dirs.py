@@ -12,8 +12,12 @@ import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from kdskills.errors import ExecRefused
+from kdskills.skills.private_files import FOLDER_MODE, close_to_others, make_folder
+
+PASSABLE: Final = 0o711
 
 
 def cache_dir() -> Path:
@@ -30,20 +34,29 @@ def state_dir() -> Path:
     return _xdg("XDG_STATE_HOME", ".local/state") / "kdskills"
 
 
-def private_dir(path: Path) -> Path:
-    """Make *path* (0755) and its parents, and return it; nobody but us may write there.
+def private_dir(path: Path, *, passable: bool = False, narrow: bool = True) -> Path:
+    """Make *path* (0700) and its parents, and return it; nobody but us may read or write there.
+
+    Args:
+        path: The folder.
+        passable: Whether programs under a uid of their own must reach what lies in it: then others may pass it (0711), which
+            shows them nothing but what they know by name.
+        narrow: Whether one of ours that others may read is closed to them.
 
     Raises:
         ExecRefused: The folder belongs to another user, is a link, or others may write to it.
     """
-    if not path.is_dir():
-        path.mkdir(mode=0o755, parents=True, exist_ok=True)
-        path.chmod(0o755)
+    # root's tops lie below folders of the system, which others must pass for reasons of their own
+    make_folder(path, parents=PASSABLE if os.geteuid() == 0 else FOLDER_MODE)
     info = path.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
         raise ExecRefused(
             f"{path} must be a folder of uid {os.geteuid()} that nobody else may write to", path=str(path)
         )
+    if narrow:
+        close_to_others(path)
+    if passable and stat.S_IMODE(path.stat().st_mode) & PASSABLE != PASSABLE:
+        path.chmod(PASSABLE)
     return path
 
 

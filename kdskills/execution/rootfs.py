@@ -81,7 +81,8 @@ def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -
         ExecFailed: A tool or package the recipe demands is not installed on this host.
         ExecRefused: The cache folder is not ours alone.
     """
-    top = private_dir(private_dir(cache or cache_dir()) / "rootfs")
+    passable = os.geteuid() == 0  # then programs have a uid of their own, and some engines reach the tree by this path
+    top = private_dir(private_dir(cache or cache_dir(), passable=passable) / "rootfs", passable=passable)
     wanted = [*rootfs_copy.recipe(image_recipe_dir() / "packages.txt"), *((name, True) for name in sorted(packages))]
     base_key, ours = _base_key(wanted), _our_files()
     key = _digest([base_key, [(str(inside), _file_digest(source)) for inside, source in ours]])

@@ -28,12 +28,13 @@ KEEP_S = 7 * 24 * 3600.0
 _CHUNK = 1024 * 1024
 
 
-def stage_skill(mount: SkillMount, cache: Path) -> Path:
+def stage_skill(mount: SkillMount, cache: Path, *, passable: bool = False) -> Path:
     """Return a read-only copy of the skill's tree whose digest is `mount.tree`.
 
     Args:
         mount: The skill, where it lives, and the digest its tree must have.
         cache: Folder from `kdskills.execution.dirs.cache_dir`.
+        passable: Whether programs reach the copy by its own path, under a uid of their own; see `private_dir`.
 
     Raises:
         RootMissing: The skill's folder is not there.
@@ -42,7 +43,7 @@ def stage_skill(mount: SkillMount, cache: Path) -> Path:
     name = mount.tree.removeprefix("sha256:")
     if len(name) != 64 or not set(name) <= set("0123456789abcdef"):
         raise RootChanged(f"skill {mount.id} has no usable tree digest", id=mount.id, expected=mount.tree)
-    top = private_dir(private_dir(cache) / "stage")
+    top = private_dir(private_dir(cache, passable=passable) / "stage", passable=passable)
     final = top / name
     if _used_lately(final) and _still(mount, final):
         return final

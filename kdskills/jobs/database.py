@@ -14,8 +14,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import unquote
 
 from kdskills.errors import KdskillsError, MissingExtra, OperatorMustAct
+from kdskills.skills.private_files import private_database
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -29,6 +31,7 @@ SQLITE_CONNECTIONS: Final = 24
 """Connections to a file that are kept: as many as a worker has threads; each is opened when it is first needed."""
 SCHEMA_LOCK: Final = 2_037_581
 """Number of the advisory lock under which tables are made."""
+_SQLITE: Final = "sqlite:///"
 _ALEMBIC: Final = threading.Lock()
 """Alembic keeps the connection it works on in its module: two upgrades in one process would write to each other's database."""
 
@@ -72,13 +75,22 @@ def upsert(dialect: str, table: sa.Table) -> Any:
     return sqlite_insert(table)
 
 
-def open_engine(url: str, *, what: str, failure: type[KdskillsError] = DatabaseUnavailable) -> sa.Engine:
-    """Return an engine with the settings both databases need for several writers.
+def open_engine(
+    url: str,
+    *,
+    what: str,
+    failure: type[KdskillsError] = DatabaseUnavailable,
+    prepare: Callable[[sqlite3.Connection, object], None] | None = None,
+    **pool: Any,
+) -> sa.Engine:
+    """Return an engine with the settings both databases need for several writers; a SQLite file is for this user only.
 
     Args:
         url: `sqlite:///path` or `postgresql://…`.
         what: Whose database it is, in words, such as `the session store`.
         failure: Class of the error for a URL that is none.
+        prepare: Prepares each new connection to a SQLite file, for a user that begins transactions in a way of its own.
+        **pool: Further options of the pool of connections.
 
     Raises:
         MissingExtra: SQLAlchemy or the driver is not installed.
@@ -91,20 +103,53 @@ def open_engine(url: str, *, what: str, failure: type[KdskillsError] = DatabaseU
     if url.startswith("postgresql://"):
         url = "postgresql+psycopg://" + url.removeprefix("postgresql://")
     try:
-        engine = sa.create_engine(url, hide_parameters=True, **pooling(url))
+        engine = sa.create_engine(url, hide_parameters=True, **(pool | _pooling(url)))
     except ImportError:
         raise MissingExtra(f"{what} in PostgreSQL", "jobs") from None
     except sa.exc.ArgumentError:
         raise failure(f"the URL of {what} is no database URL") from None
     if engine.dialect.name == "sqlite":
-        sa.event.listen(engine, "connect", _prepare_sqlite)
-        sa.event.listen(engine, "begin", _begin_sqlite)
+        _keep_private(engine, what, failure)
+        sa.event.listen(engine, "connect", prepare or _prepare_sqlite)
+        if prepare is None:
+            sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
-def pooling(url: str) -> dict[str, Any]:
+def _pooling(url: str) -> dict[str, Any]:
     """Return how connections are kept: a file is never away, and opening it anew costs more than keeping it open."""
     return {"pool_size": SQLITE_CONNECTIONS} if url.startswith("sqlite") else {"pool_pre_ping": True}
+
+
+def _keep_private(engine: sa.Engine, what: str, failure: type[KdskillsError]) -> None:
+    """Have the file made for this user only before any connection is made to it: SQLite would follow the umask."""
+    import sqlalchemy as sa
+
+    def prepare(_dialect: object, _record: object, arguments: list[Any], _keywords: object) -> None:
+        path = _file_of(str(arguments[0]))
+        if path is None:
+            return
+        try:
+            private_database(path)
+        except OSError as error:
+            raise failure(f"{what} does not answer: {error.strerror}") from None
+
+    sa.event.listen(engine, "do_connect", prepare)
+
+
+def _file_of(name: str) -> Path | None:
+    """Return the file SQLite opens by *name*; None for a database in memory."""
+    if name.startswith("file:"):
+        name, _, options = name.removeprefix("file:").partition("?")
+        if "mode=memory" in options.split("&"):
+            return None
+        name = unquote(name)
+    return None if name in {"", ":memory:"} else Path(name)
+
+
+def sqlite_file(url: str) -> Path | None:
+    """Return the file of a database's URL; None when it is not SQLite, or in memory. The file is never to be opened."""
+    return _file_of(url.removeprefix(_SQLITE).partition("?")[0]) if url.startswith(_SQLITE) else None
 
 
 def make_tables(link: sa.Connection, metadata: sa.MetaData) -> None:

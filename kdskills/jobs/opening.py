@@ -20,6 +20,7 @@ from kdskills.jobs.queues import Queues, migrate_queue, open_queue_engine, versi
 from kdskills.jobs.records import Records
 from kdskills.jobs.settings import JobsSettings
 from kdskills.jobs.tables import WorkTables
+from kdskills.skills.private_files import open_private, write_private
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -58,7 +59,6 @@ class Work:
         self.host = host_id(state_dir)
         self.tables = WorkTables()
         self.database = Database(url, what=WHAT)
-        self._close_to_others()
         self.records = Records(self.tables, self.database.dialect)
         self.attempts = Attempts(state_dir, starter)
         self.queue_engine: sa.Engine = open_queue_engine(url)
@@ -77,12 +77,6 @@ class Work:
         self.queues.close()
         self.queue_engine.dispose()
         self.database.engine.dispose()
-
-    def _close_to_others(self) -> None:
-        """Keep SQLite's file, and what it makes beside it, from other users: specs hold environments, which hold secrets."""
-        path = self.database.engine.url.database
-        if self.database.dialect == "sqlite" and path:
-            Path(path).touch(mode=0o600)
 
     def _prepare(self, wanted: str) -> None:
         """Make or upgrade the tables, the queue's too; costs one read when they are up to date."""
@@ -116,7 +110,7 @@ def host_id(state_dir: Path) -> str:
     except FileNotFoundError:
         pass
     part = state_dir / f".host.{os.getpid()}.{threading.get_ident()}"
-    part.write_text(secrets.token_hex(8) + "\n")
+    write_private(part, secrets.token_hex(8) + "\n")
     try:
         with contextlib.suppress(FileExistsError):
             os.link(part, path)  # the first of several at once wins
@@ -140,7 +134,7 @@ def _one_at_a_time(database: Database, state_dir: Path) -> Iterator[None]:
             finally:
                 link.exec_driver_sql(f"SELECT pg_advisory_unlock({QUEUE_LOCK})")
         return
-    with (state_dir / "schema.lock").open("w") as lock:
+    with open_private(state_dir / "schema.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

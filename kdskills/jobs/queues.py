@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import MissingExtra
-from kdskills.jobs.database import pooling, set_pragmas
+from kdskills.jobs.database import open_engine, set_pragmas
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -225,21 +225,9 @@ def open_queue_engine(url: str, *, connections: int = 20) -> sa.Engine:
     Raises:
         MissingExtra: SQLAlchemy or the driver is not installed.
     """
-    try:
-        import sqlalchemy as sa
-    except ImportError:
-        raise MissingExtra("background work", "jobs") from None
-    if url.startswith("postgresql://"):
-        url = "postgresql+psycopg://" + url.removeprefix("postgresql://")
-    try:
-        engine = sa.create_engine(
-            url, hide_parameters=True, max_overflow=10, pool_timeout=30, **({"pool_size": connections} | pooling(url))
-        )
-    except ImportError:
-        raise MissingExtra("background work in PostgreSQL", "jobs") from None
-    if engine.dialect.name == "sqlite":
-        sa.event.listen(engine, "connect", _prepare_sqlite)
-    return engine
+    return open_engine(
+        url, what="background work", prepare=_prepare_sqlite, pool_size=connections, max_overflow=10, pool_timeout=30
+    )
 
 
 def migrate_queue(engine: sa.Engine) -> None:

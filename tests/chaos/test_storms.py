@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from kdskills.testing.journal_storm import journal_storm
 from kdskills.testing.work import job_storm, kill_storm, labs, outage_storm, two_host_storm
 
 pytestmark = [
@@ -25,6 +26,14 @@ async def test_three_hundred_tasks(database):
     async with labs("a", url=database) as (lab,):
         report = await kill_storm(lab, tasks=300, kills=20, deadline_s=1800)
         assert report.clean, (report, lab.said())
+
+
+@pytest.mark.parametrize("burners", [0, 8], ids=["low-load", "high-load"])
+@pytest.mark.parametrize("storm", range(5))
+def test_clients_that_come_and_go(tmp_path, burners, storm):
+    """Four processes of three clients each, 2,000 keys: one claim for each key, nobody fails, the file stays whole."""
+    report = journal_storm(tmp_path, processes=4, clients=3, keys=2000, burners=burners)
+    assert report.clean, (storm, report)
 
 
 @both

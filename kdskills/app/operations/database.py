@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from kdskills.app.operations.models import Input, Output
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.jobs.database import Database
-from kdskills.jobs.folder import state_folder
+from kdskills.jobs.folder import database_folder
 from kdskills.jobs.migrate import HEADS, current, upgrade
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
-
-SQLITE: Final = "sqlite:///"
 
 
 class UpgradeInput(Input):
@@ -38,12 +36,11 @@ class UpgradeOut(Output):
 
 async def upgrade_all(host: Host, given: UpgradeInput, context: Context) -> UpgradeOut:
     """Upgrade every part, one after the other; what is up to date stays as it is."""
-    return await asyncio.to_thread(_upgrade, host.settings.work_database)
+    return await asyncio.to_thread(_upgrade, host.settings.work_database, host.settings.state_dir)
 
 
-def _upgrade(url: str) -> UpgradeOut:
-    if url.startswith(SQLITE):
-        state_folder(Path(url.removeprefix(SQLITE)).parent)
+def _upgrade(url: str, state_dir: Path) -> UpgradeOut:
+    database_folder(url, state_dir)
     database = Database(url, what="the service's database")
     try:
         done = {part: upgrade(database, part) for part in sorted(HEADS)}

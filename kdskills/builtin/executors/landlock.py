@@ -107,11 +107,12 @@ class LandlockExecutor:
         return ReapReport(runs.ended + groups.ended, runs.failed + groups.failed)
 
     def _runs(self) -> Path:
-        return private_dir(private_dir(self._options.state_dir or state_dir()) / "landlock-runs")
+        top = private_dir(self._options.state_dir or state_dir(), passable=True)
+        return private_dir(top / "landlock-runs", passable=True)
 
     def _uids(self) -> Uids:
         # One place for the whole machine, wherever an instance keeps its state: uids are the machine's.
-        return Uids(self._options.sandbox_uid, private_dir(state_dir()) / "uids")
+        return Uids(self._options.sandbox_uid, private_dir(state_dir(), passable=True) / "uids")
 
     def _start(self, request: ExecRequest) -> TreeRun:
         require_endings(self.name)
@@ -131,7 +132,7 @@ class LandlockExecutor:
         enforced = LIMIT_NAMES - {"work", "tmp"} - (set() if self._cgroups is not None else {"memory"})
         require_limits(enforced, self._options.best_effort, self.name)
         cache = self._options.cache_dir or cache_dir()
-        places = {mount.id: str(stage_skill(mount, cache)) for mount in request.skills}
+        places = {mount.id: str(stage_skill(mount, cache, passable=True)) for mount in request.skills}
         inputs = read_inputs(request.inputs, request.limits)
         lease = self._uids().lease()
         try:

@@ -120,10 +120,11 @@ class SrtExecutor:
         return ReapReport(runs.ended + groups.ended, runs.failed + groups.failed)
 
     def _runs(self) -> Path:
-        return private_dir(private_dir(self._options.state_dir or state_dir()) / "srt-runs")
+        top = private_dir(self._options.state_dir or state_dir(), passable=os.geteuid() == 0)
+        return private_dir(top / "srt-runs", passable=os.geteuid() == 0)
 
     def _uids(self) -> Uids:
-        return Uids(self._options.sandbox_uid, private_dir(state_dir()) / "uids")
+        return Uids(self._options.sandbox_uid, private_dir(state_dir(), passable=True) / "uids")
 
     def _start(self, request: ExecRequest) -> SrtRun:
         require_endings(self.name)
@@ -133,7 +134,7 @@ class SrtExecutor:
         package = _package(self._options.cache_dir)
         rootfs = build_rootfs(self._options.cache_dir, packages=self._options.image_packages)
         cache = self._options.cache_dir or cache_dir()
-        places = {mount.id: str(stage_skill(mount, cache)) for mount in request.skills}
+        places = {mount.id: str(stage_skill(mount, cache, passable=os.geteuid() == 0)) for mount in request.skills}
         inputs = read_inputs(request.inputs, request.limits)
         lease = self._uids().lease() if os.geteuid() == 0 else None
         folder = None

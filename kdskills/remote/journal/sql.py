@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kdskills.errors import MissingExtra, OperatorMustAct
-from kdskills.jobs.database import Database, upsert
+from kdskills.jobs.database import Database, sqlite_file, upsert
 from kdskills.remote.journal.schema import upgrade
 from kdskills.remote.journal.states import ANSWERED, takeover
 from kdskills.remote.ports import CallIdentity, Claim, JournalRow, StoredAnswer
+from kdskills.skills.private_files import make_folder
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -62,9 +62,9 @@ class SqlJournal:
             from kdskills.remote.journal.statements import Statements
         except ImportError:
             raise MissingExtra("the journal of calls", "codex") from None
-        _make_private(url)
         self._database = Database(url, what="the journal of calls", failure=JournalUnavailable)
         self.engine: sa.Engine = self._database.engine
+        _make_folder(url)
         self._tables = tables
         self._sql = Statements(self._database.dialect)
         self._kept_s = kept_s
@@ -288,17 +288,16 @@ def _row(found: Mapping[Any, Any]) -> JournalRow:
     )
 
 
+def _make_folder(url: str) -> None:
+    """Make the folder of a SQLite database for this user only, where there is none."""
+    file = sqlite_file(url)
+    if file is None:
+        return
+    try:
+        make_folder(file.parent)
+    except OSError as error:
+        raise JournalUnavailable(f"the journal of calls cannot be opened: {error.strerror}", path=str(file)) from None
+
+
 def _durable(connection: Any, _record: object) -> None:
     connection.execute("PRAGMA synchronous=FULL").close()  # an answer that is given must be there after a power cut
-
-
-def _make_private(url: str) -> None:
-    """Make the file of a SQLite database and its folder for this user only: answers may hold anything."""
-    if not url.startswith("sqlite:///") or url in {"sqlite:///", "sqlite:///:memory:"}:
-        return
-    path = Path(url.removeprefix("sqlite:///").partition("?")[0])
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    except OSError as error:
-        raise JournalUnavailable(f"the journal of calls cannot be opened: {error.strerror}", path=str(path)) from None

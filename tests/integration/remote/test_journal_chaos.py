@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from kdskills.remote.journal import JournalUnavailable, SqlJournal, journal_url, schema, tables
+from kdskills.testing.journal_storm import journal_storm
 from kdskills.testing.journals import JOURNAL_CHECKS, JournalCheck
 
 UNKNOWN = "remote skill ship failed: outcome unknown: the worker stopped before recording a result"
@@ -308,6 +309,15 @@ def test_four_workers_open_a_new_journal_and_race(url, worker, effects) -> None:
     for one in workers:
         assert len(one.answers()) == 20
     assert sorted(Counter(line.split()[1] for line in effects()).values()) == [1] * 20
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.xdist_group("chaos")
+@pytest.mark.parametrize(("keys", "burners"), [(1000, 0), (100, 4)], ids=["low-load", "high-load"])
+def test_clients_that_come_and_go_claim_every_key_once(tmp_path, keys, burners) -> None:
+    """Three processes of two clients each on the user's own state folder: one claim for each key, and the file stays whole."""
+    report = journal_storm(tmp_path, processes=3, clients=2, keys=keys, burners=burners)
+    assert report.clean, report
 
 
 @pytest.mark.needs("postgres")
