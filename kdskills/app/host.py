@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.operations.calling import require_allowed, validated
 from kdskills.app.operations.table import Context, Emit
-from kdskills.app.plugins import Answers, Filter, PluginManager, Registers, collect, plugin_manager
+from kdskills.app.plugins import Answers, Filter, PluginManager, Registers, collect, made_by, plugin_manager
 from kdskills.app.project_skills import ProjectSkills
 from kdskills.app.settings import Settings
 from kdskills.app.telemetry import Telemetry
@@ -110,11 +110,14 @@ class Host:
 
     @cached_property
     def _engines(self) -> tuple[Executor, ...]:
+        from kdskills.execution import Executor
+
         options = self.settings.execution_options()
-        return tuple(factory(options) for _, factory in self.registers.executors.items())
+        executors = self.registers.executors
+        return tuple(made_by(executors, name, Executor, options) for name in executors)
 
     def engines(self) -> tuple[Executor, ...]:
-        """Return every registered engine, built once for this Host."""
+        """Return every registered engine, built once for this Host. Raises PluginFailed."""
         return self._engines
 
     def session_store(self, url: str) -> SessionStore:
@@ -122,9 +125,12 @@ class Host:
 
         Raises:
             UnknownName: No plugin registered the scheme.
+            PluginFailed: The plugin's factory raised, or made no store.
             StoreUnavailable: The store does not answer.
         """
-        return self.registers.stores[url.partition(":")[0]](url)
+        from kdskills.session import SessionStore
+
+        return made_by(self.registers.stores, url.partition(":")[0], SessionStore, url)
 
     def bundle(self, path: str | Path) -> Bundle:
         """Load the bundle at *path*. Raises BundleError."""

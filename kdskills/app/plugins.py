@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pluggy
 
 from kdskills import hookspecs
 from kdskills.app.operations.registering import OperationRegister
-from kdskills.errors import PluginInvalid
+from kdskills.errors import BadRequest, Diagnostic, KdskillsError, PluginFailed, PluginInvalid
 from kdskills.hooks import NAME, Register
 
 if TYPE_CHECKING:
     import jinja2
+    import typer
 
     from kdskills.app.operations.table import Operation
     from kdskills.bundle import SkillsDescriptor
-    from kdskills.errors import Diagnostic
     from kdskills.execution import ExecutorFactory
     from kdskills.models import ModelFactory
     from kdskills.session import SessionStore
     from kdskills.session.wiring import AccessRequest, Denial
     from kdskills.skills import Skill, SkillRoot
     from kdskills.solver import SolverTool
+
+T = TypeVar("T")
+
+_LOG: Final = logging.getLogger("kdskills.plugins")
 
 #: Shipped plugins by dotted name, so that this module imports none of them.
 BUILTIN = (
@@ -48,31 +55,48 @@ BUILTIN = (
 
 
 class PluginManager(pluggy.PluginManager):
-    """A pluggy manager that refuses async and misspelt hooks when a plugin is registered."""
+    """A pluggy manager that refuses async, wrapping and misspelt hooks when a plugin is registered."""
 
     def __init__(self) -> None:
         super().__init__(NAME)
         self.add_hookspecs(hookspecs)
 
+    def get_canonical_name(self, plugin: object) -> str:
+        """Return a module's name, or an object's class; a further object of the class gets a number."""
+        name = getattr(plugin, "__name__", None)
+        if isinstance(name, str):
+            return name
+        base = f"{type(plugin).__module__}.{type(plugin).__qualname__}"
+        names = (base if number == 1 else f"{base}#{number}" for number in itertools.count(1))
+        return next(name for name in names if self.get_plugin(name) is None)
+
     def register(self, plugin: Any, name: str | None = None) -> str | None:
         """Register *plugin*.
 
         Raises:
-            PluginInvalid: A hook of it is async, unknown, or takes an argument the hook does not have.
+            PluginInvalid: A hook of it is async, a wrapper, unknown, or takes an argument the hook does not have; or it is
+                registered already.
         """
+        shown = name or self.get_canonical_name(plugin)
         try:
-            given = super().register(plugin, name)
+            registered = super().register(plugin, name)
             self.check_pending()
-        except pluggy.PluginValidationError as error:
-            raise PluginInvalid(str(error), plugin=name or repr(plugin)) from error
-        return given
+        except (pluggy.PluginValidationError, ValueError) as error:
+            raise PluginInvalid(f"plugin {shown}: {error}", plugin=shown) from error
+        return registered
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
-        """Return pluggy's options of an implementation; async ones are refused here."""
+        """Return pluggy's options of an implementation; async ones and wrappers are refused here."""
         opts = super().parse_hookimpl_opts(plugin, name)
+        if opts is None:
+            return None
         method = getattr(plugin, name)
-        if opts is not None and (inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)):
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
             raise pluggy.PluginValidationError(plugin, f"{name} is async, but hooks are called, not awaited")
+        if opts["wrapper"] or opts["hookwrapper"]:
+            raise pluggy.PluginValidationError(
+                plugin, f"{name} is a wrapper, which could take back what another plugin refuses"
+            )
         return opts
 
 
@@ -89,13 +113,144 @@ def plugin_manager(*extra: object, entry_points: bool = True, blocked: Sequence[
         if not pm.is_blocked(name):
             pm.register(importlib.import_module(name), name)
     if entry_points:
-        try:
-            pm.load_setuptools_entrypoints(NAME)
-        except ImportError as error:
-            raise PluginInvalid(f"an installed plugin cannot be imported: {error}") from error
+        for point in sorted(metadata.entry_points(group=NAME), key=lambda point: point.name):
+            if not pm.is_blocked(point.name) and not pm.has_plugin(point.name):
+                pm.register(_installed(point), point.name)
     for plugin in extra:
         pm.register(plugin)
     return pm
+
+
+def _installed(point: metadata.EntryPoint) -> object:
+    """Return the plugin of an entry point. Raises PluginInvalid."""
+    try:
+        return point.load()
+    except Exception as error:
+        source = "" if point.dist is None else f" of package {point.dist.name}"
+        message = f"plugin {point.name}{source} cannot be imported: {type(error).__name__}: {error}"
+        raise PluginInvalid(message, plugin=point.name) from error
+
+
+class HookCalls:
+    """The one place where hooks are called: what a plugin raises or answers wrongly is told with its name.
+
+    Args:
+        pm: The plugins.
+    """
+
+    def __init__(self, pm: PluginManager) -> None:
+        self._pm = pm
+
+    def answers(self, hook: str, accept: Callable[[Any], T | None], **arguments: Any) -> list[T]:
+        """Return the answers of all plugins in the order they were registered, without those that are None.
+
+        Args:
+            hook: Name of the hook.
+            accept: Returns an answer as it is used, or None for one that is no answer to this hook.
+            **arguments: Arguments of the hook by name.
+
+        Raises:
+            PluginFailed: A plugin raised, or gave what *accept* does not take.
+        """
+        found = (self._ask(hook, call, accept, arguments) for call in reversed(self._calls(hook)))
+        return [answer for answer in found if answer is not None]
+
+    def first(self, hook: str, accept: Callable[[Any], T | None], **arguments: Any) -> T | None:
+        """Return the first answer that is not None; plugins registered last are asked first. As `answers`."""
+        for call in self._calls(hook):
+            answer = self._ask(hook, call, accept, arguments)
+            if answer is not None:
+                return answer
+        return None
+
+    def tell(self, hook: str, **arguments: Any) -> None:
+        """Call *hook* of every plugin; one that fails keeps no other from being told.
+
+        Raises:
+            PluginFailed: One or several failed; all are named.
+        """
+        failures: list[PluginFailed] = []
+        for call in reversed(self._calls(hook)):
+            try:
+                self._ask(hook, call, _anything, arguments)
+            except PluginFailed as error:
+                failures.append(error)
+        if len(failures) > 1:
+            plugins = [failure.details["plugin"] for failure in failures]
+            raise PluginFailed("; ".join(failure.message for failure in failures), plugins=plugins, hook=hook)
+        if failures:
+            raise failures[0]
+
+    def register(self, hook: str, register: Register[Any]) -> None:
+        """Let every plugin add to *register*.
+
+        Raises:
+            PluginInvalid: What a plugin registers cannot be used.
+            NameTaken: Two plugins claim one name.
+            PluginFailed: A plugin raised.
+        """
+        for call in reversed(self._calls(hook)):
+            register.plugin = call.plugin_name
+            try:
+                self._ask(hook, call, _anything, {"register": register})
+            finally:
+                register.plugin = None
+
+    def _calls(self, hook: str) -> list[pluggy.HookImpl]:
+        """Return the implementations of *hook*, last registered first."""
+        caller: pluggy.HookCaller = getattr(self._pm.hook, hook)
+        return caller.get_hookimpls()[::-1]
+
+    def _ask(
+        self, hook: str, call: pluggy.HookImpl, accept: Callable[[Any], T | None], arguments: Mapping[str, Any]
+    ) -> T | None:
+        try:
+            answer = call.function(*(arguments[name] for name in call.argnames))
+            accepted = None if answer is None else accept(answer)
+        except KdskillsError as error:
+            if hook in _FILTERS:
+                raise self._failed(hook, call, f"{error.code}: {error.message}") from error
+            raise  # said in words already, such as a name that is taken or a part that is not installed
+        except Exception as error:
+            raise self._failed(hook, call, f"{type(error).__name__}: {error}") from error
+        if answer is not None and accepted is None:
+            raise self._failed(hook, call, f"the answer {shortened(answer)}")
+        return accepted
+
+    def _failed(self, hook: str, call: pluggy.HookImpl, found: str) -> PluginFailed:
+        expected = str(inspect.signature(getattr(hookspecs, hook)).return_annotation)
+        return plugin_failed(call.plugin_name, hook, expected, found)
+
+
+_FILTERS: Final = frozenset({"kdskills_hide_skills", "kdskills_deny"})
+"""Hooks whose failure is never another error's: whatever they raise, nothing is granted."""
+
+
+def plugin_failed(plugin: str, hook: str, expected: str, found: str) -> PluginFailed:
+    """Return the error of a plugin that failed, and write it to the log for the operator."""
+    error = PluginFailed(
+        f"plugin {plugin} failed in {hook}: {found}; expected {expected}",
+        plugin=plugin,
+        hook=hook,
+        expected=expected,
+        found=found,
+    )
+    _LOG.error("%s", error.message)
+    return error
+
+
+def shortened(value: object) -> str:
+    """Return what *value* is in a few words, for messages."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a foreign object may not even be shown
+        text = "of an object that cannot be shown"
+    return f"{text[:80]} ({type(value).__name__})"
+
+
+def _anything(answer: object) -> object:
+    """Take any answer: nobody uses it."""
+    return answer
 
 
 @dataclass(frozen=True)
@@ -115,76 +270,154 @@ def collect(pm: PluginManager) -> Registers:
 
     Raises:
         NameTaken: Two plugins claim one name.
+        PluginInvalid: What a plugin registers cannot be used.
+        PluginFailed: A plugin raised.
     """
     registers = Registers(
-        Register("executor"),
-        Register("model"),
-        Register("store"),
-        Register("tool"),
-        Register("interpreter"),
+        Register("executor", _no_factory),
+        Register("model", _no_factory),
+        Register("store", _no_factory),
+        Register("tool", _no_tool),
+        Register("interpreter", _no_interpreter),
         OperationRegister(),
     )
-    pm.hook.kdskills_register_executors(register=registers.executors)
-    pm.hook.kdskills_register_models(register=registers.models)
-    pm.hook.kdskills_register_stores(register=registers.stores)
-    pm.hook.kdskills_register_tools(register=registers.tools)
-    pm.hook.kdskills_register_interpreters(register=registers.interpreters)
-    pm.hook.kdskills_register_operations(register=registers.operations)
+    calls = HookCalls(pm)
+    calls.register("kdskills_register_executors", registers.executors)
+    calls.register("kdskills_register_models", registers.models)
+    calls.register("kdskills_register_stores", registers.stores)
+    calls.register("kdskills_register_tools", registers.tools)
+    calls.register("kdskills_register_interpreters", registers.interpreters)
+    calls.register("kdskills_register_operations", registers.operations)
     return registers
+
+
+def _no_factory(name: str, entry: object) -> str | None:
+    return None if callable(entry) else f"{shortened(entry)} is no function that makes one"
+
+
+def _no_tool(name: str, entry: object) -> str | None:
+    from kdskills.solver.tools import tool_problem
+
+    return tool_problem(entry, name)
+
+
+def _no_interpreter(name: str, entry: object) -> str | None:
+    from kdskills.session.config import merged_interpreters
+
+    if isinstance(entry, str | bytes) or not isinstance(entry, Sequence) or not all(isinstance(w, str) for w in entry):
+        return f"{shortened(entry)} is no list of words"
+    try:
+        merged_interpreters({name: entry})
+    except BadRequest as error:
+        return error.message
+    return None
+
+
+def made_by(register: Register[Callable[..., T]], name: str, expected: type[Any], *arguments: Any) -> T:
+    """Return what the factory registered under *name* makes of *arguments*, held to the protocol *expected*.
+
+    Raises:
+        UnknownName: Nobody registered the name.
+        PluginFailed: The factory raised, or made something else.
+    """
+    factory = register[name]
+    plugin, hook = register.plugin_of(name) or "unknown", f"kdskills_register_{register.kind}s"
+    words = f"the factory of {register.kind} {name!r} to make a kdskills {expected.__name__}"
+    try:
+        entry = factory(*arguments)
+    except KdskillsError:
+        raise  # said in words already
+    except Exception as error:
+        raise plugin_failed(plugin, hook, words, f"{type(error).__name__}: {error}") from error
+    if not isinstance(entry, expected):
+        raise plugin_failed(plugin, hook, words, shortened(entry))
+    return entry
 
 
 class Answers:
     """Asks hooks and combines what plugins answer, by the rule in each hook's docstring.
 
     Filters are monotone: hidden is the union of all answers, one denial denies, so the order of plugins cannot open
-    a hole (DESIGN §2).
+    a hole. A filter that fails closes: nothing is granted until its plugin works or is taken out.
     """
 
     def __init__(self, pm: PluginManager) -> None:
-        self._hook = pm.hook
+        self._calls = HookCalls(pm)
+
+    def register_commands(self, cli: typer.Typer) -> None:
+        """Let plugins add commands to the command line. Raises PluginFailed."""
+        self._calls.tell("kdskills_register_commands", cli=cli)
 
     def prepare_templates(self, env: jinja2.Environment) -> None:
-        """Let plugins add filters and tests to the template environment."""
-        self._hook.kdskills_prepare_templates(env=env)
+        """Let plugins add filters and tests to the template environment. Raises PluginFailed."""
+        self._calls.tell("kdskills_prepare_templates", env=env)
 
     def skill_roots(self, descriptor: SkillsDescriptor) -> tuple[SkillRoot, ...]:
-        """Return the plugins' roots in plugin order (pluggy answers last registered first)."""
-        answers: list[Iterable[SkillRoot]] = self._hook.kdskills_skill_roots(descriptor=descriptor)
-        return tuple(root for roots in reversed(answers) for root in roots)
+        """Return the plugins' roots in plugin order. Raises PluginFailed."""
+        from kdskills.skills import SkillRoot
+
+        answers = self._calls.answers("kdskills_skill_roots", _all_of(SkillRoot), descriptor=descriptor)
+        return tuple(root for roots in answers for root in roots)
 
     def open_skill_root(self, uri: str, base: Path) -> SkillRoot | None:
-        """Return the first plugin's answer for *uri*."""
-        root: SkillRoot | None = self._hook.kdskills_open_skill_root(uri=uri, base=base)
-        return root
+        """Return the first plugin's answer for *uri*. Raises PluginFailed."""
+        from kdskills.skills import SkillRoot
+
+        return self._calls.first("kdskills_open_skill_root", _one_of(SkillRoot), uri=uri, base=base)
 
     def check_skill(self, skill: Skill) -> tuple[Diagnostic, ...]:
-        """Join the problems all plugins find in *skill*."""
-        return tuple(d for found in self._hook.kdskills_check_skill(skill=skill) for d in found)
+        """Join the problems all plugins find in *skill*; a plugin that fails is a problem of its own, an error."""
+        try:
+            answers = self._calls.answers("kdskills_check_skill", _all_of(Diagnostic), skill=skill)
+        except PluginFailed as error:
+            return (Diagnostic(error.code, "error", error.message, ref=skill.full_id),)
+        return tuple(diagnostic for answer in answers for diagnostic in answer)
 
     def hide_skills(self, consumer: str | None, skills: Sequence[Skill]) -> Mapping[str, str]:
-        """Return the union of what plugins hide from *consumer*, with the first reason of each."""
+        """Return the union of what plugins hide from *consumer*, with the first reason of each. Raises PluginFailed."""
         hidden: dict[str, str] = {}
-        for answer in reversed(self._hook.kdskills_hide_skills(agent=consumer or "", skills=skills)):
+        for answer in self._calls.answers("kdskills_hide_skills", _texts, agent=consumer or "", skills=skills):
             hidden = dict(answer) | hidden
         return hidden
 
     def deny(self, request: AccessRequest) -> Denial | None:
-        """Return the first denial, or None when no plugin denies."""
-        denials: list[Denial] = self._hook.kdskills_deny(request=request)
-        return denials[-1] if denials else None
+        """Return the first denial, or None when no plugin denies. Raises PluginFailed: then nothing is granted."""
+        from kdskills.session.wiring import Denial
+
+        denials = self._calls.answers("kdskills_deny", _one_of(Denial), request=request)
+        return denials[0] if denials else None
 
     def source_key(self, source: Mapping[str, Any]) -> str | None:
-        """Return the first plugin's merge key for a source row."""
-        key: str | None = self._hook.kdskills_source_key(source=source)
-        return key
+        """Return the first plugin's merge key for a source row. Raises PluginFailed."""
+        return self._calls.first("kdskills_source_key", _one_of(str), source=source)
 
     def turn_started(self, turn: Any) -> None:
-        """Tell plugins that *turn* became active."""
-        self._hook.kdskills_turn_started(turn=turn)
+        """Tell plugins that *turn* became active. Raises PluginFailed when all have been told."""
+        self._calls.tell("kdskills_turn_started", turn=turn)
 
     def turn_finished(self, turn: Any, outcome: Any) -> None:
-        """Tell plugins that *turn* ended."""
-        self._hook.kdskills_turn_finished(turn=turn, outcome=outcome)
+        """Tell plugins that *turn* ended. Raises PluginFailed when all have been told."""
+        self._calls.tell("kdskills_turn_finished", turn=turn, outcome=outcome)
+
+
+def _one_of(kind: type[T]) -> Callable[[object], T | None]:
+    return lambda answer: answer if isinstance(answer, kind) else None
+
+
+def _all_of(kind: type[T]) -> Callable[[object], tuple[T, ...] | None]:
+    def accept(answer: object) -> tuple[T, ...] | None:
+        if not isinstance(answer, Iterable):
+            return None
+        items = tuple(answer)
+        return items if all(isinstance(item, kind) for item in items) else None
+
+    return accept
+
+
+def _texts(answer: object) -> Mapping[str, str] | None:
+    if not isinstance(answer, Mapping):
+        return None
+    return answer if all(isinstance(text, str) for pair in answer.items() for text in pair) else None
 
 
 Filter = Callable[[str | None, Sequence["Skill"]], Mapping[str, str]]

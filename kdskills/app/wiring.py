@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kdskills.app.plugins import made_by
 from kdskills.execution.choose import choose
-from kdskills.models.names import open_model
+from kdskills.models import ModelProvider
+from kdskills.models.names import split_name
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
     from kdskills.bundle import Bundle
     from kdskills.execution import Executor
-    from kdskills.models import ModelProvider
     from kdskills.session.wiring import AccessRequest, Denial
     from kdskills.solver import SolverTool
     from kdskills.turn import SkillsSubsystem
@@ -27,8 +28,9 @@ class HostWiring:
         self.tools: Sequence[SolverTool] = tuple(tool for _, tool in host.registers.tools.items())
 
     def model(self, name: str) -> ModelProvider:
-        """Return the provider a model string names. Raises UnknownName."""
-        return open_model(self._host.registers.models, name)
+        """Return the provider a model string names. Raises UnknownName, PluginFailed."""
+        prefix, rest = split_name(name)
+        return made_by(self._host.registers.models, prefix, ModelProvider, rest)
 
     async def executor(self, name: str) -> Executor:
         """Return the engine of that name, or for `auto` the first that works here. Raises ExecRefused."""

@@ -26,7 +26,8 @@
     │   ├── ModelFailed                 the model's provider failed for good
     │   ├── NameTaken                   two plugins claim one name
     │   ├── UnknownName                 a name no plugin registered
-    │   ├── PluginInvalid               a plugin's hook cannot be called
+    │   ├── PluginInvalid               a plugin's hook cannot be called, or what it registers cannot be used
+    │   ├── PluginFailed                a plugin's hook raised, or answered what is no answer
     │   └── MissingExtra                an optional part is not installed
     └── UserMustAct                     a person said no, or must be asked
 
@@ -60,6 +61,7 @@ __all__ = [
     "NoActiveSkills",
     "NotFound",
     "OperatorMustAct",
+    "PluginFailed",
     "PluginInvalid",
     "PolicyUnavailable",
     "ReplayError",
@@ -272,9 +274,15 @@ class UnknownName(OperatorMustAct):
 
 
 class PluginInvalid(OperatorMustAct):
-    """A plugin's hook cannot be called: async, misspelt, or with unknown arguments."""
+    """A plugin's hook cannot be called (async, a wrapper, misspelt, unknown arguments), or what it registers cannot be used."""
 
     code = "plugin_invalid"
+
+
+class PluginFailed(OperatorMustAct):
+    """A plugin's hook raised, or answered something else than expected; `details` has `plugin`, `hook`, `expected`, `found`."""
+
+    code = "plugin_failed"
 
 
 class MissingExtra(OperatorMustAct):

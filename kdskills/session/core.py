@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from kdskills.errors import SessionError, ToolCallRefused
+from kdskills.errors import PluginFailed, SessionError, ToolCallRefused
 from kdskills.session.approval import Approvals
 from kdskills.session.bodies import Bodies, Body, parsed
 from kdskills.session.codes import not_found, refuse
@@ -24,7 +24,7 @@ from kdskills.session.scope import TurnScope
 from kdskills.session.source import Gate, Source
 from kdskills.session.state import LoadedSkill, SessionRecord, without
 from kdskills.session.store import MemoryStore, SessionStore, StoreConflict, StoreUnavailable
-from kdskills.session.wiring import AccessKind, AccessRequest, arguments_digest
+from kdskills.session.wiring import UNDECIDED, AccessKind, AccessRequest, arguments_digest, denial_of
 from kdskills.skills.model import Skill
 from kdskills.skills.selection import By, Granted, Refused
 
@@ -233,9 +233,13 @@ class Core:
             return
         tool = {"load": "skills.load", "read": "skills.read", "run": "skills.run_script"}.get(kind)
         digest = arguments_digest(arguments)
-        denial = self.config.deny(
-            AccessRequest(kind, record.consumer, call.session_id, skill.full_id, path, tool, digest)
-        )
+        request = AccessRequest(kind, record.consumer, call.session_id, skill.full_id, path, tool, digest)
+        try:
+            denial = denial_of(self.config.deny, request)
+        except PluginFailed as error:
+            self.emit(call, "diagnostic", code=error.code, id=skill.full_id, message=error.message)
+            self.emit(call, "skill.refused", ref=skill.full_id, code=error.code, reason=error.message)
+            raise refuse("skill_denied", UNDECIDED, refusal=error) from error
         if denial is not None:
             self.emit(call, "skill.refused", ref=skill.full_id, code="skill_denied", reason=denial.reason)
             raise refuse("skill_denied", denial.public, refusal=denial)

@@ -6,7 +6,9 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+from kdskills.errors import PluginFailed
 
 AccessKind = Literal["load", "read", "run", "tool"]
 
@@ -43,6 +45,30 @@ class Denial:
 
 
 Deny = Callable[[AccessRequest], Denial | None]
+
+
+def denial_of(deny: Deny, request: AccessRequest) -> Denial | None:
+    """Return what *deny* answers; one that cannot answer refuses.
+
+    Raises:
+        PluginFailed: It raised, or answered neither a Denial nor None.
+    """
+    try:
+        denial: object = deny(request)
+    except PluginFailed:
+        raise
+    except Exception as error:
+        message = f"the policy check failed: {type(error).__name__}: {error}"
+        raise PluginFailed(message, hook="kdskills_deny", found=type(error).__name__) from error
+    if denial is not None and not isinstance(denial, Denial):
+        found = type(denial).__name__
+        message = f"the policy check answered a {found}, expected Denial | None"
+        raise PluginFailed(message, hook="kdskills_deny", found=found)
+    return denial
+
+
+UNDECIDED: Final = "it could not be checked whether this is allowed, so nothing was done; no defect of the call"
+"""What a model reads when a policy plugin failed; why is for the operator."""
 
 
 def arguments_digest(arguments: Mapping[str, Any]) -> str:

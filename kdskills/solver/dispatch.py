@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from kdskills.errors import KdskillsError, ModelMustAct, ReplayError, ToolCallRefused
+from kdskills.errors import KdskillsError, ModelMustAct, PluginFailed, ReplayError, ToolCallRefused
 from kdskills.models import Message, ToolCall
 from kdskills.models.redact import parse_object
 from kdskills.session.codes import pathless
 from kdskills.session.inputs import INPUTS, parse, safe_name, schema
-from kdskills.session.wiring import AccessRequest, arguments_digest
+from kdskills.session.wiring import UNDECIDED, AccessRequest, arguments_digest, denial_of
 from kdskills.solver.events import SkillRefused, ToolCalled, ToolFinished
+from kdskills.solver.finish import plugin_diagnostic
 from kdskills.solver.guard import CallGuard, canonical, plan
 from kdskills.solver.result import CallRecord
 from kdskills.solver.running import TookTooLong, whole_text, within
@@ -220,6 +221,8 @@ class Dispatcher:
                     ready.call, ready.tool_id, "tool_timeout", "the tool took too long and was ended"
                 )
             except KdskillsError as error:
+                if isinstance(error, PluginFailed):
+                    self._turn.bus.diagnose(plugin_diagnostic(error, ready.tool_id))
                 if isinstance(error, ReplayError):  # a recording that does not fit is no matter for the model
                     self._diverged = self._diverged or error
                 answer = self._failed(ready.call, ready.tool_id, error)
@@ -239,7 +242,12 @@ class Dispatcher:
         turn = self._turn
         digest = arguments_digest(ready.raw)
         request = AccessRequest("tool", turn.consumer, turn.session_id, tool=ready.tool_id, arguments_digest=digest)
-        denial = turn.parts.wiring.deny(request)
+        try:
+            denial = denial_of(turn.parts.wiring.deny, request)
+        except PluginFailed as error:
+            turn.bus.diagnose(plugin_diagnostic(error, ready.tool_id))
+            turn.bus.emit(SkillRefused, ref=ready.tool_id, code=error.code, reason=error.message)
+            raise ToolError(UNDECIDED, code="tool_failed", who="operator") from error
         if denial is not None:
             turn.bus.emit(SkillRefused, ref=ready.tool_id, code="tool_denied", reason=denial.reason)
             raise ToolError(denial.public, code="tool_denied", who="operator")
@@ -301,7 +309,8 @@ class Dispatcher:
     def _failed(self, call: ToolCall, name: str, error: KdskillsError, **details: Any) -> Answer:
         wire = error.to_json()["error"]
         if not isinstance(error, ModelMustAct):  # written for others: it may name places of this host
-            wire = {**wire, "message": pathless(wire["message"]), "details": {}}
+            words = UNDECIDED if isinstance(error, PluginFailed) else pathless(wire["message"])
+            wire = {**wire, "message": words, "details": {}}
         wire["details"] = {**wire["details"], **details}
         text = json.dumps({"error": wire}, ensure_ascii=False, default=str)
         return Answer(call, name, False, self._bounded(text, name), error.code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from kdskills.errors import Diagnostic, FileRefused
+from kdskills.errors import Diagnostic, FileRefused, PluginFailed
 from kdskills.solver.citing import cited_sids, drop_unknown, issues_of, rendered
 from kdskills.solver.events import TurnFinished
 from kdskills.solver.folder import discard, produced_files
@@ -42,7 +42,7 @@ async def _finish(turn: Turn) -> TurnResult:
     try:
         turn.parts.wiring.turn_finished(turn, result)
     except Exception as error:  # noqa: BLE001 - a plugin that fails is told; the turn has ended all the same
-        turn.bus.diagnose(_plugin_failed("kdskills_turn_finished", error))
+        turn.bus.diagnose(plugin_diagnostic(error, "kdskills_turn_finished"))
         result = result.model_copy(update={"diagnostics": tuple(turn.bus.diagnostics)})
     result = TurnResult.from_json(turn.bus.redactor.value(result.to_json()))
     turn.result = result
@@ -56,7 +56,7 @@ def tell_started(turn: Turn) -> None:
     try:
         turn.parts.wiring.turn_started(turn)
     except Exception as error:  # noqa: BLE001 - a plugin that fails is told; it cannot end a turn
-        turn.bus.diagnose(_plugin_failed("kdskills_turn_started", error))
+        turn.bus.diagnose(plugin_diagnostic(error, "kdskills_turn_started"))
 
 
 def _result(turn: Turn) -> TurnResult:
@@ -99,5 +99,7 @@ def _files(turn: Turn) -> tuple[TurnFile, ...]:
     return files
 
 
-def _plugin_failed(hook: str, error: Exception) -> Diagnostic:
-    return Diagnostic("plugin_failed", "warning", f"a plugin's {hook} failed: {type(error).__name__}", ref=hook)
+def plugin_diagnostic(error: Exception, ref: str) -> Diagnostic:
+    """Return what is told of a plugin that failed; of errors that are not ours the class name only."""
+    words = error.message if isinstance(error, PluginFailed) else f"a plugin's {ref} failed: {type(error).__name__}"
+    return Diagnostic(PluginFailed.code, "warning", words, ref=ref)

@@ -23,7 +23,8 @@ def relay_to(bus: EventBus) -> Callable[[SessionEvent], None]:
         if build is None:
             data = event.data
             code = str(data.get("code", event.type))
-            bus.diagnose(Diagnostic(code, "warning", f"{event.type}: {code}", ref=data.get("id")))
+            message = str(data.get("message") or f"{event.type}: {code}")
+            bus.diagnose(Diagnostic(code, "warning", message, ref=data.get("id")))
             return
         kind, fields = build(event.data)
         bus.emit(kind, **fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import traceback
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -184,9 +185,34 @@ def _body(function: Callable[..., Any], context: str | None) -> ToolBody:
     return body
 
 
+def tool_problem(entry: object, name: str) -> str | None:
+    """Return why *entry* is no tool that can be offered under the id *name*, or None: told when it is registered."""
+    if not isinstance(entry, SolverTool):
+        if callable(entry):
+            return "it is a function: make a tool of it with tool_from_function(function, tool_id=...)"
+        return f"a {type(entry).__name__} is no SolverTool"
+    tool: Any = entry  # plugins are not typed: its fields may be anything
+    if tool.id != name:
+        return f"the tool's own id is {tool.id!r}"
+    if not isinstance(tool.input_model, type) or not issubclass(tool.input_model, BaseModel):
+        return "its input_model is no pydantic model"
+    if not callable(tool.body) or not callable(tool.barrier):
+        return "its body and barrier must be functions"
+    if not isinstance(tool.description, str) or not tool.description.strip():
+        return "it has no description"
+    try:
+        json.dumps(dict(entry.spec().input_schema))
+    except (PydanticUserError, TypeError, ValueError) as error:
+        return f"its arguments have no JSON Schema: {str(error).splitlines()[0]}"
+    return None
+
+
 def as_tool(entry: object) -> SolverTool:
-    """Return an entry of `TOOLS` or `tools=` as a tool. Raises PluginInvalid for anything but functions and tools."""
+    """Return an entry of `TOOLS` or `tools=` as a tool. Raises PluginInvalid for anything but functions and sound tools."""
     if isinstance(entry, SolverTool):
+        problem = tool_problem(entry, entry.id)
+        if problem is not None:
+            raise PluginInvalid(f"the tool {entry.id!r} cannot be used: {problem}", tool=str(entry.id))
         return entry
     if callable(entry) and hasattr(entry, "__name__"):
         return tool_from_function(entry)
@@ -203,7 +229,7 @@ def load_bundle_tools(path: Path) -> tuple[SolverTool, ...]:
     try:
         exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), namespace)  # noqa: S102 - trusted by contract
         entries = namespace["TOOLS"]
-        return tuple(_of_bundle(as_tool(entry)) for entry in entries)
+        return tuple(as_tool(_of_bundle(entry)) for entry in entries)
     except (Exception, SystemExit) as error:
         line = _line(error, str(path))
         said = "there is no list TOOLS" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
@@ -211,10 +237,10 @@ def load_bundle_tools(path: Path) -> tuple[SolverTool, ...]:
         raise BundleError(message, code="bundle_tools_failed", file=path.name, line=line) from error
 
 
-def _of_bundle(tool: SolverTool) -> SolverTool:
-    if tool.id.startswith("tools."):
-        return tool
-    raise PluginInvalid(f"a bundle's tool is named tools.<name>, not {tool.id!r}", tool=tool.id)
+def _of_bundle(entry: object) -> object:
+    if isinstance(entry, SolverTool) and not entry.id.startswith("tools."):
+        raise PluginInvalid(f"a bundle's tool is named tools.<name>, not {entry.id!r}", tool=entry.id)
+    return entry
 
 
 def _line(error: BaseException, path: str) -> int:

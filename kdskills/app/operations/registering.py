@@ -29,7 +29,15 @@ class OperationRegister(Register["Operation"]):
             NameTaken: `name_reserved`, or another plugin has it.
         """
         from kdskills.app.operations import OPERATIONS
+        from kdskills.app.operations.table import Operation
 
+        if not isinstance(entry, Operation):
+            raise PluginInvalid(
+                f"the operation {name!r} of plugin {self.plugin or 'unknown'} cannot be used: it is no Operation",
+                plugin=self.plugin,
+                kind=self.kind,
+                name=str(name),
+            )
         if not NAME.fullmatch(name) or name != entry.name:
             raise PluginInvalid(
                 f"{name!r} is no name of an operation: words in lower case joined by dots, as in `acme.report`",

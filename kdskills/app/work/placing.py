@@ -12,7 +12,7 @@ from kdskills.execution.dirs import cache_dir
 from kdskills.execution.request import IsolationLevel, Limits, SkillMount
 from kdskills.execution.stage import stage_skill
 from kdskills.jobs.model import Placement
-from kdskills.session.wiring import AccessRequest, arguments_digest
+from kdskills.session.wiring import AccessRequest, arguments_digest, denial_of
 from kdskills.turn import Refused
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ async def place(host: Host, identity: Identity, skill_name: str, asked: Asked) -
     Raises:
         NotFound: `unknown_skill`; there is none, or the caller may not have it.
         CallRefused: `skill_denied`; a policy plugin said no.
+        PluginFailed: A policy plugin could not say.
         ExecRefused: No engine may be used.
         Conflict: `skill_changed`; its files cannot be read as they are.
     """
@@ -67,7 +68,7 @@ async def place(host: Host, identity: Identity, skill_name: str, asked: Asked) -
         asked.tool,
         arguments_digest(asked.arguments),
     )
-    denial = host.answers.deny(request)
+    denial = denial_of(host.answers.deny, request)
     if denial is not None:
         raise CallRefused(denial.public, code="skill_denied", skill_name=skill_name)
     engine = await host.wiring.executor(host.settings.executor)

@@ -374,5 +374,5 @@ def build_cli(given: Host | None = None) -> typer.Typer:
     cli.registered_commands = list(app.registered_commands)
     cli.registered_groups = list(app.registered_groups)
     if given is not None:
-        given.plugins.hook.kdskills_register_commands(cli=cli)
+        given.answers.register_commands(cli)
     return cli

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,12 @@ import typer
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
+from kdskills import hookspecs
 from kdskills.app import BUILTIN, Host, Settings
 from kdskills.app.plugins import Answers, collect, plugin_manager
+from kdskills.builtin.executors.subprocess import SubprocessExecutor
 from kdskills.doors.cli.main import build_cli
-from kdskills.errors import Diagnostic, NameTaken, PluginInvalid, UnknownName
+from kdskills.errors import Diagnostic, NameTaken, PluginFailed, PluginInvalid, UnknownName
 from kdskills.execution import ExecutionOptions
 from kdskills.hooks import Register, hookimpl
 from kdskills.session.wiring import AccessRequest, Denial
@@ -83,13 +88,13 @@ def test_kdskills_register_executors() -> None:
     """A plugin's engine gets the operator's options and is one of the Host's engines."""
     seen: list[ExecutionOptions] = []
 
-    class Engine:
+    class Engine(SubprocessExecutor):
         name = "mine"
 
     class Plugin:
         @hookimpl
         def kdskills_register_executors(self, register: Any) -> None:
-            register("mine", lambda options: seen.append(options) or Engine())
+            register("mine", lambda options: seen.append(options) or Engine(options))
 
     made = Host(Settings(sandbox_uid=4242), plugins=[Plugin()], entry_points=False)
     assert "mine" in {engine.name for engine in made.engines()}
@@ -100,13 +105,14 @@ def test_kdskills_register_executors() -> None:
 def test_kdskills_register_models() -> None:
     """`prefix:rest` asks the factory registered under the prefix for `rest`."""
     model = ScriptedModel([])
+    asked: list[str] = []
 
     class Plugin:
         @hookimpl
         def kdskills_register_models(self, register: Any) -> None:
-            register("mine", lambda rest: (model, rest))
+            register("mine", lambda rest: asked.append(rest) or model)
 
-    assert host(Plugin()).wiring.model("mine:a:b") == (model, "a:b")
+    assert (host(Plugin()).wiring.model("mine:a:b"), asked) == (model, ["a:b"])
 
 
 class NoArguments(BaseModel):
@@ -351,3 +357,184 @@ def test_names_taken_by_two_plugins() -> None:
 
     with pytest.raises(NameTaken, match="replay"):
         collect(plugin_manager(Plugin(), entry_points=False))
+
+
+# ---- plugins that fail ----
+
+
+def plugin(hook: str, body: Any) -> object:
+    """A plugin object of class `Acme` whose *hook* is *body*, with the hook's own arguments."""
+    names = ", ".join(inspect.signature(getattr(hookspecs, hook)).parameters)
+    scope: dict[str, Any] = {"body": body}
+    exec(f"def {hook}(self, {names}):\n    return body({names})", scope)
+    return type("Acme", (), {hook: hookimpl(scope[hook])})()
+
+
+def broken(*arguments: Any) -> Any:
+    """A hook that raises."""
+    raise RuntimeError("no such table: rules")
+
+
+REGISTERING = sorted(
+    name for name in vars(hookspecs) if name.startswith("kdskills_register_") and "commands" not in name
+)
+
+
+@pytest.mark.parametrize("hook", REGISTERING)
+def test_a_plugin_that_raises_while_it_registers_is_named(hook: str) -> None:
+    """The Host is not built, and says which plugin's hook raised what."""
+    with pytest.raises(PluginFailed, match="RuntimeError: no such table: rules") as caught:
+        host(plugin(hook, broken))
+    assert (caught.value.who, caught.value.code, caught.value.details["hook"]) == ("operator", "plugin_failed", hook)
+    assert caught.value.details["plugin"].endswith("Acme")
+
+
+@pytest.mark.parametrize(
+    ("hook", "name", "entry", "words"),
+    [
+        ("kdskills_register_executors", "mine", "no factory", "no function that makes one"),
+        ("kdskills_register_executors", 5, SubprocessExecutor, "its name must be text"),
+        ("kdskills_register_models", "mine", ScriptedModel([]), "no function that makes one"),
+        ("kdskills_register_stores", "mine", None, "no function that makes one"),
+        ("kdskills_register_tools", "acme.x", "text", "a str is no SolverTool"),
+        ("kdskills_register_tools", "acme.x", len, "tool_from_function"),
+        ("kdskills_register_tools", "acme.x", SolverTool("acme.y", "d", NoArguments, _body), "own id is 'acme.y'"),
+        ("kdskills_register_tools", "acme.x", SolverTool("acme.x", "", NoArguments, _body), "no description"),
+        ("kdskills_register_tools", "acme.x", SolverTool("acme.x", "d", dict, _body), "no pydantic model"),  # type: ignore[arg-type]
+        ("kdskills_register_tools", "acme.x", SolverTool("acme.x", "d", NoArguments, "no"), "must be functions"),  # type: ignore[arg-type]
+        ("kdskills_register_interpreters", ".rb", "ruby {path}", "no list of words"),
+        ("kdskills_register_interpreters", ".rb", ["ruby"], "{path}"),
+        ("kdskills_register_operations", "acme.x", object(), "no Operation"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_where_it_is_registered(hook: str, name: Any, entry: Any, words: str) -> None:
+    """A wrong type is the plugin's fault, told with its name when the Host is built, not when it is first needed."""
+    with pytest.raises(PluginInvalid, match=re.escape(words)) as caught:
+        host(plugin(hook, lambda register: register(name, entry)))
+    assert caught.value.details["plugin"].endswith("Acme")
+
+
+@pytest.mark.parametrize(
+    ("hook", "use"),
+    [
+        ("kdskills_register_executors", lambda made: made.engines()),
+        ("kdskills_register_models", lambda made: made.wiring.model("mine:x")),
+        ("kdskills_register_stores", lambda made: made.session_store("mine:x")),
+    ],
+)
+@pytest.mark.parametrize("factory", [lambda _: object(), broken], ids=["wrong", "raises"])
+def test_what_a_factory_makes_is_held_to_its_protocol(hook: str, use: Any, factory: Any) -> None:
+    """An engine, model or store that is none is refused with the plugin's name before anything is asked of it."""
+    made = host(plugin(hook, lambda register: register("mine", factory)))
+    with pytest.raises(PluginFailed, match="Acme") as caught:
+        use(made)
+    assert caught.value.details["hook"] == hook
+
+
+def test_two_plugins_of_one_name_are_both_named() -> None:
+    """Who takes a name, and who had it, is in the message."""
+    twice = [plugin("kdskills_register_tools", lambda register: register("acme.x", TOOL)) for _ in range(2)]
+    with pytest.raises(NameTaken, match=r"Acme and .*Acme#2"):
+        host(*twice)
+
+
+TOOL = SolverTool("acme.x", "d", NoArguments, _body)
+
+
+@pytest.mark.parametrize(
+    ("hook", "wrong"),
+    [
+        ("kdskills_skill_roots", ["not a root"]),
+        ("kdskills_skill_roots", 5),
+        ("kdskills_open_skill_root", "not a root"),
+        ("kdskills_hide_skills", ["press.brief"]),
+        ("kdskills_hide_skills", {"press.brief": 5}),
+        ("kdskills_deny", True),
+        ("kdskills_source_key", 5),
+    ],
+)
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_hook_that_fails_is_named(hook: str, wrong: Any, raises: bool, caplog: Any) -> None:
+    """Plugin, hook, what was expected and what came: in the error and, for the operator, in the log."""
+    asked = answers(plugin(hook, broken if raises else lambda *_: wrong))
+    arguments = {
+        "kdskills_skill_roots": (None,),
+        "kdskills_open_skill_root": ("x:y", PRESS),
+        "kdskills_hide_skills": ("agent", ()),
+        "kdskills_deny": (AccessRequest("load", "c", "s"),),
+        "kdskills_source_key": ({},),
+    }
+    with pytest.raises(PluginFailed) as caught:
+        getattr(asked, hook.removeprefix("kdskills_"))(*arguments[hook])
+    details = caught.value.details
+    assert details["plugin"].endswith("Acme")
+    assert (details["hook"], caught.value.who) == (hook, "operator")
+    assert details["expected"] == inspect.signature(getattr(hookspecs, hook)).return_annotation
+    assert ("RuntimeError" if raises else type(wrong).__name__) in details["found"]
+    assert caught.value.message in caplog.text
+
+
+def test_a_filter_that_fails_grants_nothing() -> None:
+    """No view is made while a plugin cannot say what it hides, whatever it raises."""
+
+    def refuses(*arguments: Any) -> Any:
+        raise UnknownName("mine", name="x", kind="y")
+
+    made = host(plugin("kdskills_hide_skills", refuses))
+    with pytest.raises(PluginFailed, match="kdskills_hide_skills"):
+        made.subsystem(made.bundle(PRESS)).view("solver.react.decision")
+
+
+def test_a_check_that_fails_is_an_error_of_the_skill(tmp_path: Path) -> None:
+    """A skill that a plugin could not check is not loaded, and `check` says which plugin it was."""
+    make_root(tmp_path / "b" / "skills", "fine")
+    made = host(plugin("kdskills_check_skill", broken))
+    found = [d for d in made.run("skills.check", path=tmp_path / "b").diagnostics if d.code == "plugin_failed"]
+    assert {(d.severity, d.ref) for d in found} == {("error", "public.fine")}
+    assert "Acme" in found[0].message
+    assert list(made.subsystem(made.bundle(tmp_path / "b")).registry) == []
+
+
+def test_listeners_are_all_told() -> None:
+    """A listener that fails keeps no other from being told, and all that failed are named."""
+    heard: list[Any] = []
+    hooks = (broken, heard.append, broken)
+    asked = answers(*(plugin("kdskills_turn_started", hook) for hook in hooks))
+    with pytest.raises(PluginFailed) as caught:
+        asked.turn_started("turn")
+    assert heard == ["turn"]
+    assert len(caught.value.details["plugins"]) == 2
+
+
+def test_a_command_that_cannot_be_added_is_named() -> None:
+    """The command line is not built with half of a plugin."""
+    with pytest.raises(PluginFailed, match="kdskills_register_commands"):
+        build_cli(host(plugin("kdskills_register_commands", broken)))
+
+
+def test_a_wrapper_is_refused() -> None:
+    """A hook around other hooks could take back a denial."""
+
+    class Acme:
+        @hookimpl(wrapper=True)
+        def kdskills_deny(self, request: Any) -> Any:
+            yield
+            return None
+
+    with pytest.raises(PluginInvalid, match="wrapper"):
+        plugin_manager(Acme(), entry_points=False)
+
+
+def test_a_plugin_given_twice_is_refused() -> None:
+    """The same object again is the operator's mistake, told in words."""
+    one = Listener()
+    with pytest.raises(PluginInvalid, match="Listener"):
+        plugin_manager(one, one, entry_points=False)
+
+
+def test_an_installed_plugin_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever an entry point's module raises, the plugin is named."""
+    points = [metadata.EntryPoint("acme", "kdskills.testing.programs.boom", "kdskills")]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: points if group == "kdskills" else [])
+    with pytest.raises(PluginInvalid, match="plugin acme cannot be imported: ValueError: boom"):
+        plugin_manager()

@@ -406,6 +406,26 @@ async def test_by_decides(make, bundle):
 # ---- policy plugins ----
 
 
+@pytest.mark.parametrize("answer", [RuntimeError("no rules"), True, "no"], ids=["raises", "bool", "text"])
+async def test_a_policy_that_fails_refuses(make, events, answer):
+    """What cannot be asked is not loaded; the model reads nothing of why, the operator's events do."""
+
+    def deny(request: AccessRequest) -> Denial | None:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    session = await make(deny=deny, events=events.append).create_session()
+    reply = await session.call("skills.load", {"names": ["sales"]})
+    assert (reply.ok, reply.error["code"], reply.error["who"]) == (False, "skill_denied", "operator")
+    assert "no rules" not in reply.text
+    assert await session.active() == []
+    told = [event for event in events if event.type == "diagnostic"]
+    assert [(event.data["code"], event.data["id"]) for event in told] == [("plugin_failed", "acme.sales")]
+    assert "policy check" in told[0].data["message"]
+    assert [event.data["code"] for event in events if event.type == "skill.refused"] == ["plugin_failed"]
+
+
 async def test_deny_sees_and_refuses(make):
     """A Denial refuses a visible skill with its public text; the private reason stays out."""
     asked: list[AccessRequest] = []

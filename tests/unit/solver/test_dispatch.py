@@ -279,7 +279,7 @@ async def test_every_call_passes_the_policy_plugins(build):
 
 
 async def test_a_policy_plugin_that_fails_refuses(build):
-    """What cannot be asked is not allowed."""
+    """What cannot be asked is not allowed: the transcript says why, the model does not read it."""
 
     class Broken(PlainWiring):
         def deny(self, request):
@@ -288,7 +288,11 @@ async def test_a_policy_plugin_that_fails_refuses(build):
     model = ScriptedModel([call("react_write", path="a", text="x"), say("ok")])
     async with build(model=model, wiring=Broken()) as system:
         result = await ReactSolver(system).run("x")
-    assert (code(results(model)[0]), result.files) == ("tool_failed", ())
+    answer = results(model)[0]
+    assert (code(answer), result.files) == ("tool_failed", ())
+    assert "no policy" not in answer.text
+    assert [(found.code, found.ref) for found in result.diagnostics] == [("plugin_failed", "react.write")]
+    assert "RuntimeError: no policy" in result.diagnostics[0].message
 
 
 async def test_calls_beyond_the_bound_are_answered_and_the_turn_is_partial(build):
