@@ -159,7 +159,7 @@ def render_catalog(
     *,
     budget: int | None = None,
     count: TokenCounter = estimate_tokens,
-    locations: Locations = "host",
+    locations: Locations = "logical",
     pinned: Collection[str] = (),
     search_hint: str | None = None,
     environment: jinja2.Environment | None = None,

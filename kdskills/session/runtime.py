@@ -71,7 +71,8 @@ class SkillRuntime:
         profile: Set-up asked of the executor.
         interpreters: Further suffixes, `{".rb": ["ruby", "{path}"]}`.
         limits: Bounds of the tools.
-        locations: How receipts and catalogs name places: `host`, `logical` or `none`.
+        locations: How receipts and catalogs name places: `logical` (`skill://` URIs), `host` (paths of this host, which a
+            model then reads) or `none`.
         body_in: Where bodies reach the model: in the `instructions`, or in the `result` of a load.
         store: Where sessions are kept; memory by default.
         approve: Asks a person.
@@ -102,7 +103,7 @@ class SkillRuntime:
         profile: str | None = None,
         interpreters: Mapping[str, Sequence[str]] | None = None,
         limits: RuntimeLimits | None = None,
-        locations: Locations = "host",
+        locations: Locations = "logical",
         body_in: BodyIn = "instructions",
         store: SessionStore | None = None,
         approve: Approver | None = None,

@@ -72,7 +72,7 @@ class Gate(Protocol):
         *,
         budget: int | None = None,
         count: TokenCounter = ...,
-        locations: Locations = "host",
+        locations: Locations = "logical",
         pinned: Sequence[str] = (),
         search_hint: str | None = None,
     ) -> CatalogText:

@@ -9,6 +9,7 @@ from kdskills.skills.model import Skill
 from kdskills.skills.refs import INTERNAL_NAMESPACE
 from kdskills.skills.selection import (
     CHECKS,
+    SCRIPT_TOOLS,
     STEP_OF,
     By,
     Finding,
@@ -109,6 +110,11 @@ class Explanation:
         lines = [f"{self.ref!r} for {self.consumer or 'an anonymous consumer'}: {self.code}"]
         lines += [f"  {step.step}. {marks[step.result]} {step.reason}" for step in self.steps]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+def needs_scripts(skill: Skill) -> tuple[str, ...]:
+    """Return the tools that *skill* requires and that are there only where an engine runs programs."""
+    return tuple(sorted({tool.id for tool in skill.tools if tool.required} & SCRIPT_TOOLS))
 
 
 def explain_steps(

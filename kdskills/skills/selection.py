@@ -21,6 +21,9 @@ ImportPolicy = Literal["private", "listed", "strict"]
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
+SCRIPT_TOOLS = frozenset({"skills.run_script", "exec.python"})
+"""Tools that are there only where an engine runs programs."""
+
 STEP_OF: Mapping[str, int] = MappingProxyType(
     {
         "invalid_ref": 1,

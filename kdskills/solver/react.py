@@ -9,13 +9,15 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kdskills.errors import BadRequest, KdskillsError, SessionError
+from kdskills.errors import BadRequest, Diagnostic, KdskillsError, SessionError
 from kdskills.execution.starting import in_thread
 from kdskills.models import Redactor
 from kdskills.session import TurnScope
 from kdskills.session.config import Budget
 from kdskills.session.core import uuid7
 from kdskills.session.scope import TurnSources
+from kdskills.skills.explain import needs_scripts
+from kdskills.skills.selection import Refused
 from kdskills.solver.bus import EventBus, Reader
 from kdskills.solver.events import Event, SourcesMerged, TurnFinished, TurnStarted
 from kdskills.solver.finish import finish, tell_started
@@ -260,11 +262,30 @@ async def _begin(turn: Turn, skills: Sequence[str]) -> None:
         engine=None if executor is None else executor.name,
         files=tuple(sorted(turn.workspace.protected)),
     )
+    _tell_left_out(turn)
     if skills:
         await turn.session.load(list(skills), mode="add", by="code")
     await turn.instructions()  # adopts the sources of what is active, in load order
     turn.note_active(await turn.session.active())
     tell_started(turn)
+
+
+def _tell_left_out(turn: Turn) -> None:
+    """Say which skills are left out because nothing runs their scripts here."""
+    if turn.parts.executor is not None:
+        return
+    needing = [skill for skill in turn.subsystem.registry.values() if skill.tools and needs_scripts(skill)]
+    answers = [turn.view.resolve(skill.full_id, by="code") for skill in needing]
+    refused = [answer for answer in answers if isinstance(answer, Refused) and answer.code == "tools_missing"]
+    left = sorted(answer.full_id or answer.ref for answer in refused)
+    if not left:
+        return
+    names = ", ".join(left[:10]) + (f" and {len(left) - 10} more" if len(left) > 10 else "")
+    message = (
+        f"left out because they need scripts, and no engine runs any here: {names}; "
+        'open the system with executor="auto", or name an engine that works'
+    )
+    turn.bus.diagnose(Diagnostic("scripts_off", "warning", message, ref=left[0]))
 
 
 def _seconds(deadline: Deadline) -> float | None:

@@ -129,7 +129,7 @@ class SkillView:
 
     def explain(self, ref: str, *, by: By = "model") -> Explanation:
         """Return every step of the gate about *ref*, with rule, source and result (spec skills §4.2)."""
-        from kdskills.skills.explain import Explanation, explain_steps
+        from kdskills.skills.explain import Explanation, explain_steps, needs_scripts
 
         outcome = self.gate(ref, by=by)
         full_id, via = self._target(ref, self.short_ids, True)
@@ -144,6 +144,10 @@ class SkillView:
         skill = self.known.skills.get(full_id or "")
         if skill is not None and skill.hidden:
             notes.append(f"{full_id} is hidden: in no number, name, catalog or picker, usable by its exact id")
+        if skill is not None and (needed := needs_scripts(skill)):
+            notes.append(
+                f"{full_id} needs {' and '.join(needed)}: where no engine runs scripts, as with executor=None, it is left out"
+            )
         return Explanation(ref, self.consumer, full_id, via if full_id else None, outcome, steps, tuple(notes))
 
     def catalog(
@@ -152,7 +156,7 @@ class SkillView:
         *,
         budget: int | None = None,
         count: TokenCounter = estimate_tokens,
-        locations: Locations = "host",
+        locations: Locations = "logical",
         pinned: Collection[str] = (),
         search_hint: str | None = None,
     ) -> Catalog:

@@ -76,7 +76,7 @@ def test_no_skills(form, text):
 def test_xml(brief):
     """The published shape: one tag or value a line, joined by LF, no final newline."""
     entry = dataclasses.replace(brief, description="a < b & \"c\" 'd' \x07")
-    assert render_catalog([entry], "xml").text == (
+    assert render_catalog([entry], "xml", locations="host").text == (
         "<available_skills>\n<skill>\n<name>\nbrief\n</name>\n<description>\na &lt; b &amp; &quot;c&quot; &#x27;d&#x27; \ufffd\n"
         "</description>\n<location>\n/srv/press/skills/acme/brief/SKILL.md\n</location>\n</skill>\n</available_skills>"
     )

@@ -134,8 +134,9 @@ async def test_imports_come_along(runtime):
     assert text.index('<skill name="base" imported-by="report">') < text.index('<skill name="report">')
 
 
-async def test_receipt(runtime, bundle):
-    """A receipt has the facts of the spec, and location fields follow `locations`."""
+async def test_receipt(make, bundle):
+    """A receipt has the facts of the reference, and location fields follow `locations`."""
+    runtime = make(locations="host")
     session = await runtime.create_session()
     wire = (await session.load(["sales"])).to_json()
     skill = wire["active_skills"][0]
@@ -158,6 +159,17 @@ async def test_locations(make, locations, place, root):
     session = await make(locations=locations).create_session(initial=["sales"])
     receipt = (await session.active())[0].receipt
     assert (receipt.location, receipt.root_dir) == (place, root)
+
+
+async def test_no_place_of_this_host_reaches_a_model_unasked(runtime, bundle):
+    """By default neither receipts nor the prompt name a folder of this host."""
+    session = await runtime.create_session(initial=["sales"])
+    reply = await session.call("skills.load", {"names": ["charts"], "mode": "add"})
+    read = await session.call("skills.read", {"path": "references/guide.md", "skill": "sales"})
+    prompt = (await session.instructions()).text
+    assert "skill://acme/charts" in reply.text
+    assert "skill://acme/charts/SKILL.md" in prompt
+    assert str(bundle.root) not in reply.text + read.text + prompt
 
 
 async def test_loading_the_same_again_changes_nothing(runtime):

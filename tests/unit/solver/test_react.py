@@ -271,6 +271,26 @@ async def test_deadlines_are_seconds_durations_or_moments(solve):
         assert (await solve([say("ok")], deadline=deadline)).status == "final"
 
 
+async def test_skills_left_out_for_want_of_an_engine_are_told(build, bundle_path):
+    """Without an engine, a turn says which skills are left out for it; with one, or where rules refuse them, it does not."""
+    for name in ("brief", "secret"):
+        (bundle_path / "skills" / "acme" / name / "tools.yaml").write_text(
+            "tools:\n- {id: skills.run_script, required: true}\n"
+        )
+    async with build([say("ok")], engine=None) as system:
+        result = await ReactSolver(system).run("x")
+        why = system.subsystem.view("solver.react.decision", tools=system.parts.tool_ids).explain("acme.brief")
+    told = [found for found in result.diagnostics if found.code == "scripts_off"]
+    assert [(found.severity, found.ref) for found in told] == [("warning", "acme.brief")]
+    assert 'executor="auto"' in told[0].message
+    assert "secret" not in told[0].message
+    assert why.code == "tools_missing"
+    assert "executor=None" in why.notes[0]
+    async with build([say("ok")]) as system:
+        result = await ReactSolver(system).run("x")
+    assert [found.code for found in result.diagnostics] == []
+
+
 async def test_plugins_are_told_of_start_and_end_while_the_turn_is_active(build):
     """Hooks see an active turn; one that fails is told and changes nothing else."""
     seen = []

@@ -419,7 +419,7 @@ def test_catalog_of_a_view(world) -> None:
     assert view.catalog().text == text
     xml = view.catalog("xml", locations="logical").text
     assert "skill://acme/brief/SKILL.md" in xml
-    assert str(view.skills["acme.brief"].path) in view.catalog("xml").text
+    assert str(view.skills["acme.brief"].path) in view.catalog("xml", locations="host").text
     assert view.catalog(budget=5).tokens <= 5
 
 
