@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from kdskills.jobs.database import micros, utc_now
+from kdskills.jobs.states import TERMINAL
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -74,6 +75,7 @@ def _measured(link: sa.Connection, tables: WorkTables, since: datetime) -> Pulse
     ]
     ended = (
         sa.select(tasks.c.spec, tasks.c.status, tasks.c.started_at, tasks.c.finished_at)
+        .where(tasks.c.status.in_(sorted(TERMINAL)))
         .where(tasks.c.finished_at > micros(since), tasks.c.finished_at <= micros(now), tasks.c.started_at.is_not(None))
         .order_by(tasks.c.finished_at)
         .limit(MOST)

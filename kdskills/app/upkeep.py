@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 from kdskills.app.pulse import pulse
 from kdskills.errors import KdskillsError
 from kdskills.jobs.database import utc_now
+from kdskills.jobs.states import OPEN
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
 
-FINAL: Final = frozenset({"succeeded", "failed", "canceled"})
 WORK: Final = ("task_", "job_")
 _LOG = logging.getLogger("kdskills.service")
 
@@ -70,7 +70,7 @@ async def _going(host: Host, holders: set[str]) -> set[str]:
     def look(link: sa.Connection) -> set[str]:
         found: set[str] = set()
         for table in (work.tables.tasks, work.tables.jobs):
-            query = sa.select(table.c.id).where(table.c.status.not_in(FINAL))
+            query = sa.select(table.c.id).where(table.c.status.in_(OPEN))
             found |= {str(item) for item in link.execute(query).scalars() if item in holders}
         return found
 

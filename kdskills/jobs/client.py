@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
-from kdskills.errors import Conflict, NotFound
+from kdskills.errors import Conflict, KdskillsError, NotFound
 from kdskills.execution.logfile import LogPiece
 from kdskills.jobs.canceling import Kind, cancel, unfinished
 from kdskills.jobs.heads import JobHead, TaskHead
@@ -31,12 +32,15 @@ if TYPE_CHECKING:
 Head = TypeVar("Head", TaskHead, JobHead)
 Stream = Literal["stdout", "stderr"]
 
+_LOG: Final = logging.getLogger("kdskills.jobs")
 _LOOK_S = 0.02
 _LOOK_MAX_S = 0.25
 
 
 class JobsClient:
     """Submits, reads and cancels tasks and jobs; the database is opened by the first call.
+
+    Whoever submits work, or looks at work that is not over, gets a worker started where none runs.
 
     Args:
         url: `sqlite:///path` or `postgresql://…`.
@@ -139,20 +143,26 @@ class JobsClient:
         """Return a task of *scope*; *any_agent* reads those of the project's other agents too. Raises NotFound."""
         work = await self.work()
         found = await work.database.read(lambda link: work.records.task(link, item))
-        return _owned(found, scope, "task", item, any_agent=any_agent)
+        head = _owned(found, scope, "task", item, any_agent=any_agent)
+        await self._serve_unfinished(head)
+        return head
 
     async def job(self, scope: Scope, item: str, *, any_agent: bool = False) -> JobHead:
         """Return a job of *scope*, as `task`. Raises NotFound."""
         work = await self.work()
         found = await work.database.read(lambda link: work.records.job(link, item))
-        return _owned(found, scope, "job", item, any_agent=any_agent)
+        head = _owned(found, scope, "job", item, any_agent=any_agent)
+        await self._serve_unfinished(head)
+        return head
 
     async def list_tasks(
         self,
         scope: Scope,
         *,
         status: Sequence[str] = (),
+        session_id: str | None = None,
         job_id: str | None = None,
+        steps: bool = True,
         before: tuple[datetime, str] | None = None,
         limit: int = 100,
         any_agent: bool = False,
@@ -162,28 +172,35 @@ class JobsClient:
         Args:
             scope: Whose.
             status: States to show; none given shows all.
+            session_id: Only those of this session.
             job_id: Only those of this job.
+            steps: Whether tasks that are steps of jobs are shown.
             before: Time and id of the last head of the page before.
             limit: Most heads to return.
             any_agent: Whether tasks of the project's other agents are shown.
         """
         work = await self.work()
-        wanted = Wanted(scope, any_agent, tuple(status), job_id, before, limit)
-        return await work.database.read(lambda link: work.records.list_tasks(link, wanted))
+        wanted = Wanted(scope, any_agent, tuple(status), job_id, before, limit, session_id, steps)
+        found = await work.database.read(lambda link: work.records.list_tasks(link, wanted))
+        await self._serve_unfinished(*found)
+        return found
 
     async def list_jobs(
         self,
         scope: Scope,
         *,
         status: Sequence[str] = (),
+        session_id: str | None = None,
         before: tuple[datetime, str] | None = None,
         limit: int = 100,
         any_agent: bool = False,
     ) -> list[JobHead]:
         """Return jobs of *scope*, the newest first; as `list_tasks`."""
         work = await self.work()
-        wanted = Wanted(scope, any_agent, tuple(status), None, before, limit)
-        return await work.database.read(lambda link: work.records.list_jobs(link, wanted))
+        wanted = Wanted(scope, any_agent, tuple(status), None, before, limit, session_id)
+        found = await work.database.read(lambda link: work.records.list_jobs(link, wanted))
+        await self._serve_unfinished(*found)
+        return found
 
     async def cancel_task(self, scope: Scope, item: str, reason: str = "", *, any_agent: bool = False) -> bool:
         """Ask for the end of a task; False, and nothing changed, when it is over.
@@ -248,12 +265,26 @@ class JobsClient:
         """Start a worker of this host when there is none and this client may; a call costs one look at a lock."""
         if self._spawn is None:
             return
-        free = not await asyncio.to_thread(slot_taken, self._where[1], 0)
+        free = not slot_taken(self._where[1], 0)  # three calls of the system, none of which waits
         if free and time.monotonic() - self._spawned_at > self.settings.start_s:
             self._spawned_at = time.monotonic()
             await asyncio.to_thread(self._spawn)
         elif not free:
             self._spawned_at = float("-inf")  # it lives: should it die, the next call starts another at once
+
+    async def _serve_unfinished(self, *heads: TaskHead | JobHead) -> None:
+        """Start a worker for work of this host that is not over, should its own have died.
+
+        That none can be started is logged, and hides nothing of the heads.
+        """
+        if self._spawn is None or all(head.terminal for head in heads):
+            return
+        host = (await self.work()).host
+        if any(not head.terminal and head.home in (None, host) for head in heads):
+            try:
+                await self.ensure_worker()
+            except KdskillsError as error:
+                _LOG.warning("work waits for a worker: %s", error.message)
 
     async def _cancel(self, kind: Kind, item: str, reason: str) -> bool:
         work = await self.work()
@@ -274,15 +305,12 @@ class JobsClient:
 
     async def _wait(self, look: Callable[[], object], timeout: float | None) -> Head:  # noqa: ASYNC109
         end = float("inf") if timeout is None else time.monotonic() + timeout
-        pause, looks = _LOOK_S, 0
+        pause = _LOOK_S
         while True:
             head: Head = await look()  # type: ignore[misc]
             left = end - time.monotonic()
             if head.status in TERMINAL or left <= 0:
                 return head
-            if looks % 8 == 0:
-                await self.ensure_worker()  # one that was killed must not keep its work waiting
-            looks += 1
             await asyncio.sleep(min(pause, left))
             pause = min(pause * 1.3, _LOOK_MAX_S)
 

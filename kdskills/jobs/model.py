@@ -100,7 +100,10 @@ class Placement(Value):
     Attributes:
         engine: Name of the execution engine, already chosen and probed.
         skill_name: Full id of the skill asked for.
-        version_hash: Its version.
+        version_hash: Its version, by the id that archives and activation know; of a skill that was not uploaded, the digest of
+            its files.
+        tree_digest: The digest of its files.
+        uploaded: Versions of the uploaded skills among *skills*, by name.
         skills: The skill and what it imports, read-only and hash-addressed.
         limits: Bounds of every run.
         unsafe_local: The caller's half of the double opt-in of the bare engine.
@@ -109,6 +112,8 @@ class Placement(Value):
     engine: str
     skill_name: str
     version_hash: str
+    tree_digest: str = ""
+    uploaded: dict[str, str] = {}
     skills: tuple[SkillMount, ...] = ()
     limits: Limits = Limits()
     unsafe_local: bool = False

@@ -16,7 +16,7 @@ from kdskills.jobs.database import micros, moment_of, upsert, utc_now
 from kdskills.jobs.heads import ARTIFACTS, ENDPOINTS, OUTPUT_ERRORS, JobHead, TaskHead
 from kdskills.jobs.model import JobSpec, Scope, TaskSpec
 from kdskills.jobs.plan import steps_of
-from kdskills.jobs.states import JOBS, TASKS, TERMINAL, before
+from kdskills.jobs.states import JOBS, OPEN, TASKS, TERMINAL, before
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -29,7 +29,7 @@ _OVER: Final = tuple(sorted(TERMINAL))
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which rows a listing shows."""
+    """Which rows a listing shows; without `steps` tasks that are steps of jobs are left out."""
 
     scope: Scope
     any_agent: bool = False
@@ -37,6 +37,8 @@ class Wanted:
     job_id: str | None = None
     before: tuple[datetime, str] | None = None
     limit: int = 100
+    session_id: str | None = None
+    steps: bool = True
 
 
 class Records:
@@ -95,6 +97,8 @@ class Records:
         query = self._listing(self.tables.tasks, wanted)
         if wanted.job_id is not None:
             query = query.where(self.tables.tasks.c.job_id == wanted.job_id)
+        if not wanted.steps:
+            query = query.where(self.tables.tasks.c.job_id.is_(None))
         return [task_of(row) for row in link.execute(query).mappings()]
 
     def list_jobs(self, link: sa.Connection, wanted: Wanted) -> list[JobHead]:
@@ -102,6 +106,20 @@ class Records:
         rows = link.execute(self._listing(self.tables.jobs, wanted)).mappings().all()
         tasks = self.tasks_of_jobs(link, [row["id"] for row in rows])
         return [job_of(row, [task for task in tasks if task.job_id == row["id"]]) for row in rows]
+
+    def open_work(self, link: sa.Connection, scope: Scope, most: int) -> int:
+        """Return how many tasks and jobs of an agent are not over, counting to *most*; steps are part of their job."""
+        import sqlalchemy as sa
+
+        count = 0
+        for kind in ("task", "job"):
+            table = self.table(kind)
+            mine = (table.c.tenant == scope.tenant, table.c.project == scope.project, table.c.agent == scope.agent)
+            query = sa.select(table.c.id).where(*mine, table.c.status.in_(OPEN)).limit(most - count)
+            if kind == "task":
+                query = query.where(table.c.job_id.is_(None))
+            count += len(link.execute(query).all())
+        return count
 
     def release(self, link: sa.Connection, kind: str, item: str, executor: str) -> bool:
         """Let go of a row *executor* holds, for another host's worker; False when it is somebody else's by now."""
@@ -125,7 +143,7 @@ class Records:
             table = self.table(kind)
             query = (
                 sa.select(table.c.created_at, table.c.id)
-                .where(table.c.session_key == session_key, table.c.id != but, table.c.status.not_in(_OVER))
+                .where(table.c.session_key == session_key, table.c.id != but, table.c.status.in_(OPEN))
                 .order_by(table.c.created_at)
                 .limit(1)
             )
@@ -219,6 +237,8 @@ class Records:
         query = table.select().where(table.c.tenant == scope.tenant, table.c.project == scope.project)
         if not wanted.any_agent:
             query = query.where(table.c.agent == scope.agent)
+        if wanted.session_id is not None:
+            query = query.where(table.c.session_id == wanted.session_id)
         if wanted.status:
             query = query.where(table.c.status.in_(wanted.status))
         if wanted.before is not None:

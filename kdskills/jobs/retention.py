@@ -71,15 +71,17 @@ class Retention:
         found = list(link.execute(old).scalars())
         if found:
             return found
-        crowded = (
-            sa.select(table.c.tenant, table.c.project, sa.func.count())
-            .where(*alone)
+        most = self._settings.keep_per_project
+        many_rows = (  # an index alone tells; what is over is counted only where there may be too much
+            sa.select(table.c.tenant, table.c.project)
             .group_by(table.c.tenant, table.c.project)
-            .having(sa.func.count() > self._settings.keep_per_project)
+            .having(sa.func.count() > most)
         )
-        for tenant, project, count in link.execute(crowded).all():
+        for tenant, project in link.execute(many_rows).all():
             whose = (*alone, table.c.tenant == tenant, table.c.project == project)
-            many = min(batch, count - self._settings.keep_per_project)
+            many = min(batch, link.execute(sa.select(sa.func.count()).where(*whose)).scalar_one() - most)
+            if many <= 0:
+                continue
             first = sa.select(table.c.id).where(*whose).order_by(table.c.finished_at, table.c.id).limit(many)
             return list(link.execute(first).scalars())
         return []

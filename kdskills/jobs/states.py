@@ -43,6 +43,9 @@ STEPS: Final[Table] = {
 TERMINAL: Final = frozenset({"succeeded", "failed", "canceled", "skipped"})
 """A terminal state is final: later facts never change status, exit code or output."""
 
+OPEN: Final = tuple(sorted(TASKS.keys() - TERMINAL))
+"""The states of what is not over, named one by one: no database finds rows by what they are not."""
+
 ACTIVE: Final = frozenset({"starting", "running"})
 """A task in one of these may have a program."""
 

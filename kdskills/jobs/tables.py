@@ -5,7 +5,7 @@ Times are microseconds since 1970. Text that a program wrote is kept as bytes: a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kdskills.jobs.database import word_type
 
@@ -13,6 +13,17 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 ID_LENGTH = 80
+
+
+LISTINGS: Final = {
+    "agent": ("tenant", "project", "agent", "created_at", "id"),
+    "agent_status": ("tenant", "project", "agent", "status", "created_at", "id"),
+    "project_status": ("tenant", "project", "status", "created_at", "id"),
+    "of_session": ("tenant", "project", "session_id", "created_at", "id"),
+    "session": ("session_key", "status", "created_at", "id"),
+}
+"""Columns of indexes both tasks and jobs have, by the end of their names: for lists, for what an agent has open, and for
+who holds a session."""
 
 
 class WorkTables:
@@ -85,6 +96,7 @@ class WorkTables:
             sa.Column("output_errors", sa.Text),
             sa.Column("endpoints", sa.Text),
             sa.Index("kd_tasks_listed", "tenant", "project", "created_at", "id"),
+            *_listings("kd_tasks"),
             sa.Index("kd_tasks_held", "executor", "status"),
             sa.Index("kd_tasks_status", "status", "finished_at"),
         )
@@ -97,6 +109,7 @@ class WorkTables:
             self.metadata,
             *self._owned(),
             sa.Index("kd_jobs_listed", "tenant", "project", "created_at", "id"),
+            *_listings("kd_jobs"),
             sa.Index("kd_jobs_held", "executor", "status"),
             sa.Index("kd_jobs_status", "status", "finished_at"),
         )
@@ -155,3 +168,9 @@ class WorkTables:
             sa.Column("created_at", sa.BigInteger, nullable=False),
             sa.Index("kd_artifacts_content", "project", "sha256"),
         )
+
+
+def _listings(table: str) -> list[sa.Index]:
+    import sqlalchemy as sa
+
+    return [sa.Index(f"{table}_{name}", *columns) for name, columns in LISTINGS.items()]

@@ -74,6 +74,18 @@ class Desk:
             self.workers.append(subprocess.Popen([KDSKILLS, "worker"], env=self.env, cwd=ROOT, stdout=log, stderr=log))
         return self.workers[-1]
 
+    def kill_embedded_worker(self) -> None:
+        """Kill the worker of this state folder as `kill -9` does."""
+
+        async def pids() -> list[int]:
+            work = await self.host.work.client.work()
+            workers = work.tables.workers
+            live = workers.select().with_only_columns(workers.c.pid).where(workers.c.state == "live")
+            return await work.database.read(lambda link: list(link.execute(live).scalars()))
+
+        (pid,) = asyncio.run(pids())
+        os.kill(pid, signal.SIGKILL)
+
     def until(self, look: Callable[[], Any], truth: Callable[[Any], bool]) -> Any:
         """Look until something is so."""
         deadline = time.monotonic() + LONG
@@ -201,6 +213,17 @@ def test_work_needs_no_worker_to_be_started(desk: Desk) -> None:
     assert (found["status"], found["stdout"]) == ("succeeded", "alone\n")
     log = desk.folder / "state" / "worker.log"
     desk.until(log.read_text, lambda text: "it had no work for" in text)
+
+
+def test_a_look_brings_back_a_worker_that_was_killed(desk: Desk) -> None:
+    """The embedded worker dies in mid-task and nobody submits anything: looking at the list is enough to see it end."""
+    started = desk.tool("run_cmd_async", skill_name="hello", command="echo up; sleep 10; echo over")
+    item = {"task_id": started["task_id"]}
+    desk.until(lambda: desk.tool("task_status", **item), lambda seen: "up" in seen["stdout_tail"])
+    desk.kill_embedded_worker()
+    del desk.host.work.__dict__["client"]  # as a process that has never seen a worker
+
+    desk.until(lambda: desk.run("jobs", "list", "--json").stdout, lambda text: '"succeeded"' in text)
 
 
 def test_a_user_sees_steps_and_output(desk: Desk) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import Field
 
 from kdskills.app.operations.models import Finding, Input, Output
+from kdskills.app.operations.paging import PageInput, PageOutput, page_by_name, page_by_time
 from kdskills.app.operations.scoped import ProjectInput, readable, readable_skill, who
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.errors import BadRequest, CallRefused
@@ -36,7 +37,7 @@ class ProjectOut(Output):
     bundle: str | None = None
 
 
-class ProjectsOut(Output):
+class ProjectsOut(PageOutput):
     """Projects, sorted by name."""
 
     projects: tuple[ProjectOut, ...]
@@ -74,11 +75,15 @@ class SkillOut(Output):
         )
 
 
-class SkillsOut(Output):
+class SkillsOut(PageOutput):
     """Uploaded skills the caller may read, sorted by name."""
 
     project: str
     skills: tuple[SkillOut, ...]
+
+
+class SkillListInput(ProjectInput, PageInput):
+    """Which page of a project's uploaded skills."""
 
 
 class UploadInput(ProjectInput):
@@ -104,6 +109,10 @@ class SkillInput(ProjectInput):
     """One uploaded skill."""
 
     skill: str = Field(min_length=1, max_length=256, description="The skill's name.")
+
+
+class VersionListInput(SkillInput, PageInput):
+    """Which page of a skill's versions."""
 
 
 class ActivateInput(SkillInput):
@@ -160,7 +169,7 @@ class VersionOut(Output):
         )
 
 
-class VersionsOut(Output):
+class VersionsOut(PageOutput):
     """A skill's versions, the latest first."""
 
     skill: str
@@ -179,12 +188,14 @@ def _project(found: Project, *, local: bool) -> ProjectOut:
     return ProjectOut(project=found.name, generation=found.generation, created_at=found.created_at, bundle=bundle)
 
 
-async def list_projects(host: Host, given: Input, context: Context) -> ProjectsOut:
+async def list_projects(host: Host, given: PageInput, context: Context) -> ProjectsOut:
     """List all projects; for callers elsewhere their own."""
     identity = context.identity
     found = await host.projects.projects()
     mine = [each for each in found if identity.local or each.name == identity.project]
-    return ProjectsOut(projects=tuple(_project(each, local=identity.local) for each in mine))
+    page, following = page_by_name(mine, given, lambda each: each.name)
+    rows = tuple(_project(each, local=identity.local) for each in page)
+    return ProjectsOut(projects=rows, next_cursor=following)
 
 
 async def create_project(host: Host, given: CreateProject, context: Context) -> ProjectOut:
@@ -235,11 +246,12 @@ async def _once(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-async def list_skills(host: Host, given: ProjectInput, context: Context) -> SkillsOut:
+async def list_skills(host: Host, given: SkillListInput, context: Context) -> SkillsOut:
     """List the uploaded skills the caller may read."""
     project = given.of(context)
     found = await readable(host, context, project, await host.projects.list(project))
-    return SkillsOut(project=project, skills=tuple(SkillOut.of(each) for each in found))
+    page, following = page_by_name(found, given, lambda each: each.name)
+    return SkillsOut(project=project, skills=tuple(SkillOut.of(each) for each in page), next_cursor=following)
 
 
 async def get_skill(host: Host, given: SkillInput, context: Context) -> SkillOut:
@@ -267,22 +279,24 @@ async def activate_version(host: Host, given: ActivateInput, context: Context) -
     return SkillOut.of(done)
 
 
-async def list_versions(host: Host, given: SkillInput, context: Context) -> VersionsOut:
+async def list_versions(host: Host, given: VersionListInput, context: Context) -> VersionsOut:
     """List a skill's versions with their files."""
     project = given.of(context)
     await readable_skill(host, context, project, given.skill)
     found = await host.projects.versions(project, given.skill)
-    return VersionsOut(skill=given.skill, versions=tuple(VersionOut.of(each) for each in found))
+    page, following = page_by_time(found, given, lambda each: (each.created_at, each.version))
+    versions = tuple(VersionOut.of(each) for each in page)
+    return VersionsOut(skill=given.skill, versions=versions, next_cursor=following)
 
 
-LIST_PROJECTS = Implementation(Input, ProjectsOut, ("database_unavailable",), list_projects)
+LIST_PROJECTS = Implementation(PageInput, ProjectsOut, ("database_unavailable",), list_projects)
 CREATE_PROJECT = Implementation(
     CreateProject, ProjectOut, ("project_invalid", "bundle_path_relative", "database_unavailable"), create_project
 )
 UPLOAD = Implementation(UploadInput, UploadOut, ("local_only", "id_taken", *READ, *RULES), upload)
-LIST_SKILLS = Implementation(ProjectInput, SkillsOut, READ, list_skills)
+LIST_SKILLS = Implementation(SkillListInput, SkillsOut, READ, list_skills)
 GET_SKILL = Implementation(SkillInput, SkillOut, READ, get_skill)
 PATCH_SKILL = Implementation(PatchInput, SkillOut, READ, patch_skill)
 DELETE_SKILL = Implementation(SkillInput, DeletedOut, READ, delete_skill)
-LIST_VERSIONS = Implementation(SkillInput, VersionsOut, READ, list_versions)
+LIST_VERSIONS = Implementation(VersionListInput, VersionsOut, READ, list_versions)
 ACTIVATE = Implementation(ActivateInput, SkillOut, ("id_taken", *READ), activate_version)

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from kdskills.app.identity import Identity
 from kdskills.app.operations.models import Output
+from kdskills.app.operations.paging import PageInput, PageOutput, page_by_time
 from kdskills.app.operations.scoped import ProjectInput, who
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.errors import CallRefused
@@ -62,10 +63,14 @@ class NewTokenOut(TokenOut):
     token: str
 
 
-class TokensOut(Output):
+class TokensOut(PageOutput):
     """Tokens, the latest first; revoked and expired ones too."""
 
     tokens: tuple[TokenOut, ...]
+
+
+class TokenListInput(ProjectInput, PageInput):
+    """Which page of the tokens."""
 
 
 class RevokeToken(ProjectInput):
@@ -124,11 +129,12 @@ async def create(host: Host, given: CreateToken, context: Context) -> NewTokenOu
     return NewTokenOut.model_validate({**_facts(token), "token": text})
 
 
-async def list_tokens(host: Host, given: ProjectInput, context: Context) -> TokensOut:
+async def list_tokens(host: Host, given: TokenListInput, context: Context) -> TokensOut:
     """List the tokens of a project; the machine's own account sees all unless it names one."""
     everything = context.identity.local and given.project is None
     found = await host.tokens.list(None if everything else given.of(context))
-    return TokensOut(tokens=tuple(TokenOut.model_validate(_facts(token)) for token in found))
+    page, following = page_by_time(found, given, lambda token: (token.created_at, token.id))
+    return TokensOut(tokens=tuple(TokenOut.model_validate(_facts(token)) for token in page), next_cursor=following)
 
 
 async def revoke(host: Host, given: RevokeToken, context: Context) -> TokenOut:
@@ -142,5 +148,5 @@ async def revoke(host: Host, given: RevokeToken, context: Context) -> TokenOut:
 CREATE_TOKEN = Implementation(
     CreateToken, NewTokenOut, ("agent_invalid", "scope_unknown", "tool_not_allowed", *ERRORS), create
 )
-LIST_TOKENS = Implementation(ProjectInput, TokensOut, ERRORS, list_tokens)
+LIST_TOKENS = Implementation(TokenListInput, TokensOut, ERRORS, list_tokens)
 REVOKE_TOKEN = Implementation(RevokeToken, TokenOut, ERRORS, revoke)

@@ -7,6 +7,7 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from kdskills.app.operations.paging import MAX_PAGE, PageInput
 from kdskills.app.operations.work_parts import (
     DAY,
     Arguments,
@@ -224,14 +225,21 @@ class TaskLogsInput(Arguments):
     timeout_sec: float = Field(30.0, ge=0, le=600, allow_inf_nan=False, description="Seconds `follow` waits.")
 
 
-class ListInput(Arguments):
+class ListInput(Arguments, PageInput):
     """Which of the project's tasks or jobs, the newest first."""
 
     session_id: SessionId | None = Field(None, description="Of this session only.")
     status: Literal["queued", "starting", "running", "succeeded", "failed", "canceled"] | None = Field(
         None, description="In this state only."
     )
-    limit: int = Field(50, ge=1, le=500, description="How many at most.")
+    limit: int = Field(50, ge=1, le=MAX_PAGE, description="How many at most.")
+
+
+class TaskListInput(ListInput):
+    """Which of the project's tasks, the newest first."""
+
+    job_id: JobId | None = Field(None, description="Steps of this job only.")
+    steps: bool = Field(True, description="Whether tasks that are steps of jobs are listed.")  # fmt: skip
 
 
 def graph_problems(needs: dict[str, tuple[str, ...]], names: list[str]) -> Iterator[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field
 
 from kdskills.app.operations.models import Output
+from kdskills.app.operations.paging import decode_moment, encode_moment
 from kdskills.app.operations.table import Context, Implementation
-from kdskills.app.operations.work_inputs import MAX_LOG_PIECE, ListInput
+from kdskills.app.operations.work_inputs import MAX_LOG_PIECE, ListInput, TaskListInput
 from kdskills.app.operations.work_outputs import JobList, TaskList
 from kdskills.app.operations.work_parts import Arguments
 from kdskills.app.operations.work_views import job_row, task_row
@@ -18,6 +19,9 @@ from kdskills.app.work import scope_of
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
+    from kdskills.jobs.heads import JobHead, TaskHead
+
+Head = TypeVar("Head", "TaskHead", "JobHead")
 
 MISSING = ("not_found", "database_unavailable", "missing_extra")
 
@@ -59,28 +63,36 @@ class ArtifactOutput(Output):
     data_base64: str
 
 
-async def list_tasks(host: Host, given: ListInput, context: Context) -> TaskList:
+async def list_tasks(host: Host, given: TaskListInput, context: Context) -> TaskList:
     """List the caller's tasks; administrators see those of every agent."""
-    who = context.identity
-    found = await host.work.client.list_tasks(
-        scope_of(who),
-        status=() if given.status is None else (given.status,),
-        limit=given.limit,
-        any_agent=who.may("admin"),
+    heads = await host.work.client.list_tasks(
+        scope_of(context.identity), job_id=given.job_id, steps=given.steps, **_wanted(given, context)
     )
-    return TaskList(tasks=tuple(task_row(h) for h in found if given.session_id in {None, h.spec.session_id}))
+    page, following = _page(heads, given)
+    return TaskList(tasks=tuple(map(task_row, page)), next_cursor=following)
 
 
 async def list_jobs(host: Host, given: ListInput, context: Context) -> JobList:
     """List the caller's jobs; administrators see those of every agent."""
-    who = context.identity
-    found = await host.work.client.list_jobs(
-        scope_of(who),
-        status=() if given.status is None else (given.status,),
-        limit=given.limit,
-        any_agent=who.may("admin"),
-    )
-    return JobList(jobs=tuple(job_row(h) for h in found if given.session_id in {None, h.spec.session_id}))
+    heads = await host.work.client.list_jobs(scope_of(context.identity), **_wanted(given, context))
+    page, following = _page(heads, given)
+    return JobList(jobs=tuple(map(job_row, page)), next_cursor=following)
+
+
+def _wanted(given: ListInput, context: Context) -> dict[str, Any]:
+    """Return what tasks and jobs are listed by; one row more than asked for tells whether there is a next page."""
+    return {
+        "status": () if given.status is None else (given.status,),
+        "session_id": given.session_id,
+        "before": None if given.cursor is None else decode_moment(given.cursor),
+        "limit": given.limit + 1,
+        "any_agent": context.identity.may("admin"),
+    }
+
+
+def _page(heads: list[Head], given: ListInput) -> tuple[list[Head], str | None]:
+    page = heads[: given.limit]
+    return page, encode_moment(page[-1].created_at, page[-1].id) if len(heads) > given.limit else None
 
 
 async def get_artifact(host: Host, given: ArtifactInput, context: Context) -> ArtifactOutput:
@@ -111,7 +123,7 @@ async def get_artifact(host: Host, given: ArtifactInput, context: Context) -> Ar
     )
 
 
-TASKS = Implementation(ListInput, TaskList, MISSING, list_tasks)
+TASKS = Implementation(TaskListInput, TaskList, MISSING, list_tasks)
 JOBS = Implementation(ListInput, JobList, MISSING, list_jobs)
 ARTIFACT = Implementation(
     ArtifactInput,

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Literal
 
 from kdskills.app.operations.models import Output
+from kdskills.app.operations.paging import PageOutput
 from kdskills.jobs.states import JobStatus, StepStatus, TaskStatus
 
 RunStatus = Literal["succeeded", "failed", "timeout", "canceled"]
@@ -54,6 +55,7 @@ class ActivateOutput(Output):
     mode: Literal["local", "remote"]
     skill_name: str
     version_hash: str
+    tree_digest: str
     active_path: str
     session_id: str | None
 
@@ -71,6 +73,7 @@ class RunOutput(Output):
     output_errors: tuple[LostOutput, ...]
     timing: Timing
     version_hash: str
+    tree_digest: str
     workdir: str
     session_id: str | None
     signal: int | None = None
@@ -135,6 +138,7 @@ class TaskSnapshot(Output):
     mode: Literal["batch", "service"]
     skill_name: str
     version_hash: str
+    tree_digest: str
     session_id: str | None
     job_id: str | None = None
     workdir: str
@@ -195,6 +199,7 @@ class JobSnapshot(Output):
     status: JobStatus
     skill_name: str
     version_hash: str
+    tree_digest: str
     session_id: str
     current_step_index: int
     steps: tuple[StepSnapshot, ...]
@@ -288,13 +293,20 @@ class JobRow(Output):
     agent: str
 
 
-class TaskList(Output):
+class TaskList(PageOutput):
     """Tasks, the newest first."""
 
     tasks: tuple[TaskRow, ...]
 
 
-class JobList(Output):
+class JobList(PageOutput):
     """Jobs, the newest first."""
 
     jobs: tuple[JobRow, ...]
+
+
+class WorkPage(PageOutput):
+    """Jobs, and tasks that belong to none, the newest first over both."""
+
+    jobs: tuple[JobRow, ...]
+    tasks: tuple[TaskRow, ...]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.app.operations.work_inputs import ActivateInput, RunAsyncInput, RunInput, RunServiceInput, StartJobInput
@@ -17,7 +18,7 @@ from kdskills.app.operations.work_outputs import (
 from kdskills.app.operations.work_specs import body_hash, job_spec, task_spec
 from kdskills.app.operations.work_views import run_output, workdir_of
 from kdskills.app.work import Asked, Placed, scope_of
-from kdskills.errors import ExecFailed, ExecRefused
+from kdskills.errors import BadRequest, Conflict, ExecFailed, ExecRefused, KdskillsError, NotFound
 from kdskills.execution.request import IsolationLevel
 from kdskills.jobs.model import Command, TaskSpec
 
@@ -29,6 +30,14 @@ REFUSALS = (
     "unknown_skill", "skill_denied", "skill_changed", "no_bundle", "session_busy", "idempotency_conflict",
     "engine_unavailable", "isolation_too_weak", "too_much_work", "not_found", "database_unavailable", "missing_extra",
 )  # fmt: skip
+
+CALLERS_ERRORS: Final[Mapping[str, type[KdskillsError]]] = {
+    "bad_request": BadRequest,
+    "not_found": NotFound,
+    "root_changed": Conflict,
+    "root_missing": Conflict,
+}
+"""What the caller changes when a command could not be started; everything else is for the operator."""
 
 
 async def _placed(host: Host, operation: str, given: Any, context: Context) -> Placed:
@@ -47,6 +56,7 @@ async def activate(host: Host, given: ActivateInput, context: Context) -> Activa
         mode="remote" if remote else "local",
         skill_name=placement.skill_name,
         version_hash=placement.version_hash,
+        tree_digest=placement.tree_digest,
         active_path=f"/skills/{placement.skill_name}",
         session_id=given.session_id,
     )
@@ -62,6 +72,7 @@ async def _delivered(host: Host, given: ActivateInput, context: Context, placed:
     )
     head = await host.work.run(context.identity, spec, None, "")
     if head.status != "succeeded":
+        _require_ran(head)
         raise ExecFailed(
             f"the skill could not be delivered: {head.error_message or head.error_code or head.status}",
             code=head.error_code or "executor_failed",
@@ -82,9 +93,14 @@ async def run_cmd(host: Host, given: RunInput, context: Context) -> RunOutput:
 def _require_ran(head: TaskHead) -> None:
     """Raise when the program was never started: that is an error with a code, not a result."""
     if head.started_at is None and head.status == "failed":
-        raise ExecRefused(
-            head.error_message or "the command could not be started", code=head.error_code or "executor_failed"
-        )
+        raise early_failure(head)
+
+
+def early_failure(head: TaskHead) -> KdskillsError:
+    """Return why a program was never started, as the error that says who must act; the row keeps but code and words."""
+    code = head.error_code or "executor_failed"
+    kind = CALLERS_ERRORS.get(code, ExecRefused)
+    return kind(head.error_message or "the command could not be started", code=code)
 
 
 async def run_cmd_async(host: Host, given: RunAsyncInput, context: Context) -> StartedOutput:

@@ -41,6 +41,11 @@ class VersionFolders:
         """Return the folder that holds nothing but a version's skill folder; it can be a root of skills."""
         return self._top / project / name / version.partition(":")[2]
 
+    @staticmethod
+    def version_in(folder: Path) -> str:
+        """Return the version whose skill folder *folder* is: what `folder` is given."""
+        return f"sha256:{folder.parent.name}"
+
     def folder(self, project: str, name: str, version: str) -> Path:
         """Return a version's skill folder."""
         return self.root(project, name, version) / name

@@ -1,22 +1,21 @@
-"""Work holds the uploaded versions it uses: deleting or activating changes nothing for what runs (spec service §1)."""
+"""Work holds the uploaded versions it uses: deleting or activating changes nothing for what runs."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kdskills.errors import KdskillsError
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
-    from kdskills.execution.request import SkillMount
 
 _LOG = logging.getLogger("kdskills.service")
 
 
-async def hold(host: Host, project: str, holder: str, mounts: Sequence[SkillMount]) -> int:
-    """Hold the versions of uploaded skills among *mounts* for a task or job; `upkeep` lets go of them when it is over.
+async def hold(host: Host, project: str, holder: str, versions: Mapping[str, str]) -> int:
+    """Hold versions of uploaded skills for a task or job; `upkeep` lets go of them when it is over.
 
     The work is submitted already, so what cannot be held is logged: retention keeps what was active lately anyway.
 
@@ -24,21 +23,16 @@ async def hold(host: Host, project: str, holder: str, mounts: Sequence[SkillMoun
         host: Whose projects.
         project: Whose skills.
         holder: Id of the work.
-        mounts: What the work sees.
+        versions: What the work uses, by the skill's name.
+
+    Returns:
+        How many are held.
     """
-    if not host.storage.present or not await host.projects.known(project):
-        return 0
-    held, trees = 0, {mount.id: mount.tree for mount in mounts}
-    for state in await host.projects.list(project):
-        tree = trees.get(state.full_id)
-        if tree is None:
-            continue
+    held = 0
+    for name, version in versions.items():
         try:
-            versions = await host.projects.versions(project, state.name)
-            version = next((found.version for found in versions if found.tree_digest == tree), None)
-            if version is not None:
-                await host.projects.pin(project, state.name, holder, version=version)
-                held += 1
+            await host.projects.pin(project, name, holder, version=version)
+            held += 1
         except KdskillsError as error:
-            _LOG.warning("%s does not hold %s: %s", holder, state.name, error.code)
+            _LOG.warning("%s does not hold %s: %s", holder, name, error.code)
     return held

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kdskills.app.projects.folders import VersionFolders
+from kdskills.app.projects.views import UPLOADED
 from kdskills.errors import CallRefused, Conflict, ExecRefused, FileRefused, NotFound
 from kdskills.execution.dirs import cache_dir
 from kdskills.execution.request import IsolationLevel, Limits, SkillMount
@@ -79,13 +81,16 @@ async def place(host: Host, identity: Identity, skill_name: str, asked: Asked) -
             engine=engine.name,
         )
     shared = not host.settings.work_database.startswith("sqlite")
-    mounts, version = await asyncio.to_thread(_pinned, answer.skill, answer.closure, shared=shared)
+    mounts, tree = await asyncio.to_thread(_pinned, answer.skill, answer.closure, shared=shared)
+    uploaded = _uploaded(answer.closure)
     kept = host.settings.jobs.result_bytes
     return Placed(
         placement=Placement(
             engine=engine.name,
             skill_name=answer.full_id,
-            version_hash=version,
+            version_hash=next(iter(_uploaded((answer.skill,)).values()), tree),
+            tree_digest=tree,
+            uploaded=uploaded,
             skills=mounts,
             limits=Limits(stdout=kept, stderr=kept),
         ),
@@ -110,9 +115,15 @@ def _mounts(skills: tuple[Skill, ...], *, shared: bool) -> tuple[SkillMount, ...
 
 
 def _pinned(skill: Skill, closure: tuple[Skill, ...], *, shared: bool) -> tuple[tuple[SkillMount, ...], str]:
-    """Return the mounts of a skill with what it imports, and its version."""
+    """Return the mounts of a skill with what it imports, and the digest of its own files."""
     mounts = _mounts(closure, shared=shared)
     return mounts, next((mount.tree for mount in mounts if mount.id == skill.full_id), None) or _digest(skill)
+
+
+def _uploaded(skills: tuple[Skill, ...]) -> dict[str, str]:
+    """Return the versions of the uploaded skills among *skills*, by name."""
+    folders = [skill.folder for skill in skills if skill.layer == UPLOADED and skill.folder is not None]
+    return {folder.name: VersionFolders.version_in(folder) for folder in folders}
 
 
 def _digest(skill: Skill) -> str:

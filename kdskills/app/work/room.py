@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from kdskills.app.work.owning import scope_of
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from kdskills.app.host import Host
     from kdskills.app.identity import Identity
     from kdskills.jobs.canceling import Kind
-    from kdskills.jobs.records import Records
-    from kdskills.jobs.tables import WorkTables
-
-OVER: Final = ("succeeded", "failed", "canceled")
 
 
 class TooMuchWork(CallerMustAct):
@@ -61,34 +57,18 @@ class Room:
         lock = self._locks.setdefault(whose, asyncio.Lock())
         async with lock:
             work = await self._host.work.client.work()
-            item = None if key is None else new_id(kind, scope_of(identity), key)
-            if item is not None and await work.database.read(lambda link: _known(link, work.records, kind, item)):
-                yield
-                return
-            if await work.database.read(lambda link: _live(link, work.tables, whose)) >= limit:
+            scope = scope_of(identity)
+            item = None if key is None else new_id(kind, scope, key)
+
+            def refused(link: sa.Connection) -> bool:
+                if item is not None and work.records.body_hash(link, kind, item) is not None:
+                    return False  # it was submitted before
+                return work.records.open_work(link, scope, limit) >= limit
+
+            if await work.database.read(refused):
                 raise TooMuchWork(
                     f"this token may have {limit} tasks and jobs at one time: wait until one is over",
                     limit=limit,
                     retry_after=1,
                 )
             yield
-
-
-def _known(link: sa.Connection, records: Records, kind: Kind, item: str) -> bool:
-    """Whether the work was submitted before."""
-    return records.body_hash(link, kind, item) is not None
-
-
-def _live(link: sa.Connection, tables: WorkTables, key: tuple[str, str, str]) -> int:
-    """Return how many tasks and jobs of an agent are not over; steps of a job are part of it."""
-    import sqlalchemy as sa
-
-    count = 0
-    for table in (tables.tasks, tables.jobs):
-        query = sa.select(sa.func.count()).where(
-            table.c.tenant == key[0], table.c.project == key[1], table.c.agent == key[2], table.c.status.not_in(OVER)
-        )
-        if table is tables.tasks:
-            query = query.where(table.c.job_id.is_(None))
-        count += int(link.execute(query).scalar_one())
-    return count

@@ -14,13 +14,17 @@ from kdskills.app.work.spooling import spooled_job, spooled_task
 from kdskills.app.work.watching import Watches
 from kdskills.execution.logfile import LogPiece
 from kdskills.jobs.artifacts import ArtifactKeeper, artifacts_url, open_artifacts
-from kdskills.jobs.client import JobsClient
+from kdskills.jobs.client import JobsClient, new_id
+from kdskills.jobs.model import FromArtifact
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kdskills.app.host import Host
     from kdskills.app.identity import Identity
+    from kdskills.jobs.canceling import Kind
     from kdskills.jobs.heads import JobHead, TaskHead
-    from kdskills.jobs.model import JobSpec, TaskSpec
+    from kdskills.jobs.model import Command, JobSpec, Scope, TaskSpec
     from kdskills.jobs.settings import JobsSettings
 
 Stream = Literal["stdout", "stderr"]
@@ -78,19 +82,37 @@ class WorkService:
         """Submit a task, and hold the versions it uses until it is over.
 
         Raises:
+            NotFound: An artifact it takes as input is not there for this caller.
             TooMuchWork: The caller has as much as its token allows.
         """
+        await self._require_inputs("task", spec.scope, key, (spec.command,))
         async with self._room.for_one_more(identity, "task", key):
             head = await self.client.submit_task(await spooled_task(self.keeper, spec), key=key, body_hash=body)
-        await hold(self._host, head.scope.project, head.id, spec.placement.skills)
+        await hold(self._host, head.scope.project, head.id, spec.placement.uploaded)
         return head
 
     async def submit_job(self, identity: Identity, spec: JobSpec, key: str | None, body: str) -> JobHead:
         """Submit a job; as `submit_task`."""
+        await self._require_inputs("job", spec.scope, key, [step.command for step in spec.steps])
         async with self._room.for_one_more(identity, "job", key):
             head = await self.client.submit_job(await spooled_job(self.keeper, spec), key=key, body_hash=body)
-        await hold(self._host, head.scope.project, head.id, spec.placement.skills)
+        await hold(self._host, head.scope.project, head.id, spec.placement.uploaded)
         return head
+
+    async def _require_inputs(self, kind: Kind, scope: Scope, key: str | None, commands: Sequence[Command]) -> None:
+        """Refuse work whose input artifacts are not there; a call that is repeated has its answer already.
+
+        Raises:
+            NotFound: One of them is unknown, or another project's.
+        """
+        items = [one.artifact_id for command in commands for one in command.inputs if isinstance(one, FromArtifact)]
+        if not items:
+            return
+        if key is not None:
+            work, item = await self.client.work(), new_id(kind, scope, key)
+            if await work.database.read(lambda link: work.records.body_hash(link, kind, item)) is not None:
+                return
+        await (await self.keeper()).require(scope, items)
 
     async def run(self, identity: Identity, spec: TaskSpec, key: str | None, body: str) -> TaskHead:
         """Run a task to its end; a caller who goes away takes it along, unless it may come back with its key.

@@ -22,7 +22,8 @@ INTERRUPTED = 130
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Id = Annotated[str, typer.Argument(help="Id of a task or job.", show_default=False)]
 Status = Annotated[str | None, typer.Option("--status", "-s", help="Only those of this status.")]
-Limit = Annotated[int, typer.Option("--limit", "-n", help="How many of each kind.", min=1, max=500)]
+Limit = Annotated[int, typer.Option("--limit", "-n", help="How many at most.", min=1, max=500)]
+Cursor = Annotated[str | None, typer.Option("--cursor", help="Where the page before ended, as it told.")]
 Err = Annotated[bool, typer.Option("--stderr", help="Standard error instead of standard output.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until it is over.")]
 
@@ -35,36 +36,59 @@ def kind_of(item: str) -> str:
 
 
 @app.command("list")
-def list_work(ctx: typer.Context, status: Status = None, limit: Limit = 20, as_json: Json = False) -> None:
+def list_work(
+    ctx: typer.Context, status: Status = None, limit: Limit = 20, cursor: Cursor = None, as_json: Json = False
+) -> None:
     """List jobs, and tasks that belong to none, the newest first."""
+    from kdskills.app.operations.paging import encode_moment
 
-    async def both(host: Host) -> tuple[BaseModel, BaseModel]:
-        wanted = {"status": status, "limit": limit}
-        return await ask(host, "jobs.list", wanted), await ask(host, "tasks.list", wanted)
+    async def both(host: Host) -> list[dict[str, Any]]:
+        wanted = {"status": status, "limit": limit, "cursor": cursor}
+        jobs, tasks = await ask(host, "jobs.list", wanted), await ask(host, "tasks.list", {**wanted, "steps": False})
+        return [jobs.model_dump(), tasks.model_dump()]
 
     with failing(as_json=as_json):
         jobs, tasks = run(ctx, both)
+        rows = sorted([*jobs["jobs"], *tasks["tasks"]], key=_age, reverse=True)
+        page, following = rows[:limit], None
+        if len(rows) > limit or jobs["next_cursor"] or tasks["next_cursor"]:
+            following = encode_moment(*_age(page[-1]))
         if as_json:
-            print_json(jobs, tasks)
+            print_json(_page(page, following))
             return
-        rows = [_job_row(row) for row in jobs.model_dump()["jobs"]]
-        rows += [_task_row(row) for row in tasks.model_dump()["tasks"] if row["job_id"] is None]
         shown = table("id", "status", "submitted", "took", "skill", "what")
         shown.columns[0].no_wrap = True
-        for _, cells in sorted(rows, key=lambda row: row[0], reverse=True):
-            shown.add_row(*cells)
-        console().print(shown if rows else "nothing has run yet")
+        for row in page:
+            shown.add_row(*(_job_cells(row) if "steps" in row else _task_cells(row)))
+        console().print(shown if page else "nothing has run yet")
+        if following:
+            console().print(f"there are more: kdskills jobs list --cursor {line(following)}")
 
 
-def _job_row(row: dict[str, Any]) -> tuple[datetime, list[str]]:
+def _age(row: dict[str, Any]) -> tuple[datetime, str]:
+    return row["created_at"], row["job_id"] if "steps" in row else row["task_id"]
+
+
+def _page(rows: list[dict[str, Any]], following: str | None) -> BaseModel:
+    """Return jobs and tasks of one page as one answer."""
+    from kdskills.app.operations.work_outputs import JobRow, TaskRow, WorkPage
+
+    return WorkPage(
+        jobs=tuple(JobRow(**row) for row in rows if "steps" in row),
+        tasks=tuple(TaskRow(**row) for row in rows if "steps" not in row),
+        next_cursor=following,
+    )
+
+
+def _job_cells(row: dict[str, Any]) -> list[str]:
     step = row["current_step_index"] + 1
-    return row["created_at"], [*_cells("job_id", row), f"step {step} of {row['steps']}"]
+    return [*_cells("job_id", row), f"step {step} of {row['steps']}"]
 
 
-def _task_row(row: dict[str, Any]) -> tuple[datetime, list[str]]:
+def _task_cells(row: dict[str, Any]) -> list[str]:
     words = row["command"][-1] if row["command"][:2] == ("/bin/sh", "-c") else " ".join(row["command"])
     what = ("service: " if row["mode"] == "service" else "") + one_line(words)
-    return row["created_at"], [*_cells("task_id", row), plain(what if len(what) <= 40 else what[:39] + "…")]
+    return [*_cells("task_id", row), plain(what if len(what) <= 40 else what[:39] + "…")]
 
 
 def _cells(name: str, row: dict[str, Any]) -> list[str]:

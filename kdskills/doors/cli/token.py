@@ -72,16 +72,19 @@ def create(
 def list_tokens(
     ctx: typer.Context,
     project: Annotated[str | None, typer.Option("--project", "-p", help="Only of this project.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="How many at most.", min=1, max=500)] = 100,
+    cursor: Annotated[str | None, typer.Option("--cursor", help="Where the page before ended, as it told.")] = None,
     as_json: Json = False,
 ) -> None:
     """List tokens, the latest first."""
     with failing(as_json=as_json):
-        found = _asked(ctx, "tokens.list", {"project": project})
+        found = _asked(ctx, "tokens.list", {"project": project, "limit": limit, "cursor": cursor})
         if as_json:
             print_json(found)
             return
         shown = table("id", "project", "agent", "scopes", "created", "state", "label")
-        for row in found.model_dump()["tokens"]:
+        answer = found.model_dump()
+        for row in answer["tokens"]:
             state = (
                 "revoked"
                 if row["revoked_at"]
@@ -92,6 +95,8 @@ def list_tokens(
             cells = (row["id"], row["project"], row["agent"], " ".join(row["scopes"]), str(row["created_at"])[:16])
             shown.add_row(*(line(cell) for cell in (*cells, state, row["label"])))
         console().print(shown)
+        if answer["next_cursor"]:
+            console().print(f"there are more: kdskills token list --cursor {line(answer['next_cursor'])}")
 
 
 @app.command("revoke")

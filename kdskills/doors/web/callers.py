@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Annotated, Final
 
-from fastapi import Header, Path, Request, Security
+from fastapi import Header, Path, Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from kdskills.app.identity import Identity
@@ -17,6 +17,9 @@ LABEL: Final = re.compile(r"[A-Za-z0-9._:-]{0,128}")
 BEARER: Final = HTTPBearer(auto_error=False, description="A token made by `kdskills token create`.")
 
 Project = Annotated[str, Path(description="The token's project.", pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
+
+Limit = Annotated[int, Query(ge=1, le=500, description="How many at most.")]
+Cursor = Annotated[str | None, Query(max_length=2048, description="`next_cursor` of the page before.")]
 
 
 async def caller(

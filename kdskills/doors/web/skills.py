@@ -30,7 +30,7 @@ from kdskills.app.operations.projects import (
     VersionsOut,
     upload_from,
 )
-from kdskills.doors.web.callers import caller
+from kdskills.doors.web.callers import Cursor, Limit, caller
 from kdskills.doors.web.problems import PROBLEMS
 from kdskills.doors.web.tools import answer
 from kdskills.errors import BadRequest
@@ -121,8 +121,8 @@ def skills_router() -> APIRouter:
     return router
 
 
-async def _list(request: Request, identity: Caller) -> Response:
-    return await answer(request, "project_skills.list", {}, identity)
+async def _list(request: Request, identity: Caller, limit: Limit = 100, cursor: Cursor = None) -> Response:
+    return await answer(request, "project_skills.list", {"limit": limit, "cursor": cursor}, identity)
 
 
 async def _get(request: Request, identity: Caller, name: Name) -> Response:
@@ -142,8 +142,11 @@ async def _activate(request: Request, identity: Caller, name: Name, body: Activa
     return await answer(request, "project_skills.activate", arguments, identity)
 
 
-async def _versions(request: Request, identity: Caller, name: Name) -> Response:
-    return await answer(request, "project_skills.versions", {"skill": name}, identity)
+async def _versions(
+    request: Request, identity: Caller, name: Name, limit: Limit = 100, cursor: Cursor = None
+) -> Response:
+    given = {"skill": name, "limit": limit, "cursor": cursor}
+    return await answer(request, "project_skills.versions", given, identity)
 
 
 async def _archive(request: Request, identity: Caller, name: Name, version: Version = None) -> Response:

@@ -17,7 +17,7 @@ from kdskills.app.operations import Context
 from kdskills.app.operations.calling import require_allowed, validated
 from kdskills.app.operations.table import Emit
 from kdskills.app.operations.work_outputs import JobList, JobSnapshot, LogsOutput, TaskList, TaskSnapshot
-from kdskills.doors.web.callers import caller
+from kdskills.doors.web.callers import Cursor, Limit, caller
 from kdskills.doors.web.draining import Drain
 from kdskills.doors.web.events import (
     CHECK_S,
@@ -96,10 +96,13 @@ async def _tasks(
     identity: Caller,
     status: Status | None = None,
     session_id: Session = None,
-    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    job_id: Annotated[str | None, Query(min_length=1, max_length=128, description="Only steps of this job.")] = None,
+    steps: Annotated[bool, Query(description="Whether tasks that are steps of jobs are listed.")] = True,
+    limit: Limit = 50,
+    cursor: Cursor = None,
 ) -> Response:
-    given = {"status": status, "session_id": session_id, "limit": limit}
-    return await answer(request, "tasks.list", given, identity)
+    given = {"status": status, "session_id": session_id, "job_id": job_id, "steps": steps}
+    return await answer(request, "tasks.list", {**given, "limit": limit, "cursor": cursor}, identity)
 
 
 async def _jobs(
@@ -107,9 +110,10 @@ async def _jobs(
     identity: Caller,
     status: Status | None = None,
     session_id: Session = None,
-    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    limit: Limit = 50,
+    cursor: Cursor = None,
 ) -> Response:
-    given = {"status": status, "session_id": session_id, "limit": limit}
+    given = {"status": status, "session_id": session_id, "limit": limit, "cursor": cursor}
     return await answer(request, "jobs.list", given, identity)
 
 

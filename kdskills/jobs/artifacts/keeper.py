@@ -127,6 +127,16 @@ class ArtifactKeeper:
             raise NotFound(f"there is no artifact {item!r}", artifact_id=item)
         return _kept(row)
 
+    async def require(self, scope: Scope, items: Sequence[str]) -> None:
+        """Raise NotFound for the first of *items* that is no artifact of the caller's project."""
+        table = self._tables.artifacts
+        mine = (table.c.tenant == scope.tenant, table.c.project == scope.project)
+        query = table.select().with_only_columns(table.c.id).where(table.c.id.in_(sorted(set(items))), *mine)
+        present = set(await self._database.read(lambda link: list(link.execute(query).scalars())))
+        for item in items:
+            if item not in present:
+                raise NotFound(f"there is no artifact {item!r}", artifact_id=item)
+
     async def fetch(self, scope: Scope, item: str) -> Path:
         """Return a copy of an artifact on this host, which nobody may change. Raises NotFound."""
         found = await self.find(scope, item)

@@ -313,13 +313,19 @@ async def test_listings_page_from_the_newest(client, make):
 
 
 async def test_listings_filter(client, make):
-    """By state, and by job."""
+    """By state, by job and by session, however few are wanted; steps of jobs on request only."""
     one, two = await client.submit_task(make.task()), await client.submit_task(make.task())
     await client.cancel_task(make.scope, one.id)
     assert [head.id for head in await client.list_tasks(make.scope, status=["queued"])] == [two.id]
     assert await client.list_tasks(make.scope, job_id="job_x") == []
     job = await client.submit_job(make.job("a"))
     assert [head.id for head in await client.list_jobs(make.scope, status=["queued"])] == [job.id]
+    three = await client.submit_task(make.task("wanted"))
+    for _ in range(3):
+        await client.submit_task(make.task("other"))
+    assert [head.id for head in await client.list_tasks(make.scope, session_id="wanted", limit=1)] == [three.id]
+    assert [head.id for head in await client.list_jobs(make.scope, session_id="s", limit=1)] == [job.id]
+    assert await client.list_jobs(make.scope, session_id="wanted") == []
 
 
 async def test_waiting_returns_at_the_timeout(client, make):
@@ -352,6 +358,43 @@ async def test_a_worker_that_died_is_replaced(place, make):
     await made.wait_task(make.scope, head.id, 0.05)
     assert calls == [1, 1]
     await made.aclose()
+
+
+@pytest.mark.parametrize("look", ["task", "logs", "list_tasks", "job", "list_jobs"])
+async def test_every_look_at_unfinished_work_replaces_a_dead_worker(place, make, look):
+    """Reading what is not over starts a worker where its own died; reading what is over starts none."""
+    calls = []
+    made = JobsClient(f"sqlite:///{place / 'work.db'}", place, spawn=lambda: calls.append(1))
+    kind = "job" if "job" in look else "task"
+    head = await (made.submit_job(make.job("a")) if kind == "job" else made.submit_task(make.task()))
+    with hold_slot(place, 0):
+        await made.ensure_worker()
+    calls.clear()
+    wanted = () if look.startswith("list") else (head.id,)
+    await getattr(made, look)(make.scope, *wanted)
+    assert calls == [1]
+    await (made.cancel_job if kind == "job" else made.cancel_task)(make.scope, head.id)
+    with hold_slot(place, 0):
+        await made.ensure_worker()
+    calls.clear()
+    await getattr(made, look)(make.scope, *wanted)
+    assert calls == []
+    await made.aclose()
+
+
+async def test_a_look_is_answered_though_no_worker_can_be_started(place, make, caplog):
+    """Whoever looks is told what is known, and the log why the work waits."""
+
+    def fail():
+        raise DatabaseUnavailable("no more processes")
+
+    plain = JobsClient(f"sqlite:///{place / 'work.db'}", place)
+    made = JobsClient(f"sqlite:///{place / 'work.db'}", place, spawn=fail)
+    head = await plain.submit_task(make.task())
+    assert (await made.task(make.scope, head.id)).status == "queued"
+    assert "work waits for a worker: no more processes" in caplog.text
+    await made.aclose()
+    await plain.aclose()
 
 
 async def test_opening_at_once_opens_once(place, make):
