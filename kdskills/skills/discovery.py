@@ -13,6 +13,7 @@ from kdskills.skills.listing import Listing, Subtree, join, list_folder, shown, 
 from kdskills.skills.marks import NO_STAMP, RACY_NS, PlainFolder, RootScan, SkillRecord, newest_of, stamp_of
 from kdskills.skills.roots import DEFAULT_NAMESPACE, SkillRoot
 from kdskills.skills.safe_open import ROOT_FLAGS, open_folder_at
+from kdskills.skills.stamps import stamps_of
 
 DEEPEST = 6
 
@@ -183,13 +184,20 @@ class Scanner:
         if not names:
             return
         namespace = self._namespace(folder, depth, namespace)
-        known = self._old_skills.get
+        records, skills, limits = self._old_skills, self._skills, self._limits
+        above = f"{folder.path}/" if folder.path else ""
         for name in names:
             # Nearly every folder of a warm start is an unchanged skill: it is taken over here, without ceremony.
-            record = known(join(folder.path, name))
-            if record is not None and not record.nested and self._room() and self._unchanged(record, namespace):
+            record = records.get(above + name)
+            if (
+                record is not None
+                and not record.nested
+                and self._seen < limits.folders
+                and len(skills) < limits.skills
+                and self._unchanged(record, namespace)
+            ):
                 self._seen += 1
-                self._skills[record.path] = record
+                skills[record.path] = record
                 continue
             child = _Folder(folder, name)
             try:
@@ -272,15 +280,13 @@ class Scanner:
         if record.newest >= self._proof or record.layout_namespace != namespace:
             return False
         top = self._prefix + record.path
+        paths = [top, *[f"{top}/{name}" for name in record.files]]
+        if record.below:
+            paths[1:1] = [self._prefix + folder for folder in record.below]
         try:
-            found = stamp_of(os.lstat(top))
-            for folder in record.below:
-                found += stamp_of(os.lstat(self._prefix + folder))
-            for name in record.files:
-                found += stamp_of(os.lstat(f"{top}/{name}"))
+            return stamps_of(paths) == record.stamps
         except OSError:
             return False
-        return found == record.stamps
 
 
 def root_digest(skills: dict[str, SkillRecord]) -> str:

@@ -31,6 +31,8 @@ class FieldReader:
         front: The parsed frontmatter.
         findings: Where findings go; its verdict decides what counts.
         extra_fields: Further keys that are expected.
+
+    `nodes` holds what is written for each field that is there.
     """
 
     def __init__(self, front: Frontmatter, findings: Findings, extra_fields: Collection[str]) -> None:
@@ -38,7 +40,7 @@ class FieldReader:
         self._top = front.fields
         self._findings = findings
         self._text_only = findings.verdict == "skills-ref"
-        self._nodes: dict[str, Node] = {}
+        self.nodes: dict[str, Node] = {}
         self._keys: dict[str, str] = {}
         self._choose(extra_fields)
 
@@ -60,8 +62,8 @@ class FieldReader:
                 self._fill(field, key, node)
         for field, key in guesses:
             node = self._top.items[key]
-            if field not in self._nodes and not self._absent(node):
-                self._nodes[field], self._keys[field] = node, key
+            if field not in self.nodes and not self._absent(node):
+                self.nodes[field], self._keys[field] = node, key
                 self._odd(field, f"`{key}` is read as `{field}`, which it resembles.")
         if unexpected:
             self._report_unexpected(unexpected)
@@ -70,14 +72,12 @@ class FieldReader:
         return node.__class__ is Scalar and not self._text_only and node.null
 
     def _fill(self, field: str, key: str, node: Node) -> None:
-        if field not in self._nodes:
-            self._nodes[field], self._keys[field] = node, key
+        if field not in self.nodes:
+            self.nodes[field], self._keys[field] = node, key
             return
         first = self._keys[field]
-        if field in RESTRICTING and to_python(node) != to_python(self._nodes[field]):
-            self._nodes[field] = Scalar(
-                NOBODY, plain=False, mark=self._top.keys[key]
-            )  # not understood, so it restricts
+        if field in RESTRICTING and to_python(node) != to_python(self.nodes[field]):
+            self.nodes[field] = Scalar(NOBODY, plain=False, mark=self._top.keys[key])  # not understood, so it restricts
             self._odd(field, f"`{first}` and `{key}` disagree; the most restrictive reading counts.")
         else:
             self._odd(field, f"`{key}` says again what `{first}` says; `{first}` counts.")
@@ -104,7 +104,7 @@ class FieldReader:
 
     def text(self, field: str) -> str | None:
         """Return a field as stripped text, or None when it is absent, blank or no text."""
-        node = self._nodes.get(field)
+        node = self.nodes.get(field)
         if node is None:
             return None
         if node.__class__ is Scalar:
@@ -124,22 +124,18 @@ class FieldReader:
 
     def namespace(self) -> str | None:
         """Return the namespace, None when absent or blank, "" when it is not understood: it may have meant `internal`."""
-        node = self._nodes.get("namespace")
+        node = self.nodes.get("namespace")
         if node is None or isinstance(node, Scalar):
             return self.text("namespace")
         self._coerced("namespace")
         only = node.items[0] if isinstance(node, Items) and len(node.items) == 1 else None
         return only.text.strip() if isinstance(only, Scalar) else ""
 
-    def node(self, field: str) -> Node | None:
-        """Return what is written for *field*, or None when it is absent."""
-        return self._nodes.get(field)
-
     def description(self) -> str:
         """Return the description, "" when it is missing."""
         text = self.text("description") or ""
         if not text:
-            why = "is no text" if isinstance(self._nodes.get("description"), Items | Fields) else "is missing or blank"
+            why = "is no text" if isinstance(self.nodes.get("description"), Items | Fields) else "is missing or blank"
             self._odd("description", f"The description {why}.", "description_missing")
         elif len(text) > MAX_DESCRIPTION:
             message = f"The description has {len(text):,} characters, more than {MAX_DESCRIPTION:,}."
@@ -148,7 +144,7 @@ class FieldReader:
 
     def compatibility(self) -> str | None:
         """Return the compatibility, or None."""
-        node = self._nodes.get("compatibility")
+        node = self.nodes.get("compatibility")
         if node is None:
             return None
         text = self.text("compatibility")
@@ -166,7 +162,7 @@ class FieldReader:
 
     def _entries(self, field: str) -> tuple[list[str], bool] | None:
         """Return the items of a list as texts and whether it was one, or None when the field is absent or odd."""
-        node = self._nodes.get(field)
+        node = self.nodes.get(field)
         if node is None:
             return None
         if isinstance(node, Scalar):
@@ -224,7 +220,7 @@ class FieldReader:
 
     def include_for(self) -> tuple[str, ...]:
         """Return the consumers the skill is for, lower-cased; a value not understood is for nobody."""
-        node = self._nodes.get("include_for")
+        node = self.nodes.get("include_for")
         if node is None or (isinstance(node, Items) and not node.items):
             return ()
         found = self._entries("include_for")
@@ -238,7 +234,7 @@ class FieldReader:
 
     def disclosure(self) -> Disclosure:
         """Return whether the skill is hidden; words not known mean that it is."""
-        node = self._nodes.get("disclosure")
+        node = self.nodes.get("disclosure")
         if node is None:
             return "normal"
         word = node.text.strip().lower().replace("_", "-") if isinstance(node, Scalar) else ""
@@ -250,7 +246,7 @@ class FieldReader:
 
     def flag(self, field: str, *, default: bool, restrictive: bool) -> bool:
         """Return a boolean field; what is no boolean word has the restrictive value."""
-        node = self._nodes.get(field)
+        node = self.nodes.get(field)
         if node is None:
             return default
         if isinstance(node, Scalar):
@@ -265,7 +261,7 @@ class FieldReader:
 
     def insert(self) -> Insert:
         """Return how the body enters a conversation; an unknown word is the restrictive one."""
-        node = self._nodes.get("insert")
+        node = self.nodes.get("insert")
         if node is None:
             return "instructions"
         word = node.text.strip().lower().replace("_", "-") if isinstance(node, Scalar) else ""

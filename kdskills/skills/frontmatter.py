@@ -86,7 +86,7 @@ def split(text: str, findings: Findings) -> Split | None:
         return None
     start = min(opening.end() + 1, len(text))
     lenient = findings.verdict == "lenient"
-    closing = (_FENCE_OR_DOTS if lenient else _FENCE).search(text, start) if opening.end() < len(text) else None
+    closing = _closing(text, start, lenient) if opening.end() < len(text) else None
     if closing is None:
         if not lenient:
             dots = _FENCE_OR_DOTS.search(text, start)
@@ -98,6 +98,15 @@ def split(text: str, findings: Findings) -> Split | None:
     if dots_close:
         _report_dots(text, closing.start(), findings)
     return Split(text, start, closing.start(), min(closing.end() + 1, len(text)), dots_close)
+
+
+def _closing(text: str, start: int, lenient: bool) -> re.Match[str] | None:
+    """Return the first line from *start* on that closes the frontmatter: `---`, and dots where *lenient* allows them."""
+    position = text.find("\n---", start - 1)
+    fence = _FENCE.match(text, position + 1) if position >= 0 else None
+    if fence is not None and not (lenient and text.find("\n...", start - 1, position + 1) >= 0):
+        return fence  # nearly always: two plain searches instead of a look at each character
+    return (_FENCE_OR_DOTS if lenient else _FENCE).search(text, start)
 
 
 def _report_dots(text: str, position: int, findings: Findings) -> None:

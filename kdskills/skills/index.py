@@ -1,6 +1,6 @@
 """The persisted index: one file per root, trusted only when it is certainly our own and whole (spec skills §2.3).
 
-A file is one line of JSON that says what it is for, then one JSON document. It is written aside and renamed, so other
+A file is one line of JSON that says what it is for, then the lines of `rows.scan_lines`. It is written aside and renamed, so other
 processes see the old one or the new one. It holds no bodies.
 """
 
@@ -17,9 +17,9 @@ from typing import Any, Literal
 from kdskills.errors import Diagnostic
 from kdskills.skills.marks import RootScan
 from kdskills.skills.roots import SkillRoot
-from kdskills.skills.rows import ContentMaker, json_text, scan_document, scan_from
+from kdskills.skills.rows import ContentMaker, json_text, scan_from, scan_lines
 
-FORMAT = 1
+FORMAT = 2
 """Shape of the file."""
 
 PARSER = 1
@@ -106,7 +106,7 @@ def _identity(root: SkillRoot, base: str) -> dict[str, Any]:
 
 
 def _encode(root: SkillRoot, base: str, scan: RootScan) -> bytes:
-    body = json_text(scan_document(scan)).encode("ascii")
+    body = "\n".join(scan_lines(scan)).encode("ascii")
     header = {**_identity(root, base), "checksum": hashlib.sha256(body).hexdigest()}
     return json_text(header).encode("ascii") + b"\n" + body
 
@@ -123,7 +123,7 @@ def _decode(data: bytes, root: SkillRoot, base: str, content: ContentMaker) -> R
     if checksum != hashlib.sha256(body).hexdigest():
         raise IndexIgnored("its checksum does not fit")
     try:
-        return scan_from(json.loads(body), root, base, content)
+        return scan_from(body.decode("ascii").split("\n"), root, base, content)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise IndexIgnored("it has another shape") from error
 

@@ -36,20 +36,16 @@ class Listing:
     """One folder's entries, as far as discovery cares.
 
     `folders` are sorted; `files` maps the known file names present to whether each is a regular file.
-    `count` and `size` add up the regular files and links directly inside.
+    `count` and `size` add up the regular files and links directly inside. `skill_file` is `SKILL.md`, else `skill.md`.
     """
 
     stamp: bytes
-    folders: list[str] = field(default_factory=list)
-    files: dict[str, bool] = field(default_factory=dict)
-    count: int = 0
-    size: int = 0
-    notes: list[Diagnostic] = field(default_factory=list)
-
-    @property
-    def skill_file(self) -> str | None:
-        """`SKILL.md`, else `skill.md`, else None."""
-        return next((name for name in SKILL_FILES if name in self.files), None)
+    folders: list[str]
+    files: dict[str, bool]
+    count: int
+    size: int
+    notes: list[Diagnostic]
+    skill_file: str | None
 
     @property
     def yaml_file(self) -> str | None:
@@ -67,27 +63,31 @@ def list_folder(descriptor: int, path: str) -> Listing:
     Raises:
         OSError: The folder cannot be listed.
     """
-    listing = Listing(stamp_of(os.fstat(descriptor)))
+    stamp = stamp_of(os.fstat(descriptor))
+    folders: list[str] = []
+    files: dict[str, bool] = {}
+    notes: list[Diagnostic] = []
+    count = size = 0
     with os.scandir(descriptor) as entries:
         for entry in entries:
             name = entry.name
             if name in _KNOWN:
                 # Of another kind than a file it is still there, and refuses or warns like one that cannot be read.
-                listing.files[name] = entry.is_file(follow_symlinks=False)
-                listing.count += 1
-                listing.size += _size(entry)
+                files[name] = entry.is_file(follow_symlinks=False)
             elif entry.is_dir(follow_symlinks=False):
                 if enters(name):
-                    listing.folders.append(name)
+                    folders.append(name)
+                continue
             elif entry.is_symlink() and _leads_to_folder(entry):
                 if enters(name):
-                    listing.notes.append(_link_note(join(path, name)))
-            else:
-                listing.count += 1
-                listing.size += _size(entry)
-    listing.folders.sort()
-    listing.notes.sort(key=lambda note: note.path or "")
-    return listing
+                    notes.append(_link_note(join(path, name)))
+                continue
+            count += 1
+            size += _size(entry)
+    folders.sort()
+    notes.sort(key=lambda note: note.path or "")
+    skill_file = next((name for name in SKILL_FILES if name in files), None) if files else None
+    return Listing(stamp, folders, files, count, size, notes, skill_file)
 
 
 def _size(entry: os.DirEntry[str]) -> int:

@@ -26,7 +26,7 @@ from kdskills.skills.model import ParsedSkill, SkillTool
 from kdskills.skills.names import fallback_id
 from kdskills.skills.parse import parse_parts
 from kdskills.skills.roots import SkillRoot
-from kdskills.skills.rows import skill_from, skill_row
+from kdskills.skills.rows import compact_mapping
 from kdskills.skills.safe_open import open_file_at, read_descriptor
 from kdskills.skills.texts import RegistryContent, Source
 
@@ -108,7 +108,7 @@ class SkillLoader:
         fixed = self._root.fixed_namespace
         if read.data is None:
             return ParsedSkill(None, tuple(read.findings), ".".join(fallback_id(folder, fixed or layout_namespace)))
-        parsed = parse_parts(
+        return parse_parts(
             read.data,
             folder=folder,
             file_name=name,
@@ -116,18 +116,13 @@ class SkillLoader:
             layout_namespace=layout_namespace,
             fixed_namespace=fixed,
             layer=self._root.kind,
+            file=f"{self._source.base}/{path}/{name}",
+            content=lambda full_id: self.content(path, full_id, tuple(read.files), tuple(read.digests)),
+            form=compact_mapping,
             tools=read.tools,
             findings=read.findings,
             digest=read.digests[0],
         )
-        if parsed.skill is None or parsed.full_id is None:
-            return parsed
-        # Built the way the index builds it, so that a cold and a warm start cannot differ.
-        content = self.content(path, parsed.full_id, tuple(read.files), tuple(read.digests))
-        place = f"{self._source.base}/{path}/{name}"
-        row = skill_row(parsed.skill)
-        skill = skill_from(row, parsed.diagnostics, content, self._root.kind, place, parsed.skill.digest)
-        return ParsedSkill(skill, parsed.diagnostics, parsed.full_id)
 
     # ---- reading ------------------------------------------------------------------------------------------------
 

@@ -175,4 +175,5 @@ TokenCounter = Callable[[str], int]
 
 def estimate_tokens(text: str) -> int:
     """Return UTF-8 bytes / 4, rounded up (spec skills §5.1)."""
-    return -(-len(text.encode("utf-8", "surrogatepass")) // 4)
+    size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    return -(-size // 4)

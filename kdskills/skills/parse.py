@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from kdskills.errors import Diagnostic
 from kdskills.skills.digest import bytes_digest
@@ -31,6 +32,9 @@ from kdskills.skills.names import (
 )
 from kdskills.skills.yaml_core import to_python
 
+FrontmatterForm = Callable[[dict[str, Any]], Mapping[str, Any]]
+"""What becomes of the values of a frontmatter."""
+
 
 def parse_parts(
     data: bytes,
@@ -43,8 +47,9 @@ def parse_parts(
     layout_namespace: str | None = None,
     fixed_namespace: str | None = None,
     layer: RootKind = "bundle",
-    path: Path | None = None,
-    content: SkillContent | None = None,
+    file: str | None = None,
+    content: Callable[[str], SkillContent] | None = None,
+    form: FrontmatterForm = dict,
     tools: tuple[SkillTool, ...] = (),
     findings: Sequence[Diagnostic] = (),
     digest: str | None = None,
@@ -61,8 +66,9 @@ def parse_parts(
         layout_namespace: The namespace its place in the root gives, if any.
         fixed_namespace: The namespace the root forces on all its skills; a field is then ignored.
         layer: Kind of root.
-        path: Absolute path of the file on this host.
-        content: Where its long texts come from; the body in *data* and nothing else when omitted.
+        file: Absolute path of the file on this host.
+        content: Makes the source of its long texts from its full id; the body in *data* and nothing else when omitted.
+        form: Makes of the frontmatter's values what the skill keeps of them.
         tools: From `tools.yaml`.
         findings: Findings about its companions; an error among them refuses the skill.
         digest: Digest of *data* when already known.
@@ -85,9 +91,11 @@ def parse_parts(
     if digest is None:
         digest = bytes_digest(data)
     if content is None:
-        content = TextContent(front.body, len(data), digest)
-    facts = _Facts(name, namespace, own_id, content, tools, digest, len(data), layer, path)
-    skill = _skill(reader, front, notes, facts)
+        source: SkillContent = TextContent(front.body, len(data), digest)
+    else:
+        source = content(f"{namespace}.{own_id}")
+    facts = _Facts(name, namespace, own_id, source, tools, digest, len(data), layer, file)
+    skill = _skill(reader, front, notes, facts, form)
     return ParsedSkill(None if notes.refused else skill, skill.diagnostics, skill.full_id)
 
 
@@ -102,48 +110,73 @@ class _Facts(NamedTuple):
     digest: str
     size: int
     layer: RootKind
-    path: Path | None
+    file: str | None
 
 
-def _skill(reader: FieldReader, front: Frontmatter, notes: Findings, facts: _Facts) -> Skill:
+def _skill(reader: FieldReader, front: Frontmatter, notes: Findings, facts: _Facts, form: FrontmatterForm) -> Skill:
     hint = reader.text("argument_hint")
-    allowed = read_allowed_tools(reader.node("allowed_tools"), notes, reader.place("allowed_tools"))
+    allowed = None
+    if "allowed_tools" in reader.nodes:
+        allowed = read_allowed_tools(reader.nodes["allowed_tools"], notes, reader.place("allowed_tools"))
     if not front.body:
         notes.add("empty_body", "There are no instructions behind the frontmatter.")
+    description = reader.description()
+    # Most skills have a handful of the fields: what is absent keeps the default of `Skill`, without a call.
+    fields: dict[str, Any] = {name: read(reader, notes) for name, read in _FIELDS if name in reader.nodes}
+    if hint is not None or "arguments" in reader.nodes:
+        fields["arguments"] = read_arguments(reader.nodes.get("arguments"), hint, notes, reader.place("arguments"))
+    if "insert" in reader.nodes:
+        fields["insert"] = reader.insert()
     return Skill(
         name=facts.name,
         namespace=facts.namespace,
         id=facts.own_id,
-        description=reader.description(),
+        description=description,
         content=facts.content,
-        version=reader.text("version"),
-        category=reader.text("category"),
-        author=reader.text("author"),
-        created=reader.text("created"),
-        license=reader.text("license"),
-        compatibility=reader.compatibility(),
         argument_hint=hint,
-        tags=reader.tags(),
-        when_to_use=reader.when_to_use(),
-        imports=reader.imports(),
-        include_for=reader.include_for(),
-        disclosure=reader.disclosure(),
-        metadata=read_metadata(reader.node("metadata"), notes, reader.place("metadata")),
         allowed_tools=allowed,
-        allowed_tool_names=tool_names(allowed),
-        disable_model_invocation=reader.flag("disable_model_invocation", default=False, restrictive=True),
-        user_invocable=reader.flag("user_invocable", default=True, restrictive=False),
-        arguments=read_arguments(reader.node("arguments"), hint, notes, reader.place("arguments")),
-        insert=reader.insert(),
+        allowed_tool_names=tool_names(allowed) if allowed is not None else (),
         tools=facts.tools,
-        frontmatter=to_python(front.fields, text_only=notes.verdict == "skills-ref"),
+        frontmatter=form(to_python(front.fields, text_only=notes.verdict == "skills-ref")),
         diagnostics=tuple(notes.items),  # complete: every field above was read before
         digest=facts.digest,
         size=facts.size,
         tokens=estimate_tokens(front.body),
         layer=facts.layer,
-        file=None if facts.path is None else str(facts.path),
+        file=facts.file,
+        **fields,
     )
+
+
+_Read = Callable[[FieldReader, Findings], Any]
+
+
+def _common(field: str) -> _Read:
+    """Return how a text is read that many skills share; it is kept once for all of them."""
+
+    def read(reader: FieldReader, _: Findings) -> str | None:
+        text = reader.text(field)
+        return None if text is None else sys.intern(text)
+
+    return read
+
+
+_FIELDS: tuple[tuple[str, _Read], ...] = (
+    *((field, _common(field)) for field in ("version", "category", "author", "created", "license")),
+    ("compatibility", lambda reader, _: reader.compatibility()),
+    ("tags", lambda reader, _: reader.tags()),
+    ("when_to_use", lambda reader, _: reader.when_to_use()),
+    ("imports", lambda reader, _: reader.imports()),
+    ("include_for", lambda reader, _: reader.include_for()),
+    ("disclosure", lambda reader, _: reader.disclosure()),
+    ("metadata", lambda reader, notes: read_metadata(reader.nodes["metadata"], notes, reader.place("metadata"))),
+    (
+        "disable_model_invocation",
+        lambda reader, _: reader.flag("disable_model_invocation", default=False, restrictive=True),
+    ),
+    ("user_invocable", lambda reader, _: reader.flag("user_invocable", default=True, restrictive=False)),
+)
+"""How the fields that stand alone are read, in the order in which their findings are told."""
 
 
 def _name(reader: FieldReader, folder: str, notes: Findings) -> str:
@@ -250,8 +283,8 @@ def parse_skill(path: str | Path, *, verdict: Verdict = "lenient", extra_fields:
         file_name=opened.file_name,
         verdict=verdict,
         extra_fields=frozenset(extra_fields),
-        path=opened.folder / opened.file_name,
-        content=DiskContent(opened.folder, opened.file_name, verdict),
+        file=str(opened.folder / opened.file_name),
+        content=lambda _: DiskContent(opened.folder, opened.file_name, verdict),
         tools=opened.tools,
         findings=opened.findings,
     )

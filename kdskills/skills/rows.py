@@ -1,7 +1,7 @@
-"""Scans as JSON-able rows and back: what the index keeps on disk (spec skills §2.3).
+"""Scans as lines of JSON and back: what the index keeps on disk.
 
 Rows are lists in a fixed order, because ten thousand of them are read at each start. The frontmatter stays JSON text
-until somebody asks for it.
+until somebody asks for it. Texts that many skills share (licences, authors, tags) are kept once for all of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -55,6 +55,11 @@ class JsonMapping(Mapping[str, Any]):
         return self._text
 
 
+def compact_mapping(values: dict[str, Any]) -> JsonMapping:
+    """Return *values* as JSON text that is decoded when it is looked into: thousands of frontmatters weigh much."""
+    return JsonMapping(json_text(values))
+
+
 def json_text(value: Any) -> str:
     """Return compact JSON; text that is no UTF-8 is escaped."""
     return json.dumps(value, separators=(",", ":"), default=_mapping)
@@ -83,8 +88,7 @@ def notes_from(rows: list[Row] | None) -> tuple[Diagnostic, ...]:
 
 
 def skill_row(skill: Skill) -> Row:
-    """Return what the frontmatter and companions said, as a row."""
-    frontmatter = skill.frontmatter
+    """Return what the frontmatter and companions said, as a row, without the frontmatter itself."""
     return [
         skill.name,
         skill.namespace,
@@ -110,24 +114,31 @@ def skill_row(skill: Skill) -> Row:
         [[argument.name, argument.description, argument.default] for argument in skill.arguments],
         skill.insert,
         [[tool.id, tool.role, tool.why, tool.required] for tool in skill.tools],
-        frontmatter.text if isinstance(frontmatter, JsonMapping) else json_text(frontmatter),
         skill.size,
         skill.tokens,
     ]
 
 
-def _shared(text: str | None) -> str | None:
-    """Return *text* kept once for all skills: categories, licences and the like repeat."""
-    return None if text is None else sys.intern(text)
+def frontmatter_text(skill: Skill) -> str:
+    """Return a skill's frontmatter as JSON text of one line."""
+    frontmatter = skill.frontmatter
+    return frontmatter.text if isinstance(frontmatter, JsonMapping) else json_text(frontmatter)
 
 
 def skill_from(
-    row: Row, diagnostics: tuple[Diagnostic, ...], content: SkillContent, kind: RootKind, file: str, digest: str
+    row: Row,
+    frontmatter: str,
+    diagnostics: tuple[Diagnostic, ...],
+    content: SkillContent,
+    kind: RootKind,
+    file: str,
+    digest: str,
 ) -> Skill:
     """Return the skill a row describes.
 
     Args:
         row: As `skill_row` gave it.
+        frontmatter: As `frontmatter_text` gave it.
         diagnostics: The parser's findings.
         content: Where its long texts come from.
         kind: Kind of its root.
@@ -137,7 +148,7 @@ def skill_from(
     (
         name, namespace, skill_id, description, version, category, author, created, licence, compatibility, hint,
         tags, when, imports, include_for, disclosure, metadata, allowed, allowed_names, no_model, invocable,
-        arguments, insert, tools, frontmatter, size, tokens,
+        arguments, insert, tools, size, tokens,
     ) = row  # fmt: skip
     return Skill(
         name,
@@ -145,12 +156,12 @@ def skill_from(
         name if skill_id is None else skill_id,
         description,
         content,
-        _shared(version),
-        _shared(category),
-        _shared(author),
-        _shared(created),
-        _shared(licence),
-        _shared(compatibility),
+        version and sys.intern(version),
+        category and sys.intern(category),
+        author and sys.intern(author),
+        created and sys.intern(created),
+        licence and sys.intern(licence),
+        compatibility and sys.intern(compatibility),
         hint,
         tuple(map(sys.intern, tags)) if tags else (),
         tuple(when) if when else (),
@@ -190,7 +201,7 @@ def record_row(record: SkillRecord) -> Row:
         record.below or None,
         "/".join(record.files),
         " ".join(record.digests),
-        _stamp_text(record.stamps),
+        len(record.stamps),
         record.newest,
         record.nested or None,
         [note_row(note) for note in record.notes] or None,
@@ -200,23 +211,26 @@ def record_row(record: SkillRecord) -> Row:
     ]
 
 
-def record_from(row: Row, root: SkillRoot, base: str, content: ContentMaker) -> SkillRecord:
+def _record_from(
+    row: Row, frontmatter: str, stamps: bytes, root: SkillRoot, base: str, content: ContentMaker
+) -> SkillRecord:
     """Return the record a row describes; *base* is the resolved root."""
-    path, namespace, below, names, hashes, stamps, newest, nested, notes, full_id, values, findings = row
+    path, namespace, below, names, hashes, _, newest, nested, notes, full_id, values, findings = row
     files = tuple(map(sys.intern, names.split("/")))
     digests = tuple(hashes.split(" "))
     diagnostics = notes_from(findings)
     skill = None
     if values is not None:
         source = content(path, full_id, files, digests)
-        skill = skill_from(values, diagnostics, source, root.kind, f"{base}/{path}/{files[0]}", digests[0])
+        file = f"{base}/{path}/{files[0]}"
+        skill = skill_from(values, frontmatter, diagnostics, source, root.kind, file, digests[0])
     return SkillRecord(
         path,
         sys.intern(namespace),
         tuple(below) if below else (),
         files,
         digests,
-        base64.b64decode(stamps),
+        stamps,
         newest,
         tuple(nested) if nested else (),
         notes_from(notes),
@@ -226,9 +240,13 @@ def record_from(row: Row, root: SkillRoot, base: str, content: ContentMaker) -> 
     )
 
 
-def scan_document(scan: RootScan) -> dict[str, Any]:
-    """Return a scan as one JSON-able document."""
-    return {
+def scan_lines(scan: RootScan) -> list[str]:
+    """Return a scan as lines of ASCII: one JSON document, the stamps of all skills, and a frontmatter for each skill.
+
+    What is not read at a start, the frontmatters, is not decoded at a start: each stays the text of its own line.
+    """
+    records = list(scan.skills.values())
+    document = {
         "checked_at": scan.checked_at,
         "digest": scan.digest,
         "notes": [note_row(note) for note in scan.notes],
@@ -236,22 +254,38 @@ def scan_document(scan: RootScan) -> dict[str, Any]:
             [path, _stamp_text(plain.stamp), plain.children, [note_row(note) for note in plain.notes]]
             for path, plain in scan.folders.items()
         ],
-        "skills": [record_row(record) for record in scan.skills.values()],
+        "skills": [record_row(record) for record in records],
     }
+    stamps = _stamp_text(b"".join([record.stamps for record in records]))
+    return [
+        json_text(document),
+        stamps,
+        *("" if record.skill is None else frontmatter_text(record.skill) for record in records),
+    ]
 
 
-def scan_from(document: Mapping[str, Any], root: SkillRoot, base: str, content: ContentMaker) -> RootScan:
-    """Return the scan a document describes."""
+def scan_from(lines: Sequence[str], root: SkillRoot, base: str, content: ContentMaker) -> RootScan:
+    """Return the scan that `scan_lines` wrote.
+
+    Raises:
+        ValueError, TypeError, KeyError, IndexError, AttributeError: The lines have another shape.
+    """
+    document: Mapping[str, Any] = json.loads(lines[0])
+    packed = base64.b64decode(lines[1], validate=True)
+    rows = document["skills"]
+    skills: dict[str, SkillRecord] = {}
+    position = 0
+    for row, frontmatter in zip(rows, lines[2:], strict=True):
+        end = position + row[5]
+        record = _record_from(row, frontmatter, packed[position:end], root, base, content)
+        skills[record.path] = record
+        position = end
+    if position != len(packed):
+        raise ValueError("there are other stamps than skills")
     folders = {
         path: PlainFolder(base64.b64decode(stamp), tuple(children), notes_from(notes))
         for path, stamp, children, notes in document["folders"]
     }
-    records = (record_from(row, root, base, content) for row in document["skills"])
     return RootScan(
-        document["checked_at"],
-        folders,
-        {record.path: record for record in records},
-        notes_from(document["notes"]),
-        document["digest"],
-        present=True,
+        document["checked_at"], folders, skills, notes_from(document["notes"]), document["digest"], present=True
     )

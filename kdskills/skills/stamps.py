@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterable
 
 RACY_NS = 2_000_000_000
 
@@ -22,9 +23,17 @@ def stamp_of(found: os.stat_result) -> bytes:
     return _STAMP.pack(found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
 
 
+def stamps_of(paths: Iterable[str]) -> bytes:
+    """Return the stamps of several files or folders, packed one after the other. Raises `OSError`."""
+    look, pack = os.lstat, _STAMP.pack
+    return b"".join(
+        [pack(facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_ctime_ns) for facts in map(look, paths)]
+    )
+
+
 def newest_of(stamps: bytes) -> int:
     """Return the latest modification time among packed stamps."""
-    newest: int = max(stamp[1] for stamp in _STAMP.iter_unpack(stamps))
+    newest: int = max([stamp[1] for stamp in _STAMP.iter_unpack(stamps)])
     return newest
 
 

@@ -33,6 +33,20 @@ _MOST_DIGITS = 500  # Python always writes numbers of 640 decimal digits, howeve
 _PRIVATE = ("\ue000", "\ue001", "\ue002")
 
 
+# Most frontmatters are nothing but lines `key: text`, texts that go on in indented lines, and mappings of such lines.
+# Those need no YAML parser: they mean to every YAML 1.2 parser what is written there, at positions that can be
+# counted. Everything else, and whatever is in doubt (comments, escapes, indicators, empty values), goes to libyaml.
+_QUIET = "\x20-\x22\x24-\x39\x3b-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff"
+"""Characters that mean nothing in the middle of a plain scalar: printable ones without `:` and `#`."""
+_PLAIN_TEXT = rf"[A-Za-z0-9(/.$+^_\xc0-\u2027](?:[{_QUIET}]++|:(?![ \n])|(?<! )#)*+(?<! )"
+_INSIDE = r"\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff"
+_QUOTED_TEXT = rf"\"[^\"\\{_INSIDE}]*+\"|'[^'{_INSIDE}]*+'"
+_KEY = "([A-Za-z][A-Za-z0-9_-]{0,63})"
+_LINE = re.compile(rf"{_KEY}:(?: ({_PLAIN_TEXT}(?:\n +{_PLAIN_TEXT})*|{_QUOTED_TEXT})\n|\n(?=( +)[A-Za-z]))")
+_INNER_LINE = re.compile(rf"( +){_KEY}: ({_PLAIN_TEXT}|{_QUOTED_TEXT})\n")
+_FOLD = re.compile(r"\n +")
+
+
 def has_libyaml() -> bool:
     """Return whether the C parser is used; without it reading is slower, not different."""
     return hasattr(yaml, "CSafeLoader")
@@ -188,6 +202,9 @@ def load_yaml(text: str, limits: Limits = FRONTMATTER_LIMITS, *, text_only: bool
     """
     if len(text) > limits.size or (not text.isascii() and len(text.encode("utf-8")) > limits.size):
         raise YamlRefused(f"there are more than {limits.size} bytes of YAML")
+    document = _LineReader(text).read(limits)
+    if document is not None:
+        return document
     shielded = _shield(text)
     try:
         builder = _Builder(LOADER(text if shielded is None else shielded[0]), limits, text_only)
@@ -209,6 +226,90 @@ def load_yaml(text: str, limits: Limits = FRONTMATTER_LIMITS, *, text_only: bool
         _unshield(document.root, shielded[1])
         document.duplicates = [(key.translate(shielded[1]), mark) for key, mark in document.duplicates]
     return document
+
+
+class _Mark:
+    """A position in a text, as libyaml tells it: all from 0."""
+
+    __slots__ = ("column", "index", "line")
+
+    def __init__(self, line: int, column: int, index: int) -> None:
+        self.line = line
+        self.column = column
+        self.index = index
+
+
+class _LineReader:
+    """Reads lines of keys and texts; `read` gives None for everything else."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._position = 0
+        self._number = 0
+        self._count = 0
+        self.duplicates: list[tuple[str, Any]] = []
+
+    def read(self, limits: Limits) -> Document | None:
+        """Return the text as nodes; None sends it to libyaml, also when a bound may be exceeded."""
+        text = self._text
+        root = Fields(_Mark(0, 0, 0), flow=False)
+        while self._position < len(text):
+            line = _LINE.match(text, self._position)
+            if line is None:
+                return None
+            key, value, indentation = line.groups()
+            node = None if value is not None else self._inner(line.end(), indentation)
+            if value is not None:
+                self._put(root, key, value, line.start(2) - self._position)
+                self._number += line.group().count("\n")
+                self._position = line.end()
+            elif node is None:
+                return None
+            else:
+                self._enter(root, key, node, _Mark(self._number, 0, self._position))
+                self._number += 1 + len(node.items)
+                self._position = node.end
+        if not 0 < 2 * self._count < limits.nodes or limits.depth < 2:
+            return None
+        root.end = len(text)
+        return Document(root, text, self.duplicates)
+
+    def _inner(self, position: int, indentation: str) -> Fields | None:
+        """Return the mapping whose lines begin at *position*; None when a line is another kind or a key stands twice."""
+        text, number, width = self._text, self._number + 1, len(indentation)
+        inner = Fields(_Mark(number, width, position + width), flow=False)
+        while text.startswith(" ", position):
+            line = _INNER_LINE.match(text, position)
+            if line is None or line.group(1) != indentation or line.group(2) in inner.items:
+                return None
+            key = sys.intern(line.group(2))
+            inner.keys[key] = _Mark(number, width, position + width)
+            inner.items[key] = _scalar(line.group(3), number, line.start(3) - position, line.start(3))
+            position = line.end()
+            number += 1
+        self._count += len(inner.items)
+        inner.end = position
+        return inner
+
+    def _put(self, root: Fields, key: str, value: str, offset: int) -> None:
+        mark = _Mark(self._number, 0, self._position)
+        self._enter(root, key, _scalar(value, self._number, offset, self._position + offset), mark)
+
+    def _enter(self, root: Fields, key: str, node: Node, mark: _Mark) -> None:
+        self._count += 1
+        key = sys.intern(key)
+        if key in root.items:
+            self.duplicates.append((key, mark))
+        else:
+            root.items[key] = node
+            root.keys[key] = mark
+
+
+def _scalar(value: str, line: int, column: int, index: int) -> Scalar:
+    mark = _Mark(line, column, index)
+    if value[0] in "\"'":
+        return Scalar(value[1:-1], plain=False, mark=mark)
+    return Scalar(_FOLD.sub(" ", value) if "\n" in value else value, plain=True, mark=mark)
 
 
 def _place_of(text: str, position: int) -> tuple[int, int] | None:

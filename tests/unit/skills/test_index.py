@@ -157,12 +157,11 @@ def _flip(data):
     return data[:-20] + bytes([data[-20] ^ 1]) + data[-19:]
 
 
-def _forge(data):
+def _forge(data, body=b'{"checked_at":1}'):
     """Change the body and mend the checksum, with another shape."""
     import hashlib
 
     head, _ = _body(data)
-    body = b'{"checked_at":1}'
     header = {**json.loads(head), "checksum": hashlib.sha256(body).hexdigest()}
     return json.dumps(header, separators=(",", ":")).encode() + b"\n" + body
 
@@ -173,11 +172,15 @@ DAMAGE = {
     "truncated": lambda data: data[:-1],
     "empty": lambda data: b"",
     "no json": lambda data: b"\xff\xfe" + data,
-    "other version": lambda data: data.replace(b'"format":1', b'"format":0', 1),
+    "the version before": lambda data: data.replace(b'"format":2', b'"format":1', 1),
     "other parser": lambda data: data.replace(b'"parser":', b'"parsed":', 1),
     "other root": lambda data: data.replace(b'/skills"', b'/skillz"', 1),
     "head is a list": lambda data: b"[]\n" + _body(data)[1],
     "other shape": _forge,
+    "a frontmatter too few": lambda data: _forge(data, _body(data)[1].rpartition(b"\n")[0]),
+    "a frontmatter too many": lambda data: _forge(data, _body(data)[1] + b"\n{}"),
+    "no stamps": lambda data: _forge(data, b"\n".join([(lines := _body(data)[1].split(b"\n"))[0], b"", *lines[2:]])),
+    "stamps too many": lambda data: _forge(data, _body(data)[1].replace(b"\n", b"\nAAAA", 1)),
 }
 
 

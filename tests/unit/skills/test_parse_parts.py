@@ -20,7 +20,7 @@ def test_facts_of_the_place_are_taken_over(plain: bytes) -> None:
     content = TextContent("elsewhere", 1, "sha256:00")
     tools = (SkillTool("web.search", required=True),)
     found = parse_parts(
-        plain, folder="brief", layer="plugin", path=Path("/srv/brief/SKILL.md"), content=content, tools=tools
+        plain, folder="brief", layer="plugin", file="/srv/brief/SKILL.md", content=lambda _: content, tools=tools
     ).skill
     assert found is not None
     assert (found.layer, found.built_in, found.tools, found.body) == ("plugin", True, tools, "elsewhere")

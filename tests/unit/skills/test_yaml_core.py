@@ -6,7 +6,7 @@ import json
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdskills.skills import yaml_core
@@ -327,3 +327,69 @@ def test_numbers_too_long_to_be_written_stay_text(written: str) -> None:
 def test_keys_that_stand_twice_are_named_as_written() -> None:
     """A line separator within a key comes back in the list of duplicates too."""
     assert [key for key, _ in load_yaml("k\u2028: 1\nk\u2028: 2\n").duplicates] == ["k\u2028"]
+
+
+# ---- lines that need no YAML parser ------------------------------------------------------------------------------
+
+
+def _marks(node):
+    """Return a node with all that is told of it: values, ways of writing, positions."""
+    place = (node.mark.line, node.mark.column, node.mark.index)
+    if isinstance(node, Scalar):
+        return node.text, node.plain, place
+    if isinstance(node, Items):
+        return [_marks(item) for item in node.items], node.flow, place
+    keys = {key: (mark.line, mark.column, mark.index) for key, mark in node.keys.items()}
+    return {key: (keys[key], _marks(item)) for key, item in node.items.items()}, node.flow, place
+
+
+def _told(text):
+    """Return all that is told of a text, or the refusal."""
+    try:
+        document = load_yaml(text)
+    except YamlRefused as refusal:
+        return refusal.message
+    duplicates = [(key, mark.line, mark.column, mark.index) for key, mark in document.duplicates]
+    return None if document.root is None else _marks(document.root), duplicates
+
+
+_PIECES = st.sampled_from(
+    [*"abcZ019 :#'\"-?,[]{}&*!|>%@`~=.+/\\\t<^$_()", ": ", " #", "\n", "\n  x", "\n  x: y", "\nk: ", "---", "...", "null",
+     "\xa0", "\xe9", "\u2028", "\x85", "\ufeff", "\ufffe", "\U0001f600", "\x7f", "\x1b", "\u3000"]
+)  # fmt: skip
+_TEXTS = st.builds("".join, st.lists(_PIECES, max_size=7))
+_KEYS = st.sampled_from(["name", "a", "k-1", "on", "true", "m:\n  k", "m:\n k", "m:\n  a", "  b", "   c"])
+_LINES = st.builds("{}: {}\n".format, _KEYS, _TEXTS)
+
+
+@settings(max_examples=2_000)
+@given(st.builds("".join, st.lists(_LINES, min_size=1, max_size=4)))
+def test_plain_lines_mean_what_libyaml_says(text):
+    """What is read without the YAML parser has the values and positions that the parser gives it."""
+    reader = yaml_core._LineReader
+    if reader(text).read(yaml_core.FRONTMATTER_LIMITS) is None:
+        return  # left to libyaml
+    read = _told(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "read", lambda *_: None)
+        assert read == _told(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("name: brief\ndescription: Writes a brief: short, to the point\n", False),
+        ("name: brief\ndescription: Writes a brief in C#, short\n", True),
+        ("name: brief\ndescription: Writes a brief # not\n", False),
+        ('name: brief\ndescription: "Use it: now"\n', True),
+        ("name: brief\ndescription: One line\n  and another\n", True),
+        ("name: brief\nmetadata:\n  version: '1.0'\n  author: x\nlicense: MIT\n", True),
+        ("name: brief\ntags: [a, b]\n", False),
+        ("name: &x brief\n", False),
+        ("name: brief\nmetadata:\n  a: 1\n   b: 2\n", False),
+        ("name: brief", False),
+    ],
+)
+def test_which_lines_need_no_parser(text, plain):
+    """Keys, texts, quoted texts, folded lines and one mapping deep; whatever is in doubt goes to libyaml."""
+    assert (yaml_core._LineReader(text).read(yaml_core.FRONTMATTER_LIMITS) is not None) is plain
