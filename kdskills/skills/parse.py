@@ -90,10 +90,7 @@ def parse_parts(
     own_id = _own_id(reader, name, folder, notes)
     if digest is None:
         digest = bytes_digest(data)
-    if content is None:
-        source: SkillContent = TextContent(front.body, len(data), digest)
-    else:
-        source = content(f"{namespace}.{own_id}")
+    source = TextContent(front.body, len(data), digest) if content is None else content(f"{namespace}.{own_id}")
     facts = _Facts(name, namespace, own_id, source, tools, digest, len(data), layer, file)
     skill = _skill(reader, front, notes, facts, form)
     return ParsedSkill(None if notes.refused else skill, skill.diagnostics, skill.full_id)
