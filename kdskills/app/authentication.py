@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
-from kdskills.app.identity import SCOPES, Identity
+from kdskills.app.identity import OPEN_SCOPES, Identity
 from kdskills.errors import CallerMustAct, OperatorMustAct
 
 if TYPE_CHECKING:
@@ -58,5 +58,5 @@ async def of_header(host: Host, header: str | None, *, open_on_loopback: bool) -
             return found
         raise Unauthenticated("this token is not known")
     if open_on_loopback and header is None:
-        return Identity(scopes=SCOPES)
+        return Identity(scopes=OPEN_SCOPES)
     raise Unauthenticated("send a token: Authorization: Bearer …")

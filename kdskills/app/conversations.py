@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kdskills.errors import ExecRefused, SessionError
 from kdskills.jobs.model import Scope
 from kdskills.session import SkillRuntime
+from kdskills.session.scope import NO_TURN, TurnScope
 from kdskills.session.store import MemoryStore
 
 if TYPE_CHECKING:
@@ -33,34 +34,34 @@ class Conversations:
 
     async def load(self, identity: Identity, session_id: str, names: list[str], mode: str | None) -> LoadReceipt:
         """Load skills; the session is opened by its first use. Raises ToolCallRefused."""
-        runtime, key = await self._open(identity, session_id)
-        return await runtime.load(key, names, mode)
+        runtime, key, scope = await self._open(identity, session_id)
+        return await runtime.load(key, names, mode, by=identity.starter, scope=scope)
 
     async def unload(self, identity: Identity, session_id: str, names: list[str], *, everything: bool) -> UnloadReceipt:
         """Unload skills. Raises ToolCallRefused."""
-        runtime, key = await self._open(identity, session_id)
-        return await runtime.unload(key, names, all=everything)
+        runtime, key, scope = await self._open(identity, session_id)
+        return await runtime.unload(key, names, all=everything, scope=scope)
 
     async def read(
         self, identity: Identity, session_id: str, path: str, skill: str | None, encoding: str, offset: int
     ) -> ReadResult:
         """Read a file of a loaded skill. Raises ToolCallRefused."""
-        runtime, key = await self._open(identity, session_id)
-        return await runtime.read(key, path, skill=skill, encoding=encoding, offset=offset)
+        runtime, key, scope = await self._open(identity, session_id)
+        return await runtime.read(key, path, skill=skill, encoding=encoding, offset=offset, scope=scope)
 
     async def run_script(
         self, identity: Identity, session_id: str, path: str, options: Mapping[str, Any]
     ) -> ScriptResult:
         """Run a script of a loaded skill in isolation. Raises ToolCallRefused, and ExecRefused when no engine works."""
-        runtime, key = await self._open(identity, session_id)
+        runtime, key, scope = await self._open(identity, session_id)
         if not runtime.config.run_scripts:
             await self._host.wiring.executor(self._host.settings.executor)  # says what is wrong and what cures it
             self._runtimes.pop(identity.project, None)  # nothing is wrong any more
-            runtime, key = await self._open(identity, session_id)
-        return await runtime.run_script(key, path, **options)
+            runtime, key, scope = await self._open(identity, session_id)
+        return await runtime.run_script(key, path, **options, scope=scope)
 
-    async def _open(self, identity: Identity, session_id: str) -> tuple[SkillRuntime, str]:
-        """Return the runtime of the caller's project, and the key of the session there."""
+    async def _open(self, identity: Identity, session_id: str) -> tuple[SkillRuntime, str, TurnScope]:
+        """Return the runtime of the caller's project, the key of the session there, and the caller's view as it is now."""
         found = await self._host.project_skills(identity.project)
         async with self._lock:
             known = self._runtimes.get(identity.project)
@@ -78,7 +79,9 @@ class Conversations:
             except SessionError as error:  # somebody else's first use came between
                 if error.code != "session_exists":
                     raise
-        return runtime, key
+        if identity.held_tools is None:
+            return runtime, key, NO_TURN
+        return runtime, key, TurnScope(view=found.subsystem.view(identity.consumer or ANONYMOUS, identity.held_tools))
 
     async def _runtime(self, subsystem: SkillsSubsystem) -> SkillRuntime:
         """Return a runtime over *subsystem*; without a working engine it has no scripts, and `run_script` asks again."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kdskills.app.identity import LOCAL, Identity
-from kdskills.app.operations.calling import require_allowed, validated
+from kdskills.app.operations.calling import require_allowed, require_own_words, validated
 from kdskills.app.operations.table import Context, Emit
 from kdskills.app.plugins import Answers, Filter, PluginManager, Registers, collect, made_by, plugin_manager
 from kdskills.app.project_skills import ProjectSkills
@@ -207,7 +207,8 @@ class Host:
         from kdskills.app.publication import Publication
 
         found = await self.project_skills(identity.project)
-        return Publication(found.subsystem.view(identity.consumer), kept)
+        view = found.subsystem.view(identity.consumer, identity.held_tools)
+        return Publication(view, kept, by="code" if identity.sees_all else identity.starter)
 
     async def project_skills(self, project: str) -> ProjectSkills:
         """Return the skills of a project.
@@ -288,7 +289,9 @@ class Host:
             raise BadRequest(f"there is no operation {operation!r}", code="unknown_operation", operation=operation)
         with self.telemetry.operation(operation, context.identity.door):
             require_allowed(found, context.identity)
-            return await found.run(self, validated(found, arguments), context)
+            given = validated(found, arguments)
+            require_own_words(found, given, context.identity)
+            return await found.run(self, given, context)
 
     def run(self, operation: str, **arguments: Any) -> BaseModel:
         """Run an operation from code without an event loop; as `call`."""

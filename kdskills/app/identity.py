@@ -1,14 +1,21 @@
-"""Who calls an operation, and what the caller may do (spec service §2, spec work §5)."""
+"""Who calls an operation, and what the caller may do; `docs/reference/doors.md` has the table."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from datetime import datetime
 from typing import Final, Literal, get_args
 
 Scope = Literal["skills:read", "skills:write", "work:run", "work:read", "admin"]
 Door = Literal["library", "cli", "http", "nats", "mcp", "console"]
+Profile = Literal["skills", "author", "operator"]
+Starter = Literal["model", "user", "code"]
 
 SCOPES: Final[frozenset[Scope]] = frozenset(get_args(Scope))
+OPEN_SCOPES: Final[frozenset[Scope]] = SCOPES - {"admin"}
+"""What callers without a token may do where none is asked for: nothing of the operator's."""
+PROFILES: Final[tuple[Profile, ...]] = get_args(Profile)
+"""What a list of tools is for, the narrowest first; each has the tools of those before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,11 @@ class Identity:
         door: The way in.
         token: Public id of the token, for audit rows and limits; None without one.
         limits: What the token may use.
+        person: Whether a person starts skills through this caller; else a model does.
+        tools: Ids of the tools the caller holds, as the gate of skills asks for them; None where that is not asked, for
+            the account itself.
+        expires_at: When the token ends by itself; None for never.
+        profile: The widest profile of operations the caller may run here; doors narrow it.
     """
 
     tenant: str = "local"
@@ -56,6 +68,10 @@ class Identity:
     door: Door = "library"
     token: str | None = None
     limits: TokenLimits = UNLIMITED
+    person: bool = False
+    tools: frozenset[str] | None = frozenset()
+    expires_at: datetime | None = None
+    profile: Profile = "operator"
 
     def may(self, scope: Scope) -> bool:
         """Whether the caller has *scope*."""
@@ -66,6 +82,72 @@ class Identity:
         """The consumer the policy of skills is asked for; None for the local account, which is anonymous."""
         return None if self.agent == "local" else self.agent
 
+    @property
+    def account(self) -> bool:
+        """Whether this is the account of the machine itself, which no token, project or agent bounds."""
+        return self.local and self.token is None
 
-LOCAL: Final = Identity(scopes=SCOPES, local=True)
+    @property
+    def sees_all(self) -> bool:
+        """Whether refused and hidden skills are told to this caller; to others they do not exist."""
+        return self.local or self.may("admin")
+
+    @property
+    def starter(self) -> Starter:
+        """Who starts a skill when this caller names it."""
+        return "user" if self.person else "model"
+
+    @property
+    def held_tools(self) -> frozenset[str] | None:
+        """The tools the gate of skills is asked with: those held, and the runtime's own that the caller may run."""
+        if self.tools is None:
+            return None
+        own = {name for name, scope in RUNTIME_TOOLS.items() if self.may(scope)}
+        return self.tools | (own if self.allowed_tools is None else own & self.allowed_tools)
+
+
+RUNTIME_TOOLS: Final[dict[str, Scope]] = {
+    "skills.load": "skills:read",
+    "skills.unload": "skills:read",
+    "skills.read": "skills:read",
+    "skills.run_script": "work:run",
+}
+"""Tools that every caller with the scope holds, since the service itself is what runs them."""
+
+LOCAL: Final = Identity(scopes=SCOPES, local=True, tools=None)
 """The account kdskills runs as: the library and the command line."""
+
+#: Fields of an identity that say where and for whom a call is made, and open nothing by themselves.
+NO_POWER: Final = frozenset({"tenant", "alias", "door", "token", "agent", "profile"})
+
+
+def wider(new: Identity, maker: Identity) -> tuple[str, ...]:
+    """Return what *new* may do that *maker* may not, as names of fields, sorted; nothing is as well as less.
+
+    The agent is no bound: whoever may make tokens administers every agent of the project.
+
+    Args:
+        new: Who a caller with the new token would be.
+        maker: Who makes it.
+    """
+    if maker.account:
+        return ()
+    own = SCOPES if "admin" in maker.scopes else maker.scopes
+    beyond = {
+        "project": new.project != maker.project,
+        "scopes": not new.scopes <= own,
+        "allowed_tools": not _within(new.allowed_tools, maker.allowed_tools),
+        "tools": not _within(new.tools, maker.tools),
+        "person": new.person and not maker.person,
+        "local": new.local and not maker.local,
+        "expires_at": maker.expires_at is not None and (new.expires_at is None or new.expires_at > maker.expires_at),
+    }
+    for limit in fields(TokenLimits):
+        least, most = getattr(new.limits, limit.name), getattr(maker.limits, limit.name)
+        beyond[limit.name] = most is not None and (least is None or least > most)
+    return tuple(sorted(name for name, is_so in beyond.items() if is_so))
+
+
+def _within(new: frozenset[str] | None, maker: frozenset[str] | None) -> bool:
+    """Whether a set of names is part of another; None is all names."""
+    return maker is None or (new is not None and new <= maker)

@@ -23,6 +23,7 @@ from kdskills.execution.stage import stage_skill
 from kdskills.skills.findings import Findings
 from kdskills.skills.frontmatter import read_frontmatter
 from kdskills.skills.safe_open import read_file, walk_tree
+from kdskills.skills.selection import By, refuse_by
 from kdskills.skills.yaml_core import to_python
 
 if TYPE_CHECKING:
@@ -94,10 +95,14 @@ class Publication:
         view: Whose skills; the gate is asked again at each access.
         kept: Entries of earlier publications, by full id and tree; shared by the doors of one Host.
         cache: Folder of the copies; None for the usual one.
+        by: Who starts the skills; what that caller may not start is not published.
     """
 
-    def __init__(self, view: SkillView, kept: dict[tuple[str, str], Entry], cache: Path | None = None) -> None:
+    def __init__(
+        self, view: SkillView, kept: dict[tuple[str, str], Entry], cache: Path | None = None, *, by: By = "code"
+    ) -> None:
         self._view = view
+        self._by = by
         self._kept = kept
         self._cache = cache or cache_dir()
 
@@ -173,6 +178,8 @@ class Publication:
     def _entry(self, skill: Skill) -> Entry:
         if skill.hidden:
             raise Unpublishable("it is hidden")
+        if refuse_by(skill, self._by) is not None:
+            raise Unpublishable("it is not for this caller to start")
         if skill.folder is None or skill.path is None:
             raise Unpublishable("it has no files")
         if skill.name != skill.id or not NAME.fullmatch(skill.id) or not NAME.fullmatch(skill.namespace):

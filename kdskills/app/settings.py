@@ -67,6 +67,8 @@ class BusSettings(BaseModel):
     scopes: tuple[Scope, ...] = Field(
         ("skills:read", "work:run", "work:read"), description="What callers over the bus may do."
     )
+    person: bool = Field(default=False, description="Whether people start skills over the bus; else models do.")
+    tools: tuple[str, ...] = Field((), description="Ids of the tools that callers over the bus hold.")
     concurrency: int = Field(16, ge=1, le=1000, description="Commands that one gateway runs at the same time.")
     ack_wait_s: float = Field(30.0, ge=1, description="Seconds until a command nobody works on is delivered again.")
     max_deliver: int = Field(100, ge=1, description="How often a command is delivered before it is given up.")
@@ -127,9 +129,13 @@ class Settings(BaseSettings):
         None,
         description="Where conversation sessions of callers are kept, such as `sqlite:///sessions.db`; else memory.",
     )
+    stdio_token: SecretStr | None = Field(
+        None, description="Token that `kdskills mcp` acts with on standard input; empty means none."
+    )
     listen: str = Field("127.0.0.1:8765", description="Address of the HTTP service; loopback unless tokens are used.")
     host_names: tuple[str, ...] = Field(
-        (), description="Names clients reach the service by, beside those of loopback; MCP refuses others."
+        (),
+        description="Names clients and proxies reach the service by, beside those of loopback, the host it listens on and its address; requests for others are refused.",
     )
     bus: BusSettings = Field(default_factory=BusSettings, description="The command bus: who may call, and how.")
     requests_per_minute: int = Field(1200, ge=0, description="Requests a token may make in a minute; 0 for no limit.")

@@ -29,4 +29,6 @@ class TokenTables:
             sa.Column("created_by", sa.String(200), nullable=False),
             sa.Column("expires_at", sa.BigInteger),
             sa.Column("revoked_at", sa.BigInteger),
+            sa.Column("person", sa.Boolean, nullable=False, server_default=sa.false()),
+            sa.Column("tools", sa.Text, nullable=False, server_default="[]"),
         )

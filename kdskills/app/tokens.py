@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from kdskills.app.identity import SCOPES, Identity, Scope, TokenLimits
+from kdskills.app.identity import LOCAL, SCOPES, Identity, Scope, TokenLimits, wider
 from kdskills.app.projects.model import check_project
 from kdskills.app.projects.records import Records
 from kdskills.app.projects.tables import ProjectTables
 from kdskills.app.token_tables import TokenTables
-from kdskills.errors import BadRequest, NotFound
+from kdskills.errors import BadRequest, CallRefused, NotFound
 from kdskills.jobs.database import Database, micros, moment_of, utc_now
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Token:
         created_by: By whom.
         expires_at: When it ends by itself, or None.
         revoked_at: When it was revoked, or None.
+        person: Whether a person starts skills with it; else a model does.
+        tools: Ids of the tools its holder has, for skills that need some.
     """
 
     id: str
@@ -58,6 +60,8 @@ class Token:
     created_by: str
     expires_at: datetime | None
     revoked_at: datetime | None
+    person: bool = False
+    tools: frozenset[str] = frozenset()
 
     def valid(self, now: datetime) -> bool:
         """Whether the token opens anything at *now*."""
@@ -73,6 +77,9 @@ class Token:
             allowed_tools=self.allowed_tools,
             token=self.id,
             limits=self.limits,
+            person=self.person,
+            tools=self.tools,
+            expires_at=self.expires_at,
         )
 
 
@@ -100,16 +107,34 @@ class Tokens:
         allowed_tools: Collection[str] | None = None,
         limits: TokenLimits | None = None,
         expires_at: datetime | None = None,
+        person: bool = False,
+        tools: Collection[str] = (),
         who: str,
         request_id: str = "",
+        maker: Identity = LOCAL,
     ) -> tuple[Token, str]:
         """Make a token, and its project if that is not there.
+
+        Args:
+            project: Everything it reaches belongs to this project.
+            agent: The consumer the policy of skills is asked for.
+            scopes: What it may do.
+            label: What it is for, in words.
+            allowed_tools: Operations it may run; None for all its scopes allow.
+            limits: What it may use.
+            expires_at: When it ends by itself.
+            person: Whether a person starts skills with it.
+            tools: Ids of the tools its holder has.
+            who: For the audit row.
+            request_id: For the audit row.
+            maker: Who makes it; the token may do nothing its maker may not.
 
         Returns:
             What is known of it, and its text, which is shown this once and kept nowhere.
 
         Raises:
             BadRequest: `project_invalid`, `agent_invalid`, `scope_unknown`, or a limit below one.
+            CallRefused: `tool_not_allowed` or `token_wider`; the token would do what its maker may not.
         """
         check_project(project)
         if not AGENT.fullmatch(agent):
@@ -135,8 +160,11 @@ class Tokens:
             "created_by": who[:200],
             "expires_at": None if expires_at is None else micros(expires_at),
             "revoked_at": None,
+            "person": person,
+            "tools": json.dumps(sorted(set(tools))),
             **_limit_values(bounds),
         }
+        _require_not_wider(_token(values), maker)
 
         def change(link: sa.Connection) -> None:
             self._records.ensure_project(link, project)
@@ -229,6 +257,22 @@ def _limit_values(limits: TokenLimits) -> dict[str, int | None]:
     }
 
 
+def _require_not_wider(token: Token, maker: Identity) -> None:
+    """Refuse a token that may do what its maker may not.
+
+    Raises:
+        CallRefused: `tool_not_allowed` when it could run other operations, else `token_wider`.
+    """
+    beyond = wider(token.identity, maker)
+    if "allowed_tools" in beyond:
+        names = sorted(token.allowed_tools - (maker.allowed_tools or set())) if token.allowed_tools else ["all others"]
+        message = f"this caller may not run {', '.join(names)}, so a token it makes may not either"
+        raise CallRefused(message, code="tool_not_allowed", tools=names)
+    if beyond:
+        message = f"a token may do nothing its maker may not; this one is wider in {', '.join(beyond)}"
+        raise CallRefused(message, code="token_wider", fields=list(beyond))
+
+
 def _token(row: Mapping[Any, Any]) -> Token:
     allowed = row["allowed_tools"]
     return Token(
@@ -243,4 +287,6 @@ def _token(row: Mapping[Any, Any]) -> Token:
         created_by=row["created_by"],
         expires_at=None if row["expires_at"] is None else moment_of(row["expires_at"]),
         revoked_at=None if row["revoked_at"] is None else moment_of(row["revoked_at"]),
+        person=bool(row["person"]),
+        tools=frozenset(json.loads(row["tools"])),
     )

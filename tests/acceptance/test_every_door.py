@@ -115,7 +115,7 @@ async def mcp(host: Host) -> AsyncIterator[Call]:
         headers = {"Authorization": f"Bearer {token}"}
         async with (
             httpx2.AsyncClient(headers=headers, timeout=120, trust_env=False) as carrier,
-            Client(streamable_http_client(f"{url}/mcp", http_client=carrier)) as client,
+            Client(streamable_http_client(f"{url}/mcp?profile=operator", http_client=carrier)) as client,
         ):
 
             async def call(name: str, arguments: dict[str, Any]) -> Said:

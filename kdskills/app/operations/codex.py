@@ -10,7 +10,6 @@ from pydantic import Field
 
 from kdskills.app.operations.models import Input, Output
 from kdskills.app.operations.table import Context, Implementation
-from kdskills.errors import BadRequest
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
@@ -119,10 +118,6 @@ async def probe_codex(host: Host, given: ProbeInput, context: Context) -> ProbeO
     """Probe a program with an empty home and a fake model."""
     from kdskills.remote.probe import probe
 
-    here = context.identity.local and context.identity.door in {"library", "cli"}
-    if given.binary is not None and not here:
-        message = "callers elsewhere cannot choose the program that is run; the operator configures it"
-        raise BadRequest(message, code="binary_refused")
     binary = given.binary or host.settings.codex_binary
     report = await probe(binary, state=host.settings.state_dir, force=given.force)
     strategy = next((way for way in ("native", "reload") if getattr(report.profile, way)), "dispatcher")
@@ -159,6 +154,6 @@ def _read(state: Path, session: str) -> tuple[TurnReceipt, ...]:
 
 
 CODEX_PROBE = Implementation(
-    ProbeInput, ProbeOutput, ("binary_refused", "codex_missing", "app_server_gone"), probe_codex
+    ProbeInput, ProbeOutput, ("not_yours_to_say", "codex_missing", "app_server_gone"), probe_codex
 )
 CODEX_RECEIPTS = Implementation(ReceiptsInput, ReceiptsOutput, ("journal_unavailable", "missing_extra"), show_receipts)

@@ -47,7 +47,7 @@ class PublishedOut(Output):
 
 async def published(host: Host, given: PublishedInput, context: Context) -> PublishedOut:
     """Tell what a client of this project and agent is offered."""
-    publication = await host.publication(Identity(project=given.project, agent=given.agent), {})
+    publication = await host.publication(Identity(project=given.project, agent=given.agent, tools=None), {})
     entries, notes = await asyncio.to_thread(publication.entries)
     return PublishedOut(
         project=given.project,

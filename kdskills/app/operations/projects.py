@@ -14,7 +14,7 @@ from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.app.operations.paging import PageInput, PageOutput, page_by_name, page_by_time
 from kdskills.app.operations.scoped import ProjectInput, readable, readable_skill, who
 from kdskills.app.operations.table import Context, Implementation
-from kdskills.errors import BadRequest, CallRefused
+from kdskills.errors import BadRequest
 from kdskills.skills.archives.codes import RULES
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ async def list_projects(host: Host, given: PageInput, context: Context) -> Proje
     """List all projects; for callers elsewhere their own."""
     identity = context.identity
     found = await host.projects.projects()
-    mine = [each for each in found if identity.local or each.name == identity.project]
+    mine = [each for each in found if identity.account or each.name == identity.project]
     page, following = page_by_name(mine, given, lambda each: each.name)
     rows = tuple(_project(each, local=identity.local) for each in page)
     return ProjectsOut(projects=rows, next_cursor=following)
@@ -210,8 +210,6 @@ async def upload(host: Host, given: UploadInput, context: Context) -> UploadOut:
     if (given.path is None) == (given.data is None):
         raise BadRequest("give either path or data", errors=[{"path": "/path", "problem": "one of path and data"}])
     if given.path is not None:
-        if not context.identity.local:
-            raise CallRefused("files of this machine are for its own account: give data", code="local_only")
         if not given.path.is_file():
             raise BadRequest(f"there is no file at {given.path}", errors=[{"path": "/path", "problem": "no file"}])
         return await upload_from(host, given.path, context, project=given.of(context), activate=given.activate)
@@ -293,7 +291,7 @@ LIST_PROJECTS = Implementation(PageInput, ProjectsOut, ("database_unavailable",)
 CREATE_PROJECT = Implementation(
     CreateProject, ProjectOut, ("project_invalid", "bundle_path_relative", "database_unavailable"), create_project
 )
-UPLOAD = Implementation(UploadInput, UploadOut, ("local_only", "id_taken", *READ, *RULES), upload)
+UPLOAD = Implementation(UploadInput, UploadOut, ("not_yours_to_say", "id_taken", *READ, *RULES), upload)
 LIST_SKILLS = Implementation(SkillListInput, SkillsOut, READ, list_skills)
 GET_SKILL = Implementation(SkillInput, SkillOut, READ, get_skill)
 PATCH_SKILL = Implementation(PatchInput, SkillOut, READ, patch_skill)

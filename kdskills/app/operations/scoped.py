@@ -9,11 +9,14 @@ from pydantic import Field
 from kdskills.app.operations.models import Input
 from kdskills.app.operations.table import Context
 from kdskills.errors import NotFound
-from kdskills.turn import Granted
+from kdskills.skills.selection import refuse_by
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
+    from kdskills.app.identity import Identity
     from kdskills.app.projects import SkillState
+    from kdskills.skills import Skill
+    from kdskills.turn import SkillView
 
 
 class ProjectInput(Input):
@@ -30,7 +33,7 @@ class ProjectInput(Input):
         identity = context.identity
         if self.project in {None, identity.project}:
             return identity.project
-        if not identity.local:
+        if not identity.account:
             raise NotFound(f"there is no project {self.project!r}", project=self.project)
         assert self.project is not None  # else it was the caller's own
         return self.project
@@ -48,13 +51,18 @@ async def readable(host: Host, context: Context, project: str, states: list[Skil
     identity = context.identity
     if identity.may("skills:write") or not states:
         return states
-    view = await host.projects.view(project, identity.consumer)
-    granted = []
-    for state in states:
-        answer = view.resolve(state.full_id, by="code")
-        if isinstance(answer, Granted) and answer.skill.layer == "project":
-            granted.append(state)
-    return granted
+    view = await host.projects.view(project, identity.consumer, identity.held_tools)
+    shown = shown_to(view, identity)
+    return [state for state in states if state.full_id in shown and shown[state.full_id].layer == "project"]
+
+
+def shown_to(view: SkillView, identity: Identity) -> dict[str, Skill]:
+    """Return the skills a caller elsewhere is told of: those it may start, without hidden ones; all others do not exist."""
+    return {
+        full_id: skill
+        for full_id, skill in view.skills.items()
+        if not skill.hidden and refuse_by(skill, identity.starter) is None
+    }
 
 
 async def readable_skill(host: Host, context: Context, project: str, name: str) -> SkillState:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from kdskills.app.operations.models import Finding, Input, Output
+from kdskills.app.operations.scoped import shown_to
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.app.project_skills import ProjectSkills
-from kdskills.errors import BadRequest, CallRefused
+from kdskills.errors import BadRequest
 from kdskills.skills.model import estimate_tokens
-from kdskills.turn import Refused
+from kdskills.turn import Granted, Refused
 from kdskills.turn.facade import build_skills_instruction_block
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
+    from kdskills.app.identity import Identity, Starter
     from kdskills.skills import Skill
     from kdskills.turn import SkillsSubsystem, SkillView
 
@@ -32,22 +35,11 @@ class ViewInput(Input):
     include_internal: bool = Field(default=False, description="Whether skills of namespace `internal` may be granted.")
 
     async def skills(self, host: Host, context: Context) -> ProjectSkills:
-        """Return the skills asked for.
-
-        Raises:
-            CallRefused: Somebody elsewhere named a folder of this machine, or another consumer than the own agent.
-        """
-        identity = context.identity
+        """Return the skills asked for."""
         if self.bundle is None:
-            found = await host.project_skills(identity.project)
-        elif identity.local:
-            bundle = host.bundle(self.bundle)
-            found = ProjectSkills(bundle.name, host.subsystem(bundle), bundle.diagnostics)
-        else:
-            raise CallRefused("folders of this machine are for its own account: leave out bundle", code="local_only")
-        if self.consumer not in {None, identity.agent} and not identity.may("admin"):
-            raise CallRefused(f"this caller is {identity.agent} and sees its own skills", code="consumer_not_yours")
-        return found
+            return await host.project_skills(context.identity.project)
+        bundle = host.bundle(self.bundle)
+        return ProjectSkills(bundle.name, host.subsystem(bundle), bundle.diagnostics)
 
     async def view(self, host: Host, context: Context) -> SkillView:
         """Return the view asked for. Raises as `skills`."""
@@ -55,11 +47,19 @@ class ViewInput(Input):
 
     def consumer_of(self, context: Context) -> str | None:
         """Return the consumer that asks: the one named, else the caller's agent."""
-        return self.consumer if self.consumer is not None else context.identity.consumer
+        identity = context.identity
+        return identity.consumer if self.consumer in {None, identity.agent} else self.consumer
+
+    def tools_of(self, context: Context) -> Collection[str] | None:
+        """Return the tools the gate is asked with: those named, else those the caller holds; administrators see all."""
+        if self.tools is not None or context.identity.sees_all:
+            return self.tools
+        return context.identity.held_tools
 
     def view_of(self, subsystem: SkillsSubsystem, context: Context) -> SkillView:
         """Return the view asked for of *subsystem*."""
-        return subsystem.view(self.consumer_of(context), self.tools, include_internal=self.include_internal)
+        tools = self.tools_of(context)
+        return subsystem.view(self.consumer_of(context), tools, include_internal=self.include_internal)
 
 
 class SkillRow(Output):
@@ -80,7 +80,10 @@ class SkillRow(Output):
 
 
 class ListOutput(Output):
-    """Every skill there is, sorted by full id, with what the consumer may do with it."""
+    """Every skill there is, sorted by full id, with what the consumer may do with it.
+
+    Callers elsewhere are told of what they may use and of nothing else; administrators of everything.
+    """
 
     bundle: str
     consumer: str | None
@@ -108,12 +111,26 @@ def _row(view: SkillView, skill: Skill, numbers: dict[str, str]) -> SkillRow:
     return SkillRow(state="hidden" if skill.hidden else "unlisted", **facts)
 
 
+def _only(row: SkillRow, visible: Collection[str]) -> SkillRow:
+    """Return a row without the ids of imports its reader is not told of."""
+    return row.model_copy(update={"imports": tuple(each for each in row.imports if each in visible)})
+
+
 async def list_skills(host: Host, given: ViewInput, context: Context) -> ListOutput:
     """List every skill of a bundle as one consumer sees it."""
     found = await given.skills(host, context)
     subsystem = found.subsystem
     view = given.view_of(subsystem, context)
     numbers = {full_id: short for short, full_id in view.short_ids.items()}
+    if not context.identity.sees_all:
+        visible = shown_to(view, context.identity)
+        rows = [_only(_row(view, skill, numbers), visible) for skill in visible.values()]
+        return ListOutput(
+            bundle=found.name,
+            consumer=given.consumer_of(context),
+            skills=tuple(sorted(rows, key=lambda row: row.full_id)),
+            visible=tuple(visible),
+        )
     rows = [_row(view, skill, numbers) for skill in subsystem.registry.values()]
     rows += [
         SkillRow(
@@ -136,7 +153,21 @@ class RefInput(ViewInput):
     """A reference within somebody's view."""
 
     ref: str = Field(description="Full id, bare id, `SK3`, or any of these behind `sk:`.")
-    by: Literal["model", "user", "code"] = Field("code", description="Who starts the skill.")
+    by: Literal["model", "user", "code"] | None = Field(
+        None, description="Who starts the skill; none means who the caller's token says, a model or a person."
+    )
+
+    def starter(self, context: Context) -> Starter:
+        """Return who starts the skill."""
+        return context.identity.starter if self.by is None else self.by
+
+    def answer(self, view: SkillView, context: Context) -> Granted | Refused:
+        """Return what the gate says, and to callers elsewhere that what it keeps from them does not exist."""
+        answer = view.resolve(self.ref, by=self.starter(context))
+        if context.identity.sees_all:
+            return answer
+        known = isinstance(answer, Granted) and not answer.skill.hidden
+        return answer if known else Refused("unknown_skill", "", self.ref).public()
 
 
 class ShowOutput(Output):
@@ -165,10 +196,12 @@ class ShowOutput(Output):
 
 async def show_skill(host: Host, given: RefInput, context: Context) -> ShowOutput:
     """Show one skill in full, if the consumer may have it."""
-    answer = (await given.view(host, context)).resolve(given.ref, by=given.by)
+    view = await given.view(host, context)
+    answer = given.answer(view, context)
     if isinstance(answer, Refused):
         raise BadRequest(f"{given.ref}: {answer.reason}", code=answer.code, ref=given.ref, full_id=answer.full_id)
     skill = answer.skill
+    visible: Collection[str] | None = None if context.identity.sees_all else shown_to(view, context.identity)
     return ShowOutput(
         full_id=skill.full_id,
         name=skill.name,
@@ -181,15 +214,22 @@ async def show_skill(host: Host, given: RefInput, context: Context) -> ShowOutpu
         size=skill.size,
         tokens=skill.tokens,
         disclosure=skill.disclosure,
-        imports=skill.imports,
-        closure=tuple(s.full_id for s in answer.closure),
+        imports=_told(skill.imports, visible),
+        closure=_told((s.full_id for s in answer.closure), visible),
         tools=tuple(f"{tool.id}{' (required)' if tool.required else ''}" for tool in skill.tools),
         frontmatter=dict(skill.frontmatter),
         body=skill.body,
         compact=skill.compact,
         sources=tuple(dict(row) for row in skill.sources),
-        diagnostics=tuple(Finding.of(d) for d in (*skill.diagnostics, *answer.diagnostics)),
+        diagnostics=tuple(
+            Finding.of(d) for d in (*skill.diagnostics, *(answer.diagnostics if visible is None else ()))
+        ),
     )
+
+
+def _told(full_ids: Iterable[str], visible: Collection[str] | None) -> tuple[str, ...]:
+    """Return the ids a caller is told of; all of them when *visible* is None."""
+    return tuple(each for each in full_ids if visible is None or each in visible)
 
 
 class RenderInput(ViewInput):
@@ -229,16 +269,25 @@ async def render(host: Host, given: RenderInput, context: Context) -> RenderOutp
             total=catalog.total,
             diagnostics=tuple(Finding.of(d) for d in catalog.diagnostics),
         )
-    with subsystem.activate(given.consumer_of(context), given.tools, include_internal=given.include_internal):
-        block = build_skills_instruction_block(given.refs, variant=given.variant)
+    tools, identity = given.tools_of(context), context.identity
+    with subsystem.activate(given.consumer_of(context), tools, include_internal=given.include_internal) as view:
+        kept_away = () if identity.sees_all else tuple(ref for ref in given.refs if not _told_of(view, ref, identity))
+        refs = tuple(ref for ref in given.refs if ref not in kept_away)
+        block = build_skills_instruction_block(refs, variant=given.variant, by=identity.starter)
     return RenderOutput(
         text=str(block),
         tokens=estimate_tokens(str(block)),
         granted=tuple(granted.full_id for granted in block.granted),
-        refused={refused.ref: refused.code for refused in block.refused},
+        refused={each.ref: each.code for each in block.refused} | dict.fromkeys(kept_away, "unknown_skill"),
         sources=tuple(dict(row) for row in block.pool.to_json()["rows"]),
-        diagnostics=tuple(Finding.of(d) for d in block.diagnostics),
+        diagnostics=tuple(Finding.of(d) for d in block.diagnostics) if identity.sees_all else (),
     )
+
+
+def _told_of(view: SkillView, ref: str, identity: Identity) -> bool:
+    """Whether a caller elsewhere is told of the skill a reference means."""
+    answer = view.resolve(ref, by=identity.starter)
+    return isinstance(answer, Granted) and not answer.skill.hidden
 
 
 class WhyStep(Output):
@@ -267,12 +316,25 @@ class WhyOutput(Output):
 
 
 async def why(host: Host, given: RefInput, context: Context) -> WhyOutput:
-    """Explain, rule by rule, why a skill is granted or refused."""
-    found = (await given.view(host, context)).explain(given.ref, by=given.by).to_json()
+    """Explain, rule by rule, why a skill is granted or refused; the rules are told to administrators alone."""
+    view = await given.view(host, context)
+    if not context.identity.sees_all:
+        answer = given.answer(view, context)
+        refused = isinstance(answer, Refused)
+        return WhyOutput(
+            ref=given.ref,
+            consumer=given.consumer_of(context),
+            full_id=answer.full_id,
+            granted=not refused,
+            code=answer.code if isinstance(answer, Refused) else "granted",
+            reason=answer.reason if isinstance(answer, Refused) else None,
+            steps=(),
+        )
+    found = view.explain(given.ref, by=given.starter(context)).to_json()
     return WhyOutput.model_validate({name: found[name] for name in WhyOutput.model_fields})
 
 
-ASKED = ("no_bundle", "local_only", "consumer_not_yours")
+ASKED = ("no_bundle", "not_yours_to_say")
 LIST = Implementation(ViewInput, ListOutput, ASKED, list_skills)
 SHOW = Implementation(RefInput, ShowOutput, ("unknown_skill", "denied", *ASKED), show_skill)
 RENDER = Implementation(RenderInput, RenderOutput, ASKED, render)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from kdskills.app.identity import LOCAL, Identity, Scope
+from kdskills.app.identity import LOCAL, Identity, Profile, Scope
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -56,6 +56,7 @@ class Operation:
         local: Whether it works on files of this machine, for the local account only.
         reads: Whether it changes nothing, so that doors may answer it at once and offer it with GET.
         ui_allowed: Whether pages of the console may call it.
+        profile: The list of tools it belongs to: what a model works with, what an author does, or the operator's.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Operation:
     local: bool = False
     reads: bool = False
     ui_allowed: bool = False
+    profile: Profile = "operator"
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class Shipped(Operation):
         local: Whether it works on files of this machine, for the local account only.
         reads: Whether it changes nothing.
         ui_allowed: Whether pages of the console may call it.
+        profile: The list of tools it belongs to; every operation says which.
     """
 
     at: str
@@ -110,12 +113,14 @@ class Shipped(Operation):
         summary: str | None,
         at: str,
         *,
+        profile: Profile,
         scope: Scope = "skills:read",
         local: bool = False,
         reads: bool = False,
         ui_allowed: bool = False,
     ) -> None:
         facts: dict[str, object] = {"name": name, "at": at, "scope": scope, "local": local, "reads": reads}
+        facts["profile"] = profile
         facts |= {"ui_allowed": ui_allowed} if summary is None else {"ui_allowed": ui_allowed, "summary": summary}
         for fact, value in facts.items():
             object.__setattr__(self, fact, value)

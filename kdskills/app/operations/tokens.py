@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
-from kdskills.app.identity import Identity
 from kdskills.app.operations.models import Output
 from kdskills.app.operations.paging import PageInput, PageOutput, page_by_time
 from kdskills.app.operations.scoped import ProjectInput, who
 from kdskills.app.operations.table import Context, Implementation
-from kdskills.errors import CallRefused
 from kdskills.jobs.database import utc_now
 
 if TYPE_CHECKING:
@@ -20,6 +18,8 @@ if TYPE_CHECKING:
     from kdskills.app.tokens import Token
 
 ERRORS: Final = ("not_found", "project_invalid", "database_unavailable")
+
+ToolId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
 
 
 class CreateToken(ProjectInput):
@@ -37,6 +37,12 @@ class CreateToken(ProjectInput):
     concurrent_work: int | None = Field(None, ge=1, le=10**6, description="Tasks and jobs it may have at one time.")
     body_bytes: int | None = Field(None, ge=1, le=2**40, description="Bytes a request of it may have.")
     expires_in_days: float | None = Field(None, gt=0, le=36500, description="Days until it ends by itself.")
+    person: bool = Field(
+        default=False, description="Whether a person starts skills with it, and may start what only people start."
+    )
+    tools: tuple[ToolId, ...] = Field(
+        (), max_length=256, description="Ids of the tools its holder has; skills that need others are refused to it."
+    )
 
 
 class TokenOut(Output):
@@ -55,6 +61,8 @@ class TokenOut(Output):
     created_by: str
     expires_at: datetime | None
     revoked_at: datetime | None
+    person: bool
+    tools: tuple[str, ...]
 
 
 class NewTokenOut(TokenOut):
@@ -94,18 +102,9 @@ def _facts(token: Token) -> dict[str, object]:
         "created_by": token.created_by,
         "expires_at": token.expires_at,
         "revoked_at": token.revoked_at,
+        "person": token.person,
+        "tools": tuple(sorted(token.tools)),
     }
-
-
-def _check_not_wider(identity: Identity, allowed: tuple[str, ...] | None) -> None:
-    """Refuse a token that may run what its maker may not."""
-    mine = identity.allowed_tools
-    if mine is None:
-        return
-    beyond = sorted(set(allowed) - mine) if allowed is not None else ["all others"]
-    if beyond:
-        message = f"this caller may not run {', '.join(beyond)}, so a token it makes may not either"
-        raise CallRefused(message, code="tool_not_allowed", tools=beyond)
 
 
 async def create(host: Host, given: CreateToken, context: Context) -> NewTokenOut:
@@ -113,7 +112,6 @@ async def create(host: Host, given: CreateToken, context: Context) -> NewTokenOu
     from kdskills.app.identity import TokenLimits
 
     project = given.of(context)
-    _check_not_wider(context.identity, given.allowed_tools)
     days = given.expires_in_days
     token, text = await host.tokens.create(
         project,
@@ -123,15 +121,18 @@ async def create(host: Host, given: CreateToken, context: Context) -> NewTokenOu
         allowed_tools=given.allowed_tools,
         limits=TokenLimits(given.requests_per_minute, given.concurrent_work, given.body_bytes),
         expires_at=None if days is None else utc_now() + timedelta(days=days),
+        person=given.person,
+        tools=given.tools,
         who=who(context),
         request_id=context.request_id,
+        maker=context.identity,
     )
     return NewTokenOut.model_validate({**_facts(token), "token": text})
 
 
 async def list_tokens(host: Host, given: TokenListInput, context: Context) -> TokensOut:
     """List the tokens of a project; the machine's own account sees all unless it names one."""
-    everything = context.identity.local and given.project is None
+    everything = context.identity.account and given.project is None
     found = await host.tokens.list(None if everything else given.of(context))
     page, following = page_by_time(found, given, lambda token: (token.created_at, token.id))
     return TokensOut(tokens=tuple(TokenOut.model_validate(_facts(token)) for token in page), next_cursor=following)
@@ -139,14 +140,14 @@ async def list_tokens(host: Host, given: TokenListInput, context: Context) -> To
 
 async def revoke(host: Host, given: RevokeToken, context: Context) -> TokenOut:
     """End a token, from the next request on."""
-    anywhere = context.identity.local and given.project is None
+    anywhere = context.identity.account and given.project is None
     project = None if anywhere else given.of(context)
     done = await host.tokens.revoke(given.id, project=project, who=who(context), request_id=context.request_id)
     return TokenOut.model_validate(_facts(done))
 
 
 CREATE_TOKEN = Implementation(
-    CreateToken, NewTokenOut, ("agent_invalid", "scope_unknown", "tool_not_allowed", *ERRORS), create
+    CreateToken, NewTokenOut, ("agent_invalid", "scope_unknown", "tool_not_allowed", "token_wider", *ERRORS), create
 )
 LIST_TOKENS = Implementation(TokenListInput, TokensOut, ERRORS, list_tokens)
 REVOKE_TOKEN = Implementation(RevokeToken, TokenOut, ERRORS, revoke)

@@ -58,7 +58,8 @@ async def place(host: Host, identity: Identity, skill_name: str, asked: Asked) -
         Conflict: `skill_changed`; its files cannot be read as they are.
     """
     found = await host.project_skills(identity.project)
-    answer = found.subsystem.view(identity.consumer).resolve(skill_name, by="code" if identity.local else "model")
+    view = found.subsystem.view(identity.consumer, identity.held_tools)
+    answer = view.resolve(skill_name, by="code" if identity.local else identity.starter)
     if isinstance(answer, Refused):
         raise NotFound(answer.public().reason, code="unknown_skill", skill_name=skill_name)
     request = AccessRequest(

@@ -48,7 +48,9 @@ def mcp(
     http: Annotated[str | None, typer.Option("--http", help="Serve HOST:PORT instead of standard input.")] = None,
     project: Annotated[str, typer.Option("--project", help="Project whose skills are served.")] = "local",
     agent: Annotated[str, typer.Option("--agent", help="Consumer that the policy of skills is asked for.")] = "local",
+    profile: str = "skills",
+    tools: tuple[str, ...] | None = None,
 ) -> None:
     """Serve MCP to one client on standard input and output, or to many over HTTP."""
     with failing(as_json=False):
-        door("mcp")(host_of(ctx), http=http, project=project, agent=agent)
+        door("mcp")(host_of(ctx), http=http, project=project, agent=agent, profile=profile, tools=tools)

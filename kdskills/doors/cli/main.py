@@ -139,6 +139,7 @@ def show_skill(
         ref=ref,
         consumer=consumer,
         include_internal=internal,
+        by="code",
     )
 
 

@@ -24,10 +24,18 @@ def serve(
     http: Annotated[str | None, typer.Option("--http", help="Serve HOST:PORT instead of standard input.")] = None,
     project: Project = "local",
     agent: Agent = "local",
+    profile: Annotated[
+        str, typer.Option("--profile", help="Tools that are served: `skills`, `author` or `operator`.")
+    ] = "skills",
+    tools: Annotated[
+        str | None,
+        typer.Option("--tools", help="Tools a client without a token holds, comma-separated; '' means none."),
+    ] = None,
 ) -> None:
     """Serve MCP to one client on standard input and output, or to many over HTTP; or do what a further word says."""
     if ctx.invoked_subcommand is None:
-        doors.mcp(ctx, http=http, project=project, agent=agent)
+        held = None if tools is None else tuple(word.strip() for word in tools.split(",") if word.strip())
+        doors.mcp(ctx, http=http, project=project, agent=agent, profile=profile, tools=held)
 
 
 @app.command("published")

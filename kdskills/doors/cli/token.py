@@ -35,6 +35,12 @@ def create(
         list[str] | None,
         typer.Option("--tool", "-t", help="Operation it may run; all its scopes allow when none is given."),
     ] = None,
+    person: Annotated[
+        bool, typer.Option("--person", help="A person starts skills with it; else a model does.")
+    ] = False,
+    tools: Annotated[
+        str | None, typer.Option("--tools", help="Tools its holder has, comma-separated; none when omitted.")
+    ] = None,
     label: Annotated[str, typer.Option("--label", help="What it is for, in words.")] = "",
     days: Annotated[float | None, typer.Option("--days", help="Days until it ends by itself.")] = None,
     rate: Annotated[int | None, typer.Option("--requests-per-minute", help="Requests it may make in a minute.")] = None,
@@ -51,6 +57,8 @@ def create(
             "agent": agent,
             "scopes": scope or DEFAULT,
             "allowed_tools": tool or None,
+            "person": person,
+            "tools": tuple(word.strip() for word in (tools or "").split(",") if word.strip()),
             "label": label,
             "expires_in_days": days,
             "requests_per_minute": rate,

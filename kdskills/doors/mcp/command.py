@@ -1,8 +1,9 @@
-"""`kdskills mcp`: one client on standard input and output, or many over HTTP (spec runtime §5)."""
+"""`kdskills mcp`: one client on standard input and output, or many over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import replace
 
 import uvicorn
@@ -11,35 +12,55 @@ from starlette.routing import Route
 
 from kdskills.app import Host
 from kdskills.app.authentication import address, of_header, on_loopback
-from kdskills.app.identity import LOCAL, Identity
+from kdskills.app.identity import Identity, Profile
+from kdskills.app.origins import answered_names
 from kdskills.doors.mcp.http import McpHttp
+from kdskills.doors.mcp.profiles import SCOPES_OF, client_identity, profile_of
 from kdskills.doors.mcp.server import serve_stdio
 
 
-def command(host: Host, *, http: str | None = None, project: str = "local", agent: str = "local") -> None:
+def command(
+    host: Host,
+    *,
+    http: str | None = None,
+    project: str = "local",
+    agent: str = "local",
+    profile: str = "skills",
+    tools: Collection[str] | None = None,
+) -> None:
     """Serve until the client closes standard input, or until TERM.
 
     Args:
         host: What is served.
         http: `HOST:PORT`; on loopback without tokens, elsewhere with them only.
-        project: Project whose skills are served on stdio.
-        agent: Consumer that the policy of skills is asked for on stdio.
+        project: Project whose skills are served to a client without a token.
+        agent: Consumer that the policy of skills is asked for, of a client without a token.
+        profile: Tools that are served: `skills`, `author` or `operator`.
+        tools: Ids of the tools a client without a token holds; None when skills are not asked what they need.
 
     Raises:
         ListenRefused: The address is none.
+        BadRequest: `profile_unknown`.
+        CallRefused: `scope_missing`; the profile needs a token of an administrator.
     """
-    identity = replace(LOCAL, project=project, agent=agent, door="mcp")
+    chosen, held = profile_of(profile), None if tools is None else frozenset(tools)
     if http is None:
-        asyncio.run(serve_stdio(host, identity))
+        asyncio.run(_stdio(host, chosen, project, agent, held))
         return
     name, port = address(http)
 
     async def authenticate(header: str | None) -> Identity:
         found = await of_header(host, header, open_on_loopback=on_loopback(name))
-        return found if header is not None else replace(found, project=project, agent=agent)
+        if header is not None:
+            return found
+        return replace(found, project=project, agent=agent, scopes=SCOPES_OF[chosen], tools=held)
 
-    app = McpHttp(host, authenticate, (name, *host.settings.host_names))
+    app = McpHttp(host, authenticate, answered_names(name, host.settings.host_names), chosen)
     routes = [Route("/mcp", app), Route("/", app)]
     uvicorn.run(
         Starlette(routes=routes, lifespan=lambda _: app.running()), host=name, port=port, log_config=None, lifespan="on"
     )
+
+
+async def _stdio(host: Host, profile: Profile, project: str, agent: str, tools: frozenset[str] | None) -> None:
+    await serve_stdio(host, await client_identity(host, profile, project, agent, tools))

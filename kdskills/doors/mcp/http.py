@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any, Final
 
 from mcp.server.context import ServerRequestContext
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import Receive, Scope, Send
 
 from kdskills.app import Host
-from kdskills.app.identity import Identity
+from kdskills.app.identity import Identity, Profile
+from kdskills.app.origins import require_own_origin
+from kdskills.doors.mcp.profiles import profile_of_query, within
 from kdskills.doors.mcp.server import build_server
-from kdskills.errors import KdskillsError
+from kdskills.errors import BadRequest, CallRefused, KdskillsError
 
 IDENTITY: Final = "kdskills.identity"
-LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
+STATUS: Final = {"rate_limited": 429, "host_refused": 421}
 
 Authenticate = Callable[[str | None], Awaitable[Identity]]
 """Takes the Authorization header and returns who calls, or raises."""
@@ -32,18 +32,21 @@ class McpHttp:
         host: What operations run on.
         authenticate: Tells who calls.
         names: Host names clients may use beside those of loopback; other `Host` and `Origin` headers are refused.
+        profile: Tools a client is offered whose address names no other, as `?profile=author` does.
     """
 
-    def __init__(self, host: Host, authenticate: Authenticate, names: Sequence[str] = ()) -> None:
-        hosts = [*(f"{name}:*" for name in (*LOOPBACK, *names)), *LOOPBACK, *names]
-        security = TransportSecuritySettings(
-            enable_dns_rebinding_protection=True,
-            allowed_hosts=hosts,
-            allowed_origins=[f"{scheme}://{name}" for scheme in ("http", "https") for name in hosts],
-        )
+    def __init__(
+        self,
+        host: Host,
+        authenticate: Authenticate,
+        names: frozenset[str] = frozenset(),
+        profile: Profile = "skills",
+    ) -> None:
         self._authenticate = authenticate
+        self._names = names
+        self._profile = profile
         self._server = build_server(host, _who)
-        self._manager = StreamableHTTPSessionManager(self._server, security_settings=security, json_response=True)
+        self._manager = StreamableHTTPSessionManager(self._server, json_response=True)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -55,18 +58,18 @@ class McpHttp:
         """Serve one request of a caller with a token."""
         header = dict(scope["headers"]).get(b"authorization")
         try:
-            identity = replace(
-                await self._authenticate(None if header is None else header.decode("latin-1")), door="mcp"
-            )
+            require_own_origin(scope, self._names)
+            identity = await self._authenticate(None if header is None else header.decode("latin-1"))
+            identity = within(identity, profile_of_query(scope.get("query_string", b""), self._profile))
         except KdskillsError as error:
             await _refuse(send, error)
             return
         await self._manager.asgi_app({**scope, IDENTITY: identity}, receive, send)
 
 
-def mount(host: Host, authenticate: Authenticate) -> McpHttp:
+def mount(host: Host, authenticate: Authenticate, names: frozenset[str]) -> McpHttp:
     """Return what the HTTP service serves under `/mcp`; entry point `mcp` of the group `kdskills.mounts`."""
-    return McpHttp(host, authenticate, host.settings.host_names)
+    return McpHttp(host, authenticate, names)
 
 
 def _who(ctx: ServerRequestContext[Any, Any]) -> Identity:
@@ -79,7 +82,9 @@ def _who(ctx: ServerRequestContext[Any, Any]) -> Identity:
 
 async def _refuse(send: Send, error: KdskillsError) -> None:
     body = json.dumps(error.to_json()).encode()
-    headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
-    status = 429 if error.code == "rate_limited" else 401
+    other = 403 if isinstance(error, CallRefused) else 400 if isinstance(error, BadRequest) else 401
+    status = STATUS.get(error.code, other)
+    headers = [(b"content-type", b"application/json")]
+    headers += [(b"www-authenticate", b"Bearer")] if status == 401 else []
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

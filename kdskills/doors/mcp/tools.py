@@ -1,4 +1,4 @@
-"""Operations as MCP tools, under names every client takes (spec runtime §5)."""
+"""Operations as MCP tools, under names every client takes; which of them a client is offered is its profile."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from mcp.shared.exceptions import MCPError
 from kdskills.app import Host
 from kdskills.app.identity import Identity
 from kdskills.app.operations import Context, Operation
+from kdskills.app.operations.calling import host_words, require_allowed
 from kdskills.doors.mcp.skills import WhoAsks
-from kdskills.errors import KdskillsError
+from kdskills.errors import CallRefused, KdskillsError
 
 Ctx = ServerRequestContext[Any, Any]
 
@@ -26,12 +27,16 @@ def safe_name(name: str) -> str:
 def offered(host: Host, identity: Identity) -> dict[str, Operation]:
     """Return the operations the caller may run, by tool name."""
     return {
-        safe_name(operation.name): operation
-        for operation in host.operations.values()
-        if (identity.local or not operation.local)
-        and identity.may(operation.scope)
-        and (identity.allowed_tools is None or operation.name in identity.allowed_tools)
+        safe_name(operation.name): operation for operation in host.operations.values() if _may_run(operation, identity)
     }
+
+
+def _may_run(operation: Operation, identity: Identity) -> bool:
+    try:
+        require_allowed(operation, identity)
+    except CallRefused:
+        return False
+    return True
 
 
 class Tools:
@@ -47,27 +52,40 @@ class Tools:
         self._host = host
         self._who = who
         self._session = session
+        self._operations = {
+            name: row for row in host.operations.values() for name in dict.fromkeys((row.name, safe_name(row.name)))
+        }
+        self._tools: dict[tuple[str, bool], types.Tool] = {}
 
     async def list(self, ctx: Ctx, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         """List the caller's tools."""
+        identity = self._who(ctx)
         tools = [
-            types.Tool(
-                name=name,
-                title=operation.name,
-                description=operation.summary,
-                input_schema=operation.input.model_json_schema(),
-                output_schema=operation.output.model_json_schema(mode="serialization"),
-                annotations=types.ToolAnnotations(read_only_hint=operation.reads),
-            )
-            for name, operation in sorted(offered(self._host, self._who(ctx)).items())
+            self._tool(name, operation, identity) for name, operation in sorted(offered(self._host, identity).items())
         ]
         return types.ListToolsResult(tools=tools, ttl_ms=0, cache_scope="private")
 
+    def _tool(self, name: str, operation: Operation, identity: Identity) -> types.Tool:
+        """Return an operation as a tool: made when it is first listed, and the same from then on."""
+        known = self._tools.get((name, identity.sees_all))
+        if known is None:
+            schema = operation.input.model_json_schema()
+            if not identity.sees_all:
+                for word in host_words(operation):
+                    schema.get("properties", {}).pop(word, None)
+            known = types.Tool(
+                name=name,
+                title=operation.name,
+                description=operation.summary,
+                input_schema=compact(schema),
+                annotations=types.ToolAnnotations(read_only_hint=operation.reads),
+            )
+            self._tools[name, identity.sees_all] = known
+        return known
+
     async def call(self, ctx: Ctx, params: types.CallToolRequestParams) -> types.CallToolResult:
         """Run a tool; every refusal is a result that tells the model what happened."""
-        operation = next(
-            (row for row in self._host.operations.values() if params.name in {row.name, safe_name(row.name)}), None
-        )
+        operation = self._operations.get(params.name)
         if operation is None:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}")
         arguments = dict(params.arguments or {})
@@ -79,6 +97,21 @@ class Tools:
         except KdskillsError as error:
             return _result(error.to_json(), failed=True)
         return _result(answer.model_dump(mode="json"), failed=False)
+
+
+def compact(schema: Any) -> Any:
+    """Return a JSON schema without the titles pydantic makes of names: they tell a model nothing and cost it room."""
+    if isinstance(schema, list):
+        return [compact(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: {key: compact(item) for key, item in value.items()}
+        if name in {"properties", "$defs"} and isinstance(value, dict)
+        else compact(value)
+        for name, value in schema.items()
+        if not (name == "title" and isinstance(value, str))
+    }
 
 
 def _result(value: dict[str, Any], *, failed: bool) -> types.CallToolResult:

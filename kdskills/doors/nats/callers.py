@@ -25,5 +25,7 @@ def identity_of(address: Address, settings: BusSettings) -> Identity:
         agent=address.channel if agent == "*" else agent,
         alias=address.channel,
         scopes=frozenset(settings.scopes),
+        person=settings.person,
+        tools=frozenset(settings.tools),
         door="nats",
     )

@@ -16,9 +16,10 @@ from starlette.routing import Route
 from kdskills.app import Host
 from kdskills.app.authentication import of_header
 from kdskills.app.identity import Identity
+from kdskills.app.origins import answered_names
 from kdskills.doors.web.bodies import BodyLimit
 from kdskills.doors.web.draining import Drain
-from kdskills.doors.web.entrance import Accounted, Entrance
+from kdskills.doors.web.entrance import Accounted, Entrance, OwnOrigin
 from kdskills.doors.web.limits import Limits
 from kdskills.doors.web.mounts import mounts
 from kdskills.doors.web.problems import Problem, response_of
@@ -34,12 +35,14 @@ class InternalError(OperatorMustAct):
     code = "internal_error"
 
 
-def build_app(host: Host, *, open_on_loopback: bool = False) -> FastAPI:
+def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -> FastAPI:
     """Return the service over *host*.
 
     Args:
         host: What operations run on.
-        open_on_loopback: Whether requests without a token have every scope; the caller binds to loopback only then.
+        open_on_loopback: Whether requests without a token have every scope but `admin`; the caller binds to loopback only
+            then.
+        listen: The host it listens on, a name it is called by.
     """
     limits = Limits(host.settings.requests_per_minute)
 
@@ -48,7 +51,8 @@ def build_app(host: Host, *, open_on_loopback: bool = False) -> FastAPI:
         limits.count(found)
         return found
 
-    mounted = mounts(host, authenticate)
+    names = answered_names(listen, host.settings.host_names)
+    mounted = mounts(host, authenticate, names)
 
     @asynccontextmanager
     async def living(app: FastAPI) -> AsyncIterator[None]:
@@ -72,6 +76,7 @@ def build_app(host: Host, *, open_on_loopback: bool = False) -> FastAPI:
     app.state.drain = Drain()
     app.add_middleware(BodyLimit, limit=host.settings.body_limit)
     app.add_middleware(Entrance, host=host, limits=limits, open_on_loopback=open_on_loopback)
+    app.add_middleware(OwnOrigin, names=names)
     app.add_middleware(Accounted, drain=app.state.drain, mounted=frozenset(f"/{path}" for path in mounted))
     app.add_exception_handler(KdskillsError, _refused)
     app.add_exception_handler(RequestValidationError, _misshapen)

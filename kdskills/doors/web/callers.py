@@ -11,7 +11,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from kdskills.app.identity import Identity
 from kdskills.doors.web.entrance import IDENTITY
-from kdskills.errors import BadRequest, NotFound
+from kdskills.errors import BadRequest, CallRefused, NotFound
 
 LABEL: Final = re.compile(r"[A-Za-z0-9._:-]{0,128}")
 BEARER: Final = HTTPBearer(auto_error=False, description="A token made by `kdskills token create`.")
@@ -35,7 +35,8 @@ async def caller(
 
     Raises:
         NotFound: The token is for another project.
-        BadRequest: A header is out of shape, or names another agent than the token's.
+        BadRequest: A header is out of shape.
+        CallRefused: A header names another agent than the token's.
     """
     identity = request.scope[IDENTITY]
     assert isinstance(identity, Identity)
@@ -52,7 +53,11 @@ def narrowed(identity: Identity, agent: str | None, alias: str | None) -> Identi
                 f"{name} may hold letters, digits and ._:- only", errors=[{"path": name, "problem": "shape"}]
             )
     if agent and agent != identity.agent:
-        if identity.agent not in {"", "local"} and not identity.may("admin"):
-            raise BadRequest(f"the token is for the agent {identity.agent!r}", code="agent_not_yours")
+        if identity.token is not None and not identity.may("admin"):
+            raise CallRefused(
+                f"X-Agent-Id is not for this caller to say: the token is for the agent {identity.agent!r}",
+                code="not_yours_to_say",
+                argument="X-Agent-Id",
+            )
         identity = replace(identity, agent=agent)
     return replace(identity, alias=alias or "")

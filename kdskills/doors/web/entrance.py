@@ -18,8 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kdskills.app import Host
 from kdskills.app.authentication import of_header
-from kdskills.app.identity import SCOPES, Identity
+from kdskills.app.identity import OPEN_SCOPES, Identity
 from kdskills.app.logs import REQUEST, in_request
+from kdskills.app.origins import require_own_origin
 from kdskills.doors.web.draining import Drain
 from kdskills.doors.web.limits import Limits
 from kdskills.doors.web.problems import response_of
@@ -94,6 +95,34 @@ class Accounted:
                 )
 
 
+class OwnOrigin:
+    """Refuses requests for other hosts and of other sites' pages, whatever path they are for.
+
+    Args:
+        app: The application inside.
+        names: Names the service is called by.
+    """
+
+    def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
+        self._app = app
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        try:
+            require_own_origin(scope, self._names)
+        except KdskillsError as error:
+            if scope["type"] == "http":
+                await response_of(error, Request(scope))(scope, receive, send)
+            else:
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        await self._app(scope, receive, send)
+
+
 class Entrance:
     """Tells who calls, refuses who may not, and counts: all before the body is read.
 
@@ -101,7 +130,7 @@ class Entrance:
         app: The application inside.
         host: Knows the tokens.
         limits: Counts requests.
-        open_on_loopback: Whether requests without a token have every scope.
+        open_on_loopback: Whether requests without a token have every scope but `admin`.
     """
 
     def __init__(self, app: ASGIApp, host: Host, limits: Limits, *, open_on_loopback: bool) -> None:
@@ -125,7 +154,7 @@ class Entrance:
         text = None if header is None else header.decode("latin-1")
         project = project_of(str(scope["path"]))
         if text is None and self._open:
-            return Identity(project=project or "local", scopes=SCOPES, door="http")
+            return Identity(project=project or "local", scopes=OPEN_SCOPES, door="http")
         identity = await of_header(self._host, text, open_on_loopback=False)
         if project is not None and identity.project != project:
             raise NotFound(f"there is no project {project!r}")

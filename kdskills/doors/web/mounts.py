@@ -16,7 +16,7 @@ from kdskills.app.identity import Identity
 _LOG = logging.getLogger("kdskills.http")
 
 GROUP = "kdskills.mounts"
-"""Entry points `path = "module:function"`; `function(host, authenticate)` returns a `Mounted`."""
+"""Entry points `path = "module:function"`; `function(host, authenticate, names)` returns a `Mounted`."""
 
 Authenticate = Callable[[str | None], Awaitable[Identity]]
 
@@ -33,8 +33,14 @@ class Mounted(Protocol):
         ...
 
 
-def mounts(host: Host, authenticate: Authenticate) -> dict[str, Mounted]:
-    """Return what installed doors serve, by path. One whose extra is not installed is left out."""
+def mounts(host: Host, authenticate: Authenticate, names: frozenset[str]) -> dict[str, Mounted]:
+    """Return what installed doors serve, by path. One whose extra is not installed is left out.
+
+    Args:
+        host: What they serve.
+        authenticate: Tells who calls.
+        names: Names the service is called by.
+    """
     found: dict[str, Mounted] = {}
     for point in entry_points(group=GROUP):
         try:
@@ -44,5 +50,5 @@ def mounts(host: Host, authenticate: Authenticate) -> dict[str, Mounted]:
                 raise
             _LOG.info("/%s is not served: %s is not installed", point.name, error.name)
             continue
-        found[point.name] = make(host, authenticate)
+        found[point.name] = make(host, authenticate, names)
     return found

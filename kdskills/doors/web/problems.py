@@ -26,6 +26,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 #: Codes whose status says more than their class does.
 STATUS: Final[Mapping[str, int]] = {
     "body_too_large": 413,
+    "host_refused": 421,
     "internal_error": 500,
     "method_not_allowed": 405,
     "missing_extra": 501,
@@ -75,6 +76,7 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
         413: "The body is larger than the token allows.",
         415: "The body is not of the kind the route takes.",
         422: "A skill or bundle is not in order.",
+        421: "The service is not called by the name in the header Host.",
         429: "More than the token allows; see Retry-After.",
         500: "Something broke that nobody foresaw; the log has it under the request's id.",
         501: "An optional part is not installed.",

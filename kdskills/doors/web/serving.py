@@ -74,7 +74,7 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(host: Host, name: str, port: int, nats: Bus | None, *, open_on_loopback: bool) -> None:
-    app = build_app(host, open_on_loopback=open_on_loopback)
+    app = build_app(host, open_on_loopback=open_on_loopback, listen=name)
     if not open_on_loopback:
         await _first_token(host)
     config = uvicorn.Config(

@@ -50,13 +50,14 @@ async def connected(where: str, era: str, bundle, tmp_path, serve):
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("where", ["http", "stdio"])
 async def test_tools_and_skills(where, era, bundle, tmp_path, serve):
-    """Every local operation is a tool with a safe name; a skill is listed, loaded, read; failures are results."""
+    """What a model works with is a tool with a safe name; a skill is listed, loaded, read; failures are results."""
     bundle.skill("public/tidy", body="Tidy up.", guide=b"the guide")
     async with connected(where, era, bundle, tmp_path, serve) as client:
         offered = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert {"skills_list", "skills_load", "skills_read"} <= offered.keys()
         assert all(name.replace("_", "").replace("-", "").isalnum() and len(name) <= 64 for name in offered)
-        expected = {operation.name.replace(".", "_") for operation in Host(entry_points=False).operations.values()}
+        rows = Host(entry_points=False).operations.values()
+        expected = {operation.name.replace(".", "_") for operation in rows if operation.profile == "skills"}
         assert offered.keys() == expected
         session = {} if where == "stdio" else {"session_id": "mine"}
         loaded = await client.call_tool("skills_load", {"names": ["tidy"], **session})

@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 from kdskills.app import Host, Settings
 from kdskills.app.identity import LOCAL, SCOPES, Identity
 from kdskills.app.operations import Context
-from kdskills.app.operations.codex import ProbeInput, probe_codex
 from kdskills.doors.cli.main import build_cli
-from kdskills.errors import BadRequest
+from kdskills.errors import CallRefused
 from kdskills.remote.journal import SqlJournal, journal_url
 from kdskills.remote.receipts import Receipt, Receipts, ReceiptSkill
 from kdskills.testing import AppServerEmulator
@@ -73,10 +72,10 @@ def test_a_missing_program(host, tmp_path):
 )
 async def test_other_doors_cannot_choose_the_program(host, emulator, identity):
     """At other doors only the configured binary runs."""
-    with pytest.raises(BadRequest) as refused:
-        await probe_codex(host, ProbeInput(binary=str(emulator.binary)), Context(identity=identity))
-    assert refused.value.code == "binary_refused"
-    found = await probe_codex(host, ProbeInput(), Context(identity=identity))
+    with pytest.raises(CallRefused) as refused:
+        await host.invoke("codex.probe", {"binary": str(emulator.binary)}, Context(identity=identity))
+    assert refused.value.code == "not_yours_to_say"
+    found = await host.invoke("codex.probe", {}, Context(identity=identity))
     assert (found.ok, found.binary) == (True, str(emulator.binary))
 
 

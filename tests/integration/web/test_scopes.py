@@ -173,7 +173,7 @@ def test_an_agent_is_the_tokens_own(service):
     """A header may narrow who asks, and never widens it."""
     with service.client(service.token(agent="writer", scopes=["skills:read"])) as client:
         found = client.get("/projects/local/skills", headers={"X-Agent-Id": "editor"})
-        assert problem(found) == (400, "agent_not_yours")
+        assert problem(found) == (403, "not_yours_to_say")
         assert client.get("/projects/local/skills", headers={"X-Agent-Id": "writer"}).status_code == 200
         assert problem(client.get("/projects/local/skills", headers={"X-Agent-Id": "a b"}))[0] == 400
         assert problem(client.get("/projects/local/skills", headers={"X-Session-Alias": "a/b"}))[0] == 400

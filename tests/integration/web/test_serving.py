@@ -162,7 +162,7 @@ def test_term_lets_running_requests_finish(start, archive):
     body = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x.zip"\r\n\r\n'
     body += archive("brief").read_bytes() + b"\r\n--b--\r\n"
     head = (
-        "POST /projects/local/skills:upload HTTP/1.1\r\nHost: x\r\n"
+        "POST /projects/local/skills:upload HTTP/1.1\r\nHost: localhost\r\n"
         f"Content-Type: multipart/form-data; boundary=b\r\nContent-Length: {len(body)}\r\n\r\n"
     ).encode()
     with socket.create_connection(service.address, 60) as slow:
@@ -185,7 +185,7 @@ def test_term_lets_running_requests_finish(start, archive):
 def test_a_drain_has_an_end(start):
     """A request that never finishes is cut off when its time is over."""
     service = start("--no-auth", KDSKILLS_DRAIN_S="1")
-    head = b"POST /projects/local/tools/skills.list HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
+    head = b"POST /projects/local/tools/skills.list HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"
     with socket.create_connection(service.address, 60) as slow:
         slow.sendall(head)
         until(lambda: httpx.get(f"{service.url}/healthz").status_code == 200)

@@ -14,6 +14,10 @@ def host(repo):
     return Host(Settings(bundle=repo / "bundles/press"), entry_points=False)
 
 
+#: Tools of the runtime that a caller with the scope `skills:read` holds.
+OWN = ("skills.load", "skills.unload", "skills.read")
+
+
 def remote(**changes):
     """Return the context of a caller with a token."""
     facts = {"agent": "solver.react.decision", "scopes": frozenset({"skills:read"}), "door": "http"} | changes
@@ -23,8 +27,10 @@ def remote(**changes):
 async def test_a_project_needs_no_path(host):
     """Without a bundle named, the project's own skills answer, as the caller's agent sees them."""
     found = await host.invoke("skills.list", {}, remote())
-    named = await host.call("skills.list", bundle=host.settings.bundle, consumer="solver.react.decision")
-    assert found == named
+    named = await host.call("skills.list", bundle=host.settings.bundle, consumer="solver.react.decision", tools=OWN)
+    listed = [row.full_id for row in named.skills if row.state == "listed"]
+    assert [row.full_id for row in found.skills] == listed
+    assert (found.bundle, found.visible) == (named.bundle, named.visible)
 
 
 async def test_a_project_without_bundle_says_so(repo):
@@ -53,7 +59,7 @@ async def test_paths_of_this_machine_are_refused_elsewhere(host, name):
     for path in (str(host.settings.bundle), "/nowhere"):
         with pytest.raises(CallRefused) as refused:
             await host.invoke(name, {"bundle": path}, remote())
-        assert refused.value.code == "local_only"
+        assert refused.value.code == "not_yours_to_say"
 
 
 async def test_no_caller_borrows_anothers_view(host):
@@ -61,7 +67,7 @@ async def test_no_caller_borrows_anothers_view(host):
     given = {"consumer": "solver.react.generator"}
     with pytest.raises(CallRefused) as refused:
         await host.invoke("skills.list", given, remote())
-    assert refused.value.code == "consumer_not_yours"
+    assert refused.value.code == "not_yours_to_say"
     found = await host.invoke("skills.list", given, remote(scopes=frozenset({"admin"})))
     assert found.consumer == "solver.react.generator"
 

@@ -121,7 +121,7 @@ def test_the_table_cannot_be_changed():
 
 def test_a_row_has_no_other_attributes():
     """What is not of an operation is an AttributeError with its name, also for what copies and inspects objects."""
-    row = Shipped("acme.x", None, "showing:LIST")
+    row = Shipped("acme.x", None, "showing:LIST", profile="operator")
     with pytest.raises(AttributeError, match="nonsense"):
         row.nonsense  # noqa: B018  # the access is the test
     assert copy.copy(OPERATIONS["skills.why"]) == OPERATIONS["skills.why"]
@@ -129,7 +129,7 @@ def test_a_row_has_no_other_attributes():
 
 def test_many_threads_get_one_implementation():
     """Threads that ask a fresh row for its parts at the same time get the same ones."""
-    row = Shipped("acme.x", "Do it.", "showing:LIST")
+    row = Shipped("acme.x", "Do it.", "showing:LIST", profile="operator")
     gate, seen = threading.Barrier(8, timeout=60), []
 
     def ask() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.app import Host, Settings, tokens
-from kdskills.app.identity import SCOPES, Identity, TokenLimits
+from kdskills.app.identity import LOCAL, NO_POWER, SCOPES, Identity, TokenLimits, wider
 from kdskills.app.operations import Context
 from kdskills.app.tokens import TOKEN, Tokens
 from kdskills.errors import BadRequest, CallRefused, NotFound
@@ -207,3 +208,123 @@ def test_the_form_of_tokens_is_strict(text) -> None:
     """Whatever matches has exactly its two parts, of which nothing can be part of a path or query."""
     parts = TOKEN.fullmatch(text)
     assert parts is None or f"kd_{parts[1]}_{parts[2]}" == text
+
+
+# ---- never wider than its maker ---------------------------------------------------------------------------------
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NAMES = st.frozensets(st.sampled_from(["a.one", "a.two", "a.three"]))
+LIMIT = st.none() | st.integers(1, 3)
+IDENTITIES = st.builds(
+    Identity,
+    project=st.sampled_from(["acme", "other"]),
+    agent=st.sampled_from(["local", "writer"]),
+    scopes=st.frozensets(st.sampled_from(sorted(SCOPES))),
+    allowed_tools=st.none() | NAMES,
+    token=st.just("t0"),
+    limits=st.builds(TokenLimits, LIMIT, LIMIT, LIMIT),
+    person=st.booleans(),
+    tools=NAMES,
+    expires_at=st.none() | st.integers(0, 3).map(lambda days: NOW + timedelta(days=days)),
+)
+#: A change that widens each field of an identity which bounds what a caller may do.
+WIDENED = {
+    "project": {"project": "other"},
+    "scopes": {"scopes": SCOPES},
+    "allowed_tools": {"allowed_tools": None},
+    "local": {"local": True},
+    "limits": {"limits": TokenLimits()},
+    "person": {"person": True},
+    "tools": {"tools": frozenset({"a.one", "b.one"})},
+    "expires_at": {"expires_at": None},
+}
+BOUNDED = Identity(
+    project="acme",
+    scopes=frozenset({"skills:read"}),
+    allowed_tools=frozenset({"skills.list"}),
+    token="t0",
+    limits=TokenLimits(1, 1, 1),
+    tools=frozenset({"a.one"}),
+    expires_at=NOW,
+)
+
+
+def test_every_field_that_gives_power_is_compared() -> None:
+    """A new field of a caller is either no power or has a change here that widens it, and `wider` sees each."""
+    assert {field.name for field in fields(Identity)} == NO_POWER | set(WIDENED)
+    assert wider(BOUNDED, BOUNDED) == ()
+    assert {name for name, change in WIDENED.items() if not wider(replace(BOUNDED, **change), BOUNDED)} == set()
+    for limit in fields(TokenLimits):
+        more = replace(BOUNDED, limits=replace(BOUNDED.limits, **{limit.name: 2}))
+        assert wider(more, BOUNDED) == (limit.name,)
+
+
+@given(IDENTITIES, IDENTITIES, IDENTITIES)
+def test_width_is_an_order(one, two, three) -> None:
+    """Nobody is wider than himself, and tokens of tokens are bounded by the first maker."""
+    assert wider(one, one) == ()
+    if not wider(two, one) and not wider(three, two):
+        assert wider(three, one) == ()
+
+
+@given(IDENTITIES, IDENTITIES)
+def test_what_is_not_wider_may_no_more(maker, new) -> None:
+    """A token that passes may use no scope, operation, tool, time or amount its maker may not."""
+    if wider(new, maker):
+        return
+    assert all(maker.may(scope) for scope in SCOPES if new.may(scope))
+    assert maker.allowed_tools is None or (new.allowed_tools is not None and new.allowed_tools <= maker.allowed_tools)
+    assert new.tools <= maker.tools
+    assert maker.person or not new.person
+    assert maker.expires_at is None or (new.expires_at is not None and new.expires_at <= maker.expires_at)
+    for limit in fields(TokenLimits):
+        most, least = getattr(maker.limits, limit.name), getattr(new.limits, limit.name)
+        assert most is None or (least is not None and least <= most)
+
+
+async def test_a_bounded_administrator_makes_bounded_tokens(host) -> None:
+    """A token of an administrator that ends, is limited, or is a model's makes none that is not."""
+    _, text = await host.tokens.create(
+        "acme",
+        "op",
+        ["admin"],
+        limits=TokenLimits(60, 2, 1000),
+        expires_at=datetime.now(UTC) + timedelta(days=2),
+        tools=["web.search"],
+        who="op",
+    )
+    context = Context(identity=replace(await host.tokens.authenticate(text), door="http"))
+    same = {
+        "agent": "writer",
+        "scopes": ["skills:read"],
+        "requests_per_minute": 60,
+        "concurrent_work": 2,
+        "body_bytes": 1000,
+        "expires_in_days": 1,
+        "tools": ["web.search"],
+    }
+    made = await host.invoke("tokens.create", same, context)
+    assert (made.tools, made.person, made.requests_per_minute) == (("web.search",), False, 60)
+    for name, value in {
+        "requests_per_minute": None,
+        "concurrent_work": 3,
+        "body_bytes": None,
+        "expires_in_days": None,
+        "person": True,
+        "tools": ["web.search", "exec.python"],
+    }.items():
+        with pytest.raises(CallRefused) as caught:
+            await host.invoke("tokens.create", same | {name: value}, context)
+        assert caught.value.code == "token_wider"
+        assert caught.value.details["fields"] == [{"expires_in_days": "expires_at"}.get(name, name)]
+    assert len(await host.tokens.list("acme")) == 2
+
+
+async def test_who_starts_and_what_is_held_stand_in_the_token(host) -> None:
+    """A person's token and the tools of its holder come back with the caller; unsaid means a model without tools."""
+    _, text = await host.tokens.create("acme", "ann", ["skills:read"], person=True, tools=["web.search"], who="op")
+    _, plain = await host.tokens.create("acme", "bot", ["skills:read"], who="op")
+    person, model = await host.tokens.authenticate(text), await host.tokens.authenticate(plain)
+    assert (person.starter, person.held_tools >= {"web.search", "skills.load"}) == ("user", True)
+    assert (model.starter, model.held_tools) == ("model", {"skills.load", "skills.unload", "skills.read"})
+    assert LOCAL.held_tools is None

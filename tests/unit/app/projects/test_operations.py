@@ -81,7 +81,7 @@ async def test_uploads_by_path_are_for_the_machines_account(host, archive, calle
     for place in (archive(), tmp_path / "nowhere"):
         with pytest.raises(CallRefused) as caught:
             await host.invoke("project_skills.upload", {"path": str(place)}, caller())
-        assert caught.value.code == "local_only"
+        assert caught.value.code == "not_yours_to_say"
     done = await host.call("project_skills.upload", path=archive(), project="acme")
     assert (done.skill, done.created, done.active) == ("brief", True, True)
     with pytest.raises(BadRequest):
@@ -92,9 +92,11 @@ async def test_uploads_within_arguments(host, archive, caller) -> None:
     """Base64 of at most 1 MiB is taken; exactly one of path and data is given; what is bad is refused as anywhere."""
     done = await host.invoke("project_skills.upload", {"data": encoded(archive()), "activate": False}, caller())
     assert (done.active, done.enabled) == (False, True)
-    for given in ({}, {"data": "x", "path": "/x"}, {"data": "***"}, {"data": "A" * 1_500_000}):
+    for given in ({}, {"data": "***"}, {"data": "A" * 1_500_000}):
         with pytest.raises(BadRequest):
             await host.invoke("project_skills.upload", given, caller())
+    with pytest.raises(BadRequest):
+        await host.call("project_skills.upload", data="x", path="/x", project="acme")
     with pytest.raises(ArchiveRefused) as caught:
         await host.invoke("project_skills.upload", {"data": ""}, caller())
     assert caught.value.code == "archive_empty"

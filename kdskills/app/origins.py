@@ -1,0 +1,93 @@
+"""Which names a service answers to, and whose web pages may call it: the check before any route of any door.
+
+A page of somebody else's, open in a browser on the machine, can send requests to whatever listens on loopback, and a name
+that is pointed anew ("DNS rebinding") makes it look like the service's own. Both are told by headers that pages cannot set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from kdskills.app.authentication import on_loopback
+from kdskills.errors import CallRefused
+
+PORTS: Final = {"http": 80, "https": 443}
+EVERYWHERE: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - what is listened on, compared with and never bound
+
+
+def answered_names(listen: str, names: Iterable[str]) -> frozenset[str]:
+    """Return the names a service is called by, beside those of loopback and its own address.
+
+    Args:
+        listen: The host it listens on.
+        names: The setting `host_names`.
+    """
+    return frozenset(_plain(name) for name in (listen, *names)) - EVERYWHERE
+
+
+def require_own_origin(scope: Mapping[str, Any], names: Collection[str]) -> None:
+    """Refuse a request for another host, or of another site's page.
+
+    Args:
+        scope: The request, as ASGI has it.
+        names: Names the service is called by, in lower case.
+
+    Raises:
+        CallRefused: `host_refused` when the header Host is missing, doubled or names another host; `origin_refused` when a
+            page of another origin sent it.
+    """
+    hosts = _values(scope, b"host")
+    host = _authority(f"http://{hosts[0]}") if len(hosts) == 1 else None
+    if host is None or not _own(host[0], scope, names):
+        raise CallRefused(
+            "this service is not called by that name: the operator adds it to the setting host_names",
+            code="host_refused",
+        )
+    for origin in _values(scope, b"origin"):
+        page = _authority(origin)
+        same = page is not None and (page[0] == host[0] and page[1] == _port(hosts[0], origin))
+        if page is None or not (same or page[0] in names):
+            raise CallRefused("a page of another origin may not call this service", code="origin_refused")
+    if "cross-site" in _values(scope, b"sec-fetch-site"):
+        raise CallRefused("a page of another site may not call this service", code="origin_refused")
+
+
+def _own(name: str, scope: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Whether a name is of loopback, one of the service's, or the address the connection came in at."""
+    server = scope.get("server")
+    return name in names or on_loopback(name) or (server is not None and name == _plain(str(server[0])))
+
+
+def _values(scope: Mapping[str, Any], name: bytes) -> list[str]:
+    return [value.decode("latin-1").strip().lower() for key, value in scope["headers"] if key.lower() == name]
+
+
+def _plain(name: str) -> str:
+    return name.lower().removeprefix("[").removesuffix("]").removesuffix(".")
+
+
+def _authority(url: str) -> tuple[str, int] | None:
+    """Return host and port of an origin; None for what is none, such as `null`."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    if (
+        parts.scheme not in PORTS
+        or not host
+        or parts.username is not None
+        or parts.path
+        or parts.query
+        or parts.fragment
+    ):
+        return None
+    return _plain(host), PORTS[parts.scheme] if port is None else port
+
+
+def _port(host: str, origin: str) -> int | None:
+    """Return the port of a Host header as a page of *origin*'s scheme means it."""
+    found = _authority(f"{origin.partition('://')[0]}://{host}")
+    return None if found is None else found[1]

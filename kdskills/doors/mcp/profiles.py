@@ -1,0 +1,85 @@
+"""Who a client of MCP is: what its profile, its token and the way in allow, and nothing beyond."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+from urllib.parse import parse_qs
+
+from kdskills.app import Host
+from kdskills.app.authentication import Unauthenticated
+from kdskills.app.identity import PROFILES, Identity, Profile, Scope
+from kdskills.errors import BadRequest, CallRefused
+
+SCOPES_OF: Final[dict[Profile, frozenset[Scope]]] = {
+    "skills": frozenset({"skills:read", "work:run", "work:read"}),
+    "author": frozenset({"skills:read", "skills:write", "work:run", "work:read"}),
+    "operator": frozenset(),
+}
+"""What a client without a token may do, by profile; the operator's needs one."""
+
+
+def profile_of(name: str) -> Profile:
+    """Return the profile with this name.
+
+    Raises:
+        BadRequest: `profile_unknown`.
+    """
+    for profile in PROFILES:
+        if name == profile:
+            return profile
+    raise BadRequest(f"profiles are {', '.join(PROFILES)}; not {name!r}", code="profile_unknown")
+
+
+def profile_of_query(query: bytes, otherwise: Profile) -> Profile:
+    """Return the profile that the query of an address names, as in `/mcp?profile=author`.
+
+    Raises:
+        BadRequest: `profile_unknown`, also for more than one.
+    """
+    named = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("profile")
+    if named is None:
+        return otherwise
+    return profile_of(named[0] if len(named) == 1 else " and ".join(named))
+
+
+def within(identity: Identity, profile: Profile) -> Identity:
+    """Return a caller narrowed to a profile.
+
+    Raises:
+        CallRefused: `scope_missing`; the operator's profile needs a token with the scope `admin`.
+    """
+    if profile == "operator" and not (identity.token is not None and identity.may("admin")):
+        raise CallRefused(
+            "the profile operator needs a token with the scope admin", code="scope_missing", scope="admin"
+        )
+    return replace(identity, door="mcp", profile=profile)
+
+
+async def client_identity(
+    host: Host, profile: Profile, project: str, agent: str, tools: frozenset[str] | None
+) -> Identity:
+    """Return who the client on standard input is.
+
+    Without a token it is a model's client of this account, for one project and agent; with one (setting `stdio_token`) it is
+    the token's. An author's client and an operator's work on files of this machine.
+
+    Args:
+        host: Knows tokens and settings.
+        profile: What is served.
+        project: The project, without a token.
+        agent: The agent, without a token.
+        tools: Tools the client holds, without a token; None when that is not asked for.
+
+    Raises:
+        Unauthenticated: The token is not known.
+        CallRefused: `scope_missing`, as `within`.
+    """
+    secret, here = host.settings.stdio_token, profile != "skills"
+    if secret is None:
+        identity = Identity(project=project, agent=agent, scopes=SCOPES_OF[profile], local=here, tools=tools)
+        return within(identity, profile)
+    found = await host.tokens.authenticate(secret.get_secret_value())
+    if found is None:
+        raise Unauthenticated("the token of the setting stdio_token is not known")
+    return within(replace(found, local=here), profile)

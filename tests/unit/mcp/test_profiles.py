@@ -1,0 +1,184 @@
+"""What a client of MCP is offered: by profile, bounded by its token, and nothing of the operator's without one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import mcp_types as types
+import pytest
+from pydantic import BaseModel
+
+from kdskills.app import Host, Settings
+from kdskills.app.authentication import Unauthenticated, of_header
+from kdskills.app.identity import LOCAL, SCOPES, Identity
+from kdskills.app.operations import OPERATIONS
+from kdskills.app.operations.calling import HOST_WORDS
+from kdskills.doors.mcp import McpHttp, command
+from kdskills.doors.mcp.profiles import SCOPES_OF, client_identity, profile_of_query, within
+from kdskills.doors.mcp.tools import Tools, safe_name
+from kdskills.errors import BadRequest, CallRefused
+
+CTX = SimpleNamespace(request_id="1")
+LIST_BYTES = 32 * 1024
+
+
+@pytest.fixture
+async def host(tmp_path):
+    """A Host with a state folder of its own."""
+    made = Host(Settings(state_dir=tmp_path / "state", bundle=None), entry_points=False)
+    yield made
+    await made.storage.aclose()
+
+
+def tools_of(host: Host, identity: Identity) -> Tools:
+    """Return the tools of one caller."""
+    return Tools(host, lambda ctx: identity, None)
+
+
+async def listed(host: Host, identity: Identity) -> types.ListToolsResult:
+    """Return what a caller's client lists."""
+    return await tools_of(host, identity).list(CTX, None)
+
+
+async def code_of(host: Host, identity: Identity, name: str, arguments: dict[str, Any] | None = None) -> str | None:
+    """Call a tool and return the code of its refusal."""
+    params = types.CallToolRequestParams(name=safe_name(name), arguments=arguments or {})
+    answer = await tools_of(host, identity).call(CTX, params)
+    return json.loads(answer.content[0].text)["error"]["code"] if answer.is_error else None
+
+
+def names(*profiles: str) -> set[str]:
+    """Return the tools of profiles."""
+    return {safe_name(name) for name, row in OPERATIONS.items() if row.profile in profiles}
+
+
+@pytest.mark.parametrize("profile", ["skills", "author"])
+async def test_a_client_without_a_token(host, profile):
+    """On standard input and on loopback a client gets what its profile is for, and can call nothing of the operator's."""
+    stdio = await client_identity(host, profile, "local", "local", None)
+    loopback = within(await of_header(host, None, open_on_loopback=True), profile)
+    expected = names("skills") if profile == "skills" else names("skills", "author")
+    assert {tool.name for tool in (await listed(host, stdio)).tools} == expected
+    elsewhere = {safe_name(name) for name, row in OPERATIONS.items() if row.local}
+    assert {tool.name for tool in (await listed(host, loopback)).tools} == expected - elsewhere
+    for identity in (stdio, loopback):
+        assert not identity.may("admin")
+        for name, row in OPERATIONS.items():
+            if row.profile == "operator":
+                assert await code_of(host, identity, name) in {"scope_missing", "local_only"}, name
+    assert await host.tokens.list() == []
+
+
+async def test_the_operators_profile_needs_an_administrators_token(host, tmp_path):
+    """Neither the account on standard input, nor loopback, nor a lesser token has it; an administrator's token has."""
+    for identity in (LOCAL, await of_header(host, None, open_on_loopback=True), Identity(scopes=SCOPES)):
+        with pytest.raises(CallRefused) as caught:
+            within(identity, "operator")
+        assert caught.value.code == "scope_missing"
+    with pytest.raises(CallRefused):
+        await client_identity(host, "operator", "local", "local", None)
+    _, lesser = await host.tokens.create("local", "a", sorted(SCOPES - {"admin"}), who="op")
+    _, admin = await host.tokens.create("local", "a", ["admin"], allowed_tools=["tokens.list"], who="op")
+    for text, works in ((lesser, False), (admin, True)):
+        other = Host(Settings(state_dir=host.settings.state_dir, stdio_token=text), entry_points=False)
+        try:
+            identity = await client_identity(other, "operator", "local", "local", None)
+        except CallRefused:
+            assert not works
+        else:
+            assert works
+            assert [tool.name for tool in (await listed(other, identity)).tools] == ["tokens_list"]
+            assert await code_of(other, identity, "tokens.create") == "tool_not_allowed"
+        await other.storage.aclose()
+
+
+async def test_a_wrong_token_is_no_token(host):
+    """A token of the settings that is not known opens nothing, instead of being left out."""
+    other = Host(Settings(state_dir=host.settings.state_dir, stdio_token="kd_wrong"), entry_points=False)
+    with pytest.raises(Unauthenticated):
+        await client_identity(other, "skills", "local", "local", None)
+    await other.storage.aclose()
+
+
+async def test_a_profile_narrows_an_administrator(host):
+    """With an administrator's token the default profile is still what a model works with; a call of another is refused."""
+    admin = within(Identity(scopes=SCOPES, token="t0"), "skills")
+    assert {tool.name for tool in (await listed(host, admin)).tools} == names("skills")
+    assert await code_of(host, admin, "tokens.create", {"agent": "a", "scopes": ["admin"]}) == "not_in_profile"
+
+
+async def test_the_list_is_small(host):
+    """What the default profile lists takes at most 32 KiB of a client's room."""
+    found = await listed(host, await client_identity(host, "skills", "local", "local", None))
+    size = len(found.model_dump_json(by_alias=True, exclude_none=True).encode())
+    assert size <= LIST_BYTES, f"{size} bytes"
+    properties = {name for tool in found.tools for name in tool.input_schema.get("properties", {})}
+    assert properties & set(HOST_WORDS) == set()
+
+
+async def test_schemas_are_made_once(host, monkeypatch):
+    """Listing again, and calling, makes no schema anew."""
+    made: list[str] = []
+    real = BaseModel.model_json_schema.__func__
+
+    def counted(cls, *args, **more):
+        made.append(cls.__name__)
+        return real(cls, *args, **more)
+
+    monkeypatch.setattr(BaseModel, "model_json_schema", classmethod(counted))
+    tools = tools_of(host, await client_identity(host, "skills", "local", "local", None))
+    first = await tools.list(CTX, None)
+    count = len(made)
+    assert count == len(first.tools)
+    assert [tool is again for tool, again in zip(first.tools, (await tools.list(CTX, None)).tools, strict=True)] == [
+        True
+    ] * count
+    await tools.call(CTX, types.CallToolRequestParams(name="skills_list", arguments={}))
+    assert len(made) == count
+
+
+@pytest.mark.parametrize("query", [b"profile=root", b"profile=", b"profile=skills&profile=operator"])
+def test_profiles_nobody_knows(query):
+    """An address that names no profile, or two, is refused."""
+    with pytest.raises(BadRequest) as caught:
+        profile_of_query(query, "skills")
+    assert caught.value.code == "profile_unknown"
+    assert profile_of_query(b"x=1", "author") == "author"
+
+
+async def test_over_http(host):
+    """The address may name a profile; who may not have it gets 403 and the code, a profile nobody knows 400."""
+
+    async def loopback(header: str | None) -> Identity:
+        return await of_header(host, header, open_on_loopback=True)
+
+    app = McpHttp(host, loopback)
+    async with (
+        app.running(),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,
+    ):
+        told = {}
+        for query in ("", "?profile=operator", "?profile=root"):
+            answer = await client.post(f"/mcp{query}", json={})
+            told[query] = (answer.status_code, answer.json().get("error", {}).get("code"))
+    assert told["?profile=operator"] == (403, "scope_missing")
+    assert told["?profile=root"] == (400, "profile_unknown")
+    assert told[""][0] not in {401, 403, 421}
+
+
+def test_the_command_refuses_before_it_serves(host):
+    """`kdskills mcp --profile operator` without a token ends with the refusal, not with a server."""
+    with pytest.raises(CallRefused):
+        command(host, profile="operator")
+    with pytest.raises(BadRequest):
+        command(host, profile="everything")
+    assert asyncio.run(host.tokens.list()) == []
+
+
+def test_scopes_without_a_token():
+    """No profile gives a client without a token the operator's scope."""
+    assert [profile for profile, scopes in SCOPES_OF.items() if "admin" in scopes] == []
