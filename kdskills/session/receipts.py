@@ -183,7 +183,8 @@ ScriptStatus = Literal["ok", "nonzero", "timeout", "oom", "limit", "cancelled"]
 class ScriptResult:
     """What came of a script. A non-zero exit is a result, not an error.
 
-    `dropped` lists produced files that were not kept, as `(path, why)`; they are part of the JSON only when there are any.
+    `dropped` lists produced files that were not kept, as `(path, why)`, and `note` says how the call was understood; they are
+    part of the JSON only when there are any.
     """
 
     skill: str
@@ -201,6 +202,7 @@ class ScriptResult:
     level: str
     artifacts: tuple[ProducedFile, ...] = ()
     dropped: tuple[tuple[str, str], ...] = ()
+    note: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer of `skills.run_script`."""
@@ -222,6 +224,8 @@ class ScriptResult:
         }
         if self.dropped:
             found["dropped"] = [{"path": path, "problem": problem} for path, problem in self.dropped]
+        if self.note:
+            found["note"] = self.note
         return found
 
 

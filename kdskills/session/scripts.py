@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, cast
 
-from kdskills.errors import ExecFailed, ExecRefused, FileRefused
+from kdskills.errors import ExecFailed, ExecRefused, FileRefused, ToolCallRefused
 from kdskills.execution import ExecRequest, ExecResult, Executor, InputFile, Limits, Owner, ScriptCall, SkillMount
 from kdskills.execution.starting import in_thread
 from kdskills.session.approval import ApprovalRequest, origin_of
@@ -94,6 +97,7 @@ async def run_script(core: Core, call: Call, run: Run) -> ScriptResult:
         raise refuse("run_disabled", "scripts are switched off here")
     shaped(core, run)
     aim = await target(core, call, run.skill)
+    run, note = await asyncio.to_thread(_unpacked, core, aim.skill, run)
     clean = script_path(run.path)
     await asyncio.to_thread(script_there, aim.skill, clean, core.config.limits.max_read_bytes)
     workdir = await asyncio.to_thread(_workdir, call, aim.skill, run.workdir)
@@ -106,7 +110,47 @@ async def run_script(core: Core, call: Call, run: Run) -> ScriptResult:
     ready = Ready(run, aim, clean, command, workdir, executor)
     tree = await asyncio.to_thread(fresh_tree, aim.skill)
     await _approve(core, call, ready, tree)
-    return await _execute(core, call, ready, tree)
+    result = await _execute(core, call, ready, tree)
+    return replace(result, note=note) if note else result
+
+
+_SHELL: Final = re.compile(r"[|&;<>]|\d?>")
+
+
+def _unpacked(core: Core, skill: Skill, run: Run) -> tuple[Run, str]:
+    """Take a command line in `path` apart when its first word is a script and the whole is none, and say so.
+
+    Raises:
+        ToolCallRefused: `invalid_argument` when it holds what only a shell would understand.
+    """
+    limit = core.config.limits.max_read_bytes
+    if not any(char.isspace() for char in run.path.strip()) or _is_script(skill, run.path, limit):
+        return run, ""
+    try:
+        words = shlex.split(run.path)
+    except ValueError:  # quotes that do not close: told as the path it is not
+        return run, ""
+    if len(words) < 2 or not _is_script(skill, words[0], limit):
+        return run, ""
+    if any(_SHELL.match(word) for word in words[1:]):
+        raise invalid(
+            f"no shell reads the path; give path {words[0]!r} and the arguments as args",
+            ("/path", "holds a command line with shell operators"),
+        )
+    split = replace(run, path=words[0], args=(*words[1:], *run.args))
+    shaped(core, split)
+    return (
+        split,
+        f"path held a command line: ran {words[0]} with args {json.dumps(list(split.args), ensure_ascii=False)}",
+    )
+
+
+def _is_script(skill: Skill, path: str, limit: int) -> bool:
+    try:
+        script_there(skill, script_path(path), limit)
+    except ToolCallRefused:
+        return False
+    return True
 
 
 def _workdir(call: Call, skill: Skill, workdir: str) -> str:

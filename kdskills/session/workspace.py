@@ -140,6 +140,16 @@ class FolderWorkspace:
         entries = self._entries(self.root)
         return [entry for entry in entries if entry.kind == "file" and not self._mounted(entry.path)]
 
+    def names(self) -> frozenset[str]:
+        """Return the paths of all files that can be read here: the turn's own, those handed in, those of mounts."""
+        folders = [*((f"{prefix}/", folder) for prefix, folder in self.mounts.items()), ("", self.root)]
+        return frozenset(
+            f"{prefix}{entry.path}"
+            for prefix, folder in folders
+            for entry in self._entries(folder)
+            if entry.kind == "file"
+        )
+
     def write(self, path: str, data: bytes, mode: WriteMode = "create") -> ProducedFile:
         """Write a file of the turn, whole or not at all.
 

@@ -20,7 +20,7 @@ from kdskills.session.inputs import INPUTS, parse, safe_name, schema
 from kdskills.session.wiring import UNDECIDED, AccessRequest, arguments_digest, denial_of
 from kdskills.solver.events import SkillRefused, ToolCalled, ToolFinished
 from kdskills.solver.finish import plugin_diagnostic
-from kdskills.solver.guard import CallGuard, canonical, plan
+from kdskills.solver.guard import READS, CallGuard, canonical, plan
 from kdskills.solver.result import CallRecord
 from kdskills.solver.running import TookTooLong, whole_text, within
 from kdskills.solver.shorten import shorten
@@ -121,7 +121,8 @@ class Dispatcher:
                 answers[call.id] = self._not_run(found)
         try:
             for group in plan(ready, [one.barrier for one in ready]):
-                await self._group([one for one in group if self._admitted(one, step, answers)], answers)
+                running = [one for one in group if self._admitted(one, step, answers)]
+                await self._group(running, answers)
                 if any(answers[one.call.id].changed for one in group):
                     self._guard.state_changed()
         except BaseException:  # raised again: every call of the reply has an answer
@@ -141,7 +142,7 @@ class Dispatcher:
 
         async def one(ready: Ready) -> None:
             async with gate:
-                answers[ready.call.id] = await self._execute(ready)
+                answers[ready.call.id] = self._new(ready, await self._execute(ready))
                 self._told(answers[ready.call.id])
 
         async with asyncio.TaskGroup() as tasks:
@@ -167,6 +168,20 @@ class Dispatcher:
         stuck = None if verdict == "repeated" else "repeated_call"
         answers[ready.call.id] = self._not_run(replace(refused, stuck=stuck))
         return False
+
+    def _new(self, ready: Ready, answer: Answer) -> Answer:
+        """Return *answer*, or that it is the one of an earlier step: what only looks and finds the same is a repetition."""
+        reads = ready.tool_id in READS and answer.ok and not answer.changed
+        verdict, first = self._guard.answered(canonical(ready.tool_id, ready.raw), answer.text, reads=reads)
+        if verdict == "run":
+            return answer
+        message = f"this was read before and has not changed; its text stands in step {first}"
+        refused = self._refused(ready.call, ready.tool_id, "repeated_call", message, step=first)
+        return replace(refused, stuck=None if verdict == "repeated" else "repeated_call")
+
+    def history_cut(self) -> None:
+        """Note that old answers no longer stand in what the model is shown."""
+        self._guard.history_cut()
 
     def _check(self, call: ToolCall, within: bool) -> Ready | Answer:
         """Return the call ready to run, or its answer when it is not run at all."""

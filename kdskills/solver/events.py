@@ -248,6 +248,15 @@ class FileWritten(Event):
     tool: str
 
 
+class AnswerChecked(Event):
+    """An answer that reports files was held against the turn's files; with `missing` ones it is sent back once."""
+
+    type: Literal["answer_checked"] = "answer_checked"
+    claimed: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    sent_back: bool = False
+
+
 class HistoryElided(Event):
     """Old results were shortened to fit the model's window."""
 
@@ -285,6 +294,7 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     ScriptStarted,
     ScriptFinished,
     FileWritten,
+    AnswerChecked,
     HistoryElided,
     DiagnosticRaised,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -14,6 +15,10 @@ RUNS = 2
 """How often an identical call runs without a change of state."""
 STUCK = 5
 """The identical call that ends the turn."""
+ROUND = 4
+"""Most calls of a round that is recognised when it goes round again."""
+READS = frozenset({"skills.read", "react.read"})
+"""Tools that only look: the same answer again is a repetition, whatever was called in between."""
 INVALID = 3
 """Invalid calls in a row, of one tool, that end the turn."""
 
@@ -39,24 +44,92 @@ def canonical(tool: str, arguments: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def answer_digest(text: str) -> str:
+    """Return a key that is equal for answers that say the same; how long a run took does not count."""
+    return hashlib.sha256(_DURATION.sub("", text).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+_DURATION = re.compile(r'"duration_ms": ?\d+')
+
+Verdict = Literal["run", "repeated", "stuck"]
+
+
+@dataclass
+class _Called:
+    """A call of the turn, in order."""
+
+    key: str
+    step: int
+    answer: str | None = None
+
+
 @dataclass
 class CallGuard:
-    """Counts identical and invalid calls of a turn."""
+    """Counts identical and invalid calls of a turn, reads that find the same again, and rounds of calls."""
 
     _seen: dict[str, tuple[int, int]] = field(default_factory=dict)
     _invalid: dict[str, int] = field(default_factory=dict)
+    _reads: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    _history: list[_Called] = field(default_factory=list)
 
     def state_changed(self) -> None:
-        """Forget what was called: the same call may answer differently now."""
+        """Forget what was called: the same call may answer differently now. Rounds and reads are judged by their answers."""
         self._seen.clear()
 
-    def admit(self, key: str, step: int) -> tuple[Literal["run", "repeated", "stuck"], int]:
+    def history_cut(self) -> None:
+        """Forget what was read: the answers may no longer stand in the history."""
+        self._reads.clear()
+
+    def admit(self, key: str, step: int) -> tuple[Verdict, int]:
         """Count a call; return what to do with it and the step of its first answer."""
+        rounds, before = self._rounds(key)
+        called = _Called(key, step)
+        self._history.append(called)
+        if before is not None and rounds >= RUNS:
+            called.answer = before.answer  # it is not run: its answer would be the same
+            return ("stuck" if rounds + 1 >= STUCK else "repeated"), before.step
         count, first = self._seen.get(key, (0, step))
         self._seen[key] = (count + 1, first)
         if count + 1 >= STUCK:
             return "stuck", first
         return ("run" if count < RUNS else "repeated"), first
+
+    def answered(self, key: str, text: str, *, reads: bool) -> tuple[Verdict, int]:
+        """Note the answer of a call that was run; return what to do with it and the step of the first such answer.
+
+        Args:
+            key: The call.
+            text: What it answered.
+            reads: Whether it only looked, and changed nothing.
+        """
+        answer = answer_digest(text)
+        called = next((one for one in reversed(self._history) if one.key == key), None)
+        step = 0 if called is None else called.step
+        if called is not None:
+            called.answer = answer
+        if not reads:
+            return "run", step
+        known, count, first = self._reads.get(key, (answer, 0, step))
+        if known != answer:
+            count, first = 0, step
+        self._reads[key] = (answer, count + 1, first)
+        if count + 1 >= STUCK:
+            return "stuck", first
+        return ("run" if count < RUNS else "repeated"), first
+
+    def _rounds(self, key: str) -> tuple[int, _Called | None]:
+        """Return how often the last calls went round with the same answers if *key* begins the round again, and its place."""
+        done = self._history
+        for length in range(2, ROUND + 1):
+            if len(done) < 2 * length or done[-length].key != key or len({one.key for one in done[-length:]}) < 2:
+                continue
+            last = [(one.key, one.answer) for one in done[-length:]]
+            rounds, end = 1, len(done) - length
+            while end >= length and [(one.key, one.answer) for one in done[end - length : end]] == last:
+                rounds, end = rounds + 1, end - length
+            if rounds >= RUNS:
+                return rounds, done[-length]
+        return 0, None
 
     def valid(self, tool: str) -> None:
         """Note a call with arguments in shape."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kdskills.errors import ModelFailed
+from kdskills.errors import FileRefused, ModelFailed
 from kdskills.models import Message, ModelReply, ModelRequest, ToolCall, ToolSpec
 from kdskills.session.compact import compact
 from kdskills.solver.asking import Asked
 from kdskills.solver.citing import unknown_sids
+from kdskills.solver.claims import claimed_files, missing_files
 from kdskills.solver.dispatch import Answer, Dispatcher
-from kdskills.solver.events import HistoryElided, PromptBuilt
+from kdskills.solver.events import AnswerChecked, HistoryElided, PromptBuilt
 from kdskills.solver.parts import DECISION
 from kdskills.solver.result import Step, TokenUsage
 
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     from kdskills.solver.turn import Turn
 
 FINAL = "No more tools can be used. Answer now with what you have, and say what is missing."
+UNWRITTEN = (
+    "These files are not there, though the answer says they were written: {paths}. Write them with the tools now, or "
+    "answer again without claiming them."
+)
 UNKNOWN = "These citations name no known source: {sids}. Write the answer again; cite only sources you were given."
 
 
@@ -35,6 +41,8 @@ class Loop:
         self._dispatcher = Dispatcher(turn)
         self._decisions = 0
         self._call_ids: set[str] = set()
+        self._sent_back = False
+        self._elided = 0
 
     async def run(self) -> None:
         """Run to the end; the outcome stands in the log.
@@ -55,7 +63,9 @@ class Loop:
             reply, answers = await self._step()
             if not answers:
                 if reply.text.strip():
-                    return await self._answer(reply.text)
+                    if await self._answer(reply.text):
+                        return None
+                    continue
                 if empty:
                     return log.end("stuck", "empty_reply")
                 empty = True
@@ -143,6 +153,9 @@ class Loop:
         elided = sum(one != other for one, other in zip(view, self._log.messages, strict=True))
         if elided:
             self._turn.bus.emit(HistoryElided, messages=elided)
+        if elided > self._elided:  # what was read before may no longer stand in the history: it may be read again
+            self._dispatcher.history_cut()
+        self._elided = elided
         return view
 
     async def _last_call(self, reason: str) -> None:
@@ -176,8 +189,8 @@ class Loop:
         )
         return reply.text
 
-    async def _answer(self, text: str) -> None:
-        """Take the answer: from the decision model, or from the generator that writes answers."""
+    async def _answer(self, text: str) -> bool:
+        """Take the answer: from the decision model, or from the generator that writes answers; False: it was sent back."""
         turn, settings = self._turn, self._settings
         self._log.text = text
         if settings.answer_role is not None:
@@ -186,7 +199,27 @@ class Loop:
         unknown = unknown_sids(self._log.text, turn.pool)
         if unknown and settings.on_unknown_sid == "retry":
             await self._cite_again(unknown)
-        self._log.end("final", "answer")
+        missing = await self._unwritten() if settings.check_answers else ()
+        if missing and not self._sent_back:
+            self._sent_back = True
+            self._log.messages.append(Message("user", UNWRITTEN.format(paths=", ".join(missing))))
+            return False
+        self._log.end(*(("unverified", "files_missing") if missing else ("final", "answer")))
+        return True
+
+    async def _unwritten(self) -> tuple[str, ...]:
+        """Return the files that the answer reports as written and that are not there."""
+        claimed = claimed_files(self._log.text)
+        if not claimed:
+            return ()
+        try:
+            present = await asyncio.to_thread(self._turn.file_names)
+        except FileRefused:  # a folder that cannot be listed is told at the end of the turn
+            return ()
+        missing = missing_files(self._log.text, present)
+        sent_back = bool(missing) and not self._sent_back
+        self._turn.bus.emit(AnswerChecked, claimed=claimed, missing=missing, sent_back=sent_back)
+        return missing
 
     async def _cite_again(self, unknown: tuple[int, ...]) -> None:
         said = UNKNOWN.format(sids=", ".join(map(str, unknown)))

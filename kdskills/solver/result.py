@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from kdskills.errors import BadRequest, Diagnostic
 
-TurnStatus = Literal["final", "partial", "budget", "stuck", "failed"]
+TurnStatus = Literal["final", "unverified", "partial", "budget", "stuck", "failed"]
 TRANSCRIPT_SCHEMA = "kdskills.transcript/1"
 
 
@@ -113,7 +113,7 @@ class TurnResult(Form):
     Attributes:
         turn_id: Id of the turn.
         session_id: Its session.
-        status: `final`; `partial` (out of steps or calls), `budget` (out of tokens or time), `stuck`, `failed`.
+        status: `final`; `unverified` (the answer still names files that are not there); `partial` (out of steps or calls), `budget` (out of tokens or time), `stuck`, `failed`.
         stop_reason: Why it ended: `answer`, a bound's name, or an error's code.
         text: The answer, citations as `[[S:1]]`.
         rendered: The answer with citations as links, unknown ones as `[?7]`.

@@ -31,6 +31,7 @@ class SolverSettings(BaseModel):
         skills_form: Which text of a skill generators get: `full` or `compact`.
         on_unknown_sid: What happens to a citation of no known source: `flag`, `retry` once, or `drop`.
         answer_role: The generator that writes the answer, or None: the decision model's own text is the answer.
+        check_answers: Whether an answer that reports files which are not there is sent back once, and then `unverified`.
         final_call: Whether a turn out of steps or calls is given one last call without tools.
         run_scripts: None: exactly when the executor isolates; True asks for scripts without isolation; False: never.
         base_text: The bundle's or application's own text between rules and catalog.
@@ -55,6 +56,7 @@ class SolverSettings(BaseModel):
     skills_form: Literal["full", "compact"] = "full"
     on_unknown_sid: Literal["flag", "retry", "drop"] = "flag"
     answer_role: str | None = None
+    check_answers: bool = True
     final_call: bool = True
     run_scripts: bool | None = None
     base_text: str = ""

@@ -11,6 +11,7 @@ from kdskills.models import Message, ModelReply, ModelRequest, ToolSpec
 from kdskills.session.config import UNKNOWN_WINDOW, Budget
 from kdskills.session.receipts import text_digest
 from kdskills.skills.model import estimate_tokens
+from kdskills.skills.safe_open import walk_tree
 from kdskills.solver.asking import Asker
 from kdskills.solver.events import PromptBuilt
 from kdskills.solver.parts import CODEGEN, DECISION, TurnLog
@@ -141,6 +142,15 @@ class Turn:
         """Say that a result was cut."""
         message = f"a result of {tool} had {size} characters; {kept} were kept"
         self.bus.diagnose(Diagnostic("result_cut", "info", message, ref=tool))
+
+    def file_names(self) -> frozenset[str]:
+        """Return the paths of every file a report may name: the turn's, those handed in, and those of the skills used."""
+        paths = set(self.workspace.names())
+        for full_id, _ in self.log.skills:
+            folder = self.skill_folder(full_id)
+            if folder is not None:
+                paths |= {entry.path for entry in walk_tree(folder) if entry.kind == "file"}
+        return frozenset(paths)
 
     def skill_folder(self, full_id: str) -> Path | None:
         """Return the folder of a skill of the registry, or None."""

@@ -185,6 +185,14 @@ class Timeline:
         """Print the file."""
         self._say(event, "file", f"{flat(event.path)}, {event.size} bytes, by {flat(event.tool)}", "green")
 
+    def on_answer_checked(self, event: Any) -> None:
+        """Print which files the answer reports that are not there."""
+        if event.missing:
+            outcome = "sent back" if event.sent_back else "unverified"
+            self._say(event, "checked", f"not there: {joined(event.missing)}; {outcome}", "yellow")
+        else:
+            self._say(event, "checked", f"there: {joined(event.claimed)}", "green")
+
     # ---- skills, sources, people ----
 
     def on_skill_loaded(self, event: Any) -> None:

@@ -57,6 +57,44 @@ async def test_request(session, executor, bundle):
     assert (request.owner.agent, request.owner.conversation) == ("solver.react.decision", session.id)
 
 
+async def test_a_command_line_in_path_is_taken_apart(session, executor):
+    """Arguments packed into the path become arguments when the first word is a script, and the answer says so."""
+    reply = await session.call("skills.run_script", {"path": "scripts/total.py 'a b' --top=3", "args": ["z"]})
+    assert (executor.requests[0].script.path, executor.requests[0].script.args) == (
+        "scripts/total.py",
+        ("a b", "--top=3", "z"),
+    )
+    assert reply.result["path"] == "scripts/total.py"
+    assert reply.result["note"] == 'path held a command line: ran scripts/total.py with args ["a b", "--top=3", "z"]'
+    plain = await session.call("skills.run_script", {"path": "scripts/total.py", "args": ["z"]})
+    assert "note" not in plain.result
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("scripts/none.py a b", "resource_not_found"),
+        ("scripts/total.py 'a", "resource_not_found"),
+        ("scripts/../total.py a", "path_denied"),
+        ("python3 scripts/total.py", "path_denied"),
+        ("scripts/total.py a > out.txt", "invalid_argument"),
+        ("scripts/total.py a && rm x", "invalid_argument"),
+        ("scripts/total.py " + "x " * 300, "invalid_argument"),
+    ],
+)
+async def test_what_is_no_command_line_stays_a_path(session, executor, path, code):
+    """Only a script of the skill in front makes it one; no shell reads it, and the bounds of arguments hold."""
+    assert (await refused(session.run_script(path))).code == code
+    assert executor.requests == []
+
+
+async def test_a_script_with_blanks_in_its_name_is_itself(session, executor, bundle):
+    """A file of that very name comes first."""
+    bundle.file("acme.sales", "scripts/total.py a.py", "print(2)\n")
+    await session.run_script("scripts/total.py a.py")
+    assert (executor.requests[0].script.path, executor.requests[0].script.args) == ("scripts/total.py a.py", ())
+
+
 async def test_the_request_passes_the_executors_own_check(session, executor):
     """What the tool builds is what engines accept."""
     from kdskills.execution.check import check_request

@@ -278,6 +278,52 @@ async def test_every_call_passes_the_policy_plugins(build):
     assert result.files == ()
 
 
+async def test_going_round_between_two_tools_ends_the_turn(build):
+    """Two calls in turn with the same answers run twice; then they are not run, and at last the turn is stuck."""
+    pair = [call("skills_load", names=["sales"]), call("skills_load", names=["brief"])]
+    model = ScriptedModel((pair * 5)[:9])
+    async with build(model=model) as system:
+        result = await ReactSolver(system).run("x")
+    errors = [one.error for step in result.steps for one in step.calls]
+    assert (result.status, result.stop_reason) == ("stuck", "repeated_call")
+    assert errors == [None] * 4 + ["repeated_call"] * 5
+
+
+async def test_a_read_that_finds_the_same_again_counts_across_other_calls(build):
+    """Between loads, writes and runs an identical read is a repetition, until what it reads has changed."""
+    read = call("react_read", refs=["turn:in.txt"])
+    loads = [call("react_write", path=f"{n}.txt", text="x") for n in range(9)]
+    model = ScriptedModel([one for load in loads for one in (read, load)][:9])
+    async with build(model=model) as system:
+        result = await ReactSolver(system).run("x", files=[("in.txt", b"i")])
+    reads = [one.error for step in result.steps for one in step.calls if one.tool == "react.read"]
+    assert reads == [None, None, "repeated_call", "repeated_call", "repeated_call"]
+    assert (result.status, result.stop_reason) == ("stuck", "repeated_call")
+
+
+async def test_a_read_of_what_changed_is_new(build):
+    """Reading a file after each change of it is work, not a circle."""
+    read = call("react_read", refs=["turn:a.txt"])
+    writes = [call("react_write", path="a.txt", text=str(n), mode="replace") for n in range(6)]
+    model = ScriptedModel([one for write in writes for one in (write, read)] + [say("ok")])
+    async with build(model=model) as system:
+        result = await ReactSolver(system).run("x")
+    assert result.status == "final"
+    assert [one.error for step in result.steps for one in step.calls] == [None] * 12
+
+
+async def test_trying_again_after_each_change_is_no_circle(build, executor):
+    """A script that fails alike after every edit may be run again: the edits differ."""
+    runs = [call("skills_run_script", path="scripts/sum.py")] * 5
+    writes = [call("react_write", path="a.txt", text=str(n), mode="replace") for n in range(5)]
+    executor.outcome = {"status": "nonzero", "exit_code": 1}
+    steps = [one for pair in zip(writes, runs, strict=True) for one in pair]
+    model = ScriptedModel([call("skills_load", names=["sales"]), *steps, say("gave up")])
+    async with build(model=model) as system:
+        result = await ReactSolver(system).run("x")
+    assert (result.status, [one.error for step in result.steps for one in step.calls]) == ("final", [None] * 11)
+
+
 async def test_a_policy_plugin_that_fails_refuses(build):
     """What cannot be asked is not allowed: the transcript says why, the model does not read it."""
 

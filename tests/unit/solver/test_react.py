@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import threading
 from datetime import UTC, datetime, timedelta
 
@@ -269,6 +270,42 @@ async def test_deadlines_are_seconds_durations_or_moments(solve):
     """All three forms are taken."""
     for deadline in (30, timedelta(seconds=30), datetime.now(UTC) + timedelta(seconds=30)):
         assert (await solve([say("ok")], deadline=deadline)).status == "final"
+
+
+async def test_a_claimed_file_that_is_there_is_no_matter(build):
+    """Files that were written, handed in or belong to a used skill may be named."""
+    text = "I wrote out.md. I saved the copy next to sales.csv as in.txt. I updated it following notes.md."
+    async with build([call("react_write", path="deep/out.md", text="x"), say(text)]) as system:
+        result = await ReactSolver(system).run("x", files=[("in.txt", b"i")], skills=["sales"])
+    assert (result.status, result.stop_reason) == ("final", "answer")
+
+
+async def test_a_claimed_file_that_is_not_there_gets_one_correction_round(build, tmp_path):
+    """The model may write it after all; then the answer is final, and the transcript shows both checks."""
+    model = ScriptedModel(
+        [say("I wrote report.md."), call("react_write", path="report.md", text="x"), say("Now I wrote report.md.")]
+    )
+    async with build(model=model) as system:
+        result = await ReactSolver(system).run("x")
+    assert (result.status, result.text) == ("final", "Now I wrote report.md.")
+    assert "report.md" in model.requests[1].messages[-1].text
+    assert model.requests[1].messages[-1].role == "user"
+    lines = (tmp_path / "transcripts" / f"{result.turn_id}.jsonl").read_text().splitlines()
+    checks = [event for event in map(json.loads, lines) if event.get("type") == "answer_checked"]
+    assert [(one["claimed"], one["missing"], one["sent_back"]) for one in checks] == [
+        (["report.md"], ["report.md"], True),
+        (["report.md"], [], False),
+    ]
+
+
+async def test_an_answer_that_insists_is_unverified(build):
+    """After one round the answer is given as it is, but not as final; the setting turns the check off."""
+    async with build([say("I wrote report.md."), say("I did write report.md, I wrote report.md.")]) as system:
+        result = await ReactSolver(system).run("x")
+    assert (result.status, result.stop_reason, result.ok) == ("unverified", "files_missing", False)
+    assert result.text == "I did write report.md, I wrote report.md."
+    async with build([say("I wrote report.md.")], check_answers=False) as system:
+        assert (await ReactSolver(system).run("x")).status == "final"
 
 
 async def test_skills_left_out_for_want_of_an_engine_are_told(build, bundle_path):
