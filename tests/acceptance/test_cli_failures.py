@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kdskills.doors.cli import main
 from kdskills.doors.cli.output import Interrupted, SystemRefused, failing, print_json
 from kdskills.doors.cli.streams import give_up, reader_left
 from kdskills.errors import BadRequest
@@ -38,26 +36,9 @@ def shell(words: tuple[str, ...], redirection: str) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
 
 
-def run(*words: object, stdin: Any = None, **env: str) -> tuple[int, str, str]:
-    """Run a command in this process; return its exit code and what it wrote to standard output and error."""
-    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
-    code: object = 0
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(streams[0]),
-        contextlib.redirect_stderr(streams[1]),
-    ):
-        patch.setattr(sys, "argv", ["kdskills", *map(str, words)])
-        if stdin is not None:
-            patch.setattr(sys, "stdin", stdin)
-        for name, value in env.items():
-            patch.setenv(name, value)
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code
-    out, err = (stream.buffer.getvalue().decode() for stream in streams)
-    return int(str(code or 0)), out, err
+def outcome(done: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
+    """Return the exit code and what was written to standard output and error."""
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("words", PRINTING.values(), ids=PRINTING)
@@ -151,20 +132,20 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG.values(), ids=WRONG)
-def test_a_wrong_call_is_json_where_json_was_asked(words: tuple[str, ...]) -> None:
+def test_a_wrong_call_is_json_where_json_was_asked(run: Callable[..., Any], words: tuple[str, ...]) -> None:
     """With `--json` a wrong call is an error in JSON with the code `usage`; without, it is the usage; exit 2 for both."""
-    code, out, err = run(*words, "--json")
+    code, out, err = outcome(run(*words, "--json"))
     error = json.loads(out)["error"]
     assert (code, error["code"], error["who"], bool(error["message"]), err) == (2, "usage", "caller", True, "")
-    code, out, err = run(*words)
+    code, out, err = outcome(run(*words))
     assert (code, out, "Usage" in err) == (2, "", True)
 
 
-def test_help_is_help_beside_json() -> None:
+def test_help_is_help_beside_json(run: Callable[..., Any]) -> None:
     """`--help` wins over `--json`, and the words of options do not count as the option."""
-    code, out, _ = run("list", "--json", "--help")
+    code, out, _ = outcome(run("list", "--json", "--help"))
     assert (code, "Usage" in out) == (0, True)
-    assert run("list", HELLO, "--consumer", "json")[0] == 0
+    assert run("list", HELLO, "--consumer", "json").returncode == 0
 
 
 STATE = {
@@ -180,26 +161,28 @@ STATE = {
 
 
 @pytest.mark.parametrize("words", STATE.values(), ids=STATE)
-def test_a_state_folder_that_cannot_be_made(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_state_folder_that_cannot_be_made(run: Callable[..., Any], words: tuple[str, ...], tmp_path: Path) -> None:
     """Every command that keeps something says which folder it lacks, in JSON, with the operator's exit code."""
     (tmp_path / "file").write_text("no folder")
-    code, out, err = run(*words, KDSKILLS_STATE_DIR=str(tmp_path / "file" / "state"))
+    code, out, err = outcome(run(*words, KDSKILLS_STATE_DIR=str(tmp_path / "file" / "state")))
     error = json.loads(out)["error"]
     assert (code, error["code"], error["who"], err) == (4, "database_unavailable", "operator", "")
     assert (str(tmp_path) in error["message"], "state_dir" in error["message"]) == (True, True)
 
 
 @pytest.mark.parametrize("words", [("jobs", "watch", "task_x"), ("logs", "task_x"), ("logs", "task_x", "-f")])
-def test_a_state_folder_that_cannot_be_made_for_people(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_state_folder_that_cannot_be_made_for_people(
+    run: Callable[..., Any], words: tuple[str, ...], tmp_path: Path
+) -> None:
     """Commands without JSON say it in one line."""
     (tmp_path / "file").write_text("no folder")
-    code, out, err = run(*words, KDSKILLS_STATE_DIR=str(tmp_path / "file" / "state"))
+    code, out, err = outcome(run(*words, KDSKILLS_STATE_DIR=str(tmp_path / "file" / "state")))
     assert (code, out, err.count("\n"), err.startswith("database_unavailable: ")) == (4, "", 1, True)
 
 
-def test_jobs_list_is_one_document(tmp_path: Path) -> None:
+def test_jobs_list_is_one_document(run: Callable[..., Any], tmp_path: Path) -> None:
     """Jobs and tasks are fields of one JSON document, so that a parser reads them."""
-    code, out, _ = run("jobs", "list", "--json", KDSKILLS_STATE_DIR=str(tmp_path / "state"))
+    code, out, _ = outcome(run("jobs", "list", "--json", KDSKILLS_STATE_DIR=str(tmp_path / "state")))
     assert (code, json.loads(out)) == (0, {"jobs": [], "tasks": []})
 
 
@@ -211,9 +194,9 @@ class Terminal(io.StringIO):
         raise KeyboardInterrupt
 
 
-def test_ctrl_c_ends_with_130() -> None:
+def test_ctrl_c_ends_with_130(run: Callable[..., Any]) -> None:
     """An interrupted command ends as shells know it, and says so in JSON where that was asked for."""
-    code, out, err = run("tool", "skills.list", "--json", "-", stdin=Terminal())
+    code, out, err = outcome(run("tool", "skills.list", "--json", "-", stdin=Terminal()))
     assert (code, json.loads(out)["error"]["code"], err) == (130, "interrupted", "")
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import pty
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from kdskills.doors.cli import main
 
 ENTRY = "from kdskills.doors.cli import main; main()"
 GOOD = "---\nname: good\ndescription: A good skill.\n---\nDo it.\n"
@@ -25,31 +22,6 @@ def process(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", ENTRY, *map(str, args)]
     env = {**os.environ, **env}
     return subprocess.run(command, env=env, capture_output=True, text=True, errors="replace", timeout=110, check=False)
-
-
-def run(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in this process, which is much faster; streams are pipes as a shell gives them."""
-    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
-    code: object = 0
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(streams[0]),
-        contextlib.redirect_stderr(streams[1]),
-    ):
-        patch.setattr(sys, "argv", ["kdskills", *map(str, args)])
-        for name, value in env.items():
-            patch.setenv(name, value)
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code
-    out, err = (stream.buffer.getvalue() for stream in streams)  # type: ignore[attr-defined]
-    return subprocess.CompletedProcess(args, int(code or 0), out.decode("utf-8", "replace"), err.decode())  # type: ignore[call-overload]
-
-
-def answer(*args: object) -> Any:
-    """Run a command with --json and read its answer."""
-    return json.loads(run(*args, "--json").stdout)
 
 
 def write(folder: Path, text: str = GOOD) -> Path:
@@ -66,7 +38,7 @@ def bundle(tmp_path: Path) -> Path:
     return tmp_path / "b"
 
 
-def test_file_names_cannot_forge_lines_or_obey(bundle: Path) -> None:
+def test_file_names_cannot_forge_lines_or_obey(run: Callable[..., Any], bundle: Path) -> None:
     """Line feeds, escapes and bytes that are no UTF-8 in folder names are shown as escapes, on one line a finding."""
     write(bundle / "skills/acme/a\nb/SKILL.md:1 error[forged] x").rename(bundle / "skills/acme/a\nerror[forged]")
     write(bundle / "skills/acme/\x1b[31mred")
@@ -76,7 +48,7 @@ def test_file_names_cannot_forge_lines_or_obey(bundle: Path) -> None:
         assert (lines, "\x1b" in done.stdout, done.stderr) == ([], False, "")
 
 
-def test_bytes_that_are_no_utf8_in_names_print_and_become_json(bundle: Path) -> None:
+def test_bytes_that_are_no_utf8_in_names_print_and_become_json(answer: Callable[..., Any], bundle: Path) -> None:
     """A path with byte 0x9b (a control code of old terminals) is printed as an escape and does not break `--json`."""
     write(bundle / "skills/acme" / os.fsdecode(b"\x9b31m"), "---\nname: odd\ndescription: Odd.\n---\nDo it.\n")
     for locale in ("C", "C.UTF-8"):
@@ -97,7 +69,7 @@ def test_an_ascii_terminal_gets_escapes(bundle: Path, command: str) -> None:
     assert ("Traceback" in done.stderr, done.returncode) == (False, 0)
 
 
-def test_findings_are_not_wrapped(bundle: Path) -> None:
+def test_findings_are_not_wrapped(run: Callable[..., Any], bundle: Path) -> None:
     """A finding is one line, however narrow the terminal, so that `grep` and editors read it."""
     write(bundle / "skills/acme/good", "---\nname: Quite-Another-And-Long-Name\ndescription: A.\n---\nDo it.\n")
     lines = run("check", bundle, COLUMNS="30").stdout.splitlines()
@@ -106,13 +78,13 @@ def test_findings_are_not_wrapped(bundle: Path) -> None:
     )
 
 
-def test_errors_are_one_line(bundle: Path) -> None:
+def test_errors_are_one_line(run: Callable[..., Any], bundle: Path) -> None:
     """An error is one line on stderr, however long, and its message cannot add lines."""
     done = run("show", bundle, "acme.nope\nforged: line " + "x" * 200, COLUMNS="40")
     assert (done.returncode, done.stderr.count("\n"), done.stderr.startswith("unknown_skill: ")) == (2, 1, True)
 
 
-def test_colours_follow_the_terminal_and_no_color(bundle: Path) -> None:
+def test_colours_follow_the_terminal_and_no_color(run: Callable[..., Any], bundle: Path) -> None:
     """A pipe gets no escape codes; a terminal does, unless NO_COLOR is set; a body's own never reach a terminal."""
     write(bundle / "skills/acme/good", GOOD + "\x1b]0;owned\x07\x1b[2J")
 
@@ -158,7 +130,7 @@ def test_head_ends_a_command_quietly(bundle: Path, command: str) -> None:
     assert ("Traceback" in done.stderr, "Exception" in done.stderr, done.stdout.count("\n")) == (False, False, 1)
 
 
-def test_negative_answers_are_1_in_json_too(bundle: Path) -> None:
+def test_negative_answers_are_1_in_json_too(run: Callable[..., Any], bundle: Path) -> None:
     """`--strict` and a refused ref count for the exit code with and without `--json`."""
     write(bundle / "skills/acme/good", "---\nname: other\ndescription: A.\n---\nDo it.\n")
     for json_flag in ((), ("--json",)):
@@ -167,14 +139,14 @@ def test_negative_answers_are_1_in_json_too(bundle: Path) -> None:
         assert run("render", bundle, "acme.nope", *json_flag).returncode == 1
 
 
-def test_a_budget_without_room_is_said(bundle: Path) -> None:
+def test_a_budget_without_room_is_said(run: Callable[..., Any], bundle: Path) -> None:
     """An empty catalog for want of room names the reason on stderr."""
     done = run("render", bundle, "--budget", "3")
     assert (done.stdout, "budget_too_small" in done.stderr, done.returncode) == ("\n", True, 0)
 
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "dangling", "device", "text"])
-def test_what_is_no_skill_file_is_an_error(tmp_path: Path, what: str) -> None:
+def test_what_is_no_skill_file_is_an_error(answer: Callable[..., Any], tmp_path: Path, what: str) -> None:
     """A FIFO, folder, dead link or device in place of a skill is an error and exit 1, not an empty success."""
     place = tmp_path / "s" / "SKILL.md"
     place.parent.mkdir()
@@ -196,7 +168,7 @@ def test_what_is_no_skill_file_is_an_error(tmp_path: Path, what: str) -> None:
         assert (found["errors"], found["skills"]) == (1, 1)
 
 
-def test_check_of_a_bundle_says_what_discovery_left_out(bundle: Path) -> None:
+def test_check_of_a_bundle_says_what_discovery_left_out(answer: Callable[..., Any], bundle: Path) -> None:
     """Linked folders, nested, doubled, misplaced and too deep skills are findings, and hide no other skill."""
     skills = bundle / "skills"
     write(skills)
@@ -222,7 +194,7 @@ def test_check_of_a_bundle_says_what_discovery_left_out(bundle: Path) -> None:
     assert answer("list", bundle)["visible"] == ["acme.good"]
 
 
-def test_a_linked_bundle_is_a_bundle(bundle: Path) -> None:
+def test_a_linked_bundle_is_a_bundle(answer: Callable[..., Any], bundle: Path) -> None:
     """A link to a bundle is followed: it is the user who names it."""
     link = bundle.with_name("link")
     link.symlink_to(bundle)
@@ -231,13 +203,13 @@ def test_a_linked_bundle_is_a_bundle(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "list", "render", "run"])
-def test_paths_no_system_takes_are_clear_errors(command: str) -> None:
+def test_paths_no_system_takes_are_clear_errors(run: Callable[..., Any], command: str) -> None:
     """A path longer than the system allows is said to be missing, in one line."""
     done = run(command, "x" * 5000)
     assert ("Traceback" in done.stderr, done.stderr.count("\n"), done.returncode in {2, 3}) == (False, 1, True)
 
 
-def test_fix_takes_a_file_and_judges_what_is_left(tmp_path: Path) -> None:
+def test_fix_takes_a_file_and_judges_what_is_left(run: Callable[..., Any], tmp_path: Path) -> None:
     """`--fix` takes a skill file; with `--rename` it goes on under the new name; `--json` exits by what is left."""
     folder = write(tmp_path / "wrong", "---\nname: good\ndescription: Use it: now\n---\nDo it.\n")
     done = run("check", folder, "--fix", "--rename", "--strict")
@@ -248,7 +220,7 @@ def test_fix_takes_a_file_and_judges_what_is_left(tmp_path: Path) -> None:
     assert run("check", other / "SKILL.md", "--fix", "--dry-run", "--json").returncode == 0
 
 
-def test_one_skill_that_cannot_be_renamed_costs_only_itself(tmp_path: Path) -> None:
+def test_one_skill_that_cannot_be_renamed_costs_only_itself(run: Callable[..., Any], tmp_path: Path) -> None:
     """Two folders that want one name: the first gets it, the second is left alone and says so."""
     for name in ("one", "two"):
         write(tmp_path / name)
@@ -260,7 +232,7 @@ def test_one_skill_that_cannot_be_renamed_costs_only_itself(tmp_path: Path) -> N
     )
 
 
-def test_diffs_are_disarmed(tmp_path: Path) -> None:
+def test_diffs_are_disarmed(run: Callable[..., Any], tmp_path: Path) -> None:
     """Escape codes in a mended file are shown, not obeyed."""
     write(tmp_path / "s", "---\nname: s\ndescription: Use it: now\nversion: 1\n---\nx\n")
     data = (tmp_path / "s/SKILL.md").read_bytes().replace(b"---\nx\n", b"---\n\x1b]0;owned\x07\n")

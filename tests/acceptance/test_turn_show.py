@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,9 @@ def transcript(tmp_path: Path) -> Path:
     return turn(tmp_path, replies)
 
 
-def test_the_timeline_tells_the_whole_turn(transcript: Path) -> None:
+def test_the_timeline_tells_the_whole_turn(run: Callable[..., Any], transcript: Path) -> None:
     """Request, prompts, calls with arguments and answers, skills, sources, files, errors, the answer and its sources."""
-    done = kdskills("turn", "show", transcript)
+    done = run("turn", "show", transcript)
     assert (done.returncode, done.stderr) == (0, "")
     result = TurnResult.from_transcript(transcript)
     digests = [f"prompt  {step.prompt_digest}" for step in result.steps]
@@ -98,17 +99,17 @@ def test_the_timeline_tells_the_whole_turn(transcript: Path) -> None:
     assert "more characters: --full prints them" in done.stdout
 
 
-def test_full_prints_whole_prompts(transcript: Path) -> None:
+def test_full_prints_whole_prompts(run: Callable[..., Any], transcript: Path) -> None:
     """Nothing is cut, and a prompt that was shown is not shown again."""
-    done = kdskills("turn", "show", transcript, "--full")
+    done = run("turn", "show", transcript, "--full")
     assert "more characters" not in done.stdout
     assert done.stdout.count("│ Sum the column [[S:1]].") == 1
     assert "text as before" in done.stdout
 
 
-def test_json_gives_events_result_and_citations(transcript: Path) -> None:
+def test_json_gives_events_result_and_citations(run: Callable[..., Any], transcript: Path) -> None:
     """Programs get the same: events as written, the result, each citation with its source."""
-    found = json.loads(kdskills("turn", "show", transcript, "--json").stdout)
+    found = json.loads(run("turn", "show", transcript, "--json").stdout)
     lines = [json.loads(line) for line in transcript.read_text().splitlines()[1:]]
     assert found["events"] == lines[:-1]
     assert found["result"] == lines[-1]["result"]
@@ -126,29 +127,29 @@ def test_json_gives_events_result_and_citations(transcript: Path) -> None:
     assert found["footnoted"].startswith("North grew [1]")
 
 
-def test_a_turn_that_broke_off_is_shown_as_far_as_it_came(transcript: Path) -> None:
+def test_a_turn_that_broke_off_is_shown_as_far_as_it_came(run: Callable[..., Any], transcript: Path) -> None:
     """A crash leaves a timeline without an end, and says so."""
     lines = transcript.read_text().splitlines(keepends=True)
     transcript.write_text("".join(lines[:-3]) + lines[-3][:-9])
-    done = kdskills("turn", "show", transcript)
+    done = run("turn", "show", transcript)
     assert done.returncode == 0
     assert "none: the turn broke off, or is still running" in done.stdout
     assert "transcript_cut" in done.stdout
-    assert json.loads(kdskills("turn", "show", transcript, "--json").stdout)["ended"] is False
+    assert json.loads(run("turn", "show", transcript, "--json").stdout)["ended"] is False
 
 
 @pytest.mark.parametrize(("text", "code"), [(None, "transcript_missing"), ("{}\n", "transcript_invalid")])
-def test_other_files_are_refused(tmp_path: Path, text: str | None, code: str) -> None:
+def test_other_files_are_refused(run: Callable[..., Any], tmp_path: Path, text: str | None, code: str) -> None:
     """A missing file and a foreign one are errors of the caller, in one line."""
     path = tmp_path / "t.jsonl"
     if text is not None:
         path.write_text(text)
-    done = kdskills("turn", "show", path)
+    done = run("turn", "show", path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"{code}: ")
 
 
-def test_hostile_texts_are_text(tmp_path: Path) -> None:
+def test_hostile_texts_are_text(run: Callable[..., Any], tmp_path: Path) -> None:
     """Markup, control and bidirectional characters do nothing, and no text passes for a line of the timeline."""
     replies = [
         call("react_write", path="a.md", text=HOSTILE),
@@ -156,7 +157,7 @@ def test_hostile_texts_are_text(tmp_path: Path) -> None:
         say(f"{HOSTILE} [[S:7]]"),
     ]
     path = turn(tmp_path, replies, HOSTILE)
-    done = kdskills("turn", "show", path, "--full")
+    done = run("turn", "show", path, "--full")
     assert (done.returncode, done.stderr) == (0, "")
     assert [c for c in "\x1b\x07\r\u202e\u2066" if c in done.stdout] == []
     assert "[red]boo[/]" in done.stdout
@@ -166,7 +167,7 @@ def test_hostile_texts_are_text(tmp_path: Path) -> None:
     assert len(ends) == 1
 
 
-def test_a_hostile_file_does_not_harm_its_reader(tmp_path: Path) -> None:
+def test_a_hostile_file_does_not_harm_its_reader(run: Callable[..., Any], tmp_path: Path) -> None:
     """Times that are none, surrogates, endless lines: shown, refused, never a traceback."""
     head = '{"schema": "kdskills.transcript/1"}\n'
     base = {"turn_id": HOSTILE, "session_id": "s"}
@@ -188,7 +189,7 @@ def test_a_hostile_file_does_not_harm_its_reader(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(head + "".join(json.dumps(row) + "\n" for row in rows))
     for options in ((), ("--full",), ("--json",)):
-        done = kdskills("turn", "show", path, *options)
+        done = run("turn", "show", path, *options)
         assert (done.returncode, done.stderr) == (0, ""), options
     assert json.loads(done.stdout)["events"][0]["path"] == HOSTILE
 
