@@ -200,6 +200,7 @@ BROUGHT_BY = {
 #: Beginnings of reasons that are no lack of this machine: the case does not apply, or is asked for by itself.
 MAY_SKIP = (
     "KDSKILLS_CHAOS=full runs",  # many minutes: the small storms run always
+    "a program without a wall",  # what is asked of walls does not apply to the bare engine
 )
 
 
@@ -243,7 +244,8 @@ class SkipReport:
         terminalreporter.section(f"skipped: {self._reasons.total()} tests")
         for reason, count in self._reasons.most_common():
             service = reason.removeprefix("needs ").partition(":")[0]
-            remedy = f" [{BROUGHT_BY[service]}]" if service in BROUGHT_BY else ""
+            script = BROUGHT_BY.get(service, "")
+            remedy = f" [{script}]" if script and script not in reason else ""
             refusal = "REFUSED " if reason in self._refused() else ""
             terminalreporter.line(f"{refusal}{count:5d}  {reason}{remedy}")
         if not self._strict:
@@ -274,24 +276,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.skip(f"needs {service}: {reason}")
 
 
-def unused_port() -> int:
-    """Return a port of loopback nobody listens on, which stays free while its server is away.
-
-    The kernel hands out ports from 32768 on to whoever connects somewhere, so one of those may be taken before a server
-    binds it, or between two starts of one server.
-    """
-    for _ in range(1000):
-        port = 20_000 + secrets.randbelow(12_000)
-        with contextlib.suppress(OSError), socket.socket() as free:
-            free.bind(("127.0.0.1", port))
-            return port
-    raise OSError("no port of loopback is free")
-
-
 class Bus:
     """A NATS server of a test's own, with JetStream kept in files: it can be stopped, killed and started again."""
 
     def __init__(self, folder: Path) -> None:
+        from kdskills.testing.ports import unused_port
+
         self._folder = folder
         self.port = unused_port()
         self.url = f"nats://127.0.0.1:{self.port}"
@@ -332,6 +322,8 @@ def bus(tmp_path: Path) -> Iterator[Bus]:
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
     """Return a giver of ports for servers that are stopped and started again."""
+    from kdskills.testing.ports import unused_port
+
     return unused_port
 
 
@@ -339,6 +331,15 @@ def free_port() -> Callable[[], int]:
 def repo() -> Path:
     """The repository's top folder."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Cluster]:
+    """A running PostgreSQL server for tests of many files: each makes a database of its own, and none stops it."""
+    from kdskills.testing.work import private_cluster
+
+    with private_cluster() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kdskills.errors import OperatorMustAct
+from kdskills.testing.ports import unused_port
 
 PROGRAMS = Path("/usr/lib/postgresql")
 _PATIENCE_S = 120
@@ -74,9 +74,7 @@ def private_cluster() -> Iterator[Cluster]:
         raise NoPostgres("no PostgreSQL server is installed")
     top = Path(tempfile.mkdtemp(prefix="kdskills-postgres-"))
     top.chmod(0o777)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        made = Cluster(found[-1].parent, top / "data", free.getsockname()[1])
+    made = Cluster(found[-1].parent, top / "data", unused_port())
     try:
         made.run("initdb", "-D", str(made.folder), "-U", "kd", "-A", "trust", "-N", "--locale=C.UTF-8", "-E", "UTF8")
         made.start()

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
+import secrets
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,57 +20,23 @@ import pytest
 from kdskills.remote.journal import JournalUnavailable, SqlJournal, journal_url, schema, tables
 from kdskills.testing.journal_storm import journal_storm
 from kdskills.testing.journals import JOURNAL_CHECKS, JournalCheck
+from kdskills.testing.work import Cluster
 
 UNKNOWN = "remote skill ship failed: outcome unknown: the worker stopped before recording a result"
-
-
-def _run(programs: Path, folder: Path, program: str, *args: str) -> None:
-    drop = ["setpriv", "--reuid", "postgres", "--regid", "postgres", "--init-groups"] if os.geteuid() == 0 else []
-    with (folder.parent / "log.txt").open("ab") as log:  # the server keeps its starter's output open
-        command = [*drop, str(programs / program), *args]
-        subprocess.run(command, check=True, stdout=log, stderr=log, stdin=subprocess.DEVNULL, timeout=60, cwd="/")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    """A PostgreSQL server of this module's own; its URL without a database's name."""
-    programs = max(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parts[-2]))
-    top = Path(tempfile.mkdtemp(prefix="kdskills-journal-"))
-    top.chmod(0o777)
-    data = top / "data"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"
-    try:
-        _run(
-            programs, data, "initdb", "-D", str(data), "-U", "kd", "-A", "trust", "-N", "--locale=C.UTF-8", "-E", "UTF8"
-        )
-        _run(programs, data, "pg_ctl", "-D", str(data), "-w", "-o", options, "start")
-        yield f"postgresql://kd@127.0.0.1:{port}"
-    finally:
-        with contextlib.suppress(subprocess.CalledProcessError):
-            _run(programs, data, "pg_ctl", "-D", str(data), "-m", "fast", "-w", "stop")
-        shutil.rmtree(top, ignore_errors=True)
 
 
 @pytest.fixture(
     params=[
         "sqlite",
-        pytest.param("postgres", marks=[pytest.mark.needs("postgres"), pytest.mark.xdist_group("postgres-journal")]),
+        pytest.param("postgres", marks=[pytest.mark.needs("postgres"), pytest.mark.xdist_group("postgres")]),
     ]
 )
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A new database of either kind."""
     if request.param == "sqlite":
         return journal_url(tmp_path)
-    import psycopg
-
-    top = request.getfixturevalue("cluster")
-    name = f"j{time.monotonic_ns()}"
-    with psycopg.connect(f"{top}/postgres", autocommit=True) as link:
-        link.execute(f"CREATE DATABASE {name}")
-    return f"{top}/{name}"
+    made: str = request.getfixturevalue("postgres").create(f"journal_{secrets.token_hex(6)}")
+    return made
 
 
 PATIENCE_S = 60.0
@@ -320,12 +284,18 @@ def test_clients_that_come_and_go_claim_every_key_once(tmp_path, keys, burners) 
     assert report.clean, report
 
 
+@pytest.fixture(scope="module")
+def database(postgres: Cluster) -> str:
+    """A database of PostgreSQL for checks that clear the journal themselves."""
+    return postgres.create(f"journal_{secrets.token_hex(6)}")
+
+
 @pytest.mark.needs("postgres")
-@pytest.mark.xdist_group("postgres-journal")
+@pytest.mark.xdist_group("postgres")
 @pytest.mark.parametrize("check", JOURNAL_CHECKS, ids=lambda check: check.name)
-def test_postgres_keeps_every_promise(check: JournalCheck, cluster: str) -> None:
+def test_postgres_keeps_every_promise(check: JournalCheck, database: str) -> None:
     """Every check of the conformance suite holds on PostgreSQL, whose clock measures the leases."""
-    journal = SqlJournal(f"{cluster}/postgres")
+    journal = SqlJournal(database)
     try:
         with journal.engine.begin() as link:
             link.exec_driver_sql("DELETE FROM remote_calls")
@@ -335,13 +305,13 @@ def test_postgres_keeps_every_promise(check: JournalCheck, cluster: str) -> None
 
 
 @pytest.mark.needs("postgres")
-@pytest.mark.xdist_group("postgres-journal")
-def test_migrations_make_what_the_code_reads_on_postgres(cluster: str) -> None:
+@pytest.mark.xdist_group("postgres")
+def test_migrations_make_what_the_code_reads_on_postgres(database: str) -> None:
     """The tables of the newest revision are the described ones there, too."""
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
-    journal = SqlJournal(f"{cluster}/postgres")
+    journal = SqlJournal(database)
     try:
         with journal.engine.connect() as link:
             options = {
@@ -354,9 +324,7 @@ def test_migrations_make_what_the_code_reads_on_postgres(cluster: str) -> None:
         journal.close()
 
 
-@pytest.mark.needs("postgres")
-@pytest.mark.xdist_group("postgres-journal")
-def test_a_server_that_went_away_is_told(cluster: str) -> None:
+def test_a_server_that_went_away_is_told() -> None:
     """A journal that cannot be reached is an error for the operator, without the driver's words."""
     with pytest.raises(JournalUnavailable) as told:
         SqlJournal("postgresql://kd:hunter2@127.0.0.1:9/none")

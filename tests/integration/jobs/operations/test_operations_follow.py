@@ -11,7 +11,7 @@ import pytest
 from kdskills.app import Host
 from kdskills.errors import Conflict, NotFound
 
-pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.timeout(300), pytest.mark.xdist_group("operations")]
 
 COUNT = "for i in 1 2 3 4 5; do echo line $i; sleep 0.1; done"
 

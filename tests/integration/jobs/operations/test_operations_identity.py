@@ -10,7 +10,7 @@ import pytest
 from kdskills.errors import Conflict, NotFound
 from kdskills.jobs.model import Scope
 
-pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.timeout(300), pytest.mark.xdist_group("operations")]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from kdskills.errors import BadRequest, Conflict, NotFound
 
-pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.timeout(300), pytest.mark.xdist_group("operations")]
 
 
 async def test_a_command_that_succeeds(local) -> None:
