@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kdskills.app.identity import LOCAL, Identity
+from kdskills.app.logs import OperatorLog
 from kdskills.app.operations.calling import require_allowed, require_own_words, validated
 from kdskills.app.operations.table import Context, Emit
 from kdskills.app.plugins import Answers, Filter, PluginManager, Registers, collect, made_by, plugin_manager
@@ -23,7 +25,7 @@ from kdskills.app.settings import Settings
 from kdskills.app.telemetry import Telemetry
 from kdskills.bundle import Bundle, SkillsDescriptor, load_bundle
 from kdskills.bundle.load import NAMES as DESCRIPTORS
-from kdskills.errors import BadRequest
+from kdskills.errors import BadRequest, KdskillsError
 from kdskills.turn import SkillsSubsystem
 
 if TYPE_CHECKING:
@@ -247,7 +249,7 @@ class Host:
         return version("kdskills")
 
     async def ready(self) -> Readiness:
-        """Tell whether new work can be taken: an engine works, and the database answers (spec service §5)."""
+        """Tell whether new work can be taken: an engine works, and the database, the disk and the store of artifacts do."""
         from kdskills.app.readiness import readiness
 
         return await readiness(self)
@@ -291,7 +293,29 @@ class Host:
             require_allowed(found, context.identity)
             given = validated(found, arguments)
             require_own_words(found, given, context.identity)
-            return await found.run(self, given, context)
+            with self.telling_operator():
+                return await found.run(self, given, context)
+
+    @cached_property
+    def operator_log(self) -> OperatorLog:
+        """What the operator must mend is logged here, whichever door met it."""
+        return OperatorLog()
+
+    @contextmanager
+    def telling_operator(self) -> Iterator[None]:
+        """Log what the operator must mend, once in a while; a full disk is an error with a code.
+
+        Raises:
+            StorageFull: There was no room on a disk.
+        """
+        from kdskills.jobs.room import telling_full_disk
+
+        try:
+            with telling_full_disk():
+                yield
+        except KdskillsError as error:
+            self.operator_log(error)
+            raise
 
     def run(self, operation: str, **arguments: Any) -> BaseModel:
         """Run an operation from code without an event loop; as `call`."""

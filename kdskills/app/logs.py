@@ -6,11 +6,15 @@ import json
 import logging
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+if TYPE_CHECKING:
+    from kdskills.errors import KdskillsError
 
 REQUEST: Final = "request_id"
 _CURRENT: Final[ContextVar[str]] = ContextVar("kdskills_request_id")
@@ -30,6 +34,25 @@ SECRETS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
 
 OURS: Final = ("kdskills", "uvicorn.error")
 """Loggers of which every line is written; of others, warnings and what is worse."""
+
+
+class OperatorLog:
+    """Logs what the operator must mend, once in a while: a full disk refuses every upload there is.
+
+    Args:
+        every_s: Seconds in which one code is logged once.
+    """
+
+    def __init__(self, every_s: float = 60.0) -> None:
+        self._every_s = every_s
+        self._logged: dict[str, float] = {}
+
+    def __call__(self, error: KdskillsError) -> None:
+        """Log *error* unless somebody else must act, or its code was logged a while ago."""
+        now = time.monotonic()
+        if error.who == "operator" and now - self._logged.get(error.code, float("-inf")) >= self._every_s:
+            self._logged[error.code] = now
+            logging.getLogger("kdskills.service").error("%s: %s", error.code, error.message)
 
 
 @contextmanager

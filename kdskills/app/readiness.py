@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kdskills.errors import KdskillsError
+from kdskills.jobs.room import check_writable
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
@@ -30,16 +31,20 @@ class Readiness:
 
 
 async def readiness(host: Host, *, patience_s: float = PATIENCE_S) -> Readiness:
-    """Ask the database and the engines at one time; probes are cached by the engines themselves.
+    """Ask the database, the engines, the disk and the store of artifacts at one time; engines remember their own probes.
 
     Args:
         host: Who is asked.
         patience_s: Seconds each part may take.
     """
-    database, engine = await asyncio.gather(
-        _word(_database(host), patience_s), _word(host.wiring.executor(host.settings.executor), patience_s)
-    )
-    return Readiness({"database": database, "engine": engine})
+    asked = {
+        "database": _database(host),
+        "engine": host.wiring.executor(host.settings.executor),
+        "disk": asyncio.to_thread(check_writable, host.settings.state_dir),
+        "artifacts": _artifacts(host),
+    }
+    words = await asyncio.gather(*(_word(each, patience_s) for each in asked.values()))
+    return Readiness(dict(zip(asked, words, strict=True)))
 
 
 async def _word(asked: Awaitable[object], patience_s: float) -> str:
@@ -55,3 +60,8 @@ async def _word(asked: Awaitable[object], patience_s: float) -> str:
 
 async def _database(host: Host) -> None:
     await host.storage.database.read(lambda link: link.exec_driver_sql("SELECT 1").scalar())
+
+
+async def _artifacts(host: Host) -> None:
+    if host.settings.artifacts is not None:  # else they are in the state folder, which is looked at already
+        await host.work.artifacts().check()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from kdskills.app.host import Host
     from kdskills.app.identity import Identity
+    from kdskills.jobs.artifacts import ArtifactStore
     from kdskills.jobs.canceling import Kind
     from kdskills.jobs.heads import JobHead, TaskHead
     from kdskills.jobs.model import Command, JobSpec, Scope, TaskSpec
@@ -37,6 +38,7 @@ class WorkService:
         self._host = host
         self.watches = Watches()
         self._keeper: ArtifactKeeper | None = None
+        self._artifacts: ArtifactStore | None = None
         self._room = Room(host)
 
     @property
@@ -61,10 +63,17 @@ class WorkService:
         if self._keeper is None:
             settings = self._host.settings
             work = await self.client.work()
-            if self._keeper is None:  # nobody else was quicker: two stores would leave one of them open
-                store = open_artifacts(artifacts_url(settings.artifacts, settings.state_dir))
-                self._keeper = ArtifactKeeper(store, work.database, work.tables, settings.state_dir / "inputs")
+            if self._keeper is None:  # nobody else was quicker
+                inputs = settings.state_dir / "inputs"
+                self._keeper = ArtifactKeeper(self.artifacts(), work.database, work.tables, inputs)
         return self._keeper
+
+    def artifacts(self) -> ArtifactStore:
+        """Return the one store of artifacts. Raises as `keeper`."""
+        if self._artifacts is None:
+            settings = self._host.settings
+            self._artifacts = open_artifacts(artifacts_url(settings.artifacts, settings.state_dir))
+        return self._artifacts
 
     async def place(self, identity: Identity, skill_name: str, asked: Asked) -> Placed:
         """Return where commands of a skill run for this caller; raises as `placing.place`."""
@@ -172,9 +181,10 @@ class WorkService:
 
     async def aclose(self) -> None:
         """Close the connections; running work goes on."""
-        if self._keeper is not None:
-            await self._keeper.store.aclose()
-            self._keeper = None
+        self._keeper = None
+        if self._artifacts is not None:
+            await self._artifacts.aclose()
+            self._artifacts = None
         if "client" in self.__dict__:
             await self.client.aclose()
             del self.__dict__["client"]

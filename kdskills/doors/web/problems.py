@@ -32,6 +32,7 @@ STATUS: Final[Mapping[str, int]] = {
     "missing_extra": 501,
     "rate_limited": 429,
     "too_much_work": 429,
+    "storage_full": 507,
     "unauthenticated": 401,
     "unknown_operation": 404,
     "unsupported_media_type": 415,
@@ -81,6 +82,7 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
         500: "Something broke that nobody foresaw; the log has it under the request's id.",
         501: "An optional part is not installed.",
         503: "The machine is not set up for it, or the service is being stopped.",
+        507: "There is no room left where the service keeps its files.",
     }.items()
 }
 

@@ -185,15 +185,16 @@ async def _upload(
 ) -> Response:
     host: Host = request.app.state.host
     require_allowed(_row(host, "project_skills.upload"), identity)
-    form = await _form(request)
-    try:
-        file, chosen = _fields(form)
-        wanted = activate if activate is not None else chosen
-        done = await upload_from(
-            host, _pieces(file), _context(request, identity), project=identity.project, activate=wanted
-        )
-    finally:
-        await form.close()
+    with host.telling_operator():
+        form = await _form(request)
+        try:
+            file, chosen = _fields(form)
+            wanted = activate if activate is not None else chosen
+            done = await upload_from(
+                host, _pieces(file), _context(request, identity), project=identity.project, activate=wanted
+            )
+        finally:
+            await form.close()
     return JSONResponse(done.model_dump(mode="json"), 201)
 
 

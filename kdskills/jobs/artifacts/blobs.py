@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from kdskills.errors import OperatorMustAct
 
 CHUNK: Final = 1024 * 1024
+NO_BUCKET: Final = "the bucket of artifacts is not there: make it, or let the setting artifacts name another"
 
 
 class ArtifactStoreUnavailable(OperatorMustAct):
@@ -26,6 +27,10 @@ class ArtifactCorrupt(OperatorMustAct):
 
 class Blobs(Protocol):
     """Keeps files under keys; a key's bytes never change."""
+
+    async def check(self) -> None:
+        """Ask whether the storage is there. Raises ArtifactStoreUnavailable."""
+        ...
 
     async def put(self, key: str, source: Path) -> None:
         """Keep the file *source* under *key*; all of it or nothing."""

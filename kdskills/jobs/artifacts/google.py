@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kdskills.errors import MissingExtra, NotFound
-from kdskills.jobs.artifacts.blobs import CHUNK, ArtifactStoreUnavailable
+from kdskills.jobs.artifacts.blobs import CHUNK, NO_BUCKET, ArtifactStoreUnavailable
 
 
 def google_blobs(bucket: str, prefix: str) -> GoogleBlobs:
@@ -43,6 +43,13 @@ class GoogleBlobs:
     def _blob(self, key: str) -> Any:
         return self._bucket.blob(self._prefix + key, chunk_size=CHUNK)
 
+    async def check(self) -> None:
+        """Ask for a key, which only a bucket that is there answers. Raises ArtifactStoreUnavailable."""
+        with _speaking():
+            there = await asyncio.to_thread(self._bucket.exists)
+        if not there:
+            raise ArtifactStoreUnavailable(NO_BUCKET)
+
     async def put(self, key: str, source: Path) -> None:
         """Keep a file, streamed; it appears whole or not at all."""
         blob = self._blob(key)
@@ -54,8 +61,11 @@ class GoogleBlobs:
                     stream, size=source.stat().st_size, content_type="application/octet-stream", checksum="md5"
                 )
 
-        with _speaking():
-            await asyncio.to_thread(upload)
+        try:
+            with _speaking():
+                await asyncio.to_thread(upload)
+        except NotFound:  # a key that is not there is made: it is the bucket
+            raise ArtifactStoreUnavailable(NO_BUCKET) from None
 
     async def size(self, key: str) -> int | None:
         """Return the size of a key, or None."""
@@ -68,6 +78,7 @@ class GoogleBlobs:
         with _speaking():
             blob = await asyncio.to_thread(self._bucket.get_blob, self._prefix + key)
         if blob is None:
+            await self.check()
             raise NotFound("the bytes of this artifact are not there any more", code="artifact_missing")
         size = int(blob.size)
         for start in range(0, size, CHUNK):
@@ -78,11 +89,15 @@ class GoogleBlobs:
 
     async def piece(self, key: str, begin: int, end: int) -> bytes:
         """Return a piece of a key."""
-        with _speaking():
-            data: bytes = await asyncio.to_thread(
-                self._blob(key).download_as_bytes, start=begin, end=end - 1, checksum=None
-            )
-            return data
+        try:
+            with _speaking():
+                data: bytes = await asyncio.to_thread(
+                    self._blob(key).download_as_bytes, start=begin, end=end - 1, checksum=None
+                )
+        except NotFound:
+            await self.check()
+            raise
+        return data
 
     async def delete(self, key: str) -> None:
         """Forget a key."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import MissingExtra, NotFound
-from kdskills.jobs.artifacts.blobs import CHUNK, ArtifactStoreUnavailable
+from kdskills.jobs.artifacts.blobs import CHUNK, NO_BUCKET, ArtifactStoreUnavailable
 
 if TYPE_CHECKING:
     from obstore import Attributes
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 ATTRIBUTES: Final = {"Content-Type": "application/octet-stream", "Content-Disposition": "attachment"}
 """A browser that follows a link saves what a program wrote; it never shows it."""
+
+NO_BUCKET_CODES: Final = ("NoSuchBucket", "ContainerNotFound")
+"""What S3 and Azure call it."""
+CHECKED: Final = "kdskills-ready"
+"""A prefix without keys, so that asking for it costs the same however much is kept."""
 
 PARTS: Final = 2
 """Parts of a large file on their way at once: each of them is held in memory."""
@@ -62,12 +67,19 @@ class ObjectBlobs:
         self._store = store
         self._links = links
 
+    async def check(self) -> None:
+        """Ask for the first page of keys, which a bucket that is not there does not have. Raises ArtifactStoreUnavailable."""
+        import obstore
+
+        with _speaking(), _in_bucket():
+            await obstore.list(self._store, prefix=CHECKED, chunk_size=1).collect_async()
+
     async def put(self, key: str, source: Path) -> None:
         """Keep a file, streamed; it appears whole or not at all."""
         import obstore
 
         attributes: Attributes | None = ATTRIBUTES if self._links else None
-        with _speaking():
+        with _speaking(), _in_bucket():
             await obstore.put_async(self._store, key, source, attributes=attributes, max_concurrency=PARTS)
 
     async def size(self, key: str) -> int | None:
@@ -84,7 +96,7 @@ class ObjectBlobs:
         """Stream a key."""
         import obstore
 
-        with _speaking():
+        with _speaking(), _in_bucket():
             found = await obstore.get_async(self._store, key)
             async for chunk in found.stream(min_chunk_size=CHUNK):
                 yield bytes(chunk)
@@ -93,7 +105,7 @@ class ObjectBlobs:
         """Return a piece of a key."""
         import obstore
 
-        with _speaking():
+        with _speaking(), _in_bucket():
             return bytes(await obstore.get_range_async(self._store, key, start=begin, end=end))
 
     async def delete(self, key: str) -> None:
@@ -117,6 +129,19 @@ class ObjectBlobs:
 
     async def aclose(self) -> None:
         """Nothing is held open."""
+
+
+@contextmanager
+def _in_bucket() -> Iterator[None]:
+    """Tell a bucket that is not there from a key that is not: only the operator can bring a bucket back."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except (BaseError, FileNotFoundError) as error:
+        if any(word in str(error) for word in NO_BUCKET_CODES):
+            raise ArtifactStoreUnavailable(NO_BUCKET) from error
+        raise
 
 
 @contextmanager

@@ -37,6 +37,10 @@ class ArtifactStore:
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
 
+    async def check(self) -> None:
+        """Ask whether the storage is there. Raises ArtifactStoreUnavailable."""
+        await self._blobs.check()
+
     async def measure(self, source: Path) -> Stored:
         """Return digest and size of a file, which is not kept. Raises OSError."""
         return await asyncio.to_thread(_hashed, source)

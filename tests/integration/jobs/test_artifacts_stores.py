@@ -21,6 +21,7 @@ import obstore
 import pytest
 from obstore.store import S3Store
 
+from kdskills.app import Host, Settings
 from kdskills.errors import NotFound
 from kdskills.jobs.artifacts import ArtifactCorrupt, ArtifactStore, ArtifactStoreUnavailable, open_artifacts
 from kdskills.jobs.artifacts.naming import blob_key
@@ -238,3 +239,38 @@ async def test_large_files_do_not_fill_memory(open_s3: str, tmp_path: Path) -> N
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 64 * 1024, f"{grown} KiB"
     await store.aclose()
+
+
+@pytest.mark.parametrize("kind", ["s3", "gcs"])
+async def test_every_use_of_a_missing_bucket_is_the_operators(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Storing, reading and asking all say that the bucket is missing; a key that is missing stays the caller's."""
+    url = request.getfixturevalue(f"open_{kind}")
+    source = tmp_path / "source"
+    source.write_bytes(b"text")
+    there, gone = open_artifacts(url), open_artifacts(url.replace(BUCKET, "no-such-bucket"))
+    await there.check()
+    with pytest.raises(NotFound) as missing:
+        await there.piece("p", "0" * 64, 0, 1)
+    assert missing.value.code == "artifact_missing"
+    calls = [
+        gone.check, lambda: gone.put("p", source), lambda: gone.piece("p", "0" * 64, 0, 1),
+        lambda: gone.fetch("p", "0" * 64, tmp_path / "target"),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(ArtifactStoreUnavailable) as caught:
+            await call()
+        assert (caught.value.code, caught.value.who) == ("artifact_store_unavailable", "operator")
+        assert "bucket" in caught.value.message
+    await there.aclose()
+    await gone.aclose()
+
+
+async def test_readiness_names_the_store(open_s3: str, tmp_path: Path) -> None:
+    """`/readyz` tells of a missing bucket by the name of the part."""
+    missing = open_s3.replace(BUCKET, "no-such-bucket")
+    host = Host(Settings(state_dir=tmp_path / "state", artifacts=missing), entry_points=False)
+    assert (await host.ready()).checks["artifacts"] == "artifact_store_unavailable"
+    await host.work.aclose()
+    await host.storage.aclose()
