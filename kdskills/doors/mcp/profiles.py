@@ -51,7 +51,9 @@ def within(identity: Identity, profile: Profile) -> Identity:
     """
     if profile == "operator" and not (identity.token is not None and identity.may("admin")):
         raise CallRefused(
-            "the profile operator needs a token with the scope admin", code="scope_missing", scope="admin"
+            "the profile operator needs a token with the scope admin; on standard input that is the setting stdio_token",
+            code="scope_missing",
+            scope="admin",
         )
     return replace(identity, door="mcp", profile=profile)
 

@@ -12,7 +12,10 @@ from kdskills.app.identity import LOCAL, SCOPES, Identity
 from kdskills.app.operations import OPERATIONS, Context
 from kdskills.app.operations.calling import host_words
 from kdskills.app.publication import NOT_FOUND
+from kdskills.app.settings import BusSettings
+from kdskills.doors.nats.callers import identity_of
 from kdskills.doors.nats.reads import _answer
+from kdskills.doors.nats.subjects import parse
 from kdskills.errors import BadRequest, CallRefused, KdskillsError, NotFound
 
 SKILLS = {
@@ -110,6 +113,15 @@ async def test_the_bus_has_no_words_either(host):
         body = {"tool_call_id": "c1", "tool_name": "skills.show", "arguments": {"ref": "public.open", **words}}
         answer = await _answer(host, "cg.v1.local.bot.req.tool.skills.show", json.dumps(body).encode())
         assert (answer.operation, answer.error and answer.error.code) == ("skills.show", "not_yours_to_say")
+
+
+def test_the_bus_has_settings_instead_of_tokens():
+    """Who starts skills over the bus, and what callers hold, is the operator's word; unsaid means models without tools."""
+    address = parse("cg.v1.local.bot.req.tool.skills.show")
+    plain = identity_of(address, BusSettings())
+    told = identity_of(address, BusSettings(person=True, tools=("web.search",)))
+    assert (plain.starter, plain.tools, plain.may("admin")) == ("model", frozenset(), False)
+    assert (told.starter, told.tools) == ("user", {"web.search"})
 
 
 async def test_what_stands_in_the_token_opens(host):
