@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.logs import OperatorLog
 from kdskills.app.operations.calling import require_allowed, require_own_words, validated
-from kdskills.app.operations.table import Context, Emit
+from kdskills.app.operations.overloads import OperationCalls
+from kdskills.app.operations.table import Context
 from kdskills.app.plugins import Answers, Filter, PluginManager, Registers, collect, made_by, plugin_manager
 from kdskills.app.project_skills import ProjectSkills
 from kdskills.app.settings import Settings
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("kdskills.execution")
 
 
-class Host:
+class Host(OperationCalls):
     """One composition of settings and plugins. Several Hosts in one process share nothing.
 
     Args:
@@ -269,10 +270,6 @@ class Host:
         for line in report.failed:
             _LOG.warning("%s: a dead owner's leftover cannot be ended: %s", engine.name, line)
 
-    async def call(self, operation: str, *, emit: Emit | None = None, **arguments: Any) -> BaseModel:
-        """Run an operation by name as the local account; as `invoke`, with arguments by keyword."""
-        return await self.invoke(operation, arguments, Context(emit=emit))
-
     async def invoke(self, operation: str, arguments: Mapping[str, Any], context: Context) -> BaseModel:
         """Run an operation by name for the caller *context* names.
 
@@ -316,10 +313,6 @@ class Host:
         except KdskillsError as error:
             self.operator_log(error)
             raise
-
-    def run(self, operation: str, **arguments: Any) -> BaseModel:
-        """Run an operation from code without an event loop; as `call`."""
-        return asyncio.run(self.call(operation, **arguments))
 
 
 def default_wiring() -> HostWiring:

@@ -230,24 +230,49 @@ class ScriptResult:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolReply:
-    """The answer to one tool call.
+class ToolSuccess:
+    """The answer of a tool that did what was asked.
 
     Attributes:
-        ok: Whether the tool did what was asked.
-        tool: Dotted id of the tool, or the spelling asked for when there is none.
-        result: The answer, when ok.
-        error: `{"code", "who", "message", "details"}` (spec runtime §0), when not.
-        text: The JSON text of either, for the model's message.
+        tool: Dotted id of the tool.
+        result: The answer.
+        text: Its JSON text, for the model's message.
         pin: `skill:<id>@<digest>`, blank-separated, when the text carries bodies a compactor must keep.
+        ok: True, which tells the two forms of a reply apart.
+        error: None.
     """
 
-    ok: bool
     tool: str
-    result: Wire | None = None
-    error: Wire | None = None
+    result: Wire
     text: str = ""
     pin: str | None = None
+    ok: Literal[True] = True
+    error: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFailure:
+    """The answer of a tool that did not do what was asked.
+
+    Attributes:
+        tool: Dotted id of the tool, or the spelling asked for when there is none.
+        error: `{"code", "who", "message", "details"}`.
+        text: The JSON text of the error, for the model's message.
+        ok: False, which tells the two forms of a reply apart.
+        result: None.
+        pin: None.
+    """
+
+    tool: str
+    error: Wire
+    text: str = ""
+    ok: Literal[False] = False
+    result: None = None
+    pin: None = None
+
+
+ToolReply = ToolSuccess | ToolFailure
+"""The answer to one tool call: `if reply.ok` tells a type checker that `result` is there, else `error` is."""
 
 
 @dataclass(frozen=True, slots=True)

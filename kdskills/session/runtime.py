@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from kdskills.session import loading, opening, reading, scripts, snapshots, tools
 from kdskills.session.bodies import Bodies
@@ -178,6 +179,16 @@ class SkillRuntime:
     ) -> list[SessionHead]:
         """Return heads sorted by id, without expired ones; *after* is the last id of the page before."""
         return await opening.listed(self._core, consumer, limit, after)
+
+    async def __aenter__(self) -> Self:
+        """Return the runtime itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it, as `aclose`."""
+        await self.aclose()
 
     async def aclose(self) -> None:
         """Stop reading; sessions stay in the store."""

@@ -11,7 +11,15 @@ from kdskills.session import loading, reading, scripts
 from kdskills.session.codes import refuse
 from kdskills.session.core import Call, Core
 from kdskills.session.inputs import INPUTS, LoadInput, ReadInput, RunInput, UnloadInput, parse, safe_name
-from kdskills.session.receipts import LoadReceipt, ReadResult, ScriptResult, ToolReply, UnloadReceipt
+from kdskills.session.receipts import (
+    LoadReceipt,
+    ReadResult,
+    ScriptResult,
+    ToolFailure,
+    ToolReply,
+    ToolSuccess,
+    UnloadReceipt,
+)
 
 Answer = LoadReceipt | UnloadReceipt | ReadResult | ScriptResult
 
@@ -75,7 +83,7 @@ async def reply(core: Core, call: Call, tool: str, arguments: Mapping[str, Any] 
 def failed(tool: str, error: KdskillsError) -> ToolReply:
     """Return the reply of a refusal; the gate's own reason is never in it."""
     wire = error.to_json()
-    return ToolReply(False, tool, error=wire["error"], text=wire_text(wire))
+    return ToolFailure(tool, error=wire["error"], text=wire_text(wire))
 
 
 def succeeded(core: Core, tool: str, found: Answer) -> ToolReply:
@@ -90,7 +98,7 @@ def succeeded(core: Core, tool: str, found: Answer) -> ToolReply:
                 {"name": skill.name, "origin": skill.receipt.origin, "text": skill.body} for skill in bodies
             ]
         pin = " ".join(f"skill:{skill.receipt.id}@{skill.receipt.digest}" for skill in bodies) or None
-    return ToolReply(True, tool, result=wire, text=wire_text(wire), pin=pin)
+    return ToolSuccess(tool, result=wire, text=wire_text(wire), pin=pin)
 
 
 def wire_text(wire: Mapping[str, Any]) -> str:

@@ -111,7 +111,7 @@ class BubblewrapExecutor:
             except (ExecFailed, OSError) as error:
                 raise ExecRefused(f"what a sandbox needs cannot be prepared: {error}", engine=self.name) from error
 
-        return BubblewrapRun(request, prepare)
+        return BubblewrapRun(request, prepare, engine=self.name, level=self.level)
 
     def prepare(self) -> None:
         """Do ahead of time what all runs share; no thread is started, so this process may fork afterwards."""

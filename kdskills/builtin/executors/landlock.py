@@ -157,7 +157,7 @@ class LandlockExecutor:
 
             run = TreeRun(
                 Job(
-                    engine=ENGINE, level=LEVEL, plan=plan, folder=folder, lease=lease, order=order, payload=payload,
+                    engine=self.name, level=self.level, plan=plan, folder=folder, lease=lease, order=order, payload=payload,
                     stdin=request.stdin, cgroups=self._cgroups, reserve=(0, 0), enforced=frozenset(enforced),
                 )
             )  # fmt: skip

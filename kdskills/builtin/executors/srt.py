@@ -172,7 +172,7 @@ class SrtExecutor:
 
         run = SrtRun(
             Job(
-                engine=ENGINE, level=LEVEL, plan=plan, folder=folder, lease=lease, order=order, payload=None, stdin=stdin,
+                engine=self.name, level=self.level, plan=plan, folder=folder, lease=lease, order=order, payload=None, stdin=stdin,
                 cgroups=find_parent(), reserve=RESERVE, enforced=ENFORCED,
             ),
             files,

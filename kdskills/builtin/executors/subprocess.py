@@ -122,7 +122,7 @@ class SubprocessExecutor:
         folder = RunFolder.make(self._runs(), request)
         try:
             folder.place(inputs, plan.cwd, frozenset(request.executable))
-            run = LocalRun(plan, folder, places)
+            run = LocalRun(plan, folder, places, self.name, self.level)
             run.spawn()
         except BaseException:  # raised again: no folder stays behind
             folder.remove()
@@ -137,6 +137,8 @@ class LocalRun:
     plan: Plan
     folder: RunFolder
     places: dict[str, str]
+    engine: str
+    level: IsolationLevel
     _stdout: TailBuffer = field(init=False)
     _stderr: TailBuffer = field(init=False)
     _report: HeadBuffer = field(default_factory=lambda: HeadBuffer(MAX_REPORT))
@@ -292,8 +294,8 @@ class LocalRun:
             stdout=self._stdout.stream(),
             stderr=self._stderr.stream(),
             duration_s=ended.duration_s,
-            engine="subprocess",
-            level=IsolationLevel.NONE,
+            engine=self.engine,
+            level=self.level,
             limits_enforced=ENFORCED,
             artifacts=tuple(found.artifacts),
             artifact_errors=tuple(found.errors),

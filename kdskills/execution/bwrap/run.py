@@ -36,8 +36,17 @@ class Prepared:
 class BubblewrapRun:
     """A started run: the `Handle` of the bubblewrap engine."""
 
-    def __init__(self, request: ExecRequest, prepare: Callable[[], Prepared]) -> None:
+    def __init__(
+        self,
+        request: ExecRequest,
+        prepare: Callable[[], Prepared],
+        *,
+        engine: str = ENGINE,
+        level: IsolationLevel = LEVEL,
+    ) -> None:
         self._prepare = prepare
+        self._engine = engine
+        self._level = level
         self._stdout, self._stderr = output_buffers(request)
         self._report = HeadBuffer(MAX_REPORT)
         self._lock = threading.Lock()
@@ -204,8 +213,8 @@ class BubblewrapRun:
             stdout=self._stdout.stream(),
             stderr=self._stderr.stream(),
             duration_s=ending.duration_s,
-            engine=ENGINE,
-            level=LEVEL,
+            engine=self._engine,
+            level=self._level,
             limits_enforced=self._enforced,
             artifacts=tuple(found.artifacts),
             artifact_errors=tuple(found.errors),
@@ -232,8 +241,8 @@ class BubblewrapRun:
             stdout=self._stdout.stream(),
             stderr=self._stderr.stream(),
             duration_s=duration,
-            engine=ENGINE,
-            level=LEVEL,
+            engine=self._engine,
+            level=self._level,
             limits_enforced=self._enforced,
             error=error,
         )

@@ -13,7 +13,7 @@ import pytest
 from kdskills.errors import KdskillsError, NameTaken
 from kdskills.session import MemoryStore, RuntimeLimits, SessionSnapshot, SkillRuntime, StoreUnavailable
 from kdskills.session.limits import BOUNDS
-from kdskills.session.receipts import text_digest
+from kdskills.session.receipts import ToolFailure, ToolReply, ToolSuccess, text_digest
 
 
 async def refused(awaiting):
@@ -370,6 +370,24 @@ async def test_restore_over(make):
 
 
 # ---- blocking ----
+
+
+async def test_a_runtime_closes_with_its_block(make):
+    """`async with` gives the runtime and closes it on every way out."""
+    async with make() as runtime:
+        assert await runtime.create_session("s", initial=["sales"])
+    with pytest.raises(KdskillsError):
+        async with make() as runtime:
+            await runtime.load("nobody", ["sales"])
+
+
+async def test_a_reply_is_one_of_two_forms(runtime):
+    """A reply has a result or an error, told apart by `ok`."""
+    session = await runtime.create_session()
+    good, bad = await session.call("skills.load", {"names": ["sales"]}), await session.call("skills.nope", {})
+    assert (type(good), good.ok, good.error) == (ToolSuccess, True, None)
+    assert (type(bad), bad.ok, bad.result) == (ToolFailure, False, None)
+    assert isinstance(good, ToolReply)
 
 
 def test_sync_facade(make):

@@ -139,6 +139,8 @@ class DockerExecutor:
             mounts=mounts,
             labels=owner_labels(request.owner, request.request_id or secrets.token_hex(8)),
             enforced=enforced,
+            engine=self.name,
+            level=self.level,
         )
 
     def _enforceable(self, client: DockerClient) -> frozenset[str]:

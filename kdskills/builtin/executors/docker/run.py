@@ -56,6 +56,8 @@ class Job:
     mounts: dict[str, str]
     labels: dict[str, str]
     enforced: frozenset[str]
+    engine: str
+    level: IsolationLevel
 
 
 class DockerRun:
@@ -226,8 +228,8 @@ class DockerRun:
             stdout=self._stdout.stream(),
             stderr=self._stderr.stream(),
             duration_s=end.duration_s if end else duration,
-            engine="docker",
-            level=IsolationLevel.CONTAINER,
+            engine=self._job.engine,
+            level=self._job.level,
             limits_enforced=self._job.enforced,
             artifacts=tuple(answer.found.artifacts) if end else (),
             artifact_errors=tuple(answer.found.errors) if end else (),

@@ -118,6 +118,8 @@ class E2bExecutor:
             inputs=read_inputs(request.inputs, request.limits),
             payload=build_payload(request) if request.code is not None else None,
             best_effort=self._options.best_effort,
+            engine=self.name,
+            level=self.level,
         )
 
     def lease(self, job: Job, given_up: threading.Event) -> Lease | None:

@@ -71,6 +71,8 @@ class Job:
     inputs: list[tuple[str, bytes]]
     payload: bytes | None
     best_effort: frozenset[str]
+    engine: str
+    level: IsolationLevel
 
 
 class E2bRun:
@@ -257,8 +259,8 @@ class E2bRun:
             stdout=self._stdout.stream(),
             stderr=self._stderr.stream(),
             duration_s=duration,
-            engine="e2b",
-            level=IsolationLevel.VM,
+            engine=self._job.engine,
+            level=self._job.level,
             limits_enforced=frozenset() if self._box is None else self._box.facts.limits,
             error=error,
         )
@@ -279,8 +281,8 @@ class E2bRun:
             stdout=read.stdout,
             stderr=read.stderr,
             duration_s=end.duration_s,
-            engine="e2b",
-            level=IsolationLevel.VM,
+            engine=self._job.engine,
+            level=self._job.level,
             limits_enforced=box.facts.limits - (frozenset() if read.memory else {"memory"}),
             artifacts=tuple(read.answer.found.artifacts),
             artifact_errors=tuple(read.answer.found.errors),
