@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import unquote
@@ -108,12 +109,24 @@ def open_engine(
         raise MissingExtra(f"{what} in PostgreSQL", "jobs") from None
     except sa.exc.ArgumentError:
         raise failure(f"the URL of {what} is no database URL") from None
+    sa.event.listen(engine, "checkin", partial(_let_go, engine))
     if engine.dialect.name == "sqlite":
         _keep_private(engine, what, failure)
         sa.event.listen(engine, "connect", prepare or _prepare_sqlite)
         if prepare is None:
             sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def close_engine(engine: sa.Engine) -> None:
+    """Close every connection; blocks. Whoever still works with the engine may go on: each connection is closed after its use."""
+    engine.update_execution_options(kdskills_closed=True)
+    engine.dispose()
+
+
+def _let_go(engine: sa.Engine, _connection: object, record: sa.pool.ConnectionPoolEntry) -> None:
+    if engine.get_execution_options().get("kdskills_closed", False):
+        record.invalidate()  # nobody is left who would close what the pool keeps
 
 
 def _pooling(url: str) -> dict[str, Any]:
@@ -270,9 +283,13 @@ class Database:
         """As `change`, in a thread."""
         return await asyncio.to_thread(self.change, change)
 
+    def close(self) -> None:
+        """Close the connections; as `close_engine`."""
+        close_engine(self.engine)
+
     async def aclose(self) -> None:
-        """Close the connections."""
-        await asyncio.to_thread(self.engine.dispose)
+        """As `close`, in a thread."""
+        await asyncio.to_thread(self.close)
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kdskills.jobs.attempts import Attempts
-from kdskills.jobs.database import Database, speaking, upsert
+from kdskills.jobs.database import Database, close_engine, speaking, upsert
 from kdskills.jobs.folder import state_folder
 from kdskills.jobs.migrate import upgrade
 from kdskills.jobs.queues import Queues, migrate_queue, open_queue_engine, version
@@ -75,8 +75,8 @@ class Work:
     def close(self) -> None:
         """Close every connection; blocks."""
         self.queues.close()
-        self.queue_engine.dispose()
-        self.database.engine.dispose()
+        close_engine(self.queue_engine)
+        self.database.close()
 
     def _prepare(self, wanted: str) -> None:
         """Make or upgrade the tables, the queue's too; costs one read when they are up to date."""

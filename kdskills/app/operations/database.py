@@ -46,7 +46,7 @@ def _upgrade(url: str, state_dir: Path) -> UpgradeOut:
         done = {part: upgrade(database, part) for part in sorted(HEADS)}
         at = database.ask(current)
     finally:
-        database.engine.dispose()
+        database.close()
     return UpgradeOut(
         parts=tuple(
             UpgradedPart(part=part, revision=HEADS[part] if HEADS[part] in at else "", changed=changed)

@@ -198,8 +198,8 @@ class SqlJournal:
         return self._database.ask(lambda link: list(link.execute(query).scalars()))
 
     def close(self) -> None:
-        """Close the connections."""
-        self.engine.dispose()
+        """Close the connections; a handler that still runs writes its answer down through one of its own."""
+        self._database.close()
 
     def _answer(self, key: str, owner: str, answer: StoredAnswer, *tries: sa.Executable) -> JournalRow | None:
         """Do the first move that fits; whichever does, return the row as it stands then."""

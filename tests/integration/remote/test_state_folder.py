@@ -2,13 +2,17 @@
 
 import asyncio
 import gc
+import os
+import signal
 import sqlite3
 import threading
-from contextlib import closing
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
+from kdskills.errors import KdskillsError
 from kdskills.remote import AsyncCodexClient, CodexClient, MemoryJournal, SqlJournal
 from kdskills.remote.journal import JournalUnavailable, journal_url
 from kdskills.testing import AppServerEmulator, FakeResponses
@@ -121,6 +125,51 @@ def descriptors():
         except FileNotFoundError:  # the listing's own descriptor
             continue
     return sorted(found)
+
+
+def journals(state):
+    """Return what this process has open of a state folder's journal."""
+    return [name for name in descriptors() if name.startswith(str(state / "remote"))]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux tells what is open")
+def test_a_killed_server_leaves_no_journal_open(emulator, model, tmp_path):
+    """The server is killed in mid-call and the client closed; a handler that ends afterwards writes down its answer, and no more."""
+    inside, go = threading.Event(), threading.Event()
+    state = tmp_path / "state"
+
+    def ship(order: str) -> str:
+        inside.set()
+        assert go.wait(60)
+        return f"parcel {order}"
+
+    client = CodexClient.spawn(
+        home=tmp_path / "home", binary=str(emulator), config=model.config, probe="never", state=state
+    )
+    try:
+        _, session = client.remote_skills.create_session(
+            register=lambda draft: draft.register("ship", ship), cwd=str(tmp_path)
+        )
+
+        def send() -> None:
+            with suppress(KdskillsError):  # its server goes away
+                session.send_and_handle(WRAPPED, inject_skills=False, timeout_seconds=60)
+
+        turn = threading.Thread(target=send)
+        turn.start()
+        assert inside.wait(60)
+        os.killpg(client._client.server.transport.pid, signal.SIGKILL)
+    finally:
+        client.close()
+    go.set()
+    turn.join(60)
+    until = time.monotonic() + 60
+    while states(state) != ["done"]:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    while journals(state):
+        assert time.monotonic() < until, journals(state)
+        time.sleep(0.02)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux tells what is open")

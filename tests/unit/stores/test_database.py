@@ -83,3 +83,20 @@ def test_times_survive() -> None:
     """Microseconds since 1970 and back are the same moment."""
     now = utc_now()
     assert moment_of(micros(now)) == now
+
+
+def test_a_closed_database_keeps_no_connection(tmp_path) -> None:
+    """What is in use when it is closed, and what is asked afterwards, is closed after its use."""
+
+    def opened() -> int:
+        return sum(
+            str(entry.readlink()).startswith(str(tmp_path))
+            for entry in Path("/proc/self/fd").glob("[0-9]*")
+            if entry.is_symlink()
+        )
+
+    database = Database(f"sqlite:///{tmp_path / 'x.db'}")
+    database.ask(lambda link: (link.exec_driver_sql("SELECT 1").scalar(), database.close()))
+    assert opened() == 0
+    assert database.ask(lambda link: link.exec_driver_sql("SELECT 1").scalar()) == 1
+    assert opened() == 0
