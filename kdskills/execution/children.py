@@ -1,10 +1,11 @@
-"""What children take over from this process: whether it hears of their end, and its own limits (spec execution §3, §5)."""
+"""What children take over from this process: signals, whether it hears of their end, and its own limits."""
 
 from __future__ import annotations
 
 import resource
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 from kdskills.errors import ExecRefused
 
@@ -24,6 +25,30 @@ def require_endings(engine: str) -> None:
             " with SIGCHLD at its default, such as by env --default-signal=CHLD kdskills",
             engine=engine,
         )
+
+
+def signal_reset() -> Callable[[], None] | None:
+    """Return what a child calls before it becomes a program, so that the program ignores and blocks no signal.
+
+    A program started under `nohup`, by a shell in the background, or by a host that ignores SIGINT, would otherwise never hear
+    these signals. None when there is nothing to reset: then children start the fast way. Engines whose own watcher starts
+    the program reset every signal there.
+    """
+    ignored = [
+        number
+        for number in signal.valid_signals()
+        - {signal.SIGPIPE, signal.SIGXFSZ}  # the interpreter's own: `Popen` resets them
+        if signal.getsignal(number) is signal.SIG_IGN
+    ]
+    if not ignored and not signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+        return None
+    return partial(_reset, ignored)
+
+
+def _reset(ignored: Collection[int]) -> None:
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def within_ours(bounds: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:

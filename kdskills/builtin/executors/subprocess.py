@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 from kdskills.errors import ExecRefused, RootChanged, RootMissing
 from kdskills.execution.check import Plan, check_request, require_limits
-from kdskills.execution.children import require_endings, within_ours
+from kdskills.execution.children import require_endings, signal_reset, within_ours
 from kdskills.execution.choose import require_consent
 from kdskills.execution.code_run import MAX_REPORT, apply_report
 from kdskills.execution.collect import Collection, collect, new_collection
@@ -183,6 +183,8 @@ class LocalRun:
                 env=self._env(),
                 pass_fds=channel.theirs,
                 start_new_session=True,
+                umask=0o022,
+                preexec_fn=signal_reset(),  # noqa: PLW1509 - two system calls and no lock, and only where there is something to reset
             )
         except OSError as error:
             channel.close()

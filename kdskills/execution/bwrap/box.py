@@ -23,6 +23,7 @@ from typing import Any
 from kdskills.errors import ExecFailed
 from kdskills.execution.bwrap import tree
 from kdskills.execution.cgroup import Leaf
+from kdskills.execution.children import signal_reset
 
 SETUP_S = 30.0
 """Long after a busy machine would have made a sandbox; what takes longer is broken."""
@@ -249,6 +250,7 @@ def launch(spawner: ThreadPoolExecutor, command: Sequence[str], pipes: Pipes, ex
             pass_fds=[*passed, *extra],
             start_new_session=True,
             umask=0o022,
+            preexec_fn=signal_reset(),  # noqa: PLW1509 - two system calls and no lock, and only where there is something to reset
         )
 
     try:

@@ -38,6 +38,18 @@ def test_a_copy_has_the_same_digest_and_open_modes(skill, tmp_path):
     assert (copy / "link").is_symlink()
 
 
+@pytest.mark.parametrize(("passable", "mode"), [(False, "0o700"), (True, "0o711")])
+def test_copies_are_not_open_to_other_users(skill: SkillMount, tmp_path: Path, passable: bool, mode: str) -> None:
+    """Nobody else reads or lists copies, in a cache that was open to others either; a uid of a program's own may pass."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(0o755)
+    copy = stage_skill(skill, cache, passable=passable)
+    assert [oct(path.stat().st_mode & 0o777) for path in (cache, copy.parent)] == [mode, mode]
+    stage_skill(skill, cache)
+    assert oct(copy.parent.stat().st_mode & 0o777) == mode
+
+
 def test_a_copy_is_made_once(skill, tmp_path):
     """The second call finds the first one's copy."""
     first = stage_skill(skill, tmp_path / "cache")
