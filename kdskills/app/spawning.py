@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from kdskills.app.settings import Settings
 from kdskills.errors import OperatorMustAct
 from kdskills.jobs.folder import state_folder
+from kdskills.skills.private_files import open_private
 
 LOG_NAME = "worker.log"
 _PATIENCE_S = 30.0
@@ -35,7 +36,7 @@ def spawner(settings: Settings) -> Callable[[], None]:
         state_folder(settings.state_dir)
         command = ["setsid", "--fork", sys.executable, "-m", "kdskills.app.worker.main"]
         try:
-            with (settings.state_dir / LOG_NAME).open("ab") as log:
+            with open_private(settings.state_dir / LOG_NAME, "ab") as log:
                 subprocess.run(
                     command,
                     input=settings_line(settings) + b"\n",

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from kdskills.execution.dirs import private_dir
 from kdskills.jobs.database import DatabaseUnavailable, sqlite_file
-from kdskills.skills.private_files import make_folder
+from kdskills.skills.private_files import close_to_others, close_tree, make_folder
+
+CONTENTS: Final = (
+    "artifacts", "host", "index", "inputs", "lease", "projects", "remote", "runs", "sessions", "*.db*", "*.lock", "worker*",
+)  # fmt: skip
+"""What lies in a state folder, by pattern: nothing else in a folder somebody chose for it is touched."""
 
 
 def state_folder(path: Path) -> Path:
@@ -17,9 +23,22 @@ def state_folder(path: Path) -> Path:
         ExecRefused: The folder belongs to another user, is a link, or others may write to it.
     """
     try:
-        return private_dir(path)
+        private_dir(path, narrow=False)
+        close_state(path)
     except OSError as error:
         raise _refused(path, error) from error
+    return path
+
+
+def close_state(path: Path) -> None:
+    """Close a state folder of ours that others may read to them, with everything older releases left open in it.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    if close_to_others(path):
+        for item in (item for pattern in CONTENTS for item in path.glob(pattern)):
+            close_tree(item)
 
 
 def database_folder(url: str, state_dir: Path) -> None:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from kdskills.errors import BadRequest
+from kdskills.jobs.folder import close_state
 from kdskills.jobs.settings import user_state_dir
 from kdskills.remote.client.base import AsyncAppServerClient, OnCall
 from kdskills.remote.client.blocking import (
@@ -278,6 +279,8 @@ def _state(given: StateFolder) -> Path:
 async def _kept(state: Path, opts: Mapping[str, Any]) -> tuple[dict[str, Any], SqlJournal | None]:
     """Return the options with journal and spool of the state folder where none is given, and the journal opened for them."""
     known, own = dict(opts), None
+    with contextlib.suppress(OSError):  # what opens the journal says what is wrong with the folder
+        await asyncio.to_thread(close_state, state)
     if known.get("spool") is None:
         known["spool"] = Spool(state / "remote" / "spool")
     if known.get("journal") is None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kdskills.remote.ports import JsonObject, ServerProfile
+from kdskills.skills.private_files import private_folder
 
 _CHUNK: Final = 4 * 2**20
 _NATIVE: Final = "node_modules/@openai/*/vendor/**/codex"
@@ -93,7 +94,7 @@ def read_object(path: Path) -> JsonObject | None:
 
 def write_object(path: Path, value: JsonObject) -> None:
     """Write a JSON object so that readers see the old file or the new one, never half of one."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(path.parent)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -18,6 +18,7 @@ from kdskills.errors import Diagnostic, FileRefused
 from kdskills.remote.ports import CatalogError
 from kdskills.remote.publish_names import root_names
 from kdskills.remote.publish_parts import PublishReport, receipts, text_of
+from kdskills.skills.private_files import make_folder, private_folder, write_private
 from kdskills.skills.safe_open import read_file, walk_tree
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _write(
     """
     top = home / ROOTS
     try:
-        top.mkdir(mode=0o700, exist_ok=True)
+        private_folder(top)
         folder = Path(tempfile.mkdtemp(dir=top))
     except OSError as error:
         raise _unwritten(top, error) from error
@@ -124,9 +125,9 @@ def _write(
         for name, full_id in names.items():
             skill = view.listed[full_id]
             target = folder / name
-            target.mkdir()
+            make_folder(target)
             head = yaml.safe_dump({"name": name, "description": skill.description}, sort_keys=False, allow_unicode=True)
-            (target / _SKILL_FILE).write_text(f"---\n{head}---\n{texts[full_id]}\n", "utf-8", "replace")
+            write_private(target / _SKILL_FILE, f"---\n{head}---\n{texts[full_id]}\n")
             notes += _copy_files(skill, target)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
@@ -159,6 +160,6 @@ def _copy_files(skill: Skill, target: Path) -> list[Diagnostic]:
             notes.append(Diagnostic("file_not_published", "warning", message, ref=skill.full_id))
             continue
         place = target / entry.path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(data)
+        make_folder(place.parent)
+        write_private(place, data)
     return notes

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from kdskills.errors import Diagnostic
 from kdskills.skills.marks import RootScan
+from kdskills.skills.private_files import private_folder
 from kdskills.skills.roots import SkillRoot
 from kdskills.skills.rows import ContentMaker, json_text, scan_from, scan_lines
 
@@ -83,7 +84,7 @@ class IndexStore:
         if path is None or not scan.present:
             return None
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(path.parent)
             _replace(path, _encode(root, base, scan))
         except OSError as error:
             reason = error.strerror or "the system refused"

@@ -65,9 +65,7 @@ def private_folder(path: Path, *, contents: bool = False) -> Path:
     """
     make_folder(path)
     if close_to_others(path) and contents:
-        for top, folders, files in os.walk(path):
-            for name in (*folders, *files):
-                _narrow(Path(top, name))
+        close_tree(path)
     return path
 
 
@@ -85,6 +83,18 @@ def close_to_others(path: Path) -> bool:
         return False
     _LOG.warning("%s was open to other users (mode %04o) and is closed to them now", path, before)
     return True
+
+
+def close_tree(path: Path) -> None:
+    """Take the mode bits of a file, or of a folder with everything below it, from other users; links are not followed.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    _narrow(path)
+    for top, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            _narrow(Path(top, name))
 
 
 def open_private(path: Path, mode: str, **how: Any) -> IO[Any]:

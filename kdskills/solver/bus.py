@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from kdskills.errors import Diagnostic
 from kdskills.models import Redactor
+from kdskills.skills.private_files import make_folder, open_private
 from kdskills.solver.events import DiagnosticRaised, Event, ModelDelta, ToolOutput, TurnFinished
 from kdskills.solver.result import TRANSCRIPT_SCHEMA
 
@@ -125,8 +126,8 @@ class EventBus:
         self._thread = threading.get_ident()
         if self._path is not None:
             try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._path.open("x", encoding="utf-8", errors="backslashreplace")
+                make_folder(self._path.parent)
+                self._file = open_private(self._path, "x", encoding="utf-8", errors="backslashreplace")
                 self._file.write(json.dumps({"schema": TRANSCRIPT_SCHEMA}) + "\n")
                 self._file.flush()
             except OSError as error:

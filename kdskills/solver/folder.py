@@ -11,6 +11,7 @@ from pathlib import Path
 from kdskills.errors import BadRequest, FileRefused, ToolCallRefused
 from kdskills.session.paths import clean_path
 from kdskills.session.workspace import MAX_FILES, MAX_TOTAL, FolderWorkspace, media_type
+from kdskills.skills.private_files import make_folder
 from kdskills.solver.result import TurnFile
 
 GivenFile = str | Path | tuple[str, bytes | str | Path]
@@ -37,7 +38,7 @@ def open_workspace(
     if len(named) > MAX_FILES:
         raise _bad(names[MAX_FILES], f"at most {MAX_FILES} files can be handed in")
     base = work_dir if work_dir is not None else Path(tempfile.gettempdir())
-    base.mkdir(parents=True, exist_ok=True)
+    make_folder(base)
     root = base / f"{PREFIX}{turn_id}"
     root.mkdir(mode=0o700)
     try:

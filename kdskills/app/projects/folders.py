@@ -19,6 +19,7 @@ from typing import Final
 
 from kdskills.skills.archives import write_archive
 from kdskills.skills.archives.unpack import remove_tree
+from kdskills.skills.private_files import make_folder, open_private, private_folder
 
 SCRATCH: Final = ".scratch"
 LEFTOVER_S: Final = 24 * 3600.0
@@ -34,7 +35,8 @@ class VersionFolders:
     def scratch(self, suffix: str = "") -> Path:
         """Return a path nobody else uses, on the same file system as the versions; nothing is there yet."""
         folder = self._top / SCRATCH
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(self._top, contents=True)
+        make_folder(folder)
         return folder / (secrets.token_hex(16) + suffix)
 
     def root(self, project: str, name: str, version: str) -> Path:
@@ -61,11 +63,11 @@ class VersionFolders:
         """Write the archive of a skill's folder to *place*: aside first, then renamed."""
         aside = self.scratch(".zip")
         try:
-            with aside.open("xb") as out:
+            with open_private(aside, "xb") as out:
                 write_archive(folder, out)
                 out.flush()
                 os.fsync(out.fileno())
-            place.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(place.parent)
             aside.replace(place)
         finally:
             aside.unlink(missing_ok=True)
@@ -75,14 +77,13 @@ class VersionFolders:
         root = self.root(project, name, version)
         if root.exists():
             return
-        root.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(root.parent)
         try:
             scratch.rename(root)
         except OSError:
             if not root.exists():
                 raise
             return
-        root.chmod(0o755)
         _sync(root.parent)
 
     def put_away(self, project: str, name: str, version: str) -> Path | None:

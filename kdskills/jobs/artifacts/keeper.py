@@ -23,6 +23,7 @@ from kdskills.jobs.artifacts.store import ArtifactStore
 from kdskills.jobs.database import Database, micros, moment_of, upsert, utc_now
 from kdskills.jobs.heads import ArtifactRef, TaskHead
 from kdskills.jobs.model import Scope
+from kdskills.skills.private_files import private_folder, write_private
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -253,7 +254,7 @@ def _provenance(head: TaskHead) -> dict[str, str | None]:
 
 def _write(path: Path, data: bytes) -> None:
     _tidy(path.parent)
-    path.write_bytes(data)
+    write_private(path, data)
 
 
 def _note(project: str, sha256: str) -> str:
@@ -277,7 +278,8 @@ def _touched(path: Path) -> bool:
 
 def _tidy(folder: Path) -> None:
     """Make the folder of copies, and remove those nobody asked for in a day."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(folder.parent)
+    private_folder(folder)
     oldest = time.time() - CACHE_S
     for path in folder.iterdir():
         try:

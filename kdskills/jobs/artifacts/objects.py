@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import MissingExtra, NotFound
 from kdskills.jobs.artifacts.blobs import CHUNK, NO_BUCKET, ArtifactStoreUnavailable
+from kdskills.skills.private_files import FILE_MODE, make_folder, private_folder
 
 if TYPE_CHECKING:
     from obstore import Attributes
@@ -34,13 +35,13 @@ def local_blobs(folder: Path) -> ObjectBlobs:
         ArtifactStoreUnavailable: The folder cannot be made.
     """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise ArtifactStoreUnavailable(f"the folder of artifacts cannot be made: {error.strerror}") from error
     with _speaking():
         from obstore.store import LocalStore
 
-        return ObjectBlobs(LocalStore(str(folder)), links=False)
+        return ObjectBlobs(LocalStore(str(folder)), links=False, folder=folder)
 
 
 def cloud_blobs(scheme: str, bucket: str, prefix: str) -> ObjectBlobs:
@@ -61,11 +62,13 @@ class ObjectBlobs:
     Args:
         store: The store.
         links: Whether it can sign links and keeps attributes.
+        folder: Where the files are when the store is a folder: they are kept from other users.
     """
 
-    def __init__(self, store: Any, *, links: bool) -> None:
+    def __init__(self, store: Any, *, links: bool, folder: Path | None = None) -> None:
         self._store = store
         self._links = links
+        self._folder = folder
 
     async def check(self) -> None:
         """Ask for the first page of keys, which a bucket that is not there does not have. Raises ArtifactStoreUnavailable."""
@@ -80,7 +83,13 @@ class ObjectBlobs:
 
         attributes: Attributes | None = ATTRIBUTES if self._links else None
         with _speaking(), _in_bucket():
+            if self._folder is not None:
+                private_folder(self._folder / key.partition("/")[0], contents=True)
+                make_folder((self._folder / key).parent)
             await obstore.put_async(self._store, key, source, attributes=attributes, max_concurrency=PARTS)
+            if self._folder is not None:
+                # the library follows the umask; the folders are closed all the while
+                (self._folder / key).chmod(FILE_MODE)
 
     async def size(self, key: str) -> int | None:
         """Return the size of a key, or None."""

@@ -15,6 +15,7 @@ from typing import Final
 from kdskills.errors import BadRequest
 from kdskills.jobs.artifacts.blobs import CHUNK, ArtifactCorrupt, Blobs
 from kdskills.jobs.artifacts.naming import blob_key
+from kdskills.skills.private_files import open_private
 
 LINK: Final = timedelta(minutes=15)
 
@@ -83,7 +84,7 @@ class ArtifactStore:
         part = target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.part")
         size = 0
         try:
-            with part.open("xb") as sink:
+            with open_private(part, "xb") as sink:
                 async for chunk in self.read(project, sha256):
                     size += len(chunk)
                     if limit is not None and size > limit:

@@ -23,6 +23,7 @@ from kdskills.execution.request import Artifact, ExecResult
 from kdskills.execution.stage import locked
 from kdskills.jobs.attempts.asking import MARKER
 from kdskills.jobs.attempts.order import OutputError
+from kdskills.skills.private_files import make_folder, open_private, private_folder
 
 _CURRENT: Final = "current"
 _LOCK: Final = ".lock"
@@ -171,7 +172,7 @@ class SessionFolder:
                 os.fsync(fd)
         part = self._top / f"{_NEW}{name}"
         files = {**stays, **{path: _kept(item) for path, item in changed.items()}}
-        with part.open("w", encoding="utf-8") as sink:
+        with open_private(part, "w", encoding="utf-8") as sink:
             json.dump({"version": name, "files": {path: astuple(files[path]) for path in sorted(files)}}, sink)
             sink.flush()
             os.fsync(sink.fileno())
@@ -182,7 +183,8 @@ class SessionFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self._top.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self._top.parent)
+        private_folder(self._top)
         with locked(self._top / _LOCK):
             yield
 
@@ -197,7 +199,7 @@ def _kept(item: Artifact) -> Kept:
 
 
 def _made(path: Path) -> Path:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(path.parent)
     return path
 
 

@@ -252,9 +252,13 @@ def _child(work: Callable[[], int]) -> int:
         os._exit(code)
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
 def _keep_room(folder: Path) -> None:
     """Put disk space aside for the verdict; that a disk cannot do it is found out when the verdict is written."""
-    with contextlib.suppress(OSError), (folder / ROOM).open("wb") as room:
+    with contextlib.suppress(OSError), open(folder / ROOM, "wb", opener=_private) as room:
         os.posix_fallocate(room.fileno(), 0, ROOM_BYTES)
 
 
@@ -286,7 +290,7 @@ def _attend(
             overdue = True
         fenced = kill_at is None and lease is not None and _lease_over(lease)
         if fenced:
-            (folder / FENCED).touch()
+            (folder / FENCED).touch(mode=0o600)
             asked = True
         if kill_at is None and (asked or overdue):
             os.kill(runner, signal.SIGTERM)

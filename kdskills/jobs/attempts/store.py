@@ -11,6 +11,7 @@ from kdskills.execution.dirs import private_dir
 from kdskills.jobs.attempts import shim
 from kdskills.jobs.attempts.attempt import Attempt, held
 from kdskills.jobs.attempts.order import AttemptOrder, require_task_id
+from kdskills.skills.private_files import private_folder
 
 RUNS: Final = "runs"
 SESSIONS: Final = "sessions"
@@ -104,6 +105,6 @@ class Attempts:
         private_dir(self._state)
         runs = self._state / RUNS
         for path in (runs, folder.parent, folder):
-            path.mkdir(mode=0o700, exist_ok=True)
+            private_folder(path)
         if not (folder / shim.ORDER).exists():
             shim.write_json(folder / shim.ORDER, order.to_json())

@@ -15,6 +15,7 @@ from kdskills.jobs.queues import host_of_queue, host_queue, same_kind, steps_que
 from kdskills.jobs.roster import Roster
 from kdskills.jobs.states import TERMINAL
 from kdskills.jobs.worker.desk import LOG
+from kdskills.skills.private_files import open_private
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -139,7 +140,7 @@ class Recovery:
             with self._work.database.engine.begin() as link:
                 yield bool(link.exec_driver_sql(f"SELECT pg_try_advisory_xact_lock({RECOVERY_LOCK})").scalar())
             return
-        with (self._work.state_dir / "recovery.lock").open("w") as lock:
+        with open_private(self._work.state_dir / "recovery.lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -22,6 +22,7 @@ from kdskills.jobs.worker.jobs import JobRun
 from kdskills.jobs.worker.leftovers import end_leftovers
 from kdskills.jobs.worker.recovery import Recovery
 from kdskills.jobs.worker.tasks import TaskRun
+from kdskills.skills.private_files import write_private
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -212,7 +213,7 @@ class Worker:
         if path is None:
             return
         part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_text(f"{self._beaten_at + self._work.settings.lease_s:.3f}\n")
+        write_private(part, f"{self._beaten_at + self._work.settings.lease_s:.3f}\n")
         part.rename(path)
 
     async def _cancels(self) -> None:

@@ -29,6 +29,7 @@ from kdskills.remote.wire.peer import Transport
 from kdskills.remote.wire.pending import PendingCall
 from kdskills.remote.wire.stdio import StdioTransport
 from kdskills.remote.wire.websocket import WebsocketTransport
+from kdskills.skills.private_files import make_folder
 
 OnCall = Callable[[AppServerSignal], Awaitable[object] | object]
 OnTurnEnded = Callable[[str, str, str], Awaitable[None]]
@@ -43,7 +44,7 @@ def _prepare(home: Path) -> None:
         AppServerGone: The disk does not have it.
     """
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(home)
         mending.mend_home(home)
     except OSError as problem:
         raise AppServerGone(f"{home} cannot be a home: {problem.strerror or problem}", home=str(home)) from problem

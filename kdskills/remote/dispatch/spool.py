@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+from kdskills.skills.private_files import private_folder
+
 KEPT_S: Final = 7 * 86_400.0
 """Files older than this go when another is written."""
 
@@ -28,7 +30,7 @@ class Spool:
         Raises:
             OSError: The folder or disk does not take it.
         """
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self.folder)
         self._sweep()
         path = self.folder / f"{int(time.time())}-{secrets.token_hex(8)}.txt"
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

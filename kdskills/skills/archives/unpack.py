@@ -18,11 +18,12 @@ from kdskills.skills.archives.tree import TreeFile, version_of
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES
 from kdskills.skills.model import Skill
 from kdskills.skills.parse import parse_skill, parse_skill_bytes
+from kdskills.skills.private_files import make_folder
 from kdskills.skills.validate import validate_skill
 
-FILE_MODE: Final = 0o444
-PROGRAM_MODE: Final = 0o555
-FOLDER_MODE: Final = 0o555
+FILE_MODE: Final = 0o400
+PROGRAM_MODE: Final = 0o500
+FOLDER_MODE: Final = 0o500
 _ZIP = b"PK\x03\x04"
 _DOCUMENTS: Final = (
     *(".docx", ".docm", ".dotx", ".xlsx", ".xlsm", ".xltx", ".pptx", ".pptm", ".potx", ".vsdx"),
@@ -115,7 +116,7 @@ def _invalid(entry: str, findings: tuple[Diagnostic, ...]) -> ArchiveRefused:
 
 def _unpacked(stream: BinaryIO, chosen: Plan, name: str, into: Path) -> UnpackedSkill:
     folder = into / name
-    folder.mkdir()
+    make_folder(folder)
     files = tuple(_write(stream, planned, folder) for planned in chosen.files)
     parsed = parse_skill(folder)
     findings = (*chosen.notes, *validate_skill(folder))
@@ -128,7 +129,7 @@ def _unpacked(stream: BinaryIO, chosen: Plan, name: str, into: Path) -> Unpacked
 def _write(stream: BinaryIO, planned: Planned, folder: Path) -> TreeFile:
     """Write one file in pieces; every folder above it was made by us, in a folder only we may enter."""
     target = folder / planned.path
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     hasher = hashlib.sha256()
     size = 0
     mode = PROGRAM_MODE if planned.executable else FILE_MODE

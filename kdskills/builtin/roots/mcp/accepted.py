@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from kdskills.builtin.roots.mcp.entries import Entry
 from kdskills.skills.far import SetChange
+from kdskills.skills.private_files import open_private, private_folder
 
 ACCEPTED: Final = "accepted.json"
 NEVER: Final = ""
@@ -91,8 +92,8 @@ class AcceptedSets:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Keep other processes and threads from writing meanwhile."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (self._folder / ".lock").open("w") as lock:
+        private_folder(self._folder)
+        with open_private(self._folder / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

@@ -17,6 +17,7 @@ from kdskills.errors import FileRefused
 from kdskills.skills.findings import Findings
 from kdskills.skills.frontmatter import read_frontmatter
 from kdskills.skills.parse import parse_skill_bytes
+from kdskills.skills.private_files import make_folder, private_folder, write_private
 from kdskills.skills.yaml_core import to_python
 
 Verify = Callable[[Entry, str, bytes], str | None]
@@ -99,14 +100,13 @@ class FarFiles:
         """Give a folder with every listed file, and remove it afterwards. Raises FileRefused."""
         if self.entry.files is None:
             raise FileRefused("the server does not say what files this skill has", code="unreadable", path=".")
-        self._cache.mkdir(parents=True, exist_ok=True)
+        private_folder(self._cache)
         with tempfile.TemporaryDirectory(prefix="tree-", dir=self._cache) as name:
             top = Path(name)
-            top.chmod(0o755)
             for path in self.paths:
                 place = top / path
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_bytes(self.fetch(path, MAX_BYTES))
+                make_folder(place.parent)
+                write_private(place, self.fetch(path, MAX_BYTES))
             yield top
 
     def body(self) -> str:
@@ -146,7 +146,7 @@ class FarFiles:
     def _keep(self, digest: str, data: bytes) -> None:
         if digest_of(data) != digest:
             return
-        self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(self._cache)
         with tempfile.NamedTemporaryFile(dir=self._cache, prefix=".new-", delete=False) as new:
             new.write(data)
         Path(new.name).replace(self._cache / digest.removeprefix("sha256:"))

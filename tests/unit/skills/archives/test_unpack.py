@@ -37,8 +37,8 @@ def test_execute_bits_are_kept_and_other_modes_masked(zipped, item, brief, tmp_p
         item("brief/none", b"x", attributes=0, made_by=0),
     ]
     found = unpack_skill(zipped(brief, *entries), tmp_path / "out")
-    assert modes(found.folder) == {"SKILL.md": 0o444, "run": 0o555, "any": 0o555, "open": 0o444, "none": 0o444}
-    assert found.folder.stat().st_mode & 0o777 == 0o555
+    assert modes(found.folder) == {"SKILL.md": 0o400, "run": 0o500, "any": 0o500, "open": 0o400, "none": 0o400}
+    assert found.folder.stat().st_mode & 0o777 == 0o500
     assert {f.path for f in found.files if f.executable} == {"run", "any"}
 
 
