@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final, cast
 
 from kdskills.skills.archives import write_archive
 from kdskills.skills.archives.unpack import remove_tree
@@ -64,7 +64,7 @@ class VersionFolders:
         aside = self.scratch(".zip")
         try:
             with open_private(aside, "xb") as out:
-                write_archive(folder, out)
+                write_archive(folder, cast(BinaryIO, out))
                 out.flush()
                 os.fsync(out.fileno())
             make_folder(place.parent)
