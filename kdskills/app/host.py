@@ -26,7 +26,9 @@ from kdskills.app.settings import Settings
 from kdskills.app.telemetry import Telemetry
 from kdskills.bundle import Bundle, SkillsDescriptor, load_bundle
 from kdskills.bundle.load import NAMES as DESCRIPTORS
+from kdskills.bundle.load import PythonPolicy
 from kdskills.errors import BadRequest, KdskillsError
+from kdskills.errors.arguments import StrPath
 from kdskills.turn import SkillsSubsystem
 
 if TYPE_CHECKING:
@@ -135,9 +137,9 @@ class Host(OperationCalls):
 
         return made_by(self.registers.stores, url.partition(":")[0], SessionStore, url)
 
-    def bundle(self, path: str | Path) -> Bundle:
-        """Load the bundle at *path*. Raises BundleError."""
-        return load_bundle(path)
+    def bundle(self, path: StrPath, *, python: PythonPolicy = "execute") -> Bundle:
+        """Load the bundle at *path*; its code runs, unless *python* says otherwise. Raises BundleError."""
+        return load_bundle(path, python=python)
 
     @cached_property
     def _opened_roots(self) -> tuple[SkillRoot, ...]:

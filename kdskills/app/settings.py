@@ -18,6 +18,7 @@ from pydantic_settings import (
 
 from kdskills.app.identity import Scope
 from kdskills.errors import OperatorMustAct
+from kdskills.errors.arguments import StrPath, path_argument
 from kdskills.execution import ExecutionOptions, IsolationLevel
 from kdskills.execution.options import E2bOptions
 from kdskills.jobs.settings import JobsSettings, sqlite_url, user_state_dir
@@ -200,7 +201,7 @@ class Settings(BaseSettings):
         return init_settings, _WithoutFileOnly(settings_cls, env_settings)
 
     @classmethod
-    def load(cls, *files: Path, **changes: object) -> Self:
+    def load(cls, *files: StrPath, **changes: object) -> Self:
         """Read the settings.
 
         Args:
@@ -210,7 +211,7 @@ class Settings(BaseSettings):
         Raises:
             SettingsInvalid: A file cannot be read, or a value is not understood.
         """
-        chosen = files or config_files()
+        chosen = tuple(path_argument(file, "files") for file in files) or config_files()
         try:
             merged: dict[str, Any] = {}
             for path in reversed(chosen):

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_valid
 from kdskills.bundle.rules import AgentRules
 from kdskills.bundle.terms import EVERYONE, AgentTerms, Terms, read_fields, rule_list
 from kdskills.errors import DescriptorError, Diagnostic
+from kdskills.errors.arguments import StrPath
 from kdskills.skills.selection import Rules
 
 
@@ -23,6 +24,7 @@ class SkillsDescriptor(BaseModel):
         custom_skills_root: Folder of the bundle's skills. None: there is none, written as blank, null or false; or,
             with `root_omitted`, it is `skills/` below the bundle if that is there.
         agents_config: Rules per consumer; `"*"` is a layer of denials over everybody.
+        consumers: The agents the bundle has; `kdskills check` then knows a mistyped one. It decides nothing.
         bundle_root: Folder relative roots are joined to.
         allow_outside_bundle: Whether a relative root may leave the bundle.
         extra: Keys that are not known, kept.
@@ -36,6 +38,7 @@ class SkillsDescriptor(BaseModel):
     version: Literal[1] = 1
     custom_skills_root: str | None = None
     agents_config: Mapping[str, AgentRules] = Field(default_factory=lambda: MappingProxyType({}))
+    consumers: tuple[str, ...] = ()
     bundle_root: str | None = None
     allow_outside_bundle: bool = False
     extra: Mapping[str, Any] = Field(default_factory=lambda: MappingProxyType({}))
@@ -64,6 +67,7 @@ class SkillsDescriptor(BaseModel):
             bundle_root=self.bundle_root,
             allow_outside_bundle=self.allow_outside_bundle,
             extra=self.extra,
+            consumers=self.consumers,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -123,7 +127,7 @@ class SkillsDescriptor(BaseModel):
         """
         return self.terms.rules(consumer)
 
-    def resolve_root(self, bundle_root: str | Path | None = None) -> Path | None:
+    def resolve_root(self, bundle_root: StrPath | None = None) -> Path | None:
         """Return the custom root on this host, or None when there is none.
 
         Args:

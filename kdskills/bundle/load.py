@@ -10,13 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 from kdskills.bundle.descriptor import SkillsDescriptor
+from kdskills.bundle.literal import read_assignments
 from kdskills.bundle.terms import UPPER, lies_inside, refuse, resembling
 from kdskills.errors import BundleError, DescriptorError, Diagnostic, FileRefused
+from kdskills.errors.arguments import StrPath, path_argument
 from kdskills.skills.safe_open import is_folder, read_file
 from kdskills.skills.yaml_core import Limits, YamlRefused, load_yaml, to_python
+
+PythonPolicy = Literal["execute", "read", "refuse"]
+"""What is done with Python of a bundle: it runs, is read as data if it is literal, or is refused."""
 
 NAMES = ("skills_descriptor.py", "skills_descriptor.yaml", "skills_descriptor.json")
 MAX_DESCRIPTOR = 1024 * 1024
@@ -35,6 +40,7 @@ class Bundle:
         tools_path: `tools.py`, or None.
         demo_path: `demo.yaml`, or None.
         diagnostics: Warnings about the descriptor and the folder.
+        trusted: Whether code of the folder may run, `tools.py` too: it was loaded with `python="execute"`.
     """
 
     root: Path
@@ -43,32 +49,35 @@ class Bundle:
     tools_path: Path | None = None
     demo_path: Path | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
+    trusted: bool = True
 
 
 def load_bundle(
-    path: str | Path,
+    path: StrPath,
     *,
-    python: Literal["execute", "refuse"] = "execute",
+    python: PythonPolicy = "execute",
     allow_outside_bundle: bool = False,
 ) -> Bundle:
     """Load a bundle (spec skills §3.2).
 
-    A `skills_descriptor.py` is trusted code: it runs in this process. Its own `allow_outside_bundle` and `bundle_root`
-    do not count; only the caller can let a bundle's file point out of the bundle.
+    To a program that says nothing else, the folder is trusted: a `skills_descriptor.py` runs in this process. Its own
+    `allow_outside_bundle` and `bundle_root` do not count; only the caller can let a bundle's file point out of it.
 
     Args:
         path: The bundle's folder.
-        python: `refuse` refuses a bundle whose descriptor is Python instead of running it.
+        python: `execute` trusts the folder. `read` runs nothing: a descriptor of literals is read as data. `refuse`
+            refuses a descriptor in Python. Only a bundle loaded with `execute` lets a solver run its `tools.py`.
         allow_outside_bundle: Whether the descriptor's root may lie outside the folder.
 
     Raises:
         BundleError: The folder cannot be loaded: `bundle_missing`, `bundle_empty`, `bundle_ambiguous`,
-            `bundle_file_refused`, `bundle_python_refused`, `bundle_python_failed`, `bundle_unreadable`.
+            `bundle_file_refused`, `bundle_python_refused`, `bundle_untrusted`, `bundle_python_failed`,
+            `bundle_unreadable`.
         DescriptorError: The descriptor says something not understood.
     """
-    if python not in {"execute", "refuse"}:
-        raise TypeError(f"python is 'execute' or 'refuse', not {python!r}")
-    root = _folder(path)
+    if python not in get_args(PythonPolicy):
+        raise TypeError(f"python is 'execute', 'read' or 'refuse', not {python!r}")
+    root = _folder(path_argument(path, "path"))
     if root is None:
         raise BundleError(f"there is no bundle folder at {path}", code="bundle_missing", path=str(path))
     found = [name for name in NAMES if os.path.lexists(root / name)]
@@ -89,10 +98,11 @@ def load_bundle(
         tools_path=_beside(root, "tools.py", findings),
         demo_path=_beside(root, "demo.yaml", findings),
         diagnostics=(*descriptor.diagnostics, *findings),
+        trusted=python == "execute",
     )
 
 
-def _folder(path: str | Path) -> Path | None:
+def _folder(path: Path) -> Path | None:
     """Return the folder at *path* with links followed, or None; no file-system state and no text raises."""
     try:
         root = os.path.realpath(path)
@@ -109,7 +119,8 @@ def _read(root: Path, name: str, python: str) -> Mapping[str, Any]:
         data = read_file(root, name, limit=MAX_DESCRIPTOR).data
     except FileRefused as error:
         raise BundleError(f"{name} cannot be used: {error}", code="bundle_file_refused", file=name) from error
-    value = _READERS[name.rpartition(".")[2]](data, root / name)
+    suffix = "literal" if python == "read" and name.endswith(".py") else name.rpartition(".")[2]
+    value = _READERS[suffix](data, root / name)
     if not isinstance(value, Mapping):
         raise _in_file(refuse("descriptor_type", "descriptor", f"a mapping, not {type(value).__name__}"), name)
     return value
@@ -128,6 +139,16 @@ def _python(data: bytes, path: Path) -> Mapping[str, Any]:
         words = traceback.format_exception_only(type(error), error)[-1].strip()
         message = f"{path.name}, line {line}: {words}"
         raise BundleError(message, code="bundle_python_failed", file=path.name, line=line) from error
+    return _picked(namespace, path)
+
+
+def _literal(data: bytes, path: Path) -> Mapping[str, Any]:
+    """Read what the file assigns, and pick the names that mean something; nothing of it runs."""
+    return _picked(read_assignments(data, path), path)
+
+
+def _picked(namespace: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    """Return the names of a Python descriptor that mean something. Raises DescriptorError for those close to one."""
     known = (*UPPER.values(), WHOLE)
     for name, value in namespace.items():
         if name in known or name.startswith("_") or isinstance(value, (type, ModuleType)):
@@ -203,7 +224,9 @@ def _unreadable(path: Path, why: str, line: int | None, cause: Exception | None 
     raise BundleError(f"{place}: {why}", code="bundle_unreadable", file=path.name, line=line) from cause
 
 
-_READERS: Mapping[str, Callable[[bytes, Path], Any]] = MappingProxyType({"py": _python, "yaml": _yaml, "json": _json})
+_READERS: Mapping[str, Callable[[bytes, Path], Any]] = MappingProxyType(
+    {"py": _python, "literal": _literal, "yaml": _yaml, "json": _json}
+)
 
 
 def _placed(

@@ -16,13 +16,14 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 from kdskills.errors import DescriptorError, Diagnostic
+from kdskills.errors.arguments import StrPath, path_argument
 from kdskills.skills.refs import is_number
 from kdskills.skills.safe_open import is_folder
 from kdskills.skills.selection import EMPTY, ImportPolicy, Rules
 
 IMPORT_POLICIES: tuple[ImportPolicy, ...] = get_args(ImportPolicy)  # loosest first
-FIELDS = ("version", "custom_skills_root", "agents_config", "bundle_root", "allow_outside_bundle", "extra")
-UPPER = {"custom_skills_root": "CUSTOM_SKILLS_ROOT", "agents_config": "AGENTS_CONFIG"}
+FIELDS = ("version", "custom_skills_root", "agents_config", "consumers", "bundle_root", "allow_outside_bundle", "extra")
+UPPER = {"custom_skills_root": "CUSTOM_SKILLS_ROOT", "agents_config": "AGENTS_CONFIG", "consumers": "CONSUMERS"}
 EVERYONE = "*"
 _MOST_BITS = 2_000  # Python always writes numbers of this size, however it is set up
 
@@ -150,6 +151,7 @@ class Terms(NamedTuple):
     bundle_root: str | None = None
     allow_outside_bundle: bool = False
     extra: Mapping[str, Any] = EMPTY
+    consumers: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, value: object) -> Terms:
@@ -169,6 +171,7 @@ class Terms(NamedTuple):
             bundle_root=found.get("bundle_root"),
             allow_outside_bundle=found.get("allow_outside_bundle", False),
             extra=MappingProxyType(found.get("extra", {})),
+            consumers=found.get("consumers", ()),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -178,6 +181,8 @@ class Terms(NamedTuple):
             found["custom_skills_root"] = self.custom_skills_root
         if self.agents_config:
             found["agents_config"] = {name: rules.to_json() for name, rules in self.agents_config.items()}
+        if self.consumers:
+            found["consumers"] = list(self.consumers)
         if self.bundle_root is not None:
             found["bundle_root"] = self.bundle_root
         if self.allow_outside_bundle:
@@ -222,7 +227,7 @@ class Terms(NamedTuple):
             imports=max(own.imports, everyone.imports, key=IMPORT_POLICIES.index),
         )
 
-    def resolve_root(self, bundle_root: str | Path | None = None) -> Path | None:
+    def resolve_root(self, bundle_root: StrPath | None = None) -> Path | None:
         """Return the custom root on this host, or None when there is none.
 
         Args:
@@ -232,7 +237,8 @@ class Terms(NamedTuple):
             DescriptorError: `descriptor_root_relative`, or `descriptor_root_outside_bundle` when a relative root leaves
                 the bundle by `..` or a link.
         """
-        base = None if bundle_root is None and self.bundle_root is None else Path(bundle_root or self.bundle_root or "")
+        named = None if bundle_root is None else path_argument(bundle_root, "bundle_root")
+        base = named if named is not None or self.bundle_root is None else Path(self.bundle_root)
         if self.root_omitted:
             folder = None if base is None else base / "skills"
             if folder is None or not is_folder(folder):
@@ -339,6 +345,19 @@ def _agents(value: object) -> dict[str, AgentTerms]:
     return found
 
 
+def _consumers(value: object) -> tuple[str, ...]:
+    """Read the agents a bundle says it has; a string is a list of one, None an empty one."""
+    value = () if value is None else (value,) if isinstance(value, str) else value
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        raise refuse("descriptor_type", "consumers", f"a list of names, not {type(value).__name__}")
+    for name in value:
+        if not isinstance(name, str) or not name.strip():
+            raise refuse("descriptor_type", "consumers", f"a consumer is a name, not {name!r:.100}")
+        if EVERYONE in name:
+            raise refuse("descriptor_consumer_pattern", "consumers", "consumers are listed by their names, without '*'")
+    return tuple(sorted({str(name) for name in value}))
+
+
 def _extra(value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise refuse("descriptor_type", "extra", f"a mapping, not {type(value).__name__}")
@@ -365,6 +384,7 @@ _READ = MappingProxyType(
         "version": _version,
         "custom_skills_root": _root,
         "agents_config": _agents,
+        "consumers": _consumers,
         "bundle_root": _bundle_root,
         "allow_outside_bundle": _flag,
         "extra": _extra,

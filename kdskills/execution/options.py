@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from kdskills.errors.arguments import path_argument
 from kdskills.execution.protocol import Executor
 
 
@@ -55,6 +56,12 @@ class ExecutionOptions:
     state_dir: Path | None = None
     pool: int = 0
     e2b: E2bOptions = E2bOptions()
+
+    def __post_init__(self) -> None:
+        """Take folders in either form. Raises TypeError for what is none."""
+        for name in ("cache_dir", "state_dir"):
+            if (folder := getattr(self, name)) is not None:
+                object.__setattr__(self, name, path_argument(folder, name))
 
 
 ExecutorFactory = Callable[[ExecutionOptions], Executor]

@@ -8,6 +8,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Literal
 
+from kdskills.errors.arguments import path_argument
+
 MIB = 1024 * 1024
 
 Status = Literal["ok", "nonzero", "timeout", "oom", "limit", "cancelled", "refused", "infra_error"]
@@ -61,6 +63,10 @@ class SkillMount:
     root: Path
     tree: str
 
+    def __post_init__(self) -> None:
+        """Take the folder in either form. Raises TypeError for what is none."""
+        object.__setattr__(self, "root", path_argument(self.root, "root"))
+
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
@@ -69,6 +75,11 @@ class InputFile:
     path: str
     content: bytes | Path
     executable: bool = False
+
+    def __post_init__(self) -> None:
+        """Take a host file in either form. Raises TypeError for what is neither bytes nor a path."""
+        if not isinstance(self.content, bytes):
+            object.__setattr__(self, "content", path_argument(self.content, "content"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +108,11 @@ class LogFiles:
     stdout: Path
     stderr: Path
     limit: int = 64 * MIB
+
+    def __post_init__(self) -> None:
+        """Take the files in either form. Raises TypeError for what is none."""
+        for name in ("stdout", "stderr"):
+            object.__setattr__(self, name, path_argument(getattr(self, name), name))
 
 
 @dataclass(frozen=True, slots=True)

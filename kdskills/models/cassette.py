@@ -119,7 +119,8 @@ class Cassette(BaseModel):
         replies: The entries.
         request: What the user asks, for `kdskills demo`.
         files: Files handed in with the request, relative to the cassette.
-        expect: What the demo's outcome should hold, such as `skills`; checked by `kdskills demo`.
+        expect: What the demo's outcome should hold, such as `skills`; checked by `kdskills demo`. `extras` names the
+            optional part of kdskills that a file takes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)

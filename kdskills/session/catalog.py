@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from kdskills.bundle.terms import Terms
 from kdskills.errors import CallerMustAct, Diagnostic
+from kdskills.errors.arguments import StrPath, path_argument
 from kdskills.session.codes import not_found
 from kdskills.session.source import Gate
 from kdskills.skills.model import Skill
@@ -34,13 +35,13 @@ class SkillCatalog:
         self.diagnostics = tuple(diagnostics)
 
     @classmethod
-    def from_directory(cls, path: str | Path) -> SkillCatalog:
+    def from_directory(cls, path: StrPath) -> SkillCatalog:
         """Return a catalog of every skill of a folder; `diagnostics` tells what was left out.
 
         Raises:
             CallerMustAct: `path_missing` when there is no such folder.
         """
-        folder = Path(path)
+        folder = path_argument(path, "path")
         if not folder.is_dir():
             raise CallerMustAct(f"there is no folder {str(path)!r}", code="path_missing")
         root = SkillRoot(uri="catalog://", path=folder.absolute(), label="catalog", kind="bundle")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from kdskills.errors import FileRefused, ToolCallRefused
+from kdskills.errors.arguments import StrPath, path_argument
 from kdskills.execution import Artifact, InputFile
 from kdskills.execution.check import output_problem
 from kdskills.session.codes import invalid, path_denied, refuse
@@ -82,13 +83,13 @@ class FolderWorkspace:
     """
 
     def __init__(
-        self, root: Path, *, mounts: Mapping[str, Path] | None = None, protected: Collection[str] = ()
+        self, root: StrPath, *, mounts: Mapping[str, StrPath] | None = None, protected: Collection[str] = ()
     ) -> None:
-        self.root = root
-        self.mounts = dict(mounts or {})
+        self.root = path_argument(root, "root")
+        self.mounts = {name: path_argument(folder, f"the mount {name}") for name, folder in (mounts or {}).items()}
         self.protected = frozenset(protected)
         self._lock = threading.RLock()
-        root.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(parents=True, exist_ok=True)
 
     def inputs(self) -> tuple[InputFile, ...]:
         """Return copies to make, mounts first: at most 256 files and 64 MiB.

@@ -18,7 +18,7 @@ from kdskills.skills.findings import Findings
 from kdskills.skills.folder import FolderParts, open_skill
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES, Frontmatter, read_frontmatter
 from kdskills.skills.model import ParsedSkill, Skill
-from kdskills.skills.names import clean_folder, unsafe_name
+from kdskills.skills.names import clean_folder, valid_name
 from kdskills.skills.parse import parse_parts
 from kdskills.skills.repair import single_quoted
 from kdskills.skills.safe_open import read_file
@@ -171,8 +171,11 @@ def _folder_name(folder: Path, parsed: ParsedSkill) -> tuple[str, str]:
         return folder.name, "The folder keeps its name: the skill cannot be loaded."
     if skill.name == clean_folder(folder.name):
         return folder.name, ""
-    if unsafe_name(skill.name) or skill.name.startswith(".") or len(os.fsencode(skill.name)) > 255:
-        return folder.name, f"The folder keeps its name: {skill.name!r} cannot be one."
+    if not valid_name(skill.name) or len(os.fsencode(skill.name)) > 255:
+        return (
+            folder.name,
+            f"The folder keeps its name: {skill.name!r} is no valid one; mend the name of the skill first.",
+        )
     if os.path.lexists(folder.with_name(skill.name)):
         return folder.name, f"The folder keeps its name: {skill.name!r} is there already."
     return skill.name, f"The folder {folder.name!r} becomes {skill.name!r}."

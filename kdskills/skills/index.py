@@ -12,9 +12,10 @@ import os
 import stat
 import unicodedata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kdskills.errors import Diagnostic
+from kdskills.errors.arguments import StrPath, path_argument
 from kdskills.skills.marks import RootScan
 from kdskills.skills.private_files import private_folder
 from kdskills.skills.roots import SkillRoot
@@ -50,8 +51,9 @@ class IndexStore:
         folder: Where the files are; None keeps none. `"default"` is the user's cache.
     """
 
-    def __init__(self, folder: Path | Literal["default"] | None) -> None:
-        self.folder = default_index_dir() if folder == "default" else folder
+    def __init__(self, folder: StrPath | None) -> None:
+        named = folder is not None and folder != "default"
+        self.folder = path_argument(folder, "index_dir") if named else default_index_dir() if folder else None
 
     def file(self, root: SkillRoot, base: str) -> Path | None:
         """Return where the index of a root is kept, or None."""

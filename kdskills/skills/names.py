@@ -30,6 +30,13 @@ def unsafe_name(name: str) -> bool:
     return name in {".", ".."} or any(c in "/\\" or unicodedata.category(c) in {"Cc", "Cs"} for c in name)
 
 
+def valid_name(name: str) -> bool:
+    """Whether the published format takes *name*: lower-case letters, digits and single inner hyphens, at most 64."""
+    if len(name) > MAX_NAME or name != name.lower() or unsafe_name(name):
+        return False
+    return all(part and part.isalnum() for part in name.split("-"))
+
+
 def check_name(name: str, folder: str, findings: Findings, place: Place) -> None:
     """Report all that is wrong with a given *name*; *folder* is "" when there is none."""
 

@@ -6,13 +6,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from kdskills.errors import Diagnostic
+from kdskills.errors.arguments import StrPath, path_argument
 from kdskills.skills.digest import bytes_digest
 from kdskills.skills.field_groups import read_allowed_tools, read_arguments, read_metadata, tool_names
 from kdskills.skills.fields import FieldReader
@@ -255,7 +254,7 @@ def parse_skill_bytes(
     )
 
 
-def parse_skill(path: str | Path, *, verdict: Verdict = "lenient", extra_fields: Collection[str] = ()) -> ParsedSkill:
+def parse_skill(path: StrPath, *, verdict: Verdict = "lenient", extra_fields: Collection[str] = ()) -> ParsedSkill:
     """Return the skill at *path*, a skill folder or its file (spec skills §1).
 
     Of the companions only `tools.yaml` is read, because a broken one refuses the skill; the others are read on first
@@ -270,8 +269,7 @@ def parse_skill(path: str | Path, *, verdict: Verdict = "lenient", extra_fields:
         TypeError: An argument is of the wrong type. No content and no file-system state raises.
     """
     check_arguments(verdict, extra_fields)
-    _check_path(path)
-    opened = open_skill(path, verdict)
+    opened = open_skill(path_argument(path, "path"), verdict)
     if not isinstance(opened, FolderParts):
         return ParsedSkill(None, opened)
     return parse_parts(
@@ -302,8 +300,3 @@ def _check_bytes(data: object, folder: object, file_name: object) -> None:
         raise TypeError(f"data must be bytes, not {type(data).__name__}")
     if not isinstance(folder, str) or not isinstance(file_name, str):
         raise TypeError("folder and file_name must be str")
-
-
-def _check_path(path: object) -> None:
-    if not isinstance(path, str) and not (isinstance(path, os.PathLike) and isinstance(os.fspath(path), str)):
-        raise TypeError(f"path must be str or Path, not {type(path).__name__}")

@@ -7,11 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
 
 from kdskills.errors import CallerMustAct, Diagnostic
+from kdskills.errors.arguments import StrPath
 from kdskills.skills.content import ContentReader
 from kdskills.skills.discovery import SCAN_LIMITS, ScanLimits, Scanner
 from kdskills.skills.index import IndexStore
@@ -64,7 +63,7 @@ class SkillRegistry:
         self,
         roots: Sequence[SkillRoot],
         *,
-        index_dir: Path | Literal["default"] | None = "default",
+        index_dir: StrPath | None = "default",
         check: Check | None = None,
         verified: bool = False,
         clock: Callable[[], int] = time.time_ns,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kdskills.errors import BadRequest, Diagnostic
+from kdskills.errors.arguments import StrPath, path_argument
 from kdskills.skills.model import RootKind
 from kdskills.skills.safe_open import is_folder
 
@@ -46,6 +47,10 @@ class SkillRoot:
     nested: bool = False
     listing: Listing | None = field(default=None, compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        """Take the path in either form. Raises TypeError for what is none."""
+        object.__setattr__(self, "path", path_argument(self.path, "path"))
+
     @property
     def fixed_namespace(self) -> str | None:
         """The namespace no layout and no field can change, or None."""
@@ -71,11 +76,11 @@ class AgentRoots(list[SkillRoot]):
 
 
 def agent_skill_roots(
-    start: str | Path,
+    start: StrPath,
     *,
-    home: bool | Path = False,
+    home: bool | StrPath = False,
     clients: Sequence[str] = (),
-    trusted: Collection[Path],
+    trusted: Collection[StrPath],
 ) -> AgentRoots:
     """Find `.agents/skills` and `.<client>/skills` from *start* up to the repository top, and at home (spec skills §2.1).
 
@@ -106,13 +111,13 @@ def agent_skill_roots(
     findings: list[Diagnostic] = []
     seen: set[Path] = set()
     if home:
-        base = Path(os.path.expanduser("~")) if home is True else Path(home)  # noqa: PTH111 - without a home there is none
+        base = Path(os.path.expanduser("~")) if home is True else path_argument(home, "home")  # noqa: PTH111 - without a home there is none
         for name, folder in _present(base, names) if base.is_absolute() or home is not True else ():
             if folder not in seen:
                 seen.add(folder)
                 roots.append(SkillRoot(f"user://{name}/skills", folder, f"user:{name}", "user"))
-    accepted = {Path(os.path.realpath(path)) for path in trusted}
-    folders = _upwards(Path(os.path.realpath(start)))
+    accepted = {Path(os.path.realpath(path_argument(path, "trusted"))) for path in trusted}
+    folders = _upwards(Path(os.path.realpath(path_argument(start, "start"))))
     for project in folders:
         place = project.relative_to(folders[0]).as_posix()
         prefix = "" if place == "." else f"{place}/"

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from kdskills.errors import Diagnostic
+from kdskills.errors.arguments import StrPath
 from kdskills.skills.companions import COMPACT_FILE, SOURCES_FILES, read_compact, read_sources
 from kdskills.skills.folder import read_companion
 from kdskills.skills.model import Verdict
@@ -14,7 +15,7 @@ from kdskills.skills.safe_open import is_folder
 
 
 def validate_skill(
-    path: str | Path, *, verdict: Verdict = "lenient", extra_fields: Collection[str] = ()
+    path: StrPath, *, verdict: Verdict = "lenient", extra_fields: Collection[str] = ()
 ) -> list[Diagnostic]:
     """Return all findings about the skill at *path* and its companions, sorted by path, line and code.
 

@@ -51,9 +51,10 @@ class TurnFinished(Event):
 
 
 class PromptBuilt(Event):
-    """The top-level text of the next model call: its digest and size, the skills on offer and those active.
+    """What the next model call sends: the digest of its top-level text, the skills on offer and those active.
 
     Attributes:
+        tokens: Estimate of all that is sent: text, tools and history.
         text: The text itself, the first time it is used in the turn; later events with the same digest leave it out.
         asked: The last user message, where it is not the turn's request.
     """

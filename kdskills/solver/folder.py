@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kdskills.errors import BadRequest, FileRefused, ToolCallRefused
+from kdskills.errors.arguments import StrPath, path_argument
 from kdskills.session.paths import clean_path
 from kdskills.session.workspace import MAX_FILES, MAX_TOTAL, FolderWorkspace, media_type
 from kdskills.skills.private_files import make_folder
 from kdskills.solver.result import TurnFile
 
-GivenFile = str | Path | tuple[str, bytes | str | Path]
+GivenFile = StrPath | tuple[str, bytes | StrPath]
 """A file of this host, which keeps its name; or a name in the turn's folder and bytes or a file."""
 
 PREFIX = "kdskills-turn-"
@@ -54,10 +55,10 @@ def _named(file: GivenFile) -> tuple[str, bytes | Path]:
     if isinstance(file, tuple):
         name, content = file
         try:
-            return clean_path(name), content if isinstance(content, bytes) else Path(content)
+            return clean_path(name), content if isinstance(content, bytes) else path_argument(content, "file")
         except ToolCallRefused as error:
             raise _bad(name, error.message) from error
-    path = Path(file)
+    path = path_argument(file, "file")
     return path.name, path
 
 

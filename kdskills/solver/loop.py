@@ -121,18 +121,18 @@ class Loop:
         turn = self._turn
         prompt = await turn.instructions()
         last = next((message.text for message in reversed(self._log.messages) if message.role == "user"), "")
+        room = turn.window * 6 // 10
+        messages = await self._fitted(room)
         turn.bus.emit(
             PromptBuilt,
             role=DECISION,
             digest=prompt.digest,
-            tokens=prompt.tokens,
+            tokens=prompt.tokens + turn.beside(specs, messages),
             available=tuple(turn.view.names),
             active=active,
             text=prompt.text if self._log.first_time(prompt.digest) else "",
             asked="" if last == turn.request else last,
         )
-        room = turn.window * 6 // 10
-        messages = await self._fitted(room)
         request = ModelRequest(DECISION, prompt.text, messages, specs, active)
         try:
             asked = await turn.asker(turn.bus.step).ask(turn.parts.model(DECISION), request)

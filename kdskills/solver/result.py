@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from kdskills.errors import BadRequest, Diagnostic
+from kdskills.errors.arguments import StrPath, path_argument
 
 TurnStatus = Literal["final", "unverified", "partial", "budget", "stuck", "failed"]
 TRANSCRIPT_SCHEMA = "kdskills.transcript/1"
@@ -163,7 +163,7 @@ class TurnResult(Form):
         return cls.model_validate(value)
 
     @classmethod
-    def from_transcript(cls, path: str | Path) -> TurnResult:
+    def from_transcript(cls, path: StrPath) -> TurnResult:
         """Return the result a transcript ends with; it equals the one the turn gave.
 
         Raises:
@@ -179,14 +179,14 @@ class TurnResult(Form):
             raise _no_transcript(path) from None
 
 
-def transcript_rows(path: str | Path) -> Iterator[dict[str, Any] | None]:
+def transcript_rows(path: StrPath) -> Iterator[dict[str, Any] | None]:
     """Give the events of a transcript as they stand in its lines; a last line cut by a crash is given as None.
 
     Raises:
         BadRequest: The file is missing (`transcript_missing`) or no transcript (`transcript_invalid`).
     """
     try:
-        with Path(path).open(encoding="utf-8", newline="\n") as lines:
+        with path_argument(path, "path").open(encoding="utf-8", newline="\n") as lines:
             if _line(lines.readline(), path).get("schema") != TRANSCRIPT_SCHEMA:
                 raise _no_transcript(path)
             for text in lines:
@@ -198,7 +198,7 @@ def transcript_rows(path: str | Path) -> Iterator[dict[str, Any] | None]:
         raise _no_transcript(path) from None
 
 
-def _line(text: str, path: str | Path) -> dict[str, Any]:
+def _line(text: str, path: StrPath) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -208,5 +208,5 @@ def _line(text: str, path: str | Path) -> dict[str, Any]:
     return value
 
 
-def _no_transcript(path: str | Path) -> BadRequest:
+def _no_transcript(path: StrPath) -> BadRequest:
     return BadRequest(f"{path} is no {TRANSCRIPT_SCHEMA} file", code="transcript_invalid", path=str(path))

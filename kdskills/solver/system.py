@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from kdskills.bundle import Bundle, load_bundle
+from kdskills.bundle.literal import untrusted
 from kdskills.errors import BadRequest, NameTaken, ReplayError
+from kdskills.errors.arguments import StrPath
 from kdskills.execution import Executor, IsolationLevel
 from kdskills.models import ModelProvider
 from kdskills.session import SkillRuntime
@@ -46,12 +47,15 @@ class SolverSystem:
         approve: Asks a person before anything runs.
         sinks: Told of every event.
         wiring: Turns names into objects; the installed Host's by default.
+
+    Raises:
+        BundleError: `bundle_untrusted`: the bundle has a `tools.py`, and was loaded without leave to run code.
     """
 
     def __init__(
         self,
         *,
-        bundle: Bundle | str | Path,
+        bundle: Bundle | StrPath,
         model: str | ModelProvider = "replay",
         executor: str | Executor | None = "auto",
         settings: SolverSettings | None = None,
@@ -68,6 +72,8 @@ class SolverSystem:
             raise BadRequest(message, errors=[{"path": "/remote"}])
         self._remote = remote
         self.bundle = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
+        if self.bundle.tools_path is not None and not self.bundle.trusted:
+            raise untrusted(self.bundle.tools_path, 1, "it holds tools of the bundle")
         self.settings = settings or SolverSettings()
         self.wiring = wiring or default_wiring()
         self.subsystem: SkillsSubsystem = self.wiring.subsystem(self.bundle)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,6 +127,13 @@ class Turn:
         """Estimate the tokens of *text*."""
         return estimate_tokens(text)
 
+    def beside(self, specs: Sequence[ToolSpec], messages: Sequence[Message]) -> int:
+        """Estimate the tokens that a request takes beside its top-level text: tools, as servers write them, and history."""
+        tools = [[spec.name, spec.description, spec.input_schema] for spec in specs]
+        words = [message.text + "".join(call.arguments for call in message.calls) for message in messages]
+        sent = json.dumps(tools, ensure_ascii=False, default=dict) if tools else ""
+        return self.count(sent) + sum(map(self.count, words))
+
     def tool_specs(self) -> tuple[ToolSpec, ...]:
         """Return the tools offered now: those of skills, then the solver's own."""
         return (*self.session.tool_specs(), *(tool.spec() for tool in self.parts.tools.all))
@@ -225,7 +234,7 @@ class Turn:
             step=index,
             role=role,
             digest=digest,
-            tokens=self.count(instructions),
+            tokens=self.count(instructions) + self.count(prompt),
             active=active,
             text=instructions if self.log.first_time(digest) else "",
             asked=prompt,

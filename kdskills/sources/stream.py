@@ -99,10 +99,10 @@ class CitationStream:
 
     @staticmethod
     def split(text: str) -> tuple[str, int]:
-        """Return *text* without a tail that may be the beginning of a token, and the length of that tail.
+        """Return *text* without a tail that may belong to a token, and the length of that tail.
 
-        The tail is one or two `[` with any beginning of the rest of a token, and the blanks and zero-width
-        characters before it if a zero-width one is among them.
+        The tail is one or two `[` with any beginning of `S`, `:`, items and `]`, such as `[S` or `[[S:4`, and the blanks
+        and zero-width characters before it if a zero-width one is among them.
         """
         held = held_back(text)
         return text[: len(text) - held], held

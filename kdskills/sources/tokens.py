@@ -33,6 +33,7 @@ class Grammar(NamedTuple):
     event: re.Pattern[str]  # where something may begin: code, a token, its HTML spelling
     token: re.Pattern[str]
     token_prefix: re.Pattern[str]  # a token that has not ended yet
+    token_tail: re.Pattern[str]  # likewise, and what looks like one behind a single bracket
     sup: re.Pattern[str]
     sup_prefix: re.Pattern[str]
     item: re.Pattern[str]
@@ -50,15 +51,14 @@ def grammar() -> Grammar:
     gap = f"[{BLANKS}{ZERO_WIDTH}]{{0,200}}+"
     joint = f"[{ZERO_WIDTH}]{{0,200}}+"
     colon, items = "[:\uff1a]", "[^\\[\\]\uff3b\uff3d\n\r\v\f\x85\u2028\u2029]"
+    rest = f"(?:[Ss]{gap}(?:{colon}(?:{items}{{0,{MAX_ITEMS}}}|{items}{{1,{MAX_ITEMS}}}{_CLOSE}{joint}))?)?"
     return Grammar(
         event=re.compile(f"`+|{_OPEN}|<"),
         token=re.compile(
             f"{_OPEN}{joint}{_OPEN}{gap}[Ss]{gap}{colon}({items}{{1,{MAX_ITEMS}}}){_CLOSE}{joint}{_CLOSE}"
         ),
-        token_prefix=re.compile(
-            f"{_OPEN}{joint}(?:{_OPEN}{gap}(?:[Ss]{gap}(?:{colon}(?:{items}{{0,{MAX_ITEMS}}}"
-            f"|{items}{{1,{MAX_ITEMS}}}{_CLOSE}{joint}))?)?)?"
-        ),
+        token_prefix=re.compile(f"{_OPEN}{joint}(?:{_OPEN}{gap}{rest})?"),
+        token_tail=re.compile(f"{_OPEN}{joint}(?:{_OPEN}{gap})?{rest}"),
         sup=re.compile(r'<sup[ \t]+class="cite"[ \t]+data-sids="([^"<>\n\r]*)"[^<>\n\r]*>'),
         sup_prefix=re.compile(r"<(?:s(?:u(?:p(?:[ \t][^<>\n\r]*)?)?)?)?"),
         item=re.compile(f"([0-9]{{1,9}})(?:[{BLANKS}]*-[{BLANKS}]*([0-9]{{1,9}}))?"),
@@ -262,8 +262,9 @@ def find_tokens(text: str) -> list[Token]:
 def held_back(text: str) -> int:
     """Return how many characters at the end of *text* may belong to a token that has not ended yet.
 
-    These are one or two `[` with any beginning of the rest of a token, and the blanks and zero-width characters
-    before it if a zero-width one is among them (spec skills §6.4).
+    These are one or two `[` with any beginning of `S`, `:`, items and `]`, and the blanks and zero-width characters
+    before it if a zero-width one is among them. A single `[` counts in every such tail, so that the rule is one
+    for both.
     """
     patterns = grammar()
     last = max(text.rfind("["), text.rfind("\uff3b"))
@@ -273,9 +274,9 @@ def held_back(text: str) -> int:
     while before > 0 and patterns.ignorable.match(text[before - 1]):
         before -= 1
     start = before - 1 if before > 0 and text[before - 1] in "[\uff3b" else last
-    if not patterns.token_prefix.fullmatch(text, start):
+    if not patterns.token_tail.fullmatch(text, start):
         start = last
-    if not patterns.token_prefix.fullmatch(text, start):
+    if not patterns.token_tail.fullmatch(text, start):
         return 0
     margin, invisible = start, False
     while margin > 0 and (patterns.blank.match(text[margin - 1]) or patterns.ignorable.match(text[margin - 1])):

@@ -7,6 +7,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from kdskills.errors.arguments import StrPath, path_argument
+
 EXPORT_KEY = "SKILLS_DESCRIPTOR"
 
 
@@ -38,7 +40,7 @@ def locate(uri: str, mounts: Mapping[str, str]) -> Path | None:
     return None if best is None else Path(best[1], *parts[best[0] :])
 
 
-def remap_mounts(export: Mapping[str, Any], mounts: Mapping[str, str | Path]) -> dict[str, Any]:
+def remap_mounts(export: Mapping[str, Any], mounts: Mapping[str, StrPath]) -> dict[str, Any]:
     """Return an export with other mounts; nothing else changes and nothing is looked at (spec skills §3.3).
 
     Args:
@@ -48,5 +50,7 @@ def remap_mounts(export: Mapping[str, Any], mounts: Mapping[str, str | Path]) ->
     """
     copied = deepcopy(dict(export))
     inner: dict[str, Any] = copied.get(EXPORT_KEY, copied)
-    inner["mounts"] = {prefix: str(folder) for prefix, folder in mounts.items()}
+    inner["mounts"] = {
+        prefix: str(path_argument(folder, f"the mount of {prefix}")) for prefix, folder in mounts.items()
+    }
     return copied

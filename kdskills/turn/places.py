@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kdskills.bundle.terms import Terms
+from kdskills.errors.arguments import StrPath
 from kdskills.skills.roots import SkillRoot
 from kdskills.turn.mounts import below, split_uri
 
@@ -21,7 +22,7 @@ def built_in_roots() -> tuple[SkillRoot, ...]:
 
 
 def place_roots(
-    terms: Terms, bundle_root: str | Path | None, further: Sequence[SkillRoot]
+    terms: Terms, bundle_root: StrPath | None, further: Sequence[SkillRoot]
 ) -> tuple[tuple[SkillRoot, ...], dict[str, str]]:
     """Return all roots, the custom one last, and the mounts that say where they are on this host.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kdskills.bundle.terms import Terms
 from kdskills.errors import Diagnostic, FileRefused, RootChanged, RootMissing
+from kdskills.errors.arguments import StrPath
 from kdskills.skills.companions import COMPACT_FILE, SOURCES_FILES, TOOLS_FILES, limit_of
 from kdskills.skills.content import ContentReader
 from kdskills.skills.digest import bytes_digest, tree_digest
@@ -39,8 +40,8 @@ Verify = Literal["catalog", "tree", "none"]
 def set_skills_descriptor(
     descriptor: Mapping[str, Any] | SkillsDescriptor | None,
     *,
-    bundle_root: str | Path | None = None,
-    mounts: Mapping[str, str | Path] | None = None,
+    bundle_root: StrPath | None = None,
+    mounts: Mapping[str, StrPath] | None = None,
     verify: Verify = "catalog",
 ) -> SkillsSubsystem:
     """Build a subsystem of an export or a plain descriptor and put it in force here (spec skills §3.3).
@@ -80,7 +81,7 @@ def set_skills_descriptor(
     return subsystem
 
 
-def _plain(descriptor: Mapping[str, Any] | SkillsDescriptor | None, bundle_root: str | Path | None) -> SkillsSubsystem:
+def _plain(descriptor: Mapping[str, Any] | SkillsDescriptor | None, bundle_root: StrPath | None) -> SkillsSubsystem:
     """Return the subsystem of a plain descriptor, whose root must be there; of None an empty one."""
     if descriptor is None:
         return SkillsSubsystem(Terms(root_omitted=False), roots=(), index_dir=None, auto_refresh=None)

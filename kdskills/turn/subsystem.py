@@ -8,11 +8,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kdskills.bundle.terms import EVERYONE, Terms
 from kdskills.errors import Diagnostic
+from kdskills.errors.arguments import StrPath
 from kdskills.skills.model import Skill
 from kdskills.skills.refs import compile_rules
 from kdskills.skills.roots import SkillRoot, order_roots
@@ -69,7 +69,7 @@ class SkillsSubsystem:
         descriptor: Where the custom root is and who may use what; a mapping is read as one. None says nothing.
         bundle_root: Folder relative roots are joined to, instead of the descriptor's own.
         roots: Further roots. None means the built-in ones, `()` none; the custom root always comes last.
-        index_dir: Where what was found is kept for the next start: `"default"`, a folder, or None.
+        index_dir: Where what was found is kept for the next start: `"default"` (the user's cache), a folder, or None.
         auto_refresh: Seconds after which `view` looks for changes; None means never.
         filters: Called with consumer and skills, each returns `{full id: reason}` to deny; the union denies.
         check: Further findings about a skill; an error refuses it.
@@ -85,9 +85,9 @@ class SkillsSubsystem:
         self,
         descriptor: SkillsDescriptor | Terms | Mapping[str, Any] | None = None,
         *,
-        bundle_root: str | Path | None = None,
+        bundle_root: StrPath | None = None,
         roots: Sequence[SkillRoot] | None = None,
-        index_dir: Path | Literal["default"] | None = "default",
+        index_dir: StrPath | None = "default",
         auto_refresh: float | None = 1.0,
         filters: Sequence[Filter] = (),
         check: Check | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from typing import Any
 import pytest
 
 from kdskills.app.operations import OPERATIONS
+from kdskills.models import ModelRequest
+from kdskills.solver import ReactSolver, SolverSystem
+from kdskills.testing.models import ScriptedModel, say
 
 ROOT = Path(__file__).parents[2]
 PRESS, HELLO = ROOT / "bundles" / "press", ROOT / "bundles" / "hello"
@@ -140,10 +144,44 @@ def test_show_refuses_a_denied_skill(run: Callable[..., Any]) -> None:
 
 def test_render_catalog_fits_its_budget(answer: Callable[..., Any]) -> None:
     """A catalog under a budget says what it left out and never exceeds it."""
-    whole, small = answer("render", PRESS, "-c", DECISION), answer("render", PRESS, "-c", DECISION, "--budget", "60")
+    whole, small = (
+        answer("render", PRESS, "-c", DECISION, "--form", "gallery", *more) for more in ((), ("--budget", "60"))
+    )
     assert whole["text"].startswith("[SKILL CATALOG]\n")
     assert (whole["level"], small["tokens"] <= 60, small["level"] > 0) == (0, True, True)
     assert "press.style" not in whole["text"]
+
+
+def test_render_prints_the_prompt_a_solver_sends(run: Callable[..., Any], answer: Callable[..., Any]) -> None:
+    """The preview is byte for byte what a turn sends first, with its tools, and every number of tokens is marked as an estimate."""
+    kept = asyncio.run(first_request("press.brief"))
+    done = run("render", PRESS, "-s", "press.brief")
+    assert done.stdout == kept.instructions + "\n"
+    assert done.stderr.startswith("~")
+    found = answer("render", PRESS, "-s", "press.brief")
+    assert (found["form"], found["text"]) == ("prompt", kept.instructions)
+    assert [tool["name"] for tool in found["offered"]] == [tool.name for tool in kept.tools]
+    assert found["tokens"] == found["instruction_tokens"] + found["tool_tokens"]
+    assert found["tool_tokens"] > found["instruction_tokens"] / 2
+
+
+async def first_request(skill: str) -> ModelRequest:
+    """Run a turn on the press bundle, and return what it sent first."""
+    model = ScriptedModel([say("Done.")])
+    async with SolverSystem(bundle=PRESS, model=model) as system:
+        await ReactSolver(system).run("Go", skills=[skill])
+    return model.requests[0]
+
+
+def test_render_says_what_does_not_go_together(run: Callable[..., Any]) -> None:
+    """What belongs to one form only is refused beside another, in one line."""
+    for words in (
+        ("--form", "prompt", "--budget", "9"),
+        ("press.brief", "-s", "press.brief"),
+        ("--form", "xml", "-s", "x"),
+    ):
+        done = run("render", PRESS, *words)
+        assert (done.returncode, done.stderr.split(":")[0], done.stderr.count("\n")) == (2, "form_mixed", 1)
 
 
 def test_render_block_is_what_a_prompt_holds(run: Callable[..., Any]) -> None:
@@ -186,7 +224,7 @@ def test_markup_in_skill_texts_is_text(run: Callable[..., Any], bundle: Path) ->
 def test_bundle_errors_name_file_and_line(bundle: Path) -> None:
     """A descriptor that raises is the author's error: exit 3, file and line in one sentence."""
     (bundle / "skills_descriptor.py").write_text("CUSTOM_SKILLS_ROOT = 'skills'\nraise SystemExit(0)\n")
-    done = kdskills("list", bundle)
+    done = kdskills("list", bundle, "--trust")
     assert (done.returncode, done.stdout) == (3, "")
     assert "skills_descriptor.py" in done.stderr
     assert "2" in done.stderr

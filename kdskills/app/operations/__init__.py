@@ -35,7 +35,7 @@ _ROWS: Final = (
     Shipped("skills.show", "Show one skill in full.", "showing:SHOW", profile="author", reads=True, ui_allowed=True),
     Shipped(
         "skills.render",
-        "Render a catalog or an instruction block.",
+        "Render the prompt a solver sends, a catalog, or an instruction block.",
         "showing:RENDER",
         profile="author",
         reads=True,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from kdskills.app.operations.consumers import rule_findings
 from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.bundle.load import NAMES as DESCRIPTOR_NAMES
@@ -20,8 +21,11 @@ from kdskills.skills.safe_open import is_folder
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
+    from kdskills.bundle import Bundle
 
 DEPTH = 6
+LOST = frozenset({"root_missing", "duplicate_id"})
+"""What discovery warns of because it can go on, and what costs a bundle skills: for its author, errors."""
 DISCOVERED = frozenset(
     {"symlink_skipped", "nested_skill", "duplicate_id", "root_is_skill", "scan_limit", "skill_large", "unreadable"}
 )
@@ -88,22 +92,22 @@ def _kind(path: Path) -> Literal["skill", "folder", "bundle"]:
     return "bundle" if is_bundle else "folder"
 
 
-def _bundle(host: Host, path: Path, findings: list[Diagnostic]) -> tuple[Path, list[Path]]:
+def _bundle(host: Host, bundle: Bundle, findings: list[Diagnostic]) -> tuple[Path, list[Path]]:
     """Return a bundle's root and the skill folders below it, and find what its descriptor and discovery say."""
-    bundle = host.bundle(path)
     subsystem = host.subsystem(bundle)
     findings += bundle.diagnostics
+    findings += rule_findings(bundle)
     for consumer in (None, *bundle.descriptor.agents_config):
         findings += subsystem.view(None if consumer == "*" else consumer).diagnostics
     roots = subsystem.snapshot.roots
-    root = Path(roots[-1].root.path) if roots else path / "skills"
+    root = Path(roots[-1].root.path) if roots else bundle.root / "skills"
     unread: list[Diagnostic] = []
     folders = skill_folders(root, unread, itself=False)
     for found in subsystem.diagnostics:
         # What discovery says of a skill's own files is found by validating it; what it left out is not.
         beside = found.code in DISCOVERED and found.severity != "error"
         if found.path is None or (beside and (found.code == "unreadable" or os.path.lexists(root / found.path))):
-            findings.append(found)
+            findings.append(replace(found, severity="error") if found.code in LOST else found)
     for folder in folders:
         place = folder.relative_to(root)
         if len(place.parts) > 2:
@@ -114,11 +118,20 @@ def _bundle(host: Host, path: Path, findings: list[Diagnostic]) -> tuple[Path, l
 
 async def check(host: Host, given: CheckInput, context: Context) -> CheckOutput:
     """Check a skill, a folder of skills or a bundle."""
-    return await asyncio.to_thread(check_path, host, given)
+    return await asyncio.to_thread(check_path, host, given, trust=context.trust)
 
 
-def check_path(host: Host, given: CheckInput) -> CheckOutput:
-    """Check a skill, a folder of skills or a bundle, and wait for it."""
+def checked_bundle(host: Host, path: Path, *, trust: bool) -> Bundle | None:
+    """Return the bundle at *path*, None for what is none; its descriptor is read as data unless it is trusted.
+
+    Raises:
+        BundleError: It cannot be loaded; `bundle_untrusted` where that takes running its code.
+    """
+    return host.bundle(path, python="execute" if trust else "read") if _kind(path) == "bundle" else None
+
+
+def check_path(host: Host, given: CheckInput, *, trust: bool) -> CheckOutput:
+    """Check a skill, a folder of skills or a bundle, and wait for it; code of a bundle runs only with *trust*."""
     path = given.path
     if not os.path.lexists(path):
         raise BadRequest(f"{path} is not there", code="path_missing", path=str(path))
@@ -126,8 +139,9 @@ def check_path(host: Host, given: CheckInput) -> CheckOutput:
     findings: list[Diagnostic] = []
     base = path if is_folder(path) else path.parent
     folders = [path]
-    if kind == "bundle":
-        base, folders = _bundle(host, path, findings)
+    bundle = checked_bundle(host, path, trust=trust)
+    if bundle is not None:
+        base, folders = _bundle(host, bundle, findings)
     elif kind == "folder":
         folders = skill_folders(path, findings)
     for folder in folders:
@@ -151,4 +165,4 @@ def check_path(host: Host, given: CheckInput) -> CheckOutput:
     )
 
 
-CHECK = Implementation(CheckInput, CheckOutput, ("path_missing",), check)
+CHECK = Implementation(CheckInput, CheckOutput, ("path_missing", "bundle_untrusted"), check)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from kdskills.app.operations.extras import EXTRAS
 from kdskills.app.operations.models import Input, Output
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.errors import ExecRefused
@@ -16,8 +17,6 @@ from kdskills.errors import ExecRefused
 if TYPE_CHECKING:
     from kdskills.app.host import Host
     from kdskills.execution import ProbeReport
-
-PARTS = (("models", "pydantic-ai-slim"), ("documents", "fpdf2"), ("otel", "opentelemetry-api"))
 
 
 class DoctorInput(Input):
@@ -71,7 +70,7 @@ def _basics() -> list[Check]:
             cure="reinstall PyYAML from a wheel",
         ),
     ]
-    for extra, distribution in PARTS:
+    for extra, distribution in EXTRAS.items():
         try:
             found.append(Check(name=f"extra {extra}", ok=True, found=f"{distribution} {version(distribution)}"))
         except PackageNotFoundError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from kdskills.app.operations.checking import CheckInput, CheckOutput, check_path, skill_folders
+from kdskills.app.operations.checking import CheckInput, CheckOutput, check_path, checked_bundle, skill_folders
 from kdskills.app.operations.models import Input, Output
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.errors import BadRequest, FileRefused
@@ -66,13 +66,14 @@ def _mend(place: Path, given: FixInput) -> tuple[Change | None, Path]:
 
 async def fix(host: Host, given: FixInput, context: Context) -> FixOutput:
     """Mend skill files; one that cannot be mended costs only itself."""
-    return await asyncio.to_thread(_fix, host, given)
+    return await asyncio.to_thread(_fix, host, given, context.trust)
 
 
-def _fix(host: Host, given: FixInput) -> FixOutput:
+def _fix(host: Host, given: FixInput, trust: bool) -> FixOutput:
     top = given.path
     if not os.path.lexists(top):
         raise BadRequest(f"{top} is not there", code="path_missing", path=str(top))
+    checked_bundle(host, top, trust=trust)  # what cannot be judged afterwards is not mended
     whole = is_folder(top)
     changes = []
     for place in skill_folders(top) if whole else [top]:
@@ -80,8 +81,8 @@ def _fix(host: Host, given: FixInput) -> FixOutput:
         changes += [] if change is None else [change]
         if place == top and not given.dry_run and file != place:  # it may have another name now
             top = file.parent if whole else file
-    left = check_path(host, CheckInput(path=top, verdict=given.verdict))
+    left = check_path(host, CheckInput(path=top, verdict=given.verdict), trust=trust)
     return FixOutput(path=shown(str(top)), dry_run=given.dry_run, changes=tuple(changes), left=left)
 
 
-FIX = Implementation(FixInput, FixOutput, ("path_missing",), fix)
+FIX = Implementation(FixInput, FixOutput, ("path_missing", "bundle_untrusted"), fix)

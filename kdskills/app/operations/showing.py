@@ -8,22 +8,33 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from kdskills.app.operations.bundles import open_bundle
+from kdskills.app.operations.consumers import asker_findings, demo_of
+from kdskills.app.operations.meaning import meant, suggestions
 from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.app.operations.scoped import shown_to
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.app.project_skills import ProjectSkills
-from kdskills.errors import BadRequest
+from kdskills.errors import BadRequest, CallRefused
 from kdskills.skills.model import estimate_tokens
+from kdskills.solver.parts import DECISION
 from kdskills.turn import Granted, Refused
 from kdskills.turn.facade import build_skills_instruction_block
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
     from kdskills.app.identity import Identity, Starter
+    from kdskills.errors import Diagnostic
     from kdskills.skills import Skill
     from kdskills.turn import SkillsSubsystem, SkillView
 
 ANONYMOUS = "Consumer that asks, such as `solver.react.decision`; none means an anonymous consumer."
+
+
+FORM = (
+    "`prompt`, what a solver sends; or a catalog alone: `gallery`, `xml` or `json`. None means the prompt of a bundle "
+    "named by its folder, and a gallery where a budget or tools are given."
+)
 
 
 class ViewInput(Input):
@@ -38,8 +49,13 @@ class ViewInput(Input):
         """Return the skills asked for."""
         if self.bundle is None:
             return await host.project_skills(context.identity.project)
-        bundle = host.bundle(self.bundle)
+        bundle = open_bundle(host, self.bundle, context)
         return ProjectSkills(bundle.name, host.subsystem(bundle), bundle.diagnostics)
+
+    def asker_findings(self, subsystem: SkillsSubsystem, context: Context) -> tuple[Diagnostic, ...]:
+        """Return a warning when the consumer named in the call is one that nothing of the skills or rules names."""
+        local = context.identity.local and self.bundle is not None and self.consumer is not None
+        return asker_findings(subsystem, self.consumer, demo_of(self.bundle)) if local else ()
 
     async def view(self, host: Host, context: Context) -> SkillView:
         """Return the view asked for. Raises as `skills`."""
@@ -144,7 +160,15 @@ async def list_skills(host: Host, given: ViewInput, context: Context) -> ListOut
         skills=tuple(sorted(rows, key=lambda row: row.full_id)),
         visible=tuple(view.listed),
         diagnostics=tuple(
-            Finding.of(d) for d in dict.fromkeys((*found.diagnostics, *subsystem.diagnostics, *view.diagnostics))
+            Finding.of(d)
+            for d in dict.fromkeys(
+                (
+                    *found.diagnostics,
+                    *subsystem.diagnostics,
+                    *view.diagnostics,
+                    *given.asker_findings(subsystem, context),
+                )
+            )
         ),
     )
 
@@ -161,11 +185,11 @@ class RefInput(ViewInput):
         """Return who starts the skill."""
         return context.identity.starter if self.by is None else self.by
 
-    def answer(self, view: SkillView, context: Context) -> Granted | Refused:
+    def answer(self, view: SkillView, context: Context, subsystem: SkillsSubsystem) -> Granted | Refused:
         """Return what the gate says, and to callers elsewhere that what it keeps from them does not exist."""
-        answer = view.resolve(self.ref, by=self.starter(context))
         if context.identity.sees_all:
-            return answer
+            return view.resolve(meant(subsystem, view, self.ref), by=self.starter(context))
+        answer = view.resolve(self.ref, by=self.starter(context))
         known = isinstance(answer, Granted) and not answer.skill.hidden
         return answer if known else Refused("unknown_skill", "", self.ref).public()
 
@@ -196,10 +220,14 @@ class ShowOutput(Output):
 
 async def show_skill(host: Host, given: RefInput, context: Context) -> ShowOutput:
     """Show one skill in full, if the consumer may have it."""
-    view = await given.view(host, context)
-    answer = given.answer(view, context)
+    subsystem = (await given.skills(host, context)).subsystem
+    view = given.view_of(subsystem, context)
+    answer = given.answer(view, context, subsystem)
     if isinstance(answer, Refused):
-        raise BadRequest(f"{given.ref}: {answer.reason}", code=answer.code, ref=given.ref, full_id=answer.full_id)
+        near = suggestions(subsystem, given.ref) if context.identity.sees_all and answer.code == "unknown_skill" else ()
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        message = f"{given.ref}: {answer.reason}{hint}"
+        raise BadRequest(message, code=answer.code, ref=given.ref, full_id=answer.full_id)
     skill = answer.skill
     visible: Collection[str] | None = None if context.identity.sees_all else shown_to(view, context.identity)
     return ShowOutput(
@@ -222,7 +250,12 @@ async def show_skill(host: Host, given: RefInput, context: Context) -> ShowOutpu
         compact=skill.compact,
         sources=tuple(dict(row) for row in skill.sources),
         diagnostics=tuple(
-            Finding.of(d) for d in (*skill.diagnostics, *(answer.diagnostics if visible is None else ()))
+            Finding.of(d)
+            for d in (
+                *skill.diagnostics,
+                *(answer.diagnostics if visible is None else ()),
+                *given.asker_findings(subsystem, context),
+            )
         ),
     )
 
@@ -235,17 +268,34 @@ def _told(full_ids: Iterable[str], visible: Collection[str] | None) -> tuple[str
 class RenderInput(ViewInput):
     """What to render for a prompt."""
 
-    refs: tuple[str, ...] = Field((), description="Skills of the instruction block; none means the catalog.")
-    form: Literal["gallery", "xml", "json"] = Field("gallery", description="Form of the catalog.")
+    refs: tuple[str, ...] = Field((), description="Skills of a generator's instruction block; none means no block.")
+    form: Literal["prompt", "gallery", "xml", "json"] | None = Field(None, description=FORM)
     variant: Literal["full", "compact"] = Field("full", description="Which text of a skill goes into the block.")
     budget: int | None = Field(None, ge=0, description="Tokens the catalog may take.")
+    skills_loaded: tuple[str, ...] = Field((), description="Skills loaded before the first decision of a prompt.")
+    model: str | None = Field(None, description="Model whose window bounds a prompt; none means the setting.")
+
+    @property
+    def whole_prompt(self) -> bool:
+        """Whether the prompt of a solver is asked for, rather than a part of one."""
+        if self.form is not None or self.refs:
+            return self.form == "prompt"
+        of_catalogs = self.budget is not None or self.tools is not None or self.include_internal
+        return self.bundle is not None and not of_catalogs
 
 
 class RenderOutput(Output):
-    """Text as it stands in a prompt, and what it costs."""
+    """Text as it stands in a prompt, and what it costs; every number of tokens is an estimate.
 
+    `tokens` counts all of it: of a prompt `instruction_tokens` for the text, and `tool_tokens` for the tools sent beside it.
+    """
+
+    form: str
     text: str
     tokens: int
+    instruction_tokens: int | None = None
+    tool_tokens: int | None = None
+    offered: tuple[dict[str, Any], ...] = ()
     level: int | None = None
     shown: int | None = None
     total: int | None = None
@@ -256,18 +306,27 @@ class RenderOutput(Output):
 
 
 async def render(host: Host, given: RenderInput, context: Context) -> RenderOutput:
-    """Render a consumer's catalog, or the instruction block of some skills."""
+    """Render the prompt a solver would send, a consumer's catalog, or the instruction block of some skills."""
+    if given.whole_prompt:
+        return await _prompt(host, given, context)
+    if given.skills_loaded:
+        raise BadRequest(
+            "a prompt takes no refs: name skills that are loaded first as skills_loaded", code="form_mixed"
+        )
     subsystem = (await given.skills(host, context)).subsystem
+    asker = given.asker_findings(subsystem, context)
     if not given.refs:
         view = given.view_of(subsystem, context)
-        catalog = view.catalog(given.form, budget=given.budget)
+        form = given.form if given.form is not None and given.form != "prompt" else "gallery"
+        catalog = view.catalog(form, budget=given.budget)
         return RenderOutput(
+            form=form,
             text=catalog.text,
             tokens=catalog.tokens,
             level=catalog.level,
             shown=catalog.shown,
             total=catalog.total,
-            diagnostics=tuple(Finding.of(d) for d in catalog.diagnostics),
+            diagnostics=tuple(Finding.of(d) for d in (*catalog.diagnostics, *asker)),
         )
     tools, identity = given.tools_of(context), context.identity
     with subsystem.activate(given.consumer_of(context), tools, include_internal=given.include_internal) as view:
@@ -275,12 +334,40 @@ async def render(host: Host, given: RenderInput, context: Context) -> RenderOutp
         refs = tuple(ref for ref in given.refs if ref not in kept_away)
         block = build_skills_instruction_block(refs, variant=given.variant, by=identity.starter)
     return RenderOutput(
+        form="block",
         text=str(block),
         tokens=estimate_tokens(str(block)),
         granted=tuple(granted.full_id for granted in block.granted),
         refused={each.ref: each.code for each in block.refused} | dict.fromkeys(kept_away, "unknown_skill"),
         sources=tuple(dict(row) for row in block.pool.to_json()["rows"]),
-        diagnostics=tuple(Finding.of(d) for d in block.diagnostics) if identity.sees_all else (),
+        diagnostics=tuple(Finding.of(d) for d in (*block.diagnostics, *asker)) if identity.sees_all else (),
+    )
+
+
+async def _prompt(host: Host, given: RenderInput, context: Context) -> RenderOutput:
+    """Render what a solver would send first, as `run` with the same bundle, consumer and skills does."""
+    from kdskills.app.operations.previewing import preview  # nothing else here needs a solver
+
+    if given.refs or given.budget is not None or given.tools is not None or given.include_internal:
+        message = (
+            "a prompt is what the solver makes of it: refs, tools, budget and include_internal belong to other forms"
+        )
+        raise BadRequest(message, code="form_mixed")
+    if given.bundle is None or not context.identity.local:
+        raise CallRefused("prompts are rendered of a bundle's folder, for this machine's account", code="local_only")
+    bundle = open_bundle(host, given.bundle, context, tools=True)
+    consumer = given.consumer_of(context) or DECISION
+    model = given.model or host.settings.model
+    made = await preview(host, bundle, consumer=consumer, skills=given.skills_loaded, model=model)
+    asker = given.asker_findings(host.subsystem(bundle), context)
+    return RenderOutput(
+        form="prompt",
+        text=made.instructions,
+        tokens=made.instruction_tokens + made.tool_tokens,
+        instruction_tokens=made.instruction_tokens,
+        tool_tokens=made.tool_tokens,
+        offered=made.tools,
+        diagnostics=tuple(Finding.of(d) for d in (*made.diagnostics, *asker)),
     )
 
 
@@ -317,9 +404,10 @@ class WhyOutput(Output):
 
 async def why(host: Host, given: RefInput, context: Context) -> WhyOutput:
     """Explain, rule by rule, why a skill is granted or refused; the rules are told to administrators alone."""
-    view = await given.view(host, context)
+    subsystem = (await given.skills(host, context)).subsystem
+    view = given.view_of(subsystem, context)
     if not context.identity.sees_all:
-        answer = given.answer(view, context)
+        answer = given.answer(view, context, subsystem)
         refused = isinstance(answer, Refused)
         return WhyOutput(
             ref=given.ref,
@@ -330,12 +418,19 @@ async def why(host: Host, given: RefInput, context: Context) -> WhyOutput:
             reason=answer.reason if isinstance(answer, Refused) else None,
             steps=(),
         )
-    found = view.explain(given.ref, by=given.starter(context)).to_json()
+    ref = meant(subsystem, view, given.ref)
+    notes = [f"{given.ref} was read as {ref}, the only skill of that id"] if ref != given.ref else []
+    explained = view.explain(ref, by=given.starter(context))
+    if explained.code == "unknown_skill" and (near := suggestions(subsystem, given.ref)):
+        notes.append(f"did you mean {' or '.join(near)}?")
+    notes += [f"{found.message}; {found.fix}" for found in given.asker_findings(subsystem, context)]
+    found = explained.to_json()
+    found["notes"] = [*found["notes"], *notes]
     return WhyOutput.model_validate({name: found[name] for name in WhyOutput.model_fields})
 
 
-ASKED = ("no_bundle", "not_yours_to_say")
+ASKED = ("no_bundle", "bundle_untrusted", "not_yours_to_say")
 LIST = Implementation(ViewInput, ListOutput, ASKED, list_skills)
 SHOW = Implementation(RefInput, ShowOutput, ("unknown_skill", "denied", *ASKED), show_skill)
-RENDER = Implementation(RenderInput, RenderOutput, ASKED, render)
+RENDER = Implementation(RenderInput, RenderOutput, ("form_mixed", "local_only", *ASKED), render)
 WHY = Implementation(RefInput, WhyOutput, ASKED, why)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from kdskills.app.operations.models import Input, Output
+from kdskills.app.operations.bundles import open_bundle
+from kdskills.app.operations.consumers import asker_findings
+from kdskills.app.operations.extras import EXTRAS, installed
+from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.app.operations.transcripts import footnoted
-from kdskills.errors import BadRequest
+from kdskills.errors import BadRequest, Diagnostic, MissingExtra
 from kdskills.models.cassette import Cassette, read_cassette
 from kdskills.solver import ReactSolver, SolverSettings, SolverSystem, TurnResult
 
@@ -36,7 +40,10 @@ class RunInput(Input):
 
 
 class RunOutput(Output):
-    """The turn's result, the answer with footnotes, and what the bundle's demo expected but did not get."""
+    """The turn's result, the answer with footnotes, and what the bundle's demo expected but did not get.
+
+    `files` are those the turn made: below `out`, or where the turn left them when there is no `out`.
+    """
 
     result: TurnResult
     footnoted: str
@@ -45,19 +52,32 @@ class RunOutput(Output):
     files: tuple[str, ...]
     transcript: str | None
     unmet: tuple[str, ...] = ()
+    diagnostics: tuple[Finding, ...] = ()
 
 
 def _demo(bundle: Bundle) -> Cassette | None:
     return None if bundle.demo_path is None else read_cassette(bundle.demo_path)
 
 
-def _unmet(demo: Cassette | None, result: TurnResult) -> tuple[str, ...]:
-    """Compare a demo's outcome with what its author expects: skills, files, cited sources, status."""
+def _lacking(demo: Cassette | None, result: TurnResult) -> dict[str, MissingExtra]:
+    """Return the files of a demo that were not made because an optional part is not installed, with the error saying so."""
+    said = None if demo is None else demo.expect.get("extras")
+    extras = {name: str(extra) for name, extra in said.items()} if isinstance(said, dict) else {}
+    made = {file.path for file in result.files}
+    return {
+        name: MissingExtra(name, extra)
+        for name, extra in extras.items()
+        if name not in made and extra in EXTRAS and not installed(EXTRAS[extra])
+    }
+
+
+def _unmet(demo: Cassette | None, result: TurnResult, lacking: Mapping[str, MissingExtra]) -> tuple[str, ...]:
+    """Compare a demo's outcome with what its author expects: skills, files, cited sources, status; *lacking* files are excused."""
     if demo is None or not result.replayed:
         return ()
     used = {use.id for use in result.skills_used}
     missing = [f"skill {name} was not used" for name in demo.expect.get("skills", ()) if name not in used]
-    made = {file.path for file in result.files}
+    made = {file.path for file in result.files} | lacking.keys()
     missing += [f"file {name} was not made" for name in demo.expect.get("files", ()) if name not in made]
     if result.status != demo.expect.get("status", "final"):
         missing.append(f"the turn ended {result.status} ({result.stop_reason})")
@@ -80,7 +100,7 @@ def _deliver(result: TurnResult, out: Path) -> tuple[str, ...]:
 
 async def run(host: Host, given: RunInput, context: Context) -> RunOutput:
     """Run one turn."""
-    bundle = host.bundle(given.bundle)
+    bundle = open_bundle(host, given.bundle, context, tools=True)
     demo = _demo(bundle)
     model = given.model or host.settings.model
     request = given.request or (demo.request if demo else "")
@@ -104,7 +124,11 @@ async def run(host: Host, given: RunInput, context: Context) -> RunOutput:
     async with system:
         result = await ReactSolver(system, consumer=given.consumer).run(request, files=files, skills=given.skills)
         engine = None if system.executor is None else system.executor.name
-    delivered = () if given.out is None else await asyncio.to_thread(_deliver, result, given.out)
+    left = tuple(str(file.location) for file in result.files)
+    delivered = left if given.out is None else await asyncio.to_thread(_deliver, result, given.out)
+    lacking = _lacking(demo, result) if given.request is None else {}
+    findings = [Diagnostic(error.code, "warning", error.message, ref=name) for name, error in lacking.items()]
+    findings += asker_findings(system.subsystem, given.consumer, demo)
     return RunOutput(
         result=result,
         footnoted=footnoted(result),
@@ -112,13 +136,21 @@ async def run(host: Host, given: RunInput, context: Context) -> RunOutput:
         out=None if given.out is None else str(given.out),
         files=delivered,
         transcript=None if given.out is None else str(given.out / f"{result.turn_id}.jsonl"),
-        unmet=_unmet(demo, result) if given.request is None else (),
+        unmet=_unmet(demo, result, lacking) if given.request is None else (),
+        diagnostics=tuple(Finding.of(d) for d in findings),
     )
 
 
 RUN = Implementation(
     RunInput,
     RunOutput,
-    ("request_missing", "replay_diverged", "replay_exhausted", "model_failed", "engine_unavailable"),
+    (
+        "request_missing",
+        "bundle_untrusted",
+        "replay_diverged",
+        "replay_exhausted",
+        "model_failed",
+        "engine_unavailable",
+    ),
     run,
 )

@@ -11,7 +11,8 @@ from rich.panel import Panel
 from rich.table import Table
 
 from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, console, disarmed, failing, line, plain, print_json
-from kdskills.doors.cli.within import ask, run
+from kdskills.doors.cli.show import counted, findings
+from kdskills.doors.cli.within import ask, run, trusting
 
 if TYPE_CHECKING:
     import typer
@@ -67,7 +68,7 @@ class Narrator:
     def on_prompt_built(self, event: Any) -> None:
         """Print which skills are considered and which are active."""
         self.out.print()
-        self.line("step", plain(f"{event.role}, prompt of {event.tokens} tokens"), "bold blue")
+        self.line("step", plain(f"{event.role}, prompt of ~{event.tokens} tokens"), "bold blue")
         if event.available:
             self.line("considers", plain(", ".join(event.available)), "dim")
         if event.active:
@@ -115,7 +116,7 @@ class Narrator:
 
     def on_file_written(self, event: Any) -> None:
         """Print the file."""
-        self.line("file", line(f"{event.path} ({event.size} bytes)"), "green")
+        self.line("file", line(f"{event.path} ({counted(event.size, 'byte')})"), "green")
 
     def on_diagnostic(self, event: Any) -> None:
         """Print the diagnostic."""
@@ -136,19 +137,23 @@ def conclusion(out: Console, answer: Any) -> None:
         out.print(f"  [dim]transcript {plain(answer.transcript)}[/]", soft_wrap=True)
     used = ", ".join(f"{use.id} ({use.how})" for use in result.skills_used)
     tokens = result.usage.input + result.usage.output
-    out.print(
-        f"  [dim]{plain(f'{result.status}: {len(result.steps)} steps, {tokens} tokens, {result.duration_ms} ms; skills: {used}')}[/]"
-    )
+    steps = f"{counted(len(result.steps), 'step')}, {counted(tokens, 'token')}, {result.duration_ms} ms"
+    out.print(f"  [dim]{plain(f'{result.status}: {steps}; skills: {used}')}[/]")
+    findings(answer.diagnostics)
     for missing in answer.unmet:
         out.print(f"  [red]not as expected:[/] {plain(missing)}")
 
 
-def run_turn(ctx: typer.Context, *, as_json: bool, arguments: dict[str, Any]) -> None:
+def run_turn(ctx: typer.Context, *, as_json: bool, trust: bool, arguments: dict[str, Any]) -> None:
     """Run a turn and print it; exit 1 when it did not end well."""
     out = console()
     with failing(as_json=as_json):
         emit = None if as_json else Narrator(out)
-        answer: Any = run(ctx, lambda host: ask(host, "solver.run", arguments, emit))
+        answer: Any = trusting(
+            lambda trusted: run(ctx, lambda host: ask(host, "solver.run", arguments, emit, trust=trusted)),
+            trust=trust,
+            asks=not as_json,
+        )
         if as_json:
             print_json(answer)
         else:

@@ -13,7 +13,7 @@ from kdskills.doors.cli import bench as benchmarks
 from kdskills.doors.cli import codex as codex_output
 from kdskills.doors.cli import db, doors, jobs, mcp, show, token, tool, within, worker
 from kdskills.doors.cli.output import failing, print_json
-from kdskills.doors.cli.within import Desk, ask
+from kdskills.doors.cli.within import Desk, ask, trusting
 
 if TYPE_CHECKING:
     from kdskills.app import Host
@@ -35,7 +35,13 @@ Model = Annotated[
     str | None, typer.Option("--model", "-m", help="`replay`, `openai:NAME`, `anthropic:NAME`, `ollama:NAME`, …")
 ]
 Executor = Annotated[str | None, typer.Option("--executor", "-e", help="`auto`, or an engine's name.")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for produced files and the transcript.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Run code of the bundle's folder with your rights.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", "-o", help="Folder for produced files and the transcript; else the files stay where they are made."
+    ),
+]
 
 
 def answer(
@@ -45,11 +51,17 @@ def answer(
     *,
     as_json: bool,
     strict: bool = False,
+    trust: bool = False,
+    asks: bool = True,
     **arguments: Any,
 ) -> None:
-    """Run an operation, print its answer, and exit with the printer's code."""
+    """Run an operation, print its answer, and exit with the printer's code; *asks* as in `trusting`."""
     with failing(as_json=as_json):
-        found = within.run(ctx, lambda host: ask(host, operation, arguments))
+        found = trusting(
+            lambda trusted: within.run(ctx, lambda host: ask(host, operation, arguments, trust=trusted)),
+            trust=trust,
+            asks=asks and not as_json,
+        )
         code = printer(found) if not as_json else show.exit_code(found, strict=strict)
         if as_json:
             print_json(found)
@@ -70,6 +82,7 @@ def check(
     fix: Annotated[bool, typer.Option("--fix", help="Mend what can be mended without touching a body.")] = False,
     rename: Annotated[bool, typer.Option("--rename", help="With --fix: fit folder names to skill names.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --fix: show the diff, change nothing.")] = False,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Check a skill, a folder of skills or a bundle; exit 0 without errors, 1 with."""
@@ -82,6 +95,8 @@ def check(
             lambda found: show.fixes(found, strict=strict),
             as_json=as_json,
             strict=strict,
+            trust=trust,
+            asks=False,
             path=path,
             rename=rename,
             dry_run=dry_run,
@@ -93,6 +108,8 @@ def check(
         lambda found: show.check(found, strict=strict),
         as_json=as_json,
         strict=strict,
+        trust=trust,
+        asks=False,
         path=path,
         verdict=verdict,
     )
@@ -105,6 +122,7 @@ def list_skills(
     consumer: Consumer = None,
     tools: Tools = None,
     internal: Internal = False,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """List a bundle's skills as a consumer sees them."""
@@ -113,6 +131,7 @@ def list_skills(
         "skills.list",
         show.skills,
         as_json=as_json,
+        trust=trust,
         bundle=bundle,
         consumer=consumer,
         tools=split(tools),
@@ -127,6 +146,7 @@ def show_skill(
     ref: Annotated[str, typer.Argument(help="Full id, bare id or short id.")],
     consumer: Consumer = None,
     internal: Internal = False,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Show one skill in full."""
@@ -135,6 +155,7 @@ def show_skill(
         "skills.show",
         show.skill,
         as_json=as_json,
+        trust=trust,
         bundle=bundle,
         ref=ref,
         consumer=consumer,
@@ -147,25 +168,37 @@ def show_skill(
 def render(
     ctx: typer.Context,
     bundle: Bundle,
-    refs: Annotated[list[str] | None, typer.Argument(help="Skills of the block; none prints the catalog.")] = None,
-    consumer: Consumer = None,
+    refs: Annotated[list[str] | None, typer.Argument(help="Skills of a generator's block.")] = None,
+    consumer: Annotated[
+        str | None,
+        typer.Option("--consumer", "-c", help="Consumer that asks; for a prompt the solver's, else anonymous."),
+    ] = None,
     tools: Tools = None,
-    form: Annotated[str, typer.Option(help="Catalog form: `gallery`, `xml` or `json`.")] = "gallery",
-    variant: Annotated[str, typer.Option(help="Text of a skill: `full` or `compact`.")] = "full",
-    budget: Annotated[int | None, typer.Option(help="Tokens the catalog may take.")] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(help="`prompt`, or a catalog alone: `gallery`, `xml` or `json`.", show_default="prompt"),
+    ] = None,
+    skill: Annotated[list[str] | None, typer.Option("--skill", "-s", help="Skill loaded before the prompt.")] = None,
+    model: Model = None,
+    variant: Annotated[str, typer.Option(help="Text of a skill in a block: `full` or `compact`.")] = "full",
+    budget: Annotated[int | None, typer.Option(help="Tokens a catalog may take.")] = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Print a consumer's catalog, or the instruction block of some skills, as a prompt holds it."""
+    """Print the prompt a solver would send first; with skills the block a generator gets; with a budget or tools a catalog."""
     answer(
         ctx,
         "skills.render",
         show.rendered,
         as_json=as_json,
+        trust=trust,
         bundle=bundle,
         refs=tuple(refs or ()),
         consumer=consumer,
         tools=split(tools),
         form=form,
+        skills_loaded=tuple(skill or ()),
+        model=model,
         variant=variant,
         budget=budget,
     )
@@ -180,6 +213,7 @@ def why(
     tools: Tools = None,
     internal: Internal = False,
     by: Annotated[str, typer.Option(help="Who starts the skill: `model`, `user` or `code`.")] = "model",
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Explain, rule by rule, why a skill is granted or refused; exit 0 if granted, 1 if not."""
@@ -188,6 +222,7 @@ def why(
         "skills.why",
         show.why,
         as_json=as_json,
+        trust=trust,
         bundle=bundle,
         ref=ref,
         consumer=consumer,
@@ -219,12 +254,14 @@ def run(
         list[str] | None, typer.Option("--skill", "-s", help="Skill loaded before the first decision.")
     ] = None,
     out: Out = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Run one turn on a bundle."""
     _turn(
         ctx,
         as_json=as_json,
+        trust=trust,
         arguments={
             "bundle": bundle,
             "request": request,
@@ -248,18 +285,20 @@ def demo_command(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for produced files and the transcript.")] = Path(
         "demo-output"
     ),
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Run the main job: a question, a skill, a script behind a wall, a cited answer and a report on disk."""
     with failing(as_json=as_json):
         chosen = bundle or shipped_bundle("press")
-    _turn(ctx, as_json=as_json, arguments={"bundle": chosen, "model": model, "executor": executor, "out": out})
+    arguments = {"bundle": chosen, "model": model, "executor": executor, "out": out}
+    _turn(ctx, as_json=as_json, trust=trust, arguments=arguments)
 
 
-def _turn(ctx: typer.Context, *, as_json: bool, arguments: dict[str, Any]) -> None:
+def _turn(ctx: typer.Context, *, as_json: bool, trust: bool, arguments: dict[str, Any]) -> None:
     from kdskills.doors.cli.demo import run_turn  # only turns are narrated
 
-    run_turn(ctx, as_json=as_json, arguments=arguments)
+    run_turn(ctx, as_json=as_json, trust=trust, arguments=arguments)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

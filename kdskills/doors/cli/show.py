@@ -36,6 +36,11 @@ def exit_code(answer: BaseModel, *, strict: bool = False) -> int:
     return EXIT_OK
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 skill` or `2 skills`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def findings(diagnostics: tuple[Any, ...]) -> None:
     """Print diagnostics as `file:line:column severity[code] message`, the cure below."""
     out = console()
@@ -55,8 +60,8 @@ def check(answer: Any, *, strict: bool = False) -> int:
     failed = answer.errors > 0 or (strict and answer.warnings > 0)
     colour = "red" if failed else "green"
     console().print(
-        f"[{colour}]{answer.skills} skills checked as {answer.verdict}: {answer.errors} errors, "
-        f"{answer.warnings} warnings, {answer.infos} infos[/]"
+        f"[{colour}]{counted(answer.skills, 'skill')} checked as {answer.verdict}: {counted(answer.errors, 'error')}, "
+        f"{counted(answer.warnings, 'warning')}, {counted(answer.infos, 'info')}[/]"
     )
     return EXIT_NEGATIVE if failed else EXIT_OK
 
@@ -86,8 +91,8 @@ def skills(answer: Any) -> int:
     colours = {"listed": "green", "hidden": "cyan", "unlisted": "cyan", "refused": "red", "invalid": "bold red"}
     out = console()
     longest = max((len(row.full_id) for row in answer.skills), default=5)
-    room = max(out.width - longest - len("SK000  refused  tokens      "), 24)
-    rows = table("", "skill", "state", "tokens", "what it does, or why not")
+    room = max(out.width - longest - len("SK000  refused  ~tokens      "), 24)
+    rows = table("", "skill", "state", "~tokens", "what it does, or why not")
     for row in answer.skills:
         words = " ".join((f"{row.code}: {row.reason}" if row.code else row.description).split())
         cut = words if len(words) <= room else words[: room - 1] + "…"
@@ -109,7 +114,7 @@ def skill(answer: Any) -> int:
     facts.show_header = False
     for name in ("full_id", "name", "layer", "location", "path", "disclosure", "digest", "tree_digest"):
         facts.add_row(name, line(str(getattr(answer, name) or "")))
-    facts.add_row("size", f"{answer.size} bytes, about {answer.tokens} tokens")
+    facts.add_row("size", f"{counted(answer.size, 'byte')}, ~{answer.tokens} tokens")
     for name in ("imports", "closure", "tools"):
         if getattr(answer, name):
             facts.add_row(name, line(", ".join(getattr(answer, name))))
@@ -125,7 +130,13 @@ def skill(answer: Any) -> int:
 def rendered(answer: Any) -> int:
     """Print the text to stdout, as it is unless that is a terminal, and what it costs to stderr."""
     print(disarmed(answer.text) if sys.stdout.isatty() else answer.text)
-    notes = [f"{answer.tokens} tokens"]
+    notes = [f"~{answer.tokens} tokens"]
+    if answer.form == "prompt":
+        names = ", ".join(str(tool["name"]) for tool in answer.offered)
+        beside = f", ~{answer.tool_tokens} of tools sent beside it: {names}" if answer.offered else ""
+        notes = [f"{notes[0]}: ~{answer.instruction_tokens} of text{beside}"]
+    elif answer.form != "block":
+        notes.append(f"the catalog alone, as {answer.form}; a solver sends --form prompt")
     if answer.total is not None:
         notes.append(f"level {answer.level}, shown {answer.shown}/{answer.total}")
     notes += [f"{ref}: {code}" for ref, code in answer.refused.items()]

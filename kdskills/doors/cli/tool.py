@@ -55,6 +55,9 @@ def command(
     ] = None,
     given: Annotated[str, typer.Option("--json", "-j", help="Arguments as a JSON object; `-` reads them.")] = "{}",
     key: Annotated[str | None, typer.Option("--key", help="Idempotency key: a repeated call is the first one.")] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run code of a bundle that is named by its folder with your rights.")
+    ] = False,
 ) -> None:
     """Run any operation; its answer is JSON on standard output, its progress JSON lines on standard error."""
     if name is None:
@@ -63,5 +66,5 @@ def command(
         return
     with failing(as_json=True):
         arguments = arguments_of(given)
-        context = Context(identity=AT_CLI, emit=_progress, idempotency_key=key)
+        context = Context(identity=AT_CLI, emit=_progress, idempotency_key=key, trust=trust)
         print_json(run(ctx, lambda host: host.invoke(name, arguments, context)))

@@ -113,7 +113,7 @@ class Timeline:
         active = f"; active: {joined(event.active)}" if event.active else ""
         self._say(event, f"step {event.step}", f"{flat(event.role)}{active}", "bold blue")
         same = "" if event.text else ", text as before"
-        self._say(event, "prompt", f"{event.tokens} tokens, {flat(event.digest)}{same}")
+        self._say(event, "prompt", f"~{event.tokens} tokens, {flat(event.digest)}{same}")
         if event.text:
             self.block(self._changed(event.role, event.text))
         if event.asked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -11,6 +12,8 @@ import typer
 
 from kdskills.app.identity import LOCAL
 from kdskills.app.operations.table import Context, Emit
+from kdskills.doors.cli.output import one_line
+from kdskills.errors import BundleError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -70,6 +73,30 @@ def run(ctx: typer.Context, do: Callable[[Host], Awaitable[T]]) -> T:
     return asyncio.run(whole())
 
 
-async def ask(host: Host, operation: str, arguments: Mapping[str, Any], emit: Emit | None = None) -> BaseModel:
+async def ask(
+    host: Host, operation: str, arguments: Mapping[str, Any], emit: Emit | None = None, *, trust: bool = False
+) -> BaseModel:
     """Run an operation by name as the account at the command line."""
-    return await host.invoke(operation, arguments, Context(identity=AT_CLI, emit=emit))
+    return await host.invoke(operation, arguments, Context(identity=AT_CLI, emit=emit, trust=trust))
+
+
+def trusting(do: Callable[[bool], T], *, trust: bool, asks: bool) -> T:
+    """Do something that may need code of a bundle; where nobody trusts it yet, ask the person at a terminal once.
+
+    Args:
+        do: Is told whether the bundle is trusted.
+        trust: Whether it is from the start.
+        asks: Whether the person may be asked.
+
+    Raises:
+        BundleError: `bundle_untrusted`: nobody can be asked, or the person said no.
+    """
+    try:
+        return do(trust)
+    except BundleError as error:
+        if error.code != "bundle_untrusted" or not (asks and sys.stdin.isatty() and sys.stderr.isatty()):
+            raise
+        typer.echo(one_line(error.message), err=True)
+        if not typer.confirm("Run it this time?", err=True):
+            raise BundleError("its code was not run, as you said", code=error.code, who="user") from None
+    return do(True)

@@ -2,7 +2,8 @@
 
 Usage: press.py REPORT.md [--html FILE] [--pdf FILE] [--source "n|title|url"]...
 
-Exit codes: 0 pressed, 2 the text, a figure or a citation cannot be used; then no file is written.
+Exit codes: 0 pressed, 2 the text, a figure or a citation cannot be used; then no file is written. Without fpdf2 there is
+no PDF: a note says so beside the HTML, and without any HTML to press it is an error.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from document import PressError, Source, read_document
+from document import Document, PressError, Source, read_document
 from to_html import to_html
 
 
@@ -22,6 +23,24 @@ def source(text: str) -> Source:
     if not number.strip().isdigit() or not title.strip():
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form n|title|url")
     return Source(int(number), title.strip(), url.strip())
+
+
+def pdf_of(document: Document, path: Path, *, needed: bool) -> list[tuple[Path, bytes]]:
+    """Return the PDF and its path; nothing, with a note, where it cannot be written and is not *needed*."""
+    try:
+        from to_pdf import to_pdf  # a heavy library, loaded only when a PDF is wanted
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "fpdf":
+            raise
+        message = f"{path} was not written: a PDF needs fpdf2, pip install 'kdskills[documents]'"
+        if needed:
+            raise PressError(message) from None
+        print(f"note: {message}", file=sys.stderr)
+        return []
+    data, replaced = to_pdf(document)
+    if replaced:
+        print(f"note: {replaced} characters without a glyph in the PDF fonts were replaced", file=sys.stderr)
+    return [(path, data)]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,12 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.html:
             made.append((args.html, to_html(document).encode("utf-8")))
         if args.pdf:
-            from to_pdf import to_pdf  # a heavy library, loaded only when a PDF is wanted
-
-            data, replaced = to_pdf(document)
-            made.append((args.pdf, data))
-            if replaced:
-                print(f"note: {replaced} characters without a glyph in the PDF fonts were replaced", file=sys.stderr)
+            made += pdf_of(document, args.pdf, needed=not args.html)
     except PressError as error:
         print(error, file=sys.stderr)
         return 2
