@@ -116,15 +116,15 @@ class Tokens:
         """Make a token, and its project if that is not there.
 
         Args:
-            project: Everything it reaches belongs to this project.
-            agent: The consumer the policy of skills is asked for.
+            project: As at `Token`.
+            agent: As there, and so all up to `tools`.
             scopes: What it may do.
-            label: What it is for, in words.
+            label: What it is for.
             allowed_tools: Operations it may run; None for all its scopes allow.
             limits: What it may use.
-            expires_at: When it ends by itself.
+            expires_at: When it ends.
             person: Whether a person starts skills with it.
-            tools: Ids of the tools its holder has.
+            tools: Tools its holder has.
             who: For the audit row.
             request_id: For the audit row.
             maker: Who makes it; the token may do nothing its maker may not.
@@ -136,33 +136,14 @@ class Tokens:
             BadRequest: `project_invalid`, `agent_invalid`, `scope_unknown`, or a limit below one.
             CallRefused: `tool_not_allowed` or `token_wider`; the token would do what its maker may not.
         """
-        check_project(project)
-        if not AGENT.fullmatch(agent):
-            raise BadRequest(f"{agent!r} is no agent: letters, digits and ._:-, at most 128", code="agent_invalid")
-        unknown = sorted(set(scopes) - SCOPES)
-        if unknown or not scopes:
-            message = f"scopes are {', '.join(sorted(SCOPES))}" + (f"; not {', '.join(unknown)}" if unknown else "")
-            raise BadRequest(message, code="scope_unknown", unknown=unknown)
         bounds = limits or TokenLimits()
-        if any(most is not None and most < 1 for most in _limit_values(bounds).values()):
-            raise BadRequest("a limit of a token is at least 1")
+        _check(project, agent, scopes, bounds)
         token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-        text = f"kd_{token_id}_{secret}"
-        values = {
-            "id": token_id,
-            "secret_hash": _hash(secret),
+        values = _made(token_id, secret, self._clock(), who) | {
             "label": label[:200],
             "project": project,
             "agent": agent,
-            "scopes": json.dumps(sorted(set(scopes))),
-            "allowed_tools": None if allowed_tools is None else json.dumps(sorted(set(allowed_tools))),
-            "created_at": micros(self._clock()),
-            "created_by": who[:200],
-            "expires_at": None if expires_at is None else micros(expires_at),
-            "revoked_at": None,
-            "person": person,
-            "tools": json.dumps(sorted(set(tools))),
-            **_limit_values(bounds),
+            **_powers(scopes, allowed_tools, bounds, expires_at, person, tools),
         }
         _require_not_wider(_token(values), maker)
 
@@ -173,7 +154,7 @@ class Tokens:
             self._records.note(link, project, who, "token.create", token_id, request_id, **facts)
 
         await self._database.write(change)
-        return _token(values), text
+        return _token(values), f"kd_{token_id}_{secret}"
 
     async def list(self, project: str | None = None) -> Sequence[Token]:
         """Return the tokens of a project, or of all, the latest first; revoked and expired ones too."""
@@ -244,6 +225,23 @@ class Tokens:
         return None if token is None else token.identity
 
 
+def _check(project: str, agent: str, scopes: Collection[str], limits: TokenLimits) -> None:
+    """Refuse what no token can have.
+
+    Raises:
+        BadRequest: `project_invalid`, `agent_invalid`, `scope_unknown`, or a limit below one.
+    """
+    check_project(project)
+    if not AGENT.fullmatch(agent):
+        raise BadRequest(f"{agent!r} is no agent: letters, digits and ._:-, at most 128", code="agent_invalid")
+    unknown = sorted(set(scopes) - SCOPES)
+    if unknown or not scopes:
+        message = f"scopes are {', '.join(sorted(SCOPES))}" + (f"; not {', '.join(unknown)}" if unknown else "")
+        raise BadRequest(message, code="scope_unknown", unknown=unknown)
+    if any(most is not None and most < 1 for most in _limit_values(limits).values()):
+        raise BadRequest("a limit of a token is at least 1")
+
+
 def _hash(secret: str) -> str:
     """Return the hash a secret is kept as; the secret has 256 random bits, so that no slow hash is needed."""
     return hashlib.sha256(secret.encode("ascii")).hexdigest()
@@ -254,6 +252,36 @@ def _limit_values(limits: TokenLimits) -> dict[str, int | None]:
         "requests_per_minute": limits.requests_per_minute,
         "concurrent_work": limits.concurrent_work,
         "body_bytes": limits.body_bytes,
+    }
+
+
+def _made(token_id: str, secret: str, at: datetime, who: str) -> dict[str, Any]:
+    """Return who made a token and when, as its row has it, with its id and the hash of its secret."""
+    return {
+        "id": token_id,
+        "secret_hash": _hash(secret),
+        "created_at": micros(at),
+        "created_by": who[:200],
+        "revoked_at": None,
+    }
+
+
+def _powers(
+    scopes: Collection[str],
+    allowed_tools: Collection[str] | None,
+    limits: TokenLimits,
+    expires_at: datetime | None,
+    person: bool,
+    tools: Collection[str],
+) -> dict[str, Any]:
+    """Return what a token may do, as its row has it."""
+    return {
+        "scopes": json.dumps(sorted(set(scopes))),
+        "allowed_tools": None if allowed_tools is None else json.dumps(sorted(set(allowed_tools))),
+        "expires_at": None if expires_at is None else micros(expires_at),
+        "person": person,
+        "tools": json.dumps(sorted(set(tools))),
+        **_limit_values(limits),
     }
 
 
