@@ -1,4 +1,4 @@
-"""Asking for the end of work: a worker passes it on; where none is alive, the caller does it alone (spec work §2, §3)."""
+"""Asking for the end of work: a worker passes it on; where none is alive, the caller does it alone."""
 
 from __future__ import annotations
 
@@ -27,10 +27,15 @@ async def cancel(work: Work, kind: Kind, item: str, reason: str) -> bool:
     What waits in a queue is canceled by the asking. What runs is left to its worker, if that lives; else its programs on
     this host are ended here, and its state after them. What had ended by itself keeps its result, for the next worker.
     """
-    said = await work.database.write(lambda link: work.records.ask_cancel(link, kind, item, reason))
-    if said == "canceled":
-        await asyncio.to_thread(work.queues.cancel, [item])
-    elif said == "asked":
+
+    def change(link: sa.Connection) -> str | None:
+        said = work.records.ask_cancel(link, kind, item, reason)
+        if said is not None:  # whoever has it in hand ends it; what it kept waiting may begin
+            work.queue.announce(link, "queue" if said == "canceled" else f"cancel {item}")
+        return said
+
+    said = await work.database.write(change)
+    if said == "asked":
         await _cancel_orphan(work, kind, item, reason)
     return said is not None
 
@@ -48,27 +53,22 @@ async def _cancel_orphan(work: Work, kind: Kind, item: str, reason: str) -> None
     found = await work.database.write(lambda link: _orphans(work, link, kind, item, reason))
     if found is None:
         return
-    tasks, queued = found
-    ended = await asyncio.gather(*(_ended(work, task, reason) for task in tasks))
-    ends = [(task, values) for task, values in zip(tasks, ended, strict=True) if values is not None]
-    gone = await work.database.write(lambda link: _end_rows(work, link, kind, item, ends))
-    await asyncio.to_thread(work.queues.cancel, queued + gone)
+    ended = await asyncio.gather(*(_ended(work, task, reason) for task in found))
+    ends = [(task, values) for task, values in zip(found, ended, strict=True) if values is not None]
+    await work.database.write(lambda link: _end_rows(work, link, kind, item, ends))
 
 
-def _orphans(
-    work: Work, link: sa.Connection, kind: Kind, item: str, reason: str
-) -> tuple[list[TaskHead], list[str]] | None:
-    """Return tasks nobody alive holds, and ids of steps that were still queued; None when a live worker holds *item*."""
+def _orphans(work: Work, link: sa.Connection, kind: Kind, item: str, reason: str) -> list[TaskHead] | None:
+    """Return tasks nobody alive holds, canceling steps that were still queued; None when a live worker holds *item*."""
     records, live = work.records, {row.executor for row in Roster(work).live(link)}
     head = records.task(link, item) if kind == "task" else records.job(link, item)
     if head is None or head.terminal or head.executor in live:
         return None
     if isinstance(head, TaskHead):
-        return [head], []
+        return [head]
     living = [step.task for step in head.steps if step.task is not None and not step.task.terminal]
     said = {task.id: records.ask_cancel(link, "task", task.id, reason) for task in living}
-    asked = [task for task in living if said[task.id] == "asked" and task.executor not in live]
-    return asked, [item for item, state in said.items() if state == "canceled"]
+    return [task for task in living if said[task.id] == "asked" and task.executor not in live]
 
 
 async def _ended(work: Work, head: TaskHead, reason: str) -> dict[str, Any] | None:
@@ -103,16 +103,12 @@ def _seen(work: Work, head: TaskHead, attempt: Attempt) -> dict[str, Any]:
 
 def _end_rows(
     work: Work, link: sa.Connection, kind: Kind, item: str, ends: list[tuple[TaskHead, dict[str, Any]]]
-) -> list[str]:
-    """End the rows, a job's after all of its tasks, and return their ids; what somebody took meanwhile is left to them."""
+) -> None:
+    """End the rows, a job's after all of its tasks; what somebody took meanwhile is left to them."""
     records = work.records
-    gone = [
-        task.id
-        for task, values in ends
-        if records.force(link, "task", task.id, "canceled", executor=task.executor, **values)
-    ]
+    for task, values in ends:
+        records.force(link, "task", task.id, "canceled", executor=task.executor, **values)
     job = records.job(link, item) if kind == "job" else None
-    if job is None or any(step.task is not None and not step.task.terminal for step in job.steps):
-        return gone
-    forced = records.force(link, "job", item, "canceled", executor=job.executor, error_code="canceled")
-    return [*gone, item] if forced else gone
+    if job is not None and all(step.task is None or step.task.terminal for step in job.steps):
+        records.force(link, "job", item, "canceled", executor=job.executor, error_code="canceled")
+    work.queue.announce(link)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from kdskills.errors import Conflict, KdskillsError, NotFound
 from kdskills.execution.logfile import LogPiece
@@ -20,9 +20,8 @@ from kdskills.jobs.heads import JobHead, TaskHead
 from kdskills.jobs.model import JobSpec, Scope, TaskSpec
 from kdskills.jobs.opening import Work, open_work
 from kdskills.jobs.plan import check_graph
-from kdskills.jobs.queues import JOB, POOL, TASK, host_queue
 from kdskills.jobs.records import Wanted, new_row, new_task
-from kdskills.jobs.roster import Roster, slot_taken
+from kdskills.jobs.roster import slot_taken
 from kdskills.jobs.settings import JobsSettings
 from kdskills.jobs.states import TERMINAL
 
@@ -62,7 +61,6 @@ class JobsClient:
         self._spawn = spawn
         self._spawned_at = float("-inf")
         self._opening: asyncio.Task[Work] | None = None
-        self._enqueues = False
 
     async def aclose(self) -> None:
         """Close the connections; what could not be opened has none."""
@@ -90,17 +88,18 @@ class JobsClient:
         Raises:
             Conflict: The key was used with another body; or the session is busy and the spec refuses to wait.
         """
-        work = await self._ready()
+        work = await self.work()
         item = new_id("task", spec.scope, key)
         session_key = item if spec.session_id is None else spec.scope.session_key(spec.session_id)
 
         def change(link: sa.Connection) -> TaskHead:
-            home, queue = _place(work, link, session_key)
-            row = new_task(item, spec, session_key, body_hash=body_hash, home=home)
+            row = new_task(item, spec, session_key, body_hash=body_hash, home=_home(work))
+            if spec.session_id is not None:
+                _come_last(work, link, row)
             if work.records.add_task(link, row):
                 if spec.on_busy == "refuse":
                     _refuse_busy(work, link, session_key, item)
-                work.queues.enqueue(link, TASK, item, queue, session_key)
+                work.queue.announce(link)
             else:
                 _require_same(work.records.body_hash(link, "task", item), body_hash)
             head = work.records.task(link, item)
@@ -119,16 +118,17 @@ class JobsClient:
             Conflict: The key was used with another body; or the session is busy and the spec refuses to wait.
         """
         check_graph(spec.steps)
-        work = await self._ready()
+        work = await self.work()
         item = new_id("job", spec.scope, key)
         session_key = spec.scope.session_key(spec.session_id)
 
         def change(link: sa.Connection) -> JobHead:
-            home, queue = _place(work, link, session_key)
-            if work.records.add_job(link, new_row(item, spec, session_key, body_hash=body_hash, home=home)):
+            row = new_row(item, spec, session_key, body_hash=body_hash, home=_home(work))
+            _come_last(work, link, row)
+            if work.records.add_job(link, row):
                 if spec.on_busy == "refuse":
                     _refuse_busy(work, link, session_key, item)
-                work.queues.enqueue(link, JOB, item, queue, session_key)
+                work.queue.announce(link)
             else:
                 _require_same(work.records.body_hash(link, "job", item), body_hash)
             head = work.records.job(link, item)
@@ -295,14 +295,6 @@ class JobsClient:
             )  # one that lives sees it; where none does, the next writes what had ended by itself
         return asked
 
-    async def _ready(self) -> Work:
-        """Return the opened place, able to enqueue."""
-        work = await self.work()
-        if not self._enqueues:
-            await asyncio.to_thread(work.queues.prepare)
-            self._enqueues = True
-        return work
-
     async def _wait(self, look: Callable[[], object], timeout: float | None) -> Head:  # noqa: ASYNC109
         end = float("inf") if timeout is None else time.monotonic() + timeout
         pause = _LOOK_S
@@ -322,14 +314,14 @@ async def _piece(work: Work, head: TaskHead, stream: Stream, offset: int, limit:
     return kept_piece(head, stream, offset, limit)
 
 
-def _place(work: Work, link: sa.Connection, session_key: str) -> tuple[str | None, str]:
-    """Return the host new work is pinned to, or None, and the queue it goes into."""
-    if not work.pooled:
-        return work.host, host_queue(work.host)
-    known = work.records.session_host(link, session_key)
-    if known is not None and Roster(work).alive_hosts(link, {known}):
-        return None, host_queue(known)  # the session's files are on that host's disk
-    return None, POOL
+def _home(work: Work) -> str | None:
+    """Return the host new work is pinned to; None for work of the pool."""
+    return None if work.pooled else work.host
+
+
+def _come_last(work: Work, link: sa.Connection, row: dict[str, Any]) -> None:
+    """Give a row a later time than everything of its session that is not over: clocks may differ, or stand still."""
+    row["created_at"] = max(row["created_at"], work.queue.last_of_session(link, row["session_key"]) + 1)
 
 
 def _refuse_busy(work: Work, link: sa.Connection, session_key: str, item: str) -> None:

@@ -11,7 +11,7 @@ from kdskills.jobs.database import SCHEMA_LOCK, Database, run_revisions
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-HEADS: Final = {"service": "service_0002", "work": "work_0002"}
+HEADS: Final = {"service": "service_0002", "work": "work_0003"}
 """The newest revision of each part whose room opens its database here."""
 
 VERSIONS: Final = "kd_alembic"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kdskills.jobs.database import micros, utc_now
 from kdskills.jobs.records import dump
@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from kdskills.jobs.attempts import Attempt, Facts, Verdict
     from kdskills.jobs.heads import TaskHead
 
+Again = Literal["no", "retry", "restart"]
+
+LOST_TRIES: Final = 3
+"""How often a task that may be repeated is tried again after it was lost."""
 WORDS: Final = 2000
 """Characters of an error's message in a head."""
 BY_ITSELF: Final = frozenset({"ok", "nonzero", "timeout", "limit", "startup_timeout"})
@@ -75,3 +79,17 @@ def began(head: TaskHead, facts: Facts | None) -> dict[str, Any]:
 def moment(seconds: float | None) -> int | None:
     """Return the column of a time in seconds since the epoch."""
     return None if not seconds else round(seconds * 1_000_000)
+
+
+def follows(head: TaskHead, verdict: Verdict) -> Again:
+    """Return whether another attempt follows: of what was lost and may be repeated, or of a service that is restarted.
+
+    How often something was lost is told by the head alone, so that a worker that dies with its programs forgets nothing.
+    """
+    if head.cancel_at is not None or verdict.status in ("ok", "cancelled", "refused"):
+        return "no"
+    lost = head.attempt - 1 - head.restarts
+    if verdict.status == "lost" and head.spec.retry_on_lost and lost < LOST_TRIES:
+        return "retry"
+    service = head.spec.service
+    return "restart" if service is not None and head.restarts < service.restart else "no"

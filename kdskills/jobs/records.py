@@ -121,12 +121,6 @@ class Records:
             count += len(link.execute(query).all())
         return count
 
-    def release(self, link: sa.Connection, kind: str, item: str, executor: str) -> bool:
-        """Let go of a row *executor* holds, for another host's worker; False when it is somebody else's by now."""
-        table = self.table(kind)
-        mine = table.update().where(table.c.id == item, table.c.executor == executor)
-        return link.execute(mine.values(executor=None)).rowcount > 0
-
     def goes_on(self, link: sa.Connection, kind: str, item: str, executor: str) -> bool:
         """Whether *executor*, alive, holds a row that is not over and of which no cancel was asked."""
         table = self.table(kind)
@@ -151,16 +145,6 @@ class Records:
                 query = query.where(table.c.job_id.is_(None))
             found += [(row[0], row[1]) for row in link.execute(query)]
         return min(found)[1] if found else None
-
-    def claim(self, link: sa.Connection, kind: str, item: str, executor: str) -> bool:
-        """Take a row for *executor*: one that is not over, and that nobody alive holds."""
-        import sqlalchemy as sa
-
-        table, workers = self.table(kind), self.tables.workers
-        alive = sa.select(workers.c.executor).where(workers.c.state == "live")
-        free = sa.or_(table.c.executor.is_(None), table.c.executor == executor, table.c.executor.not_in(alive))
-        change = table.update().where(table.c.id == item, table.c.status.not_in(_OVER), free, self._lives(executor))
-        return link.execute(change.values(executor=executor)).rowcount > 0
 
     def move(self, link: sa.Connection, kind: str, item: str, to: str, executor: str, **values: Any) -> bool:
         """Move a row *executor* holds to the state *to*; False when the tables of states, or the fence, forbid it."""
@@ -195,24 +179,6 @@ class Records:
         free = sa.or_(table.c.executor.is_(None), table.c.executor.not_in(alive))
         change = table.update().where(table.c.id == item, table.c.status.not_in(_OVER), same, free)
         return link.execute(change.values({"status": to, "finished_at": micros(utc_now())} | values)).rowcount > 0
-
-    def take_session(self, link: sa.Connection, session_key: str, holder: str, host: str) -> bool:
-        """Hold a session for *holder*; False while a task or job that is not over holds it."""
-        import sqlalchemy as sa
-
-        table, now = self.tables.sessions, micros(utc_now())
-        new = upsert(self.dialect, table).values(session_key=session_key, holder=holder, host=host, used_at=now)
-        if link.execute(new.on_conflict_do_nothing().returning(table.c.holder)).first() is not None:
-            return True
-        held = sa.or_(
-            *(
-                sa.exists().where(self.table(kind).c.id == table.c.holder, self.table(kind).c.status.not_in(_OVER))
-                for kind in ("task", "job")
-            )
-        )
-        free = sa.or_(table.c.holder.is_(None), table.c.holder == holder, sa.not_(held))
-        change = table.update().where(table.c.session_key == session_key, free)
-        return link.execute(change.values(holder=holder, host=host, used_at=now)).rowcount > 0
 
     def session_host(self, link: sa.Connection, session_key: str) -> str | None:
         """Return the host whose disk has the session's files, if any has."""

@@ -1,4 +1,4 @@
-"""Forgetting what is over: heads, workflows, artifacts, run folders, and the space they took (spec work §3)."""
+"""Forgetting what is over: heads, artifacts, run folders, and the space they took."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kdskills.errors import BadRequest
 from kdskills.jobs.attempts.order import require_task_id
 from kdskills.jobs.attempts.store import RUNS
-from kdskills.jobs.database import micros, speaking, utc_now
-from kdskills.jobs.opening import WHAT, Work
+from kdskills.jobs.database import micros, utc_now
+from kdskills.jobs.opening import Work
 from kdskills.jobs.roster import Roster
 from kdskills.jobs.states import TERMINAL
 
@@ -32,7 +32,7 @@ class Forgets(Protocol):
 class Retention:
     """Forgets tasks and jobs that have been over for long, or are too many for their project.
 
-    Artifacts, run folders and workflows go first, the head last: a round that was killed is done again.
+    Artifacts and run folders go first, the head last: a round that was killed is done again.
 
     Args:
         work: The opened place.
@@ -98,8 +98,6 @@ class Retention:
         for item in tasks:
             self._work.attempts.remove(item)
         every = [*tasks, *items] if kind == "job" else items
-        with speaking(WHAT):
-            self._work.queues.delete(every)
         self._work.database.change(lambda link: self._delete(link, every))
 
     def _delete(self, link: sa.Connection, items: list[str]) -> None:

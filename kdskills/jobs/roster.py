@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import socket
 from collections.abc import Iterator, Set
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from kdskills.jobs.opening import Work
 
 
+_LOG: Final = logging.getLogger("kdskills.jobs")
 FENCE_US: Final = 5_000_000
 """Microseconds a host's shims have, after its lease, to end what they run before another host begins."""
 
@@ -68,13 +70,14 @@ class Roster:
 
         self._work.database.change(change)
 
-    def beat(self, executor: str) -> bool:
-        """Renew the worker's lease; False when it was buried. Blocks."""
+    def beat(self, executor: str) -> list[str] | None:
+        """Renew the worker's lease, bury workers that are dead, and return those; None when it was buried itself. Blocks."""
         table = self._table
 
-        def change(link: sa.Connection) -> bool:
+        def change(link: sa.Connection) -> list[str] | None:
             mine = table.update().where(table.c.executor == executor, table.c.state == "live")
-            return link.execute(mine.values(beat_at=micros(utc_now()), lease_until=self._lease())).rowcount > 0
+            alive = link.execute(mine.values(beat_at=micros(utc_now()), lease_until=self._lease())).rowcount > 0
+            return self._bury(link, executor) if alive else None
 
         return self._work.database.change(change)
 
@@ -93,29 +96,41 @@ class Roster:
         Returns:
             Those buried by this call.
         """
-        gone = [
-            row
-            for row in self._work.database.ask(self.live)
-            if row.host == self._work.host and row.executor != mine and not slot_taken(self._work.state_dir, row.slot)
-        ]
+        return self._work.database.change(lambda link: self._bury(link, mine))
+
+    def occupied(self) -> sa.Select[tuple[str]]:
+        """Return the question for hosts whose programs may still run: with a worker, or within their lease and its fence.
+
+        A worker that ended in order leaves its programs running, so its host is not free before the lease is over.
+        """
+        import sqlalchemy as sa
+
         table = self._table
+        leased = table.c.lease_until >= self._clock() - FENCE_US
+        return sa.select(table.c.host).where(sa.or_(table.c.state == "live", leased))
 
-        def change(link: sa.Connection) -> list[str]:
-            import sqlalchemy as sa
+    def _bury(self, link: sa.Connection, mine: str | None) -> list[str]:
+        """As `bury`, in the transaction of *link*; one question when nobody died."""
+        import sqlalchemy as sa
 
-            named = table.c.executor.in_([row.executor for row in gone])
-            over = sa.and_(table.c.lease_until.is_not(None), table.c.lease_until < self._clock() - FENCE_US)
-            dead = table.update().where(table.c.state == "live", table.c.executor != (mine or ""), sa.or_(named, over))
-            return list(link.execute(dead.values(state="dead").returning(table.c.executor)).scalars())
-
-        def look(link: sa.Connection) -> bool:
-            over = table.select().where(table.c.state == "live", table.c.lease_until < self._clock() - FENCE_US)
-            return link.execute(over).first() is not None
-
-        late = self._work.database.ask(look)
-        if gone or late:
-            return self._work.database.change(change)
-        return []
+        table = self._table
+        over = sa.func.coalesce(table.c.lease_until < self._clock() - FENCE_US, sa.false()).label("over")
+        rows = link.execute(
+            sa.select(table.c.executor, table.c.host, table.c.slot, over).where(table.c.state == "live")
+        )
+        dead = [
+            row.executor
+            for row in rows
+            if row.executor != mine
+            and (row.over or (row.host == self._work.host and not slot_taken(self._work.state_dir, row.slot)))
+        ]
+        if not dead:
+            return []
+        change = table.update().where(table.c.state == "live", table.c.executor.in_(dead)).values(state="dead")
+        buried = list(link.execute(change.returning(table.c.executor)).scalars())
+        for executor in buried:
+            _LOG.warning("worker %s is dead", executor)
+        return buried
 
     def live(self, link: sa.Connection) -> list[WorkerRow]:
         """Return the workers that were not buried."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MIB: Final = 1024 * 1024
 KIB: Final = 1024
 DAY_S: Final = 86_400.0
+RETIRED: Final = frozenset({"steps_poll_s", "cancel_poll_s"})
+"""Settings of earlier versions: they may still stand in a file, and decide nothing."""
+_LOG: Final = logging.getLogger("kdskills.jobs")
 
 
 NO_HOME: Final = Path("/nonexistent")
@@ -36,6 +40,15 @@ class JobsSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_retired(cls, given: Any) -> Any:
+        """Pass over settings of earlier versions that decide nothing any more, and say so."""
+        retired = sorted(RETIRED & given.keys()) if isinstance(given, dict) else []
+        for name in retired:
+            _LOG.warning("the setting jobs.%s decides nothing any more: work is waited for, not polled for", name)
+        return {name: value for name, value in given.items() if name not in RETIRED} if retired else given
+
     slots: int = Field(
         default_factory=lambda: max(2, 2 * (os.cpu_count() or 1)),
         ge=1,
@@ -57,11 +70,14 @@ class JobsSettings(BaseModel):
         description="Whether any host may take the work; empty means yes with PostgreSQL, and it is no with SQLite.",
     )
 
-    poll_s: float = Field(0.1, gt=0, le=10, description="Seconds between two looks for new work.")
-    steps_poll_s: float = Field(0.05, gt=0, le=10, description="Seconds between two looks for new steps of jobs.")
-    cancel_poll_s: float = Field(0.05, gt=0, le=5, description="Seconds between two looks for cancels.")
+    poll_s: float = Field(
+        2.0, gt=0, le=10, description="Seconds between two looks for work of which no notification came."
+    )
+    watch_s: float = Field(
+        0.02, gt=0, le=10, description="Seconds between two looks at whether SQLite's file was written to."
+    )
     beat_s: float = Field(
-        1.0, gt=0, le=60, description="Seconds between two beats of a worker, each of which recovers."
+        2.0, gt=0, le=60, description="Seconds between two beats of a worker, each of which buries dead ones."
     )
     lease_s: float = Field(30.0, gt=1, le=600, description="Seconds a host of the pool keeps its work without a beat.")
     idle_s: float = Field(30.0, ge=0, description="Seconds without work after which an embedded worker ends.")

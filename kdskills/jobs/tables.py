@@ -99,6 +99,7 @@ class WorkTables:
             *_listings("kd_tasks"),
             sa.Index("kd_tasks_held", "executor", "status"),
             sa.Index("kd_tasks_status", "status", "finished_at"),
+            *_queue_indexes("kd_tasks"),
         )
 
     def _jobs(self) -> sa.Table:
@@ -112,6 +113,7 @@ class WorkTables:
             *_listings("kd_jobs"),
             sa.Index("kd_jobs_held", "executor", "status"),
             sa.Index("kd_jobs_status", "status", "finished_at"),
+            *_queue_indexes("kd_jobs"),
         )
 
     def _workers(self) -> sa.Table:
@@ -140,7 +142,6 @@ class WorkTables:
             "kd_work_sessions",  # kd_sessions are the loaded skills of conversations, which may live in the same database
             self.metadata,
             sa.Column("session_key", word_type(ID_LENGTH), primary_key=True),
-            sa.Column("holder", word_type(ID_LENGTH)),
             sa.Column("host", sa.String(ID_LENGTH)),
             sa.Column("used_at", sa.BigInteger, nullable=False),
         )
@@ -174,3 +175,14 @@ def _listings(table: str) -> list[sa.Index]:
     import sqlalchemy as sa
 
     return [sa.Index(f"{table}_{name}", *columns) for name, columns in LISTINGS.items()]
+
+
+def _queue_indexes(table: str) -> list[sa.Index]:
+    """Return the indexes the queue asks by; they hold only what is not over, however much is kept of what is."""
+    import sqlalchemy as sa
+
+    open_ = sa.text("status IN ('queued', 'starting', 'running')")
+    return [
+        sa.Index(f"{table}_{name}", *columns, sqlite_where=open_, postgresql_where=open_)
+        for name, columns in (("open", ("session_key", "created_at")), ("turn", ("status", "created_at", "id")))
+    ]

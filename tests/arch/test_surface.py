@@ -32,7 +32,6 @@ FORBIDDEN = {
     "docker",
     "typer",
     "fastapi",
-    "dbos",
     "kdskills.app",
     "kdskills.builtin",
     "kdskills.execution",

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from kdskills.testing.journal_storm import journal_storm
-from kdskills.testing.work import job_storm, kill_storm, labs, outage_storm, two_host_storm
+from kdskills.testing.work import job_storm, kill_storm, labs, outage_storm, sessions_storm, two_host_storm
 
 pytestmark = [
     pytest.mark.skipif(
@@ -34,6 +34,16 @@ def test_clients_that_come_and_go(tmp_path, burners, storm):
     """Four processes of three clients each, 2,000 keys: one claim for each key, nobody fails, the file stays whole."""
     report = journal_storm(tmp_path, processes=4, clients=3, keys=2000, burners=burners)
     assert report.clean, (storm, report)
+
+
+@both
+@pytest.mark.parametrize("load", [0, 4], ids=["calm", "loaded"])
+async def test_sessions_whose_worker_and_launcher_die_together(database, load):
+    """Ten storms of 100 tasks in 20 sessions, worker and launcher killed at once: none lost, stuck, doubled or overtaken."""
+    for seed in range(10):
+        async with labs("a", url=database) as (lab,):
+            report = await sessions_storm(lab, tasks=100, sessions=20, kills=8, load=load, seed=seed, deadline_s=300)
+            assert report.clean, (seed, report, lab.said())
 
 
 @both

@@ -55,15 +55,14 @@ class Sparing(logging.Filter):
 def run(settings: Settings, *, slot: int = 0, idle_s: float | None = None) -> NoReturn:
     """Be a worker and end the process with its exit code, whose reason is the last line of the log.
 
-    The codes are 0, 70 for one that broke, 75 for one that was given up and 78 for one that cannot begin.
+    The codes are 0, 70 for one that broke, 75 for one whose state folder was taken away and 78 for one that cannot begin.
 
     Args:
         settings: What the operator decides.
         slot: Which of this host's workers this is.
         idle_s: Seconds without work after which it ends; None for one that stays.
     """
-    for name in ("dbos", LOG.name):
-        logging.getLogger(name).addFilter(Sparing())
+    LOG.addFilter(Sparing())
     with json_logs():
         for handler in logging.getLogger().handlers:
             handler.addFilter(AboutWork())
@@ -76,12 +75,11 @@ def run(settings: Settings, *, slot: int = 0, idle_s: float | None = None) -> No
         except Exception as error:
             LOG.exception("the worker broke")
             code, reason = BROKEN, f"{type(error).__name__}: {error}"
-        logging.getLogger("dbos").disabled = True  # its threads complain of what is gone, and would bury the reason
         LOG.log(logging.ERROR if code else logging.INFO, "the worker ends with %d: %s", code, reason)
         logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # the queue's threads would wait for programs that go on without this process
+    os._exit(code)  # threads may still wait for a database that does not answer
 
 
 async def _serve(settings: Settings, slot: int, idle_s: float | None) -> tuple[int, str, bool]:

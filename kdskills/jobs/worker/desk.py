@@ -6,21 +6,22 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
 from kdskills.jobs.database import DatabaseUnavailable
 from kdskills.jobs.heads import ArtifactRef, TaskHead
-from kdskills.jobs.model import Mode, Scope
+from kdskills.jobs.model import Scope
 from kdskills.jobs.opening import Work
+from kdskills.jobs.queue import Capacity
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
 T = TypeVar("T")
+InHand = Literal["batch", "service", "job"]
 
 LOG: Final = logging.getLogger("kdskills.jobs")
 _PAUSE_S: Final = 0.1
@@ -81,14 +82,12 @@ class Desk:
         self.keeper = keeper
         self.records = work.records
         self.lease_file: Path | None = work.state_dir / "lease" if work.pooled else None
-        self._gates = {
-            "batch": asyncio.Semaphore(work.settings.slots),
-            "service": asyncio.Semaphore(work.settings.services),
-        }
         self._asked: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._changed: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
-        self.active: dict[str, str] = {}
+        self.active: dict[str, InHand] = {}
         self.busy_at = time.monotonic()
+        self.wake = asyncio.Event()
+        """Set whenever there may be something to claim, or to be told to what is in hand."""
 
     async def read(self, question: Callable[[sa.Connection], T]) -> T:
         """Return what *question* reads; waits for a database that is away."""
@@ -101,12 +100,6 @@ class Desk:
     async def head(self, item: str) -> TaskHead | None:
         """Return a task's head."""
         return await self.read(lambda link: self.records.task(link, item))
-
-    @asynccontextmanager
-    async def gate(self, mode: Mode) -> AsyncIterator[None]:
-        """Hold one of the worker's places for a program of this kind."""
-        async with self._gates[mode]:
-            yield
 
     def asked(self, item: str) -> asyncio.Event:
         """Return what is set once a cancel of *item* was asked for."""
@@ -121,35 +114,32 @@ class Desk:
         if job is not None and job in self._changed:
             self._changed[job].set()
 
-    @asynccontextmanager
-    async def holding(self, kind: str, item: str) -> AsyncIterator[None]:
-        """Count *item* among what this worker has in hand."""
+    def note_cancel(self, item: str) -> None:
+        """Tell what is in hand that its end was asked for."""
+        if item in self.active:
+            self.asked(item).set()
+            self.changed(item).set()
+
+    def capacity(self) -> Capacity:
+        """Return how much more this worker has room for."""
+        settings, kinds = self.work.settings, list(self.active.values())
+        return Capacity(
+            batch=max(0, settings.slots - kinds.count("batch")),
+            service=max(0, settings.services - kinds.count("service")),
+            jobs=max(0, settings.held - len(kinds)),
+        )
+
+    def take_in_hand(self, item: str, kind: InHand) -> None:
+        """Count *item* among what this worker has in hand, from its claim on."""
         self.active[item] = kind
-        try:
-            yield
-        finally:
-            self.active.pop(item, None)
-            self._asked.pop(item, None)
-            self._changed.pop(item, None)
-            self.busy_at = time.monotonic()
 
-    async def claim(self, kind: str, item: str) -> bool:
-        """Take *item* for this worker; False once it is over. Waits while another worker that lives holds it."""
-        while True:
-            taken = await self.write(lambda link: self.records.claim(link, kind, item, self.executor))
-            if taken:
-                return True
-            await self.require_alive()
-            if await self.over(kind, item):
-                return False
-            await asyncio.sleep(self.work.settings.beat_s / 4)
-
-    async def over(self, kind: str, item: str) -> bool:
-        """Whether *item* is over, or not there any more."""
-        table = self.records.table(kind)
-        query = table.select().with_only_columns(table.c.status).where(table.c.id == item)
-        status = await self.read(lambda link: link.execute(query).scalar())
-        return status not in ("queued", "starting", "running")
+    def let_go(self, item: str) -> None:
+        """Count *item* no more: there is room for something else."""
+        self.active.pop(item, None)
+        self._asked.pop(item, None)
+        self._changed.pop(item, None)
+        self.busy_at = time.monotonic()
+        self.wake.set()
 
     async def require_alive(self) -> None:
         """Raises Buried when this worker's row is dead: nothing it would write is accepted any more."""

@@ -1,21 +1,19 @@
-"""Seeing one task through: start or adopt its attempt, follow it, keep what it leaves, write its end (spec work §3)."""
+"""Seeing one task  through: start or adopt its attempt, follow it, keep what it leaves, write its end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import KdskillsError
 from kdskills.jobs.attempts import Attempt, AttemptOrder, Facts, OrderInput, OutputBounds, Verdict
 from kdskills.jobs.attempts.order import OutputError
 from kdskills.jobs.heads import ArtifactRef, TaskHead
 from kdskills.jobs.model import FromArtifact
-from kdskills.jobs.outcome import began, ending, printed, readiness
-from kdskills.jobs.queues import host_queue
+from kdskills.jobs.outcome import began, ending, follows, printed, readiness
 from kdskills.jobs.records import dump
-from kdskills.jobs.roster import Roster
 from kdskills.jobs.services import restart_delay_s
 from kdskills.jobs.worker.about import about
 from kdskills.jobs.worker.desk import LOG, Desk, KeptOutput
@@ -23,13 +21,6 @@ from kdskills.jobs.worker.desk import LOG, Desk, KeptOutput
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-Begun = Literal["begun", "over", "busy", "full", "elsewhere"]
-Again = Literal["no", "retry", "restart"]
-
-GLOBAL_LOCK: Final = 2_037_592
-"""Number of the advisory lock under which the pool's running commands are counted."""
-_LOST_TRIES: Final = 3
-_PAUSE_S: Final = 0.05
 _ENDED_BETWEEN: Final = {"status": "cancelled", "error_code": "canceled", "error_message": None, "finished_at": 0.0}
 
 
@@ -46,98 +37,20 @@ class TaskRun:
         self._item = item
         self._settings = desk.work.settings
 
-    async def run(self) -> None:
-        """See the task through; returns once it is over, or is another host's. Raises Buried."""
-        async with self._desk.holding("task", self._item), contextlib.AsyncExitStack() as place:
-            if not await self._desk.claim("task", self._item):
-                return
-            head = await self._begin(place)
-            if head is None:
-                return
-            try:
-                with about(job=head.job_id):
-                    await self._see_through(head)
-            finally:
-                self._desk.note_change(head.job_id)
+    async def run(self, head: TaskHead | None = None) -> None:
+        """See the task through; returns once it is over, or is another worker's. Raises Buried.
 
-    async def _begin(self, place: contextlib.AsyncExitStack) -> TaskHead | None:
-        """Wait for a place and the session, then move the task to `starting`; None when there is nothing to do."""
-        desk, pause = self._desk, _PAUSE_S
-        head = await desk.head(self._item)
-        if head is None or head.terminal:
-            return None
-        if self._adopted(head):
-            return head  # its program runs already: it has its place
-        while True:
-            await place.enter_async_context(desk.gate(head.mode))
-            said, begun = await desk.write(self._start)
-            if said == "begun":
-                return begun
-            await place.aclose()
-            if said == "elsewhere":
-                return None
-            if said == "over":
-                await desk.require_alive()
-                if await desk.over("task", self._item):
-                    return None
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 1.0)
-
-    def _adopted(self, head: TaskHead) -> bool:
-        """Whether the task began on this host, under a worker that is gone."""
-        return head.attempt > 0 and head.host == self._desk.work.host
-
-    def _start(self, link: sa.Connection) -> tuple[Begun, TaskHead | None]:
-        """Move the row to `starting`; return what came of it, and the head as it is now if it begins."""
-        said = self._start_row(link)
-        return said, self._desk.records.task(link, self._item) if said == "begun" else None
-
-    def _start_row(self, link: sa.Connection) -> Begun:
-        """Move the row to `starting` with the number of the attempt that follows, in one transaction with the session."""
-        desk, records = self._desk, self._desk.records
-        head = records.task(link, self._item)
-        if head is None or head.terminal:
-            return "over"
-        host = desk.work.host
-        if self._adopted(head):
-            return "begun"  # the transaction before this one got through, though its answer did not
-        if head.spec.session_id is not None and head.job_id is None:
-            elsewhere = self._session_elsewhere(link, head)
-            if elsewhere is not None:
-                self._hand_over(link, elsewhere)
-                return "elsewhere" if head.executor in (desk.executor, None) else "over"
-            if not records.take_session(link, head.session_key, head.id, host):
-                return "busy"
-        if not self._room(link, head):
-            return "full"
-        values = {"host": host, "attempt": head.attempt + 1, "ready_at": None}  # another host's was ready, not this one
-        moved = records.move(link, "task", head.id, "starting", desk.executor, **values)
-        return "begun" if moved else "over"
-
-    def _session_elsewhere(self, link: sa.Connection, head: TaskHead) -> str | None:
-        """Return the other host that has the session's files and a worker, if there is one."""
-        known = self._desk.records.session_host(link, head.session_key)
-        if known is None or known == self._desk.work.host:
-            return None
-        return known if Roster(self._desk.work).alive_hosts(link, {known}) else None
-
-    def _hand_over(self, link: sa.Connection, host: str) -> None:
-        if self._desk.records.release(link, "task", self._item, self._desk.executor):
-            self._desk.work.queues.requeue(link, self._item, host_queue(host))
-
-    def _room(self, link: sa.Connection, head: TaskHead) -> bool:
-        """Whether one more command may run in the pool; exact, because everybody counts under one lock."""
-        limit = self._settings.global_concurrency
-        if limit is None or head.mode == "service":
-            return True
-        import sqlalchemy as sa
-
-        if link.dialect.name == "postgresql":
-            link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({GLOBAL_LOCK})")
-        table = self._desk.work.tables.tasks
-        running = sa.select(sa.func.count()).where(table.c.status.in_(("starting", "running")), table.c.mode == "batch")
-        count: int = link.execute(running.where(table.c.id != head.id)).scalar() or 0
-        return count < limit
+        Args:
+            head: The task as it was claimed; read when it is None.
+        """
+        head = head or await self._desk.head(self._item)
+        if head is None or head.terminal or head.executor != self._desk.executor:
+            return
+        try:
+            with about(job=head.job_id):
+                await self._see_through(head)
+        finally:
+            self._desk.note_change(head.job_id)
 
     async def _see_through(self, head: TaskHead) -> None:
         """Run attempts until one decides."""
@@ -262,25 +175,18 @@ class TaskRun:
             facts = await asyncio.to_thread(attempt.facts)
             values |= began(head, facts) | readiness(facts)  # it may be over before it was seen to run
             values |= await asyncio.to_thread(printed, attempt, self._settings.result_bytes)
-        moved = await self._desk.write(
-            lambda link: self._desk.records.move(link, "task", head.id, status, self._desk.executor, **values)
-        )
-        if not moved:
+        if not await self._desk.write(lambda link: self._end_row(link, head, status, values)):
             await self._desk.require_alive()
 
-
-def follows(head: TaskHead, verdict: Verdict) -> Again:
-    """Return whether another attempt follows: of what was lost and may be repeated, or of a service that is restarted.
-
-    How often something was lost is told by the head alone, so that a worker that dies with its programs forgets nothing.
-    """
-    if head.cancel_at is not None or verdict.status in ("ok", "cancelled", "refused"):
-        return "no"
-    lost = head.attempt - 1 - head.restarts
-    if verdict.status == "lost" and head.spec.retry_on_lost and lost < _LOST_TRIES:
-        return "retry"
-    service = head.spec.service
-    return "restart" if service is not None and head.restarts < service.restart else "no"
+    def _end_row(self, link: sa.Connection, head: TaskHead, status: str, values: dict[str, Any]) -> bool:
+        """Write the end, and wake whoever waited for it on other workers; this one looks anyway."""
+        desk = self._desk
+        moved = desk.records.move(link, "task", head.id, status, desk.executor, **values)
+        if moved and head.job_id is not None:
+            desk.work.queue.announce(link, f"job {head.job_id}")
+        if moved and self._settings.global_concurrency is not None:
+            desk.work.queue.announce(link)
+        return moved
 
 
 def _broken(error: KdskillsError) -> Verdict:

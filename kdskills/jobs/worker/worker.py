@@ -1,8 +1,9 @@
-"""The worker's life: a slot, a row in the roster, beats, cancels, retention, and its end (spec work §3)."""
+"""The worker's life: a slot, a row in the roster, beats, claims, cancels, retention, and its end."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import time
@@ -13,27 +14,30 @@ from kdskills.errors import KdskillsError
 from kdskills.jobs.database import DatabaseUnavailable, micros, utc_now
 from kdskills.jobs.opening import Work
 from kdskills.jobs.retention import Retention
-from kdskills.jobs.roster import Roster, hold_slot, slot_mark
+from kdskills.jobs.roster import hold_slot, slot_mark
 from kdskills.jobs.states import TERMINAL
 from kdskills.jobs.worker.about import about
-from kdskills.jobs.worker.desk import LOG, Buried, Desk, Keeper, passing
-from kdskills.jobs.worker.engine import Engine
+from kdskills.jobs.worker.desk import LOG, Buried, Desk, InHand, Keeper, passing
 from kdskills.jobs.worker.jobs import JobRun
 from kdskills.jobs.worker.leftovers import end_leftovers
-from kdskills.jobs.worker.recovery import Recovery
 from kdskills.jobs.worker.tasks import TaskRun
+from kdskills.jobs.worker.waking import CHANGED, QueueWatch
 from kdskills.skills.private_files import write_private
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
 BURIED: Final = 75
-"""Exit code of a worker that found itself given up by the others."""
-_MEND_EVERY: Final = 10
+"""Exit code of a worker whose state folder was taken away."""
+_RETRY_S: Final = 0.5
+_RETRY_MAX_S: Final = 5.0
 
 
 class Worker:
-    """One worker: the process that runs DBOS, one per host and slot.
+    """One worker: the process that runs work, one per host and slot.
+
+    It lives as often as it must: given up by the others, or cut off from the database for longer than its lease, it lets
+    go of everything and begins anew under another name, which may adopt what still runs here but nothing that was taken.
 
     Args:
         work: The opened place, whose attempts can be started.
@@ -47,71 +51,159 @@ class Worker:
         self._keeper = keeper
         self._slot = slot
         self._idle_s = idle_s
-        self.executor = f"{work.host}-{slot}-{secrets.token_hex(6)}"
-        self._roster = Roster(work)
-        self._recovery = Recovery(work, self.executor)
+        self._roster = work.roster
         self._retention = Retention(work, keeper)
-        self._stop = asyncio.Event()
+        self._over = asyncio.Event()
+        self._stopping = False
+        self._given_up = False
         self._code = 0
-        self._beats = 0
         self._mark: tuple[int, int] | None = None
         self._idle = False
         self.left_work = False
         self.end_reason = "it broke"
+        self._runs: set[asyncio.Task[None]] = set()
+        self._look_for_cancels = False
+        self._begin_life()
+
+    def _begin_life(self) -> None:
+        """Take a name nobody had, with nothing in hand."""
+        self.executor = f"{self._work.host}-{self._slot}-{secrets.token_hex(6)}"
+        self.desk = Desk(self._work, self.executor, self._keeper)
         self._beaten_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._given_up = False
+        if not self._stopping:
+            self._over.clear()
 
     def stop(self) -> None:
         """Ask it to end; programs go on, and the next worker adopts them."""
         self._end("it was asked to end")
 
-    async def serve(self) -> int:
-        """Work until asked to end, idle, or buried; returns the exit code. 0 at once when the slot is another's.
+    def _end(self, reason: str) -> None:
+        """End for good, for *reason*; the first one counts."""
+        if not self._stopping:
+            self.end_reason = reason
+        self._stopping = True
+        self._over.set()
 
-        `end_reason` says why it ended. The process should end right after: DBOS has threads that still hold what this
-        worker had.
+    async def serve(self) -> int:
+        """Work until asked to end, or idle; returns the exit code. 0 at once when the slot is another's.
+
+        `end_reason` says why it ended. The process should end right after: threads may still wait for a database that does not answer.
         """
         with hold_slot(self._work.state_dir, self._slot) as held:
             if not held:
                 self.end_reason = f"another worker has slot {self._slot}"
                 return 0
             self._mark = slot_mark(self._work.state_dir, self._slot)
+            await asyncio.to_thread(self._roster.enter, self.executor, self._slot)
             await self._live()
+            while self._given_up and not self._stopping:
+                self._begin_life()
+                if await self._enter_again():
+                    await self._live()
         # submitted while the slot was still ours: its client saw a worker, and there is none any more
         self.left_work = self._idle and await self._any_work()
         return self._code
 
+    async def _enter_again(self) -> bool:
+        """Wait for the database and enter the roster under the new name; False when asked to end meanwhile."""
+        pause = _RETRY_S
+        while not self._stopping:
+            try:
+                if await asyncio.to_thread(self._folder_is_ours):
+                    self._beaten_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+                    await asyncio.to_thread(self._roster.enter, self.executor, self._slot)
+                    await end_leftovers(
+                        self._work
+                    )  # what another host took meanwhile must not go on under our new lease
+                    return True
+                self._end_without_folder()
+            except DatabaseUnavailable as error:
+                LOG.warning("%s; there is no worker here until it does", error.message)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._over.wait(), pause)
+                pause = min(2 * pause, _RETRY_MAX_S)
+        return False
+
     async def _live(self) -> None:
-        """Be the worker of the slot."""
-        await asyncio.to_thread(self._roster.enter, self.executor, self._slot)
-        self.desk = Desk(self._work, self.executor, self._keeper)
+        """Be the worker of the slot under one name."""
+        settings, loop = self._work.settings, asyncio.get_running_loop()
         self._renew_lease_file()
-        engine = Engine(
-            self._work,
-            self.executor,
-            run_task=lambda item: self._guarded("task", item, TaskRun(self.desk, item).run()),
-            run_job=lambda item: self._guarded("job", item, JobRun(self.desk, item).run()),
-            preempted=self._preempted,
-            loop=asyncio.get_running_loop(),
-        )
+
+        def tell(word: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: this worker is over
+                loop.call_soon_threadsafe(self._told, word)
+
+        watch = QueueWatch(self._work.database, tell, settings.watch_s)
+        watch.start()
         loops = [
-            asyncio.ensure_future(self._every(period, act))
-            for period, act in (
-                (self._work.settings.beat_s, self._beat),
-                (self._work.settings.cancel_poll_s, self._cancels),
-                (self._work.settings.retention_every_s, self._retire),
-            )
+            asyncio.ensure_future(self._every(settings.beat_s, self._beat)),
+            asyncio.ensure_future(self._takes()),
+            asyncio.ensure_future(self._every(settings.retention_every_s, self._retire)),
         ]
         try:
-            await asyncio.to_thread(self._recovery.round)
-            await asyncio.to_thread(engine.launch)
             LOG.info("worker %s takes work", self.executor)
-            await self._stop.wait()
+            await self._over.wait()
         finally:
-            for one in loops:
+            watch.close()
+            ending = [*loops, *self._runs]
+            for one in ending:
                 one.cancel()
-            await asyncio.gather(*loops, return_exceptions=True)
-            if self._code == 0:
+            await asyncio.gather(*ending, return_exceptions=True)
+            if not self._given_up:
                 await self._leave()
+
+    def _told(self, word: str) -> None:
+        """Hear a word of the queue."""
+        about_what, _, item = word.partition(" ")
+        if about_what == "cancel":
+            self.desk.note_cancel(item)
+        elif about_what == "job":
+            self.desk.note_change(item)
+        else:
+            self._look_for_cancels |= word == CHANGED
+            self.desk.wake.set()
+
+    async def _takes(self) -> None:
+        """Take work whenever there may be some, and look for it from time to time."""
+        self.desk.wake.set()
+        while True:
+            try:
+                await asyncio.wait_for(self.desk.wake.wait(), self._work.settings.poll_s)
+            except TimeoutError:
+                self._look_for_cancels = True  # a notification may have been lost
+            self.desk.wake.clear()
+            try:
+                await self._round(self._take)
+            except Buried as buried:
+                self._bury(buried)
+                return
+
+    async def _take(self) -> None:
+        """Claim what there is room for, and begin it."""
+        desk, queue = self.desk, self._work.queue
+        if self._look_for_cancels and desk.active:
+            self._look_for_cancels = False
+            for item in await asyncio.to_thread(self._work.database.ask, self._asked):
+                desk.note_cancel(item)
+        capacity, in_hand = desk.capacity(), tuple(desk.active)
+        database, executor = self._work.database, self.executor
+        if not await asyncio.to_thread(database.ask, lambda link: queue.anything(link, executor, capacity, in_hand)):
+            return
+        claim = await asyncio.to_thread(database.change, lambda link: queue.claim(link, executor, capacity, in_hand))
+        for head in claim.tasks:
+            self._begin("task", head.id, head.mode, TaskRun(desk, head.id).run(head))
+        for item in claim.jobs:
+            self._begin("job", item, "job", JobRun(desk, item).run())
+        if claim.more:
+            desk.wake.set()
+
+    def _begin(self, kind: str, item: str, mode: InHand, run: Coroutine[None, None, None]) -> None:
+        """See something through from now on."""
+        self.desk.take_in_hand(item, mode)
+        task = asyncio.ensure_future(self._guarded(kind, item, run))
+        self._runs.add(task)
+        task.add_done_callback(self._runs.discard)
 
     async def _leave(self) -> None:
         try:
@@ -120,7 +212,7 @@ class Worker:
             LOG.warning("the row of this worker stays for the others to bury: %s", error.message)
 
     async def _guarded(self, kind: str, item: str, run: Coroutine[None, None, None]) -> None:
-        """Run; a worker that finds itself buried ends instead of letting the workflow end."""
+        """Run, and tell in the head what broke; a worker that finds itself buried lets go of everything."""
         try:
             with about(**{kind: item}):
                 try:
@@ -130,7 +222,8 @@ class Worker:
                     await self._broke(kind, item, error)
         except Buried as buried:
             self._bury(buried)
-            await asyncio.Event().wait()
+        finally:
+            self.desk.let_go(item)
 
     async def _broke(self, kind: str, item: str, error: Exception) -> None:
         """End what kdskills itself failed at: a head must not wait for ever for a workflow that is over."""
@@ -146,21 +239,13 @@ class Worker:
         if not moved:
             await self.desk.require_alive()
 
-    async def _preempted(self, kind: str, item: str) -> None:
-        """Cancel what a workflow stood for that somebody cancelled; our own cancels are over by then."""
-        reason = "its workflow was cancelled"
-        await self.desk.write(lambda link: self._work.records.ask_cancel(link, kind, item, reason))
-
     def _bury(self, buried: Buried) -> None:
-        if not self._stop.is_set():
-            self._code = BURIED
-            self._end(buried.reason)
-
-    def _end(self, reason: str) -> None:
-        """Stop for *reason*; the first one counts."""
-        if not self._stop.is_set():
-            self.end_reason = reason
-            self._stop.set()
+        """Give this life up: whatever it would still do might be done twice."""
+        if self._over.is_set():
+            return
+        LOG.error("worker %s begins anew once the database answers: %s", self.executor, buried.reason)
+        self._given_up = True
+        self._over.set()
 
     async def _every(self, period: float, act: Callable[[], Coroutine[None, None, None]]) -> None:
         """Do *act* again and again; nothing but its own burial stops a worker's rounds."""
@@ -185,23 +270,31 @@ class Worker:
             LOG.exception("a round of the worker failed")
 
     async def _beat(self) -> None:
-        """Renew the lease, bury the dead, put their work back; end when idle."""
-        self._beats += 1
-        if await asyncio.to_thread(slot_mark, self._work.state_dir, self._slot) != self._mark:
-            # it would work on files nobody can see, beside whoever holds the slot now
-            raise Buried(f"its state folder {self._work.state_dir} was taken away")
+        """Renew the lease and bury the dead; end when idle, or when the state folder is another."""
+        if not await asyncio.to_thread(self._folder_is_ours):
+            self._end_without_folder()
+            return
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        if not await asyncio.to_thread(self._roster.beat, self.executor):
+        buried = await asyncio.to_thread(self._roster.beat, self.executor)
+        if buried is None:
             raise Buried
         self._beaten_at = now
         self._renew_lease_file()
-        await asyncio.to_thread(self._recovery.round)
-        if self._beats % _MEND_EVERY == 0:
-            await asyncio.to_thread(self._recovery.mend)
+        if buried:
+            self.desk.wake.set()  # what they had in hand may be ours
         await self._maybe_idle()
 
+    def _folder_is_ours(self) -> bool:
+        """Whether the state folder is the one this worker began with. Blocks."""
+        return slot_mark(self._work.state_dir, self._slot) == self._mark
+
+    def _end_without_folder(self) -> None:
+        """End at once: it would work on files nobody can see, beside whoever holds the slot now."""
+        self._code, self._given_up = BURIED, True  # its row is left to the next one of the slot
+        self._end(f"its state folder {self._work.state_dir} was taken away")
+
     def _fence(self) -> None:
-        """End once the lease is over that cannot be renewed: another host may have taken the work by now."""
+        """Let go of everything once the lease is over that cannot be renewed: another host may have the work by now."""
         if self._work.pooled:
             late = time.clock_gettime(time.CLOCK_BOOTTIME) - self._beaten_at
             if late > self._work.settings.lease_s:
@@ -215,14 +308,6 @@ class Worker:
         part = path.with_name(f".{path.name}.{os.getpid()}")
         write_private(part, f"{self._beaten_at + self._work.settings.lease_s:.3f}\n")
         part.rename(path)
-
-    async def _cancels(self) -> None:
-        """Pass on what was asked of the work in hand."""
-        if not self.desk.active:
-            return
-        for item in await asyncio.to_thread(self._work.database.ask, self._asked):
-            self.desk.asked(item).set()
-            self.desk.changed(item).set()
 
     def _asked(self, link: sa.Connection) -> list[str]:
         found: list[str] = []

@@ -8,6 +8,7 @@ from kdskills.testing.work.storms import (
     kill_storm,
     outage_storm,
     service_storm,
+    sessions_storm,
     two_host_storm,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "outage_storm",
     "private_cluster",
     "service_storm",
+    "sessions_storm",
     "two_host_storm",
 ]

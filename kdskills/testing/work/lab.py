@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -158,6 +159,16 @@ class WorkLab:
         process = self.workers.pop(slot)
         process.send_signal(number)
         return process.wait(60)
+
+    def kill_with_launcher(self, slot: int = 0) -> None:
+        """Kill a worker and the launcher of its programs together, as a machine short of memory does."""
+        process = self.workers.pop(slot)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.kill()
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGKILL)
+        process.wait(60)
 
     async def started(self, slot: int = 0) -> None:
         """Wait until the worker of *slot* holds it."""

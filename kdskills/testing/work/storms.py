@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import subprocess
+import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kdskills.errors import OperatorMustAct
@@ -31,7 +33,7 @@ class Report:
         missing: Names of programs that never began.
         seconds: How long it took.
         most_at_once: The most programs that ran at one time.
-        disorder: Jobs whose steps did not begin in order.
+        disorder: Jobs and sessions whose programs did not begin in order.
     """
 
     submitted: int
@@ -68,6 +70,34 @@ async def kill_storm(lab: WorkLab, *, tasks: int, kills: int, seed: int = 1, dea
     return report
 
 
+async def sessions_storm(
+    lab: WorkLab, *, tasks: int, sessions: int, kills: int, load: int = 0, seed: int = 5, deadline_s: float = 300.0
+) -> Report:
+    """Run *tasks* commands in *sessions* sessions while worker and launcher are killed together *kills* times.
+
+    Commands of one session must begin in the order they were submitted in. Everything waits before the first kill, and
+    the next kill does not wait for anything to be done. *load* busy processes run beside them.
+    """
+    began, chance = time.monotonic(), random.Random(seed)  # noqa: S311
+    names = [f"s{index % sessions}-{index // sessions}" for index in range(tasks)]
+    report = Report(tasks)
+    with _busy(load):
+        lab.start()
+        ids = await _submit(lab, names, chance, longest_s=0.6, sessions=True)
+        for _ in range(kills):
+            await lab.until(lambda: "takes work" in lab.said())
+            await asyncio.sleep(chance.uniform(0.0, 2.0))
+            lab.kill_with_launcher()
+            report.kills += 1
+            lab.log.unlink()
+            lab.start()
+        await _settle(lab, ids, report, deadline_s)
+    _count(lab, names, report)
+    _order(lab, [f"s{session}-" for session in range(sessions)], report)
+    report.seconds = time.monotonic() - began
+    return report
+
+
 async def job_storm(
     lab: WorkLab, *, jobs: int, steps: int, kills: int, seed: int = 2, deadline_s: float = 300.0
 ) -> Report:
@@ -95,11 +125,7 @@ async def job_storm(
         elif over.status != "succeeded":
             report.failed[head.id] = over.error_message
     _count(lab, names, report)
-    order = lab.ledger.order()
-    for job in range(jobs):
-        mine = [name for name in order if name.startswith(f"j{job}-")]
-        if mine != sorted(mine, key=lambda name: int(name.rpartition("-")[2])):
-            report.disorder.append(f"j{job}")
+    _order(lab, [f"j{job}-" for job in range(jobs)], report)
     report.seconds = time.monotonic() - began
     return report
 
@@ -189,6 +215,18 @@ async def service_storm(
     return report
 
 
+@contextlib.contextmanager
+def _busy(processes: int) -> Iterator[None]:
+    """Keep as many processes busy inside the block."""
+    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
 async def _held(lab: WorkLab, head: TaskHead) -> None:
     """Wait until the new worker holds the service."""
     await lab.started()
@@ -201,11 +239,23 @@ async def _held(lab: WorkLab, head: TaskHead) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _submit(lab: WorkLab, names: Sequence[str], chance: random.Random, seconds: float | None = None) -> list[str]:
-    """Submit a command per name; a database that is away is asked again with the same key, so nothing doubles."""
+async def _submit(
+    lab: WorkLab,
+    names: Sequence[str],
+    chance: random.Random,
+    seconds: float | None = None,
+    *,
+    longest_s: float = 0.1,
+    sessions: bool = False,
+) -> list[str]:
+    """Submit a command per name; a database that is away is asked again with the same key, so nothing doubles.
+
+    With *sessions*, what stands before the dash of a name is the session it belongs to.
+    """
     ids = []
     for name in names:
-        spec = lab.task(lab.ledger.script(name, chance.uniform(0.0, 0.1) if seconds is None else seconds))
+        script = lab.ledger.script(name, chance.uniform(0.0, longest_s) if seconds is None else seconds)
+        spec = lab.task(script, session=name.partition("-")[0] if sessions else None)
         while True:
             with contextlib.suppress(OperatorMustAct):
                 head = await lab.client.submit_task(spec, key=name)
@@ -245,3 +295,12 @@ def _count(lab: WorkLab, names: Sequence[str], report: Report) -> None:
     begun = lab.ledger.begun()
     report.twice = [name for name in names if begun[name] > 1]
     report.missing = [name for name in names if not begun[name]]
+
+
+def _order(lab: WorkLab, prefixes: Sequence[str], report: Report) -> None:
+    """Note the jobs or sessions whose programs did not begin in the order of their numbers."""
+    order = lab.ledger.order()
+    for prefix in prefixes:
+        mine = [name for name in order if name.startswith(prefix)]
+        if mine != sorted(mine, key=lambda name: int(name.rpartition("-")[2])):
+            report.disorder.append(prefix.removesuffix("-"))

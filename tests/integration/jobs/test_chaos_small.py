@@ -10,6 +10,7 @@ from kdskills.testing.work import (
     labs,
     outage_storm,
     service_storm,
+    sessions_storm,
     two_host_storm,
 )
 
@@ -26,6 +27,15 @@ async def test_killed_workers_lose_nothing(database):
     """Tasks under kill -9 of their worker: none lost, none run twice."""
     async with labs("a", url=database) as (lab,):
         report = await kill_storm(lab, tasks=40, kills=4, deadline_s=200)
+        assert report.clean, (report, lab.said())
+
+
+@pytest.mark.timeout(300)
+@both
+async def test_sessions_go_on_after_worker_and_launcher_died_together(database):
+    """Sessions under kill -9 of worker and launcher at once: none lost, none stuck, none overtaken."""
+    async with labs("a", url=database) as (lab,):
+        report = await sessions_storm(lab, tasks=60, sessions=12, kills=5, deadline_s=200)
         assert report.clean, (report, lab.said())
 
 

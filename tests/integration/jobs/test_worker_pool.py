@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kdskills.jobs.model import Command, StepSpec
 from kdskills.jobs.roster import Roster
 from kdskills.testing.work import WorkLab
 
@@ -44,7 +45,7 @@ async def test_a_dead_host_is_taken_over(hosts):
     one, two = hosts("a", "b", lease_s=3.0)
     one.start()
     script = BEATS.format(count=3000, name="x", ledger=one.ledger.path)
-    head = await one.client.submit_task(one.task(script))
+    head = await one.client.submit_task(one.task(script, retry_on_lost=True))
     first = await one.running(head.id)
     two.start()
     await alive(two)
@@ -57,6 +58,39 @@ async def test_a_dead_host_is_taken_over(hosts):
     assert set(order[switch:]) == {order[switch]}
     assert await two.client.cancel_task(two.scope, head.id)
     assert (await two.client.wait_task(two.scope, head.id, 60)).status == "canceled"
+
+
+async def test_at_most_once_is_not_taken_over(hosts):
+    """Without `retry_on_lost` a task whose host is gone is lost, here as on one host: it never begins a second time."""
+    one, two = hosts("a", "b", lease_s=3.0)
+    one.start()
+    head = await one.client.submit_task(one.task(one.ledger.held("x"), session="s"))
+    await one.running(head.id)
+    behind = await one.client.submit_task(one.task(one.ledger.script("y"), session="s"))
+    two.start()
+    one.kill()
+    over = await two.client.wait_task(two.scope, head.id, 120)
+    assert (over.status, over.error_code, over.attempt) == ("failed", "lost", 1), two.said()
+    assert (await two.client.wait_task(two.scope, behind.id, 120)).status == "succeeded"
+    assert two.ledger.begun() == {"x": 1, "y": 1}
+
+
+async def test_a_worker_that_ends_in_order_gives_no_program_away(hosts):
+    """Programs go on without their worker: no other host runs them anew before the lease is over."""
+    one, two = hosts("a", "b", lease_s=60.0)
+    one.start()
+    head = await one.client.submit_task(one.task(one.ledger.held("x"), retry_on_lost=True))
+    await one.running(head.id)
+    two.start()
+    await alive(two)
+    assert one.kill(number=signal.SIGTERM) == 0
+    free = await two.client.submit_task(two.task("true"))
+    assert (await two.client.wait_task(two.scope, free.id, 120)).status == "succeeded"
+    assert (await two.client.task(two.scope, head.id)).attempt == 1
+    one.start()
+    one.ledger.let_go()
+    assert (await one.client.wait_task(one.scope, head.id, 120)).status == "succeeded"
+    assert one.ledger.begun() == {"x": 1}
 
 
 async def test_a_host_that_comes_back_in_time_keeps_its_work(hosts):
@@ -79,7 +113,13 @@ async def test_waiting_work_leaves_a_dead_host(hosts):
     """Steps and commands queued for a host that is gone are done by another one."""
     one, two = hosts("a", "b", lease_s=3.0, slots=1)
     one.start()
-    job = await one.client.submit_job(one.job([one.ledger.script(f"s{n}", 1) for n in range(3)]))
+    steps = [
+        StepSpec(
+            name=f"s{n}", command=Command(argv=("/bin/sh", "-c", one.ledger.script(f"s{n}", 1)), timeout_s=60), retry=1
+        )
+        for n in range(3)
+    ]
+    job = await one.client.submit_job(one.job([], steps=tuple(steps)))
     await one.until(one.ledger.lines)
     one.kill()
     two.start()
@@ -101,8 +141,8 @@ async def test_a_session_stays_where_its_files_are(hosts):
     assert sorted(said) == [b"1", b"2", b"3", b"4", b"5", b"6"]
 
 
-async def test_a_worker_cut_off_ends_itself(cluster, hosts):
-    """A worker that cannot renew its lease ends with 75, and its programs end with the lease."""
+async def test_a_worker_cut_off_comes_back_by_itself(cluster, hosts):
+    """A worker that cannot renew its lease lets go, its programs end with the lease, and it works again after the outage."""
     (lab,) = hosts("a", lease_s=3.0)
     lab.start()
     script = BEATS.format(count=3000, name="x", ledger=lab.ledger.path)
@@ -110,13 +150,20 @@ async def test_a_worker_cut_off_ends_itself(cluster, hosts):
     await lab.running(head.id)
     await asyncio.to_thread(cluster.stop)
     try:
-        assert await asyncio.to_thread(lab.workers.pop(0).wait, 100) == 75, lab.said()
+        await lab.until(lambda: "begins anew" in lab.said())
         work = await lab.client.work()
         attempt = work.attempts.latest(head.id)
         verdict = await asyncio.wait_for(attempt.wait(), 60)
         assert (verdict.status, verdict.error_code) == ("lost", "lost")
+        await lab.until(lambda: "there is no worker here" in lab.said())
     finally:
         await asyncio.to_thread(cluster.start)
+    over = await lab.client.wait_task(lab.scope, head.id, 120)
+    assert (over.status, over.error_code) == ("failed", "lost"), lab.said()
+    assert over.executor != head.executor
+    free = await lab.client.submit_task(lab.task("echo again"))
+    assert (await lab.client.wait_task(lab.scope, free.id, 120)).stdout_tail == b"again\n"
+    assert lab.workers[0].poll() is None
 
 
 async def test_a_cancel_reaches_another_host(hosts):

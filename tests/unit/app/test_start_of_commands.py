@@ -19,7 +19,7 @@ from kdskills.app.plugins import plugin_manager
 
 ROOT = Path(__file__).parents[3]
 HELLO = ROOT / "bundles" / "hello"
-HEAVY = {"pydantic_ai", "sqlalchemy", "dbos", "alembic", "fastapi", "starlette", "nats", "mcp", "obstore", "docker"}
+HEAVY = {"pydantic_ai", "sqlalchemy", "alembic", "fastapi", "starlette", "nats", "mcp", "obstore", "docker"}
 
 #: Runs a command and says on the last line of stderr what it loaded.
 LOADED = """

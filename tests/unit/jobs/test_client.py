@@ -1,4 +1,4 @@
-"""The client: heads and queue rows that commit together, ids nobody guesses, owners, cancels, waits."""
+"""The client: heads that are whole or not there, ids nobody guesses, owners, cancels, waits."""
 
 import asyncio
 import contextlib
@@ -17,27 +17,34 @@ from kdskills.jobs.client import JobsClient, kept_piece, new_id
 from kdskills.jobs.database import DatabaseUnavailable
 from kdskills.jobs.heads import TaskHead
 from kdskills.jobs.model import Scope
-from kdskills.jobs.queues import host_queue
-from kdskills.jobs.roster import hold_slot
+from kdskills.jobs.queue import Capacity
+from kdskills.jobs.roster import Roster, hold_slot
 
 
-async def test_a_task_is_queued_and_enqueued(client, make):
-    """Submitting writes the head, and a row in this host's queue of the same id."""
+def claimable(work):
+    """Return ids of what a worker of this host would take."""
+    Roster(work).enter("looks", 9)
+    claim = work.database.change(lambda link: work.queue.claim(link, "looks", Capacity(9, 9, 9), ()))
+    return [head.id for head in claim.tasks] + list(claim.jobs)
+
+
+async def test_a_task_is_queued(client, make):
+    """Submitting writes the head, and that is what a worker takes."""
     head = await client.submit_task(make.task())
     work = await client.work()
     assert (head.status, head.attempt, head.home, head.executor) == ("queued", 0, work.host, None)
-    assert [row.id for row in work.queues.waiting([host_queue(work.host)])] == [head.id]
     assert await client.task(make.scope, head.id) == head
+    assert claimable(work) == [head.id]
 
 
-async def test_head_and_queue_row_commit_together(client, make, monkeypatch):
-    """When the queue refuses the row there is no head either."""
+async def test_a_submission_is_one_transaction(client, make, monkeypatch):
+    """When the workers cannot be told there is no head either."""
     work = await client.work()
 
     def refuse(*_):
         raise RuntimeError("the power went")
 
-    monkeypatch.setattr(work.queues, "enqueue", refuse)
+    monkeypatch.setattr(work.queue, "announce", refuse)
     with pytest.raises(RuntimeError):
         await client.submit_task(make.task())
     with pytest.raises(RuntimeError):
@@ -127,13 +134,13 @@ async def test_unknown_ids_are_not_found(client, make):
 
 
 async def test_a_queued_task_is_canceled_at_once(client, make):
-    """Without a worker a cancel is done when the call returns, and the queue has no row any more."""
+    """Without a worker a cancel is done when the call returns, and no worker takes it any more."""
     head = await client.submit_task(make.task())
     assert await client.cancel_task(make.scope, head.id, "changed my mind")
     over = await client.task(make.scope, head.id)
     assert (over.status, over.cancel_reason, over.finished_at is not None) == ("canceled", "changed my mind", True)
     work = await client.work()
-    assert work.queues.waiting([host_queue(work.host)]) == []
+    assert claimable(work) == []
 
 
 async def test_a_second_cancel_changes_nothing(client, make):
@@ -199,7 +206,7 @@ async def test_a_repeated_call_is_answered_though_the_session_is_busy(client, ma
 
 
 async def test_what_was_refused_leaves_nothing(client, make):
-    """A refused task or job has no head and no row in the queue, and its key is free."""
+    """A refused task or job has no head, and its key is free."""
     first = await client.submit_task(make.task("s"))
     for submit in (
         client.submit_task(make.task("s", on_busy="refuse"), key="k"),
@@ -207,8 +214,6 @@ async def test_what_was_refused_leaves_nothing(client, make):
     ):
         with pytest.raises(Conflict):
             await submit
-    work = await client.work()
-    assert [row.id for row in work.queues.waiting([host_queue(work.host)])] == [first.id]
     assert (await client.list_jobs(make.scope), len(await client.list_tasks(make.scope))) == ([], 1)
     await client.cancel_task(make.scope, first.id)
     assert (await client.submit_task(make.task("s", on_busy="refuse"), key="k")).status == "queued"
@@ -423,22 +428,3 @@ def test_the_kept_tail_is_read_by_offset(make):
     assert kept_piece(head, "stdout", -3, 100).data == b"789"
     assert kept_piece(head, "stdout", 99, 5).data == b""
     assert kept_piece(head, "stderr", 0, 5).total == 0
-
-
-def test_reading_does_not_load_the_engine(work):
-    """A process that only reads heads opens the database without importing DBOS; enqueueing imports it."""
-    work.close()
-    code = (
-        "import asyncio, sys\n"
-        "from pathlib import Path\n"
-        "from kdskills.jobs.client import JobsClient\n"
-        "from kdskills.jobs.model import Scope\n"
-        "async def main():\n"
-        "    client = JobsClient(sys.argv[1], Path(sys.argv[2]))\n"
-        "    found = await client.list_tasks(Scope())\n"
-        "    await client.aclose()\n"
-        "    return len(found), 'dbos' in sys.modules\n"
-        "print(*asyncio.run(main()))\n"
-    )
-    said = subprocess.run([sys.executable, "-c", code, work.url, work.state_dir], capture_output=True, text=True)
-    assert (said.stdout.split(), said.stderr) == (["0", "False"], "")

@@ -7,7 +7,6 @@ import pytest
 
 from kdskills.jobs.database import Database
 from kdskills.jobs.migrate import HEADS, VERSIONS, current, upgrade
-from kdskills.jobs.opening import Work
 from kdskills.jobs.tables import WorkTables
 
 
@@ -72,7 +71,7 @@ def test_processes_open_a_new_place_at_once(tmp_path):
         "from kdskills.jobs.opening import Work\n"
         "folder = pathlib.Path(sys.argv[1])\n"
         "work = Work(f'sqlite:///{folder / chr(119)}.db', folder)\n"
-        "print(work.host, len(work.queues.pending()))\n"
+        "print(work.host)\n"
         "work.close()\n"
     )
     command = [sys.executable, str(script), str(tmp_path / "state")]
@@ -80,17 +79,4 @@ def test_processes_open_a_new_place_at_once(tmp_path):
     said = [process.communicate(timeout=110)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4
     assert len(set(said)) == 1
-    assert said[0].endswith(" 0\n")
-
-
-def test_an_old_mark_brings_the_queue_up_to_date(place):
-    """A database last opened with another release of the queue is looked at again."""
-    url = f"sqlite:///{place / 'work.db'}"
-    work = Work(url, place)
-    meta = work.tables.meta
-    work.database.change(lambda link: link.execute(meta.update().where(meta.c.name == "queue").values(value="0.0")))
-    work.close()
-    again = Work(url, place)
-    kept = again.database.ask(lambda link: link.execute(meta.select().where(meta.c.name == "queue")).first())
-    again.close()
-    assert kept.value != "0.0"
+    assert said[0].strip()

@@ -30,8 +30,8 @@ class Bench:
         return self.work.database.change(change)
 
     def claim(self, executor, item="t"):
-        """Claim the task."""
-        return self.do(lambda link: self.records.claim(link, "task", item, executor))
+        """Let a worker have the task, which stays queued."""
+        self.put("queued", executor, item)
 
     def move(self, executor, to, item="t", **values):
         """Move the task."""
@@ -59,31 +59,6 @@ def test_a_row_is_added_once(bench):
     """A second row of the same id is no row."""
     assert not bench.add("t", status="running")
     assert bench.head().status == "queued"
-
-
-def test_one_of_two_workers_gets_it(bench):
-    """A row somebody alive holds is not taken; its holder may take it again."""
-    assert [bench.claim("one"), bench.claim("two"), bench.claim("one")] == [True, False, True]
-
-
-def test_the_dead_hold_nothing(bench):
-    """What a buried worker held is free."""
-    bench.claim("one")
-    bench.roster.leave("one")
-    assert bench.claim("two")
-
-
-def test_the_dead_take_nothing(bench):
-    """A buried worker, and one that never entered, get no row."""
-    bench.roster.leave("one")
-    assert [bench.claim("one"), bench.claim("stranger")] == [False, False]
-
-
-def test_what_is_over_is_not_taken(bench):
-    """A terminal row is nobody's to take."""
-    for status in ("succeeded", "failed", "canceled"):
-        bench.put(status, executor=None)
-        assert not bench.claim("one")
 
 
 @pytest.mark.parametrize("to", sorted(TASKS))
@@ -150,25 +125,6 @@ def test_force_needs_a_row_nobody_alive_holds(bench):
     assert not bench.do(lambda link: force(link, "task", "t", "canceled", executor="other"))
     assert bench.do(lambda link: force(link, "task", "t", "canceled", executor="one"))
     assert bench.head().status == "canceled"
-
-
-def test_a_session_has_one_holder(bench):
-    """A session is held until its holder is over; taking it again is no conflict."""
-    take = bench.records.take_session
-    bench.add("u")
-    assert bench.do(lambda link: take(link, "key", "t", "h"))
-    assert bench.do(lambda link: take(link, "key", "t", "h"))
-    assert not bench.do(lambda link: take(link, "key", "u", "h"))
-    assert bench.do(lambda link: take(link, "another", "u", "h"))
-    bench.put("succeeded")
-    assert bench.do(lambda link: take(link, "key", "u", "h"))
-    assert bench.do(lambda link: bench.records.session_host(link, "key")) == "h"
-
-
-def test_a_holder_that_was_forgotten_holds_nothing(bench):
-    """A session whose holder's head is gone is free."""
-    bench.do(lambda link: bench.records.take_session(link, "key", "gone", "h"))
-    assert bench.do(lambda link: bench.records.take_session(link, "key", "t", "h"))
 
 
 def test_the_first_that_is_not_over_holds_a_session(bench):

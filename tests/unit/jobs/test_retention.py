@@ -44,7 +44,7 @@ def age(work, item, days, kind="task", status="succeeded"):
 
 
 async def test_what_is_old_goes_whole(client, make, work, artifacts):
-    """Head, workflow, artifacts and run folder of a task that was over for longer than it is kept."""
+    """Head, artifacts and run folder of a task that was over for longer than it is kept."""
     old, young = await client.submit_task(make.task()), await client.submit_task(make.task())
     age(work, old.id, 8)
     age(work, young.id, 6)
@@ -54,7 +54,6 @@ async def test_what_is_old_goes_whole(client, make, work, artifacts):
     assert [head.id for head in await client.list_tasks(make.scope)] == [young.id]
     assert artifacts.gone == [old.id]
     assert not folder.parent.exists()
-    assert set(work.queues.states([old.id, young.id])) == {young.id}
 
 
 async def test_what_is_not_over_stays(client, make, work, artifacts):
@@ -165,7 +164,7 @@ async def test_a_round_that_was_killed_is_done_again(client, make, work, artifac
     def die(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(work.queues, "delete", die)
+    monkeypatch.setattr(work.attempts, "remove", die)
     with pytest.raises(KeyboardInterrupt):
         await Retention(work, artifacts).round()
     assert (await client.task(make.scope, head.id)).terminal

@@ -17,7 +17,7 @@ def test_defaults_are_those_of_the_specification():
     assert (jobs.result_bytes, jobs.tail_bytes) == (200 * 1024, 8192)
     assert (jobs.input_bytes, jobs.output_bytes, jobs.files_bytes) == (20 << 20, 20 << 20, 50 << 20)
     assert (jobs.job_wall_s, jobs.startup_timeout_s, jobs.heartbeat_s, jobs.watch_timeout_s) == (1800, 30, 20, 600)
-    assert (jobs.poll_s, jobs.lease_s, jobs.keep_s, jobs.keep_per_project) == (0.1, 30, 7 * 86_400, 100_000)
+    assert (jobs.poll_s, jobs.lease_s, jobs.keep_s, jobs.keep_per_project) == (2.0, 30, 7 * 86_400, 100_000)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,12 @@ def test_nonsense_is_refused(name, value):
     """No setting takes what would stop the work or break a promise."""
     with pytest.raises(ValidationError):
         JobsSettings(**{name: value})
+
+
+def test_retired_settings_are_passed_over(caplog):
+    """A setting of an earlier version that decides nothing any more stops nobody, and is told of."""
+    assert JobsSettings(cancel_poll_s=0.05, steps_poll_s=0.05, slots=3).slots == 3
+    assert [record.getMessage().split()[2] for record in caplog.records] == ["jobs.cancel_poll_s", "jobs.steps_poll_s"]
 
 
 def test_one_variable_leaves_the_file_in_force(tmp_path, monkeypatch):

@@ -101,15 +101,14 @@ async def test_a_caller_may_go_away_while_it_submits(host: Host, key: str | None
     """A task that is being submitted when its caller goes away is canceled, unless the caller has a key to come back."""
     work = await host.work.client.work()
     entered, leave = threading.Event(), threading.Event()
-    enqueue = work.queues.enqueue
+    announce = work.queue.announce
 
     def slowly(*given: object) -> None:
         entered.set()
         assert leave.wait(60)
-        enqueue(*given)  # type: ignore[arg-type]
+        announce(*given)  # type: ignore[arg-type]
 
-    await asyncio.to_thread(work.queues.prepare)
-    work.queues.enqueue = slowly  # type: ignore[method-assign]
+    work.queue.announce = slowly  # type: ignore[method-assign]
     running = asyncio.ensure_future(host.work.run(LOCAL, task(LOCAL), key, ""))
     assert await asyncio.to_thread(entered.wait, 60)
     running.cancel()
@@ -134,8 +133,7 @@ async def test_a_submission_that_fails_after_its_caller_went_away_is_no_stray(
         assert leave.wait(60)
         raise RuntimeError("the power went")
 
-    await asyncio.to_thread(work.queues.prepare)
-    work.queues.enqueue = breaks  # type: ignore[method-assign]
+    work.queue.announce = breaks  # type: ignore[method-assign]
     running = asyncio.ensure_future(host.work.run(LOCAL, task(LOCAL), None, ""))
     assert await asyncio.to_thread(entered.wait, 60)
     running.cancel()

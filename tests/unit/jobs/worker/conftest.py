@@ -9,9 +9,12 @@ import time
 import pytest
 
 from kdskills.jobs.attempts import Attempts, shim
+from kdskills.jobs.database import micros, utc_now
 from kdskills.jobs.heads import ArtifactRef
+from kdskills.jobs.queue import WorkQueue
 from kdskills.jobs.roster import Roster, hold_slot
 from kdskills.jobs.worker.desk import Desk
+from kdskills.jobs.worker.jobs import JobRun
 from kdskills.jobs.worker.tasks import TaskRun
 
 
@@ -94,10 +97,33 @@ class Bench:
         self.roster.enter(executor, slot)
         return Desk(self.work, executor, self.shelf)
 
+    def claim(self, desk=None, queue=None):
+        """Let a worker claim what it may, and return that."""
+        desk, queue = desk or self.desk, queue or self.work.queue
+        return self.work.database.change(lambda link: queue.claim(link, desk.executor, desk.capacity(), desk.active))
+
     async def run(self, item, desk=None):
-        """See a task through and return its head."""
+        """Claim a task, see it through and return its head."""
+        self.claim(desk)
         await TaskRun(desk or self.desk, item).run()
         return self.head(item)
+
+    async def run_job(self, item, desk=None):
+        """Claim a job and see it through, but for its tasks."""
+        self.claim(desk)
+        await JobRun(desk or self.desk, item).run()
+
+    def pool(self):
+        """Return the queue of this host as one of a pool."""
+        work = self.work
+        return WorkQueue(work.records, self.roster, work.host, pooled=True, global_concurrency=None)
+
+    def far(self, executor="far", state="live", lease_us=60_000_000):
+        """Add a worker of another host, `elsewhere`."""
+        table, now = self.work.tables.workers, micros(utc_now())
+        row = {"executor": executor, "host": "elsewhere", "slot": 0, "pid": 1, "name": "far", "state": state}
+        row |= {"started_at": now, "beat_at": now, "lease_until": now + lease_us}
+        self.work.database.change(lambda link: link.execute(table.insert().values(**row)))
 
     def gone(self, slot):
         """Let the worker of a slot die."""

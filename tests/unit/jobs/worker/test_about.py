@@ -77,6 +77,7 @@ async def test_what_breaks_is_told_with_its_task(bench, client):
     worker = Worker(bench.work, bench.shelf)
     worker.desk, worker.executor = bench.desk, "one"
     bench.starter.broken = RuntimeError("a bug")
+    bench.claim()
     with Lines() as lines:
         await worker._guarded("task", head.id, TaskRun(bench.desk, head.id).run())
     over = bench.head(head.id)

@@ -9,7 +9,6 @@ import pytest
 from kdskills.jobs.attempts import shim
 from kdskills.jobs.client import JobsClient
 from kdskills.jobs.records import new_task
-from kdskills.jobs.worker.jobs import JobRun
 
 GONE = {"pid": 1, "started": "never", "boot": "none"}
 
@@ -180,7 +179,7 @@ async def test_a_job_waits_for_steps_that_had_ended(bench, client, job):
     assert await client.cancel_job(bench.make.scope, job.head.id)
     assert job.look().status == "running"
     assert (await bench.run(ended.id)).status == "succeeded"
-    await asyncio.wait_for(JobRun(bench.desk, job.head.id).run(), 60)
+    await asyncio.wait_for(bench.run_job(job.head.id), 60)
     over = job.look()
     assert (over.status, over.error_code) == ("canceled", "canceled")
     assert [step.status for step in over.steps] == ["succeeded", "skipped", "skipped", "skipped"]
@@ -193,7 +192,7 @@ async def test_a_step_in_living_hands_is_asked(bench, client, job):
     assert (bench.head(held.id).status, bench.head(held.id).cancel_reason) == ("running", "stop")
     assert job.look().status == "running"
     bench.put("task", held.id, status="canceled", finished_at=1)
-    await asyncio.wait_for(JobRun(bench.desk, job.head.id).run(), 60)
+    await asyncio.wait_for(bench.run_job(job.head.id), 60)
     assert job.look().status == "canceled"
 
 

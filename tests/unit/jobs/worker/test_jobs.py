@@ -12,7 +12,7 @@ from kdskills.jobs.worker.jobs import JobRun
 
 async def begun(bench, head, desk=None):
     """Run a job's worker until it has submitted its first step, and return the running worker."""
-    run = asyncio.ensure_future(JobRun(desk or bench.desk, head.id).run())
+    run = asyncio.ensure_future(bench.run_job(head.id, desk))
     await bench.until(lambda: bench.head(step_task_id(head.id, 0, 0)) is not None or run.done())
     return run
 
@@ -101,8 +101,9 @@ async def test_nothing_begins_in_a_job_that_goes_on_elsewhere(bench, client, why
 async def test_an_overdue_job_fails_with_timeout(bench, client):
     """A job whose time was over before this worker came cancels what runs and fails."""
     head = await client.submit_job(bench.make.job("a", "b", max_wall_time_s=5.0))
-    bench.put("job", head.id, status="running", executor="dead", started_at=micros(utc_now() - timedelta(hours=1)))
-    await asyncio.wait_for(JobRun(bench.desk, head.id).run(), 60)
+    began = micros(utc_now() - timedelta(hours=1))
+    bench.put("job", head.id, status="running", executor="dead", host=bench.work.host, started_at=began)
+    await asyncio.wait_for(bench.run_job(head.id), 60)
     over = job_of(bench, head)
     assert (over.status, over.error_code) == ("failed", "timeout")
     assert over.started_at < head.created_at
@@ -116,7 +117,7 @@ async def test_the_next_worker_goes_on_where_the_dead_one_stood(bench, client):
     run.cancel()
     await asyncio.gather(run, return_exceptions=True)
     end(bench, head, 0, "succeeded", attempt=1)
-    second = asyncio.ensure_future(JobRun(bench.worker("two", 1), head.id).run())
+    second = asyncio.ensure_future(bench.run_job(head.id, bench.worker("two", 1)))
     await bench.until(lambda: bench.head(step_task_id(head.id, 1, 0)) is not None)
     end(bench, head, 1, "failed", attempt=1)
     await asyncio.wait_for(second, 60)
@@ -130,29 +131,5 @@ async def test_a_job_that_is_over_is_nobodys(bench, client):
     head = await client.submit_job(bench.make.job("a"))
     assert await client.cancel_job(bench.make.scope, head.id)
     before = job_of(bench, head)
-    await asyncio.wait_for(JobRun(bench.desk, head.id).run(), 60)
+    await asyncio.wait_for(bench.run_job(head.id), 60)
     assert job_of(bench, head) == before
-
-
-@pytest.mark.parametrize("kind", ["task", "job"])
-async def test_a_session_on_another_living_host_is_followed_there(bench, client, kind):
-    """Work whose session's files are on another host with a worker goes to that host's queue, held by nobody."""
-    spec = bench.make.task("s") if kind == "task" else bench.make.job("a", session="s")
-    head = await (client.submit_task(spec) if kind == "task" else client.submit_job(spec))
-    bench.roster.enter("far", 7)
-    bench.work.database.change(
-        lambda link: link.execute(
-            bench.work.tables.workers.update()
-            .where(bench.work.tables.workers.c.executor == "far")
-            .values(host="elsewhere")
-        )
-    )
-    bench.work.database.change(
-        lambda link: bench.work.records.take_session(link, head.session_key, "somebody", "elsewhere")
-    )
-    if kind == "task":
-        assert (await bench.run(head.id)).executor is None
-    else:
-        await asyncio.wait_for(JobRun(bench.desk, head.id).run(), 60)
-        assert job_of(bench, head).executor is None
-    assert bench.starter.folders == []

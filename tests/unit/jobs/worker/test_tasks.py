@@ -11,7 +11,8 @@ from sqlalchemy.exc import OperationalError
 
 from kdskills.jobs.attempts import Facts, Verdict
 from kdskills.jobs.database import DatabaseUnavailable, micros, moment_of, utc_now
-from kdskills.jobs.worker.tasks import TaskRun, follows
+from kdskills.jobs.outcome import follows
+from kdskills.jobs.worker.tasks import TaskRun
 
 ENDPOINT = {"port": 80, "host_port": 4711, "url": "http://127.0.0.1:4711"}
 
@@ -171,21 +172,13 @@ async def test_a_running_program_is_followed_to_its_end(bench, client):
 async def test_what_was_ready_on_another_host_is_not_ready_here(bench, client):
     """A task taken over begins anew: its first start stays, its readiness is that of the attempt it has now."""
     bench.starter.scenes = [{"status": "infra_error", "error_code": "infra_error"}]
-    head = await client.submit_task(bench.make.task())
-    bench.put("task", head.id, status="running", attempt=1, host="far", executor="dead", started_at=5, ready_at=5)
+    head = await client.submit_task(bench.make.task(retry_on_lost=True))
+    values = {"home": None, "host": "elsewhere", "executor": "dead", "started_at": 5, "ready_at": 5}
+    bench.put("task", head.id, status="running", attempt=1, **values)
+    bench.claim(queue=bench.pool())
     over = await bench.run(head.id)
     assert (over.status, over.attempt, over.host) == ("failed", 2, bench.work.host)
     assert (over.started_at, over.ready_at) == (moment_of(5), None)
-
-
-async def test_a_released_task_is_only_the_holders_to_release(bench, client):
-    """Letting go of a row is fenced: a worker that was given up takes nothing from the one that has it now."""
-    head = await client.submit_task(bench.make.task())
-    bench.put("task", head.id, executor="two")
-    assert not await bench.desk.write(lambda link: bench.work.records.release(link, "task", head.id, "one"))
-    assert bench.head(head.id).executor == "two"
-    assert await bench.desk.write(lambda link: bench.work.records.release(link, "task", head.id, "two"))
-    assert bench.head(head.id).executor is None
 
 
 @given(

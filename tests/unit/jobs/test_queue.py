@@ -1,0 +1,265 @@
+"""The queue: whose turn it is in a session, who may take what, and what becomes of the work of those who are gone."""
+
+import pytest
+
+from kdskills.jobs.database import micros, utc_now
+from kdskills.jobs.model import Scope
+from kdskills.jobs.queue import Capacity, WorkQueue
+from kdskills.jobs.records import new_row, new_task
+
+ROOM = Capacity(batch=100, service=100, jobs=100)
+
+
+class Line:
+    """A place with one living worker, `me`, and rows put into it as a test wants them."""
+
+    def __init__(self, work, make):
+        self.work, self.make = work, make
+        self.number = 0
+        self.worker("me", work.host)
+
+    def queue(self, *, pooled=False, limit=None):
+        """Return the queue of this host."""
+        work = self.work
+        return WorkQueue(work.records, work.roster, work.host, pooled=pooled, global_concurrency=limit)
+
+    def change(self, change):
+        """Change something."""
+        return self.work.database.change(change)
+
+    def worker(self, executor, host, *, state="live", lease_s=None):
+        """Add a worker; one of a pool has a lease that ends in *lease_s* seconds."""
+        table, now = self.work.tables.workers, micros(utc_now())
+        until = None if lease_s is None else now + round(lease_s * 1_000_000)
+        row = {"executor": executor, "host": host, "slot": 0, "pid": 1, "name": "n", "state": state}
+        row |= {"started_at": now, "beat_at": now, "lease_until": until}
+        self.change(lambda link: link.execute(table.insert().values(**row)))
+
+    def task(self, item, session=None, *, again=False, **more):
+        """Add a task that came after all others."""
+        self.number += 1
+        spec = self.make.task(session, retry_on_lost=again)
+        key = item if session is None else Scope().session_key(session)
+        row = new_task(item, spec, key, body_hash="", home=self.work.host) | {"created_at": self.number} | more
+        self.change(lambda link: self.work.records.add_task(link, row))
+
+    def job(self, item, session="s", **more):
+        """Add a job that came after all others."""
+        self.number += 1
+        row = new_row(
+            item, self.make.job("a", session=session), Scope().session_key(session), body_hash="", home=self.work.host
+        )
+        row |= {"created_at": self.number} | more
+        self.change(lambda link: self.work.records.add_job(link, row))
+
+    def end(self, item, kind="task"):
+        """Let something be over."""
+        table = self.work.records.table(kind)
+        self.change(lambda link: link.execute(table.update().where(table.c.id == item).values(status="succeeded")))
+
+    def settle(self, session, host):
+        """Put a session's files on a host."""
+        table = self.work.tables.sessions
+        row = {"session_key": Scope().session_key(session), "host": host, "used_at": 1}
+        self.change(lambda link: link.execute(table.insert().values(**row)))
+
+    def claim(self, executor="me", capacity=ROOM, in_hand=(), **queue):
+        """Claim, and return ids of tasks and jobs."""
+        asked = self.queue(**queue)
+        anything = self.work.database.ask(lambda link: asked.anything(link, executor, capacity, in_hand))
+        claim = self.change(lambda link: asked.claim(link, executor, capacity, in_hand))
+        assert anything or not (claim.tasks or claim.jobs)
+        return [head.id for head in claim.tasks] + list(claim.jobs)
+
+    def head(self, item):
+        """Return a task."""
+        return self.work.database.ask(lambda link: self.work.records.task(link, item))
+
+
+@pytest.fixture
+def line(work, make):
+    """Return the line."""
+    return Line(work, make)
+
+
+def test_what_waited_longest_comes_first(line):
+    """Work without a session is taken in the order it came, as far as there is room; what is taken is `starting`."""
+    for item in ("a", "b", "c"):
+        line.task(item)
+    assert line.claim(capacity=Capacity(2, 0, 0)) == ["a", "b"]
+    head = line.head("a")
+    assert (head.status, head.attempt, head.executor, head.host) == ("starting", 1, "me", line.work.host)
+    assert line.claim(in_hand=("a", "b")) == ["c"]
+    assert line.claim(in_hand=("a", "b", "c")) == []
+
+
+def test_a_session_is_one_at_a_time_in_order(line):
+    """The second of a session is nobody's before the first is over, also when both wait for the same worker."""
+    for item in ("a", "b", "c"):
+        line.task(item, "s")
+    for item in ("a", "b", "c"):
+        assert line.claim() == [item]
+        assert line.claim(in_hand=(item,)) == []
+        line.end(item)
+
+
+def test_one_that_runs_is_not_overtaken_by_an_older_one(line):
+    """What came into the table late, with an earlier time, waits for the one of its session that runs by now."""
+    line.task("young", "s")
+    assert line.claim() == ["young"]
+    line.task("old", "s", created_at=0)
+    assert line.claim(in_hand=("young",)) == []
+    line.end("young")
+    assert line.claim() == ["old"]
+
+
+def test_jobs_and_tasks_share_the_line_of_a_session(line):
+    """A job holds its session for all its steps; what came before it goes first."""
+    line.task("before", "s")
+    line.job("job", "s")
+    line.task("after", "s")
+    assert line.claim() == ["before"]
+    line.end("before")
+    assert line.claim() == ["job"]
+    line.task("step", "s", job_id="job", step=0, **{"try": 0})
+    assert line.claim(in_hand=("job",)) == ["step"]
+    line.end("step")
+    assert line.claim(in_hand=("job",)) == []
+    line.end("job", "job")
+    assert line.claim() == ["after"]
+
+
+def test_a_full_worker_takes_what_it_has_room_for(line):
+    """Commands, services and jobs have rooms of their own, and none keeps the others waiting."""
+    line.task("batch")
+    line.task("service", mode="service")
+    line.job("job")
+    assert line.claim(capacity=Capacity(0, 1, 0)) == ["service"]
+    assert line.claim(capacity=Capacity(0, 0, 1), in_hand=("service",)) == ["job"]
+    assert line.claim(capacity=Capacity(0, 0, 0), in_hand=("service", "job")) == []
+    assert line.claim(capacity=Capacity(1, 0, 0), in_hand=("service", "job")) == ["batch"]
+
+
+def test_orphans_of_this_host_are_adopted(line):
+    """What a dead worker of this host had goes on under its next one, with the same attempt, room or not."""
+    line.worker("dead", line.work.host, state="dead")
+    line.task("ran", "s", status="running", attempt=3, executor="dead", host=line.work.host)
+    line.job("job", "t", status="running", executor="dead", host=line.work.host)
+    assert line.claim(capacity=Capacity(0, 0, 0)) == ["ran", "job"]
+    assert (line.head("ran").status, line.head("ran").attempt, line.head("ran").executor) == ("running", 3, "me")
+
+
+def test_what_the_living_have_stays_theirs(line):
+    """Nothing is taken from a worker that lives, and nothing twice by one that has it in hand."""
+    line.worker("other", line.work.host)
+    line.task("theirs", status="running", attempt=1, executor="other", host=line.work.host)
+    line.task("mine", status="running", attempt=1, executor="me", host=line.work.host)
+    assert line.claim(in_hand=("mine",)) == []
+
+
+def test_a_claim_whose_answer_was_lost_is_taken_up(line):
+    """What is this worker's by its row and not in its hand is taken up: a commit may come through without its answer."""
+    line.task("a")
+    assert line.claim() == line.claim() == ["a"]
+    assert line.head("a").attempt == 1
+
+
+def test_the_dead_claim_nothing(line):
+    """A worker that was buried, and one that never entered, get nothing."""
+    line.worker("dead", line.work.host, state="dead")
+    line.task("a")
+    assert line.claim("dead") == line.claim("stranger") == []
+    assert line.head("a").status == "queued"
+
+
+def test_pinned_work_stays_with_its_host(line):
+    """What is pinned elsewhere is not ours, and without a pool nothing unpinned is."""
+    line.task("far", home="elsewhere")
+    line.task("anyones", home=None)
+    assert line.claim() == []
+    assert line.claim(pooled=True) == ["anyones"]
+
+
+@pytest.mark.parametrize(
+    ("state", "lease_s", "taken"),
+    [("live", 60, False), ("dead", 60, False), ("dead", -2, False), ("dead", -6, True)],
+    ids=["alive", "ended in order", "within the fence", "gone"],
+)
+def test_a_session_goes_where_its_files_are(line, state, lease_s, taken):
+    """Commands of a session are left to the host that has its files until that host's lease and its fence are over."""
+    line.worker("far", "elsewhere", state=state, lease_s=lease_s)
+    line.settle("s", "elsewhere")
+    line.task("a", "s", home=None)
+    line.job("b", "t", home=None)
+    assert line.claim(pooled=True) == (["a", "b"] if taken else ["b"])
+
+
+@pytest.mark.parametrize(
+    ("state", "lease_s", "taken"),
+    [("live", 60, False), ("dead", 60, False), ("dead", -2, False), ("dead", -6, True)],
+    ids=["alive", "ended in order", "within the fence", "gone"],
+)
+def test_what_ran_elsewhere_is_taken_over_after_the_lease(line, state, lease_s, taken):
+    """Programs of a worker that ended go on until their host's lease is over: nobody runs them anew before."""
+    line.worker("far", "elsewhere", state=state, lease_s=lease_s)
+    line.task("a", again=True, home=None, status="running", attempt=1, executor="far", host="elsewhere", ready_at=1)
+    line.job("j", home=None, status="running", executor="far", host="elsewhere")
+    assert line.claim(pooled=True) == (["a", "j"] if taken else [])
+    if taken:
+        head = line.head("a")
+        assert (head.status, head.attempt, head.host, head.ready_at) == ("starting", 2, line.work.host, None)
+
+
+def test_at_most_once_is_lost_with_its_host(line):
+    """Without `retry_on_lost` a takeover ends the task as lost, and what waited behind it goes on."""
+    line.worker("far", "elsewhere", state="dead", lease_s=-60)
+    line.task("a", "s", home=None, status="running", attempt=1, executor="far", host="elsewhere")
+    line.task("b", "s", home=None)
+    assert line.claim(pooled=True) == []
+    head = line.head("a")
+    assert (head.status, head.error_code, head.attempt) == ("failed", "lost", 1)
+    assert "elsewhere is gone" in head.error_message
+    assert line.claim(pooled=True) == ["b"]
+
+
+def test_a_cancel_survives_the_host(line):
+    """What was to be canceled on a host that is gone is canceled, not lost and not run again."""
+    line.worker("far", "elsewhere", state="dead", lease_s=-60)
+    line.task("a", again=True, home=None, status="running", attempt=1, executor="far", host="elsewhere", cancel_at=1)
+    assert line.claim(pooled=True) == []
+    assert (line.head("a").status, line.head("a").error_code) == ("canceled", "canceled")
+
+
+def test_the_pool_runs_no_more_than_it_may(line):
+    """`global_concurrency` counts what runs anywhere; services are not among it."""
+    line.worker("far", "elsewhere", lease_s=60)
+    line.task("far", home=None, status="running", executor="far", host="elsewhere")
+    for item in ("a", "b", "c"):
+        line.task(item)
+    line.task("service", mode="service")
+    assert line.claim(pooled=True, limit=2) == ["a", "service"]
+    assert line.claim(pooled=True, limit=2, in_hand=("a", "service")) == []
+    line.end("far")
+    assert line.claim(pooled=True, limit=2, in_hand=("a", "service")) == ["b"]
+
+
+async def test_clocks_that_differ_do_not_change_an_order(client, make, work):
+    """What is submitted later to a session comes later, though its submitter's clock is behind."""
+    first = await client.submit_task(make.task("s"))
+    table = work.tables.tasks
+    ahead = micros(utc_now()) + 3_600_000_000
+    work.database.change(lambda link: link.execute(table.update().values(created_at=ahead)))
+    second = await client.submit_job(make.job("a", session="s"))
+    third = await client.submit_task(make.task("s"))
+    assert (await client.task(make.scope, first.id)).created_at < second.created_at < third.created_at
+
+
+def test_a_long_line_has_many_heads(line):
+    """Of ten thousand that wait in fifty sessions the first of each may be taken, in the order they came."""
+    spec, home = line.make.task("s"), line.work.host
+    rows = [
+        new_task(f"t{n}", spec, f"key{n % 50}", body_hash="", home=home) | {"created_at": n + 1} for n in range(10_000)
+    ]
+    table = line.work.tables.tasks
+    line.change(lambda link: link.execute(table.insert(), rows))
+    assert line.claim(capacity=Capacity(8, 0, 0)) == [f"t{n}" for n in range(8)]
