@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from kdskills.errors import KdskillsError
+from kdskills.errors import KdskillsError, OperatorMustAct
 from kdskills.jobs.room import check_writable
 
 if TYPE_CHECKING:
@@ -16,13 +18,26 @@ if TYPE_CHECKING:
 PATIENCE_S: Final = 10.0
 """Seconds a part may take to answer; one that takes longer is not ready."""
 SLOW: Final = "no_answer_in_time"
+_LOG: Final = logging.getLogger("kdskills.service")
+
+
+class NoWorker(OperatorMustAct):
+    """Work waits, and no worker is alive that would take it; it waits until one is."""
+
+    code = "no_worker"
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """What each part says: `ok`, or the stable code of what is wrong; never words that could tell of this machine."""
+    """What each part says: `ok`, or the stable code of what is wrong; never words that could tell of this machine.
+
+    Attributes:
+        checks: The words of the parts.
+        notices: What does not keep new work from being taken, though somebody should know.
+    """
 
     checks: Mapping[str, str]
+    notices: Mapping[str, str] = MappingProxyType({})
 
     @property
     def ok(self) -> bool:
@@ -42,9 +57,13 @@ async def readiness(host: Host, *, patience_s: float = PATIENCE_S) -> Readiness:
         "engine": host.wiring.executor(host.settings.executor),
         "disk": asyncio.to_thread(check_writable, host.settings.state_dir),
         "artifacts": _artifacts(host),
+        "workers": _workers(host),
     }
-    words = await asyncio.gather(*(_word(each, patience_s) for each in asked.values()))
-    return Readiness(dict(zip(asked, words, strict=True)))
+    words = dict(zip(asked, await asyncio.gather(*(_word(each, patience_s) for each in asked.values())), strict=True))
+    workers = words.pop("workers")
+    if workers == NoWorker.code:
+        _LOG.warning("work waits and no worker is alive: `kdskills worker` starts one")
+    return Readiness(words, {} if workers == "ok" else {"workers": workers})
 
 
 async def _word(asked: Awaitable[object], patience_s: float) -> str:
@@ -56,6 +75,16 @@ async def _word(asked: Awaitable[object], patience_s: float) -> str:
     except TimeoutError:
         return SLOW
     return "ok"
+
+
+async def _workers(host: Host) -> None:
+    """Raises NoWorker when work waits that nobody alive would take; without waiting work nobody is missed."""
+    if not host.storage.present:
+        return
+    work = await host.work.client.work()
+    await asyncio.to_thread(work.roster.bury)  # one that was killed had nobody to say so
+    if await work.database.read(work.queue.stranded):
+        raise NoWorker("work waits and no worker is alive")
 
 
 async def _database(host: Host) -> None:

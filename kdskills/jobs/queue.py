@@ -103,6 +103,23 @@ class WorkQueue:
         ]
         return max((moment or 0) for moment in link.execute(sa.select(*latest)).one())
 
+    def stranded(self, link: sa.Connection) -> bool:
+        """Whether something waits here, or in the pool, though no worker is alive that would take it."""
+        import sqlalchemy as sa
+
+        workers = self._records.tables.workers
+        alive = sa.exists().where(workers.c.state == "live")
+        if not self._pooled:
+            alive = alive.where(workers.c.host == self._host)
+        tables = [self._records.table(kind) for kind in ("task", "job")]
+        waits = [sa.exists().where(_in(table, ("queued",)), self._near(table)) for table in tables]
+        return bool(link.execute(sa.select(sa.and_(sa.or_(*waits), ~alive))).scalar())
+
+    def _near(self, table: sa.Table) -> sa.ColumnElement[bool]:
+        """Return whether a row is pinned to this host, or to none of a pool this host is in."""
+        near = table.c.home == self._host
+        return near | table.c.home.is_(None) if self._pooled else near
+
     def anything(self, link: sa.Connection, executor: str, capacity: Capacity, in_hand: Collection[str]) -> bool:
         """Whether a claim would find something: one question, without the lock."""
         return bool(self._candidates(link, executor, capacity, in_hand))

@@ -142,5 +142,9 @@ async def _readyz(request: Request) -> Response:
     host: Host = request.app.state.host
     report, draining = await host.ready(), bool(request.app.state.drain.started)
     ok = report.ok and not draining
-    body = {"status": "ok" if ok else "unavailable", "draining": draining, "checks": dict(report.checks)}
+    body = {
+        "status": "ok" if ok else "unavailable",
+        "draining": draining,
+        "checks": {**report.checks, **report.notices},
+    }
     return JSONResponse(body, 200 if ok else 503, headers={"Cache-Control": "no-store"})

@@ -4,6 +4,7 @@ import pytest
 
 from kdskills.jobs.database import micros, utc_now
 from kdskills.jobs.model import Scope
+from kdskills.jobs.opening import Work
 from kdskills.jobs.queue import Capacity, WorkQueue
 from kdskills.jobs.records import new_row, new_task
 
@@ -241,6 +242,55 @@ def test_the_pool_runs_no_more_than_it_may(line):
     assert line.claim(pooled=True, limit=2, in_hand=("a", "service")) == []
     line.end("far")
     assert line.claim(pooled=True, limit=2, in_hand=("a", "service")) == ["b"]
+
+
+def test_work_without_a_worker_is_stranded(line):
+    """What waits for a host without a worker is told of; without waiting work nobody is missed, elsewhere it is not ours."""
+    stranded = line.queue().stranded
+    line.task("a", home="elsewhere")
+    assert not line.work.database.ask(stranded)
+    line.task("b")
+    assert not line.work.database.ask(stranded)
+    line.work.roster.leave("me")
+    assert line.work.database.ask(stranded)
+
+
+PLANS = {
+    "sqlite": ("EXPLAIN QUERY PLAN ", ("SCAN kd_tasks", "SCAN kd_jobs", "SCAN f", "SCAN kd_tasks_1", "SCAN kd_jobs_1")),
+    "postgresql": ("EXPLAIN ", ("Seq Scan on kd_tasks", "Seq Scan on kd_jobs")),
+}
+
+
+@pytest.mark.parametrize(
+    "database", ["sqlite", pytest.param("postgres", marks=pytest.mark.needs("postgres"))], indirect=True
+)
+def test_a_claim_reads_what_is_not_over(database, tmp_path, make):
+    """However much is kept of what is over, what a worker asks is answered from indexes of what is not."""
+    import sqlalchemy as sa
+
+    work = Work(database or f"sqlite:///{tmp_path / 'work.db'}", tmp_path / "state")
+    line = Line(work, make)
+    row = new_task("t", make.task("s"), "key", body_hash="", home=work.host)
+    over = {"status": "succeeded", "finished_at": 1, "spec": "{}"}
+    rows = [row | over | {"id": f"t{n}", "session_key": f"k{n}", "created_at": n} for n in range(5000)]
+    line.change(lambda link: link.execute(work.tables.tasks.insert(), rows))
+    asked = []
+    sa.event.listen(work.database.engine, "before_cursor_execute", lambda *given: asked.append(given[2:4]))
+    for pooled in (False, True):
+        line.work.database.ask(lambda link, p=pooled: line.queue(pooled=p).anything(link, "me", ROOM, ()))
+    line.work.database.ask(line.queue().stranded)
+    line.work.database.ask(lambda link: work.queue.last_of_session(link, "key"))
+    questions = [question for question in asked if "kd_tasks" in question[0]]
+    assert len(questions) == 4
+    prefix, scans = PLANS[work.database.dialect]
+    with work.database.engine.connect() as link:
+        if work.database.dialect == "postgresql":
+            link.exec_driver_sql("ANALYZE")
+        for question, values in questions:
+            plan = "\n".join(str(tuple(row)) for row in link.exec_driver_sql(prefix + question, values))
+            bad = [line for line in plan.splitlines() if any(scan in line for scan in scans) and "INDEX" not in line]
+            assert not [line for line in bad if "kd_tasks" in line], plan
+    work.close()
 
 
 async def test_clocks_that_differ_do_not_change_an_order(client, make, work):
