@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kdskills.errors import KdskillsError, OperatorMustAct
@@ -37,7 +36,7 @@ class Readiness:
     """
 
     checks: Mapping[str, str]
-    notices: Mapping[str, str] = MappingProxyType({})
+    notices: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:

@@ -23,7 +23,6 @@ URLS = {
     "kdskills/jobs/database.py": "tells a file from other URLs",
     "kdskills/jobs/settings.py": "the default database",
     "kdskills/remote/journal/sql.py": "the default journal",
-    "kdskills/jobs/queues.py": "names a dialect, and no file",
 }
 """Modules that write or read a SQLite URL, and why."""
 

@@ -6,7 +6,6 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote
 
 from kdskills.jobs.queue import CHANNEL
 from kdskills.jobs.worker.desk import LOG
@@ -78,12 +77,13 @@ class QueueWatch:
 
     def _watch(self) -> None:
         """Tell of each commit to SQLite's file, which a counter in its header tells without a question to the tables."""
-        path = quote(str(self._database.engine.url.database))
-        connection = sqlite3.connect(f"file:{path}?mode=rw", uri=True, isolation_level=None)  # it makes no new file
+        connection = self._database.engine.raw_connection()
+        driver: Any = connection.driver_connection
+        connection.detach()
         try:
             before = None
             while not self._over.wait(self._look_s):
-                version = connection.execute("PRAGMA data_version").fetchone()[0]
+                version = driver.execute("PRAGMA data_version").fetchone()[0]
                 if version != before:
                     before = version
                     self._tell(CHANGED)
