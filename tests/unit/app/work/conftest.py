@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -27,6 +28,12 @@ class Idle:
     async def probe(self) -> ProbeReport:
         """Say that it works."""
         return ProbeReport(self.name, self.level, ok=True)
+
+    async def start(self, request: object) -> NoReturn:
+        """Start nothing."""
+        raise AssertionError(f"{self.name} was asked to run {request}")
+
+    run = start
 
     async def reap(self) -> ReapReport:
         """Find nothing."""
