@@ -222,8 +222,10 @@ class Host(OperationCalls):
             BadRequest: `no_bundle`; nothing is known of the project, and it has none.
             BundleError: Its bundle cannot be loaded.
         """
-        if self.storage.present and await self.projects.known(project):
-            return await self.projects.skills(project)
+        if self.storage.present:
+            made = await self.projects.known_skills(project)
+            if made is not None:
+                return made
         path = self.settings.bundle
         if path is None or project != LOCAL.project:
             raise BadRequest(f"project {project!r} has no bundle: name one", code="no_bundle", project=project)

@@ -150,7 +150,19 @@ class ProjectReads:
             BundleError: The project's bundle cannot be loaded.
         """
         check_project(project)
-        made = await self._database.read(lambda link: self._ingredients(link, project))
+        return await self._skills(project, await self._database.read(lambda link: self._ingredients(link, project)))
+
+    async def known_skills(self, project: str) -> ProjectSkills | None:
+        """Return what `skills` does, or None for a project that was never made; one look at the database tells both."""
+        check_project(project)
+
+        def ask(link: sa.Connection) -> Ingredients | None:
+            return self._ingredients(link, project) if self._records.projects(link, project) else None
+
+        made = await self._database.read(ask)
+        return None if made is None else await self._skills(project, made)
+
+    async def _skills(self, project: str, made: Ingredients) -> ProjectSkills:
         missing = [skill.full_id for skill in made.uploaded if not await self._here(project, skill)]
         if missing:
             made = replace(made, missing=frozenset(missing))
