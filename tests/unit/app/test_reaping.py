@@ -22,6 +22,14 @@ class Engine:
         """Say that it works."""
         return ProbeReport(self.name, self.level, ok=True)
 
+    async def run(self, request):
+        """Run nothing."""
+        raise NotImplementedError
+
+    async def start(self, request):
+        """Start nothing."""
+        raise NotImplementedError
+
     async def reap(self):
         """Report one leftover that was ended and one that was not."""
         self.reaped += 1
