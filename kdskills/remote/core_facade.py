@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
 import uuid
 import weakref
@@ -22,6 +23,8 @@ from kdskills.remote.results import RemoteSkillDispatch
 from kdskills.remote.signals import AppServerSignal, address, text_or_none
 from kdskills.remote.submitting import SubmitOptions
 from kdskills.remote.text import TOOLS_KEYWORDS
+
+_LOG = logging.getLogger("kdskills.remote")
 
 _NONE = object()
 GONE = frozenset({"ok", "deleted"})
@@ -162,6 +165,7 @@ class FacadeCore:
             core.pushing([dict(tool) for tool in theirs if isinstance(tool, Mapping)], [])
         for diagnostic in draft.registry.diagnostics:
             core.registry.note(diagnostic)
+        _note_fallback(core, created)
         return created, core
 
     async def close(self, session_id: str, *, delete_session: bool, options: CleanupOptions) -> JsonObject:
@@ -227,3 +231,17 @@ class FacadeCore:
             for session_id in [known for known, one in self._sessions.items() if one is core]:
                 del self._sessions[session_id]
                 self._closed[session_id] = core
+
+
+def _note_fallback(core: SessionCore, created: Mapping[str, Any]) -> None:
+    """Say that a strategy somebody asked for is not the one in force: what is not proven of a server is not used."""
+    asked = created.get("strategyAsked")
+    if asked not in {"native", "reload"} or created.get("strategy") != "dispatcher":
+        return
+    message = (
+        f"strategy {asked!r} is not proven of this server, so the catalog reaches the model through the dispatcher"
+    )
+    _LOG.warning("session %s: %s", core.session_id, message)
+    core.note(
+        "strategy_not_proven", message, fix="give connect the profile of a probe: connect(url, profile=report.profile)"
+    )

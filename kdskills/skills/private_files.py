@@ -9,6 +9,7 @@ those of SQLite's own connections: another process would then take a live write-
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -38,9 +39,11 @@ def make_folder(path: Path, *, parents: int = FOLDER_MODE) -> Path:
     """
     missing = []
     for folder in (path, *path.parents):
-        if folder.is_dir():
+        if os.path.lexists(folder):
             break
         missing.append(folder)
+    if not missing and not path.is_dir():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     for folder in reversed(missing):
         try:
             folder.mkdir(mode=FOLDER_MODE)

@@ -39,7 +39,8 @@ class Sessions:
             **keywords: Of `thread/start`. `dynamic_tools` as `dynamic_tools()` writes them, or as the wire does.
 
         Returns:
-            `{"session": {"sessionId", "materialized", "status", "path"}, "thread"}`.
+            `{"session": {"sessionId", "materialized", "status", "path"}, "thread", "strategy", "strategyAsked"}`: the way the
+            catalog reaches the model, and the one the client asked for.
         """
         params = {**_START_DEFAULTS, **camel_keys(keywords)}
         params["config"] = {**UNLOAD_AT_ONCE, **(params.get("config") or {})}
@@ -51,7 +52,8 @@ class Sessions:
         thread = answer["thread"]
         self._server.threads.learn(thread, subscribed=True)
         await self._catalog.started(str(thread["id"]), plan)
-        return {"session": self._session(thread), "thread": thread}
+        asked = self._server.options.strategy
+        return {"session": self._session(thread), "thread": thread, "strategy": plan.way, "strategyAsked": asked}
 
     async def get(self, session_id: str) -> JsonObject:
         """Return a session as `create` does, with its `transcript`, oldest message first."""

@@ -110,3 +110,11 @@ def test_a_database_without_a_folder(tmp_path: Path) -> None:
     """The folder is the caller's to make: the system's own error says that it is not there."""
     with pytest.raises(FileNotFoundError):
         private_database(tmp_path / "none" / "x.db")
+
+
+@pytest.mark.parametrize(("inside", "reason"), [("", "exists"), ("folder", "Not a directory")])
+def test_what_is_in_the_way_is_told_as_the_system_does(tmp_path: Path, inside: str, reason: str) -> None:
+    """A file in a folder's place, or in that of its parent, is an error with the system's own words."""
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=reason):
+        make_folder(tmp_path / "file" / inside)
