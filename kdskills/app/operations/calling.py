@@ -25,6 +25,7 @@ HOST_WORDS: Final[Mapping[str, Right]] = MappingProxyType(
         "include_internal": "view",
         "by": "view",
         "executor": "machine",
+        "model": "machine",
         "binary": "program",
     }
 )

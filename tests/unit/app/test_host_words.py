@@ -69,6 +69,7 @@ VALUES = {
     "bundle": "/etc",
     "path": "/etc/passwd",
     "binary": "/bin/sh",
+    "model": "openai:large",
 }
 
 
