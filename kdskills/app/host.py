@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.logs import OperatorLog
-from kdskills.app.operations.calling import require_allowed, require_own_words, validated
+from kdskills.app.operations.calling import require_allowed, require_own_words, require_text, validated
 from kdskills.app.operations.overloads import OperationCalls
 from kdskills.app.operations.table import Context
 from kdskills.app.plugins import Answers, Filter, PluginManager, Registers, collect, made_by, plugin_manager
@@ -292,6 +292,7 @@ class Host(OperationCalls):
             raise BadRequest(f"there is no operation {operation!r}", code="unknown_operation", operation=operation)
         with self.telemetry.operation(operation, context.identity.door):
             require_allowed(found, context.identity)
+            require_text(context)
             given = validated(found, arguments)
             require_own_words(found, given, context.identity)
             with self.telling_operator():

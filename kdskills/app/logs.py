@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from kdskills.errors import KdskillsError
 
 REQUEST: Final = "request_id"
+NUMBER: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _CURRENT: Final[ContextVar[str]] = ContextVar("kdskills_request_id")
 
 MASK: Final = "***"
@@ -53,6 +55,11 @@ class OperatorLog:
         if error.who == "operator" and now - self._logged.get(error.code, float("-inf")) >= self._every_s:
             self._logged[error.code] = now
             logging.getLogger("kdskills.service").error("%s: %s", error.code, error.message)
+
+
+def number_of(text: str) -> str:
+    """Return the number a caller gave a request, or a new one where it is none that a log or an audit row may hold."""
+    return text if NUMBER.fullmatch(text) else secrets.token_hex(8)
 
 
 @contextmanager

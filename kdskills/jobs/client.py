@@ -329,7 +329,7 @@ def _refuse_busy(work: Work, link: sa.Connection, session_key: str, item: str) -
         link.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (session_key,))
     holder = work.records.holder(link, session_key, but=item)
     if holder is not None:
-        raise Conflict(f"the session is held by {holder}", code="session_busy", holder=holder)
+        raise Conflict(f"the session is held by {holder}", reason="session_busy", holder=holder)
 
 
 def new_id(kind: Kind, scope: Scope, key: str | None) -> str:
@@ -355,7 +355,7 @@ def kept_piece(head: TaskHead, stream: Stream, offset: int, limit: int) -> LogPi
 
 def _require_same(kept: str | None, given: str) -> None:
     if kept != given:
-        raise Conflict("this idempotency key was used with another request", code="idempotency_conflict")
+        raise Conflict("this idempotency key was used with another request", reason="idempotency_key")
 
 
 def _owned(found: Head | None, scope: Scope, kind: Kind, item: str, *, any_agent: bool) -> Head:

@@ -70,10 +70,10 @@ _ROWS: Final = (
     Shipped(
         "image.build", "Build the tree sandboxes run in.", "images:IMAGE", profile="operator", scope="admin", local=True
     ),
-    Shipped("skills.load", None, "conversation:LOAD", profile="skills"),
-    Shipped("skills.unload", None, "conversation:UNLOAD", profile="skills"),
-    Shipped("skills.read", None, "conversation:READ", profile="skills", reads=True),
-    Shipped("skills.run_script", None, "conversation:RUN_SCRIPT", profile="skills", scope="work:run"),
+    Shipped("skills.load", None, "conversation:LOAD", profile="skills", for_models=True),
+    Shipped("skills.unload", None, "conversation:UNLOAD", profile="skills", for_models=True),
+    Shipped("skills.read", None, "conversation:READ", profile="skills", reads=True, for_models=True),
+    Shipped("skills.run_script", None, "conversation:RUN_SCRIPT", profile="skills", scope="work:run", for_models=True),
     Shipped(
         "new",
         "Make the files to begin a bundle, a skill or a plugin with.",

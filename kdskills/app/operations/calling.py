@@ -1,8 +1,14 @@
-"""Before an operation runs: may this caller run it, are its arguments in shape, and are they the caller's to say?"""
+"""Before an operation runs: may this caller run it, are its arguments in shape, and are they the caller's to say?
+
+Every door comes through here, so that a refusal has one code and one form wherever it is met. See
+docs/reference/errors.md for who must act on each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
@@ -10,11 +16,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 from pydantic import BaseModel, ValidationError
 
 from kdskills.app.identity import PROFILES
-from kdskills.errors import BadRequest, CallRefused
+from kdskills.errors import BadRequest, CallRefused, KdskillsError, ToolCallRefused
 
 if TYPE_CHECKING:
     from kdskills.app.identity import Identity
-    from kdskills.app.operations.table import Operation
+    from kdskills.app.operations.table import Context, Operation
+
+#: Halves of a surrogate pair: no database, no file and no transport can encode them.
+HALF: Final = re.compile(r"[\ud800-\udfff]")
+#: As `HALF`, without those that stand for the bytes of a file name that is no UTF-8.
+HALF_OF_NO_NAME: Final = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
+UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+MAX_PROBLEMS: Final = 20
+MAX_KEY: Final = 80
 
 Right = Literal["view", "machine", "program"]
 
@@ -121,13 +135,83 @@ def validated(operation: Operation, arguments: Mapping[str, Any]) -> BaseModel:
 
     Raises:
         BadRequest: Some are out of shape; `details["errors"]` has the path of each.
+        ToolCallRefused: Likewise, where a model calls the operation itself: `invalid_argument`.
     """
+    problems = list(text_problems(operation.input, arguments))
+    if problems:
+        raise misshapen(operation, problems)
     try:
         return operation.input.model_validate(dict(arguments))
     except ValidationError as error:
-        problems = [
-            {"path": "/" + "/".join(map(str, item["loc"])), "problem": item["msg"]}
-            for item in error.errors(include_url=False, include_input=False)
-        ]
-        words = "; ".join(f"{p['path']}: {p['problem']}" for p in problems)
-        raise BadRequest(f"{operation.name}: {words}", errors=problems) from None
+        found = error.errors(include_url=False, include_input=False)
+        raise misshapen(operation, [(pointer(item["loc"]), item["msg"]) for item in found]) from None
+
+
+def misshapen(operation: Operation, problems: Sequence[tuple[str, str]]) -> KdskillsError:
+    """Return the refusal of arguments that are out of shape: the model's to mend where it called, else the program's.
+
+    Args:
+        operation: What was called.
+        problems: Path of each argument and what is wrong with it.
+    """
+    words = "; ".join(f"{path}: {problem}" for path, problem in problems[:MAX_PROBLEMS])
+    errors = [{"path": path, "problem": problem} for path, problem in problems[:MAX_PROBLEMS]]
+    kind = ToolCallRefused if operation.for_models else BadRequest
+    return kind(f"{operation.name}: {words}", errors=errors)
+
+
+def require_text(context: Context) -> None:
+    """Refuse a call whose idempotency key nothing could keep.
+
+    Raises:
+        BadRequest: It holds half a character, or NUL.
+    """
+    problem = _problem(context.idempotency_key or "", HALF, nul=False)
+    if problem:
+        raise BadRequest(f"the idempotency key {problem}", errors=[{"path": "/idempotency_key", "problem": problem}])
+
+
+def pointer(loc: Sequence[int | str]) -> str:
+    """Return the path of an argument as `/field/0`; names that callers made up are shortened and made printable."""
+    return "/" + "/".join(UNPRINTABLE.sub("\ufffd", str(part))[:MAX_KEY] for part in loc)
+
+
+def text_problems(model: type[BaseModel], arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Find text that no database, file or transport can take, before anything looks at it.
+
+    Names of files may hold bytes that are no UTF-8, as the system gives them, in fields that are paths of this machine.
+    NUL is allowed where the model lists the field in `MAY_HOLD_NUL`.
+
+    Args:
+        model: The input model.
+        arguments: What came.
+
+    Yields:
+        Path and problem of each text.
+    """
+    names = frozenset(name for name, field in model.model_fields.items() if _names_a_path(field.annotation))
+    allowed: Sequence[str] = getattr(model, "MAY_HOLD_NUL", ())
+    pending: list[tuple[tuple[int | str, ...], object]] = [((), arguments)]
+    while pending:
+        loc, value = pending.pop()
+        if isinstance(value, str):
+            path = pointer(loc)
+            halves = HALF_OF_NO_NAME if len(loc) == 1 and loc[0] in names else HALF
+            problem = _problem(value, halves, nul=any(fnmatchcase(path, pattern) for pattern in allowed))
+            if problem:
+                yield path, problem
+        elif isinstance(value, Mapping):
+            inner = [((*loc, str(key)), item) for key, item in value.items()]
+            yield from ((pointer(at), "has a name that is no text") for at, _ in inner if HALF.search(str(at[-1])))
+            yield from ((pointer(at), "has a name that holds NUL") for at, _ in inner if "\0" in str(at[-1]))
+            pending += reversed(inner)
+        elif isinstance(value, list | tuple):
+            pending += reversed([((*loc, number), item) for number, item in enumerate(value)])
+
+
+def _problem(text: str, halves: re.Pattern[str], *, nul: bool) -> str | None:
+    if text.isascii():
+        return "holds NUL" if "\0" in text and not nul else None
+    if halves.search(text):
+        return "holds half a character"
+    return "holds NUL" if "\0" in text and not nul else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from pydantic import Field, StringConstraints
 
@@ -43,13 +43,17 @@ class UnloadCall(UnloadInput):
 
 
 class ReadCall(ReadInput):
-    """Arguments of `skills.read`."""
+    """Arguments of `skills.read`; the rules of paths answer NUL in one with `path_denied`."""
+
+    MAY_HOLD_NUL: ClassVar[tuple[str, ...]] = ("/path",)
 
     session_id: SessionId = "main"
 
 
 class RunCall(RunInput):
-    """Arguments of `skills.run_script`."""
+    """Arguments of `skills.run_script`; the rules of paths answer NUL in one with `path_denied`."""
+
+    MAY_HOLD_NUL: ClassVar[tuple[str, ...]] = ("/path",)
 
     session_id: SessionId = "main"
 

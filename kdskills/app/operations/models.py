@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import BaseModel, ConfigDict
 
 from kdskills.errors import Diagnostic
 
 
 class Input(BaseModel):
-    """Arguments of an operation; unknown fields are refused."""
+    """Arguments of an operation; unknown fields are refused.
+
+    `MAY_HOLD_NUL` lists paths of texts, such as `/inputs/*/text`, that may hold NUL; it breaks databases and file names
+    everywhere else, and is refused there before a model sees it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    MAY_HOLD_NUL: ClassVar[tuple[str, ...]] = ()
 
 
 class Output(BaseModel):

@@ -60,6 +60,7 @@ class Operation:
         reads: Whether it changes nothing, so that doors may answer it at once and offer it with GET.
         ui_allowed: Whether pages of the console may call it.
         profile: The list of tools it belongs to: what a model works with, what an author does, or the operator's.
+        for_models: Whether models call it themselves, so that arguments out of shape are theirs to mend.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Operation:
     reads: bool = False
     ui_allowed: bool = False
     profile: Profile = "operator"
+    for_models: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class Shipped(Operation):
         reads: Whether it changes nothing.
         ui_allowed: Whether pages of the console may call it.
         profile: The list of tools it belongs to; every operation says which.
+        for_models: Whether models call it themselves.
     """
 
     at: str
@@ -121,10 +124,11 @@ class Shipped(Operation):
         local: bool = False,
         reads: bool = False,
         ui_allowed: bool = False,
+        for_models: bool = False,
     ) -> None:
         facts: dict[str, object] = {"name": name, "at": at, "scope": scope, "local": local, "reads": reads}
-        facts["profile"] = profile
-        facts |= {"ui_allowed": ui_allowed} if summary is None else {"ui_allowed": ui_allowed, "summary": summary}
+        facts |= {"profile": profile, "ui_allowed": ui_allowed, "for_models": for_models}
+        facts |= {} if summary is None else {"summary": summary}
         for fact, value in facts.items():
             object.__setattr__(self, fact, value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import Field, StringConstraints
@@ -11,6 +12,7 @@ from kdskills.app.operations.models import Output
 from kdskills.app.operations.paging import PageInput, PageOutput, page_by_time
 from kdskills.app.operations.scoped import ProjectInput, who
 from kdskills.app.operations.table import Context, Implementation
+from kdskills.errors import BadRequest
 from kdskills.jobs.database import utc_now
 
 if TYPE_CHECKING:
@@ -107,11 +109,21 @@ def _facts(token: Token) -> dict[str, object]:
     }
 
 
+def _check_tools(host: Host, allowed: tuple[str, ...] | None) -> None:
+    """Refuse names of no operation: such a token would open less than its maker thinks."""
+    unknown = [name for name in allowed or () if name not in host.operations]
+    if unknown:
+        near = {name: get_close_matches(name, host.operations, 1) for name in unknown[:5]}
+        words = ", ".join(f"{name!r}" + "".join(f" (near: {other})" for other in near[name]) for name in near)
+        raise BadRequest(f"there is no operation {words}", code="tool_unknown", unknown=unknown)
+
+
 async def create(host: Host, given: CreateToken, context: Context) -> NewTokenOut:
     """Make a token, and its project if that is not there."""
     from kdskills.app.identity import TokenLimits
 
     project = given.of(context)
+    _check_tools(host, given.allowed_tools)
     days = given.expires_in_days
     token, text = await host.tokens.create(
         project,
@@ -147,7 +159,10 @@ async def revoke(host: Host, given: RevokeToken, context: Context) -> TokenOut:
 
 
 CREATE_TOKEN = Implementation(
-    CreateToken, NewTokenOut, ("agent_invalid", "scope_unknown", "tool_not_allowed", "token_wider", *ERRORS), create
+    CreateToken,
+    NewTokenOut,
+    ("agent_invalid", "scope_unknown", "tool_unknown", "tool_not_allowed", "token_wider", *ERRORS),
+    create,
 )
 LIST_TOKENS = Implementation(TokenListInput, TokensOut, ERRORS, list_tokens)
 REVOKE_TOKEN = Implementation(RevokeToken, TokenOut, ERRORS, revoke)

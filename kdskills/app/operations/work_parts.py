@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Final, Self
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from kdskills.app.operations.models import Input
-from kdskills.errors import BadRequest
 from kdskills.execution.check import MAX_ARGS, MAX_GLOBS, MAX_INPUTS, path_problem
 from kdskills.jobs.model import SESSION_ID
 from kdskills.session.environment import call_env_problems
@@ -36,25 +35,13 @@ Seconds = Annotated[float, Field(gt=0, le=DAY, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
 Tail = Annotated[int, Field(ge=0, le=MAX_TAIL, description="Bytes of the end of each stream to show.")]
 
-HALF: Final = re.compile(r"[\ud800-\udfff]")
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Arguments(Input):
-    """Arguments of a work operation: text that can be kept, in whatever database.
+    """Arguments of a work operation; the content of a file that is given as text may be any text."""
 
-    Raises:
-        BadRequest: Some text is none, or holds NUL where it means nothing.
-    """
-
-    @model_validator(mode="before")
-    @classmethod
-    def _text(cls, value: object) -> object:
-        found = [{"path": place or "/", "problem": said} for place, said in _unkeepable(value)]
-        if found:
-            words = "; ".join(f"{item['path']}: {item['problem']}" for item in found[:5])
-            raise BadRequest(words, errors=found)
-        return value
+    MAY_HOLD_NUL: ClassVar[tuple[str, ...]] = ("/inputs/*/text", "/steps/*/inputs/*/text")
 
 
 class Part(BaseModel):
@@ -186,22 +173,6 @@ class Program(BaseModel):
 def problem(said: str) -> PydanticCustomError:
     """Return a finding about an argument whose text holds nothing but *said*."""
     return PydanticCustomError("work", "{said}", {"said": said})
-
-
-def _unkeepable(value: object, place: str = "") -> Iterator[tuple[str, str]]:
-    """Find text that is none, and NUL where it means nothing; content of files may hold it."""
-    if isinstance(value, str):
-        if HALF.search(value):
-            yield place, "holds half a character"
-        elif "\0" in value and not place.endswith("/text"):
-            yield place, "holds NUL"
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _unkeepable(key, f"{place}/{str(key)[:40]!a}")
-            yield from _unkeepable(item, f"{place}/{key}")
-    elif isinstance(value, list | tuple):
-        for number, item in enumerate(value):
-            yield from _unkeepable(item, f"{place}/{number}")
 
 
 def _clean(path: str) -> str:

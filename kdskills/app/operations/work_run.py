@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kdskills.jobs.heads import TaskHead
 
 REFUSALS = (
-    "unknown_skill", "skill_denied", "skill_changed", "no_bundle", "session_busy", "idempotency_conflict",
+    "unknown_skill", "skill_denied", "skill_changed", "no_bundle", "conflict",
     "engine_unavailable", "isolation_too_weak", "too_much_work", "not_found", "database_unavailable", "missing_extra",
 )  # fmt: skip
 

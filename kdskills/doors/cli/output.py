@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
+from kdskills.app.wire import json_facts, json_text
 from kdskills.doors.cli.streams import give_up, reader_left
 from kdskills.errors import KdskillsError, OperatorMustAct, UserMustAct
 
@@ -35,7 +36,6 @@ EXITS = {
 
 #: What a terminal could obey or be fooled by, and what stands for bytes that are no text.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
@@ -61,26 +61,11 @@ def console(*, stderr: bool = False) -> Console:
 
 def print_json(*answers: BaseModel) -> None:
     """Print an answer as one JSON document, several as the fields of all; bytes of a path that are no UTF-8 become U+FFFD."""
-    from pydantic_core import PydanticSerializationError
-
-    try:
-        texts = [answer.model_dump_json(indent=2) for answer in answers]
-    except PydanticSerializationError:  # a lone surrogate somewhere: JSON is text, and that is none
-        texts = [json.dumps(_as_text(answer.model_dump()), ensure_ascii=False) for answer in answers]
+    texts = [json_text(answer, indent=2) for answer in answers]
     if len(texts) > 1 or not texts[0].startswith("{\n"):
         fields = {name: value for text in texts for name, value in json.loads(text).items()}
         texts = [json.dumps(fields, indent=2, ensure_ascii=False)]
     sys.stdout.write(texts[0] + "\n")
-
-
-def _as_text(value: object) -> object:
-    if isinstance(value, str):
-        return SURROGATE.sub("\ufffd", value)
-    if isinstance(value, dict):
-        return {_as_text(key): _as_text(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_text(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | float) else _as_text(str(value))
 
 
 @contextmanager
@@ -114,7 +99,7 @@ def _end(error: KdskillsError, code: int, *, as_json: bool) -> NoReturn:
     """Tell of an error, and end with *code*; where standard output takes nothing, standard error is told."""
     try:
         if as_json:
-            sys.stdout.write(json.dumps(_as_text(error.to_json()), ensure_ascii=False) + "\n")
+            sys.stdout.write(json_facts(error.to_json()) + "\n")
         sys.stdout.flush()
         told = as_json
     except OSError:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kdskills.app.operations.table import Context
+from kdskills.app.wire import json_text
 from kdskills.doors.cli.output import console, failing, line, print_json, table
 from kdskills.doors.cli.within import AT_CLI, host_of, run
 from kdskills.errors import BadRequest
@@ -33,7 +34,7 @@ def arguments_of(given: str) -> dict[str, Any]:
     """
     try:
         found = json.loads(sys.stdin.read() if given == "-" else given)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"the arguments are no JSON: {error}") from None
     if not isinstance(found, dict):
         raise BadRequest("the arguments are no JSON object")
@@ -44,7 +45,7 @@ def _progress(event: object) -> None:
     from pydantic import BaseModel
 
     if isinstance(event, BaseModel):
-        sys.stderr.write(event.model_dump_json() + "\n")
+        sys.stderr.write(json_text(event) + "\n")
         sys.stderr.flush()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -14,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from kdskills.app import Host
 from kdskills.app.identity import Identity, Profile
 from kdskills.app.origins import require_own_origin
+from kdskills.app.wire import json_facts
 from kdskills.doors.mcp.profiles import profile_of_query, within
 from kdskills.doors.mcp.server import build_server
 from kdskills.errors import BadRequest, CallRefused, KdskillsError
@@ -81,7 +81,7 @@ def _who(ctx: ServerRequestContext[Any, Any]) -> Identity:
 
 
 async def _refuse(send: Send, error: KdskillsError) -> None:
-    body = json.dumps(error.to_json()).encode()
+    body = json_facts(error.to_json()).encode()
     other = 403 if isinstance(error, CallRefused) else 400 if isinstance(error, BadRequest) else 401
     status = STATUS.get(error.code, other)
     headers = [(b"content-type", b"application/json")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
@@ -11,8 +11,10 @@ from mcp.shared.exceptions import MCPError
 
 from kdskills.app import Host
 from kdskills.app.identity import Identity
+from kdskills.app.logs import number_of
 from kdskills.app.operations import Context, Operation
 from kdskills.app.operations.calling import host_words, require_allowed
+from kdskills.app.wire import as_text, json_text
 from kdskills.doors.mcp.skills import WhoAsks
 from kdskills.errors import CallRefused, KdskillsError
 
@@ -91,12 +93,12 @@ class Tools:
         arguments = dict(params.arguments or {})
         if self._session is not None and "session_id" in operation.input.model_fields:
             arguments.setdefault("session_id", self._session)
-        context = Context(identity=self._who(ctx), request_id=str(ctx.request_id))
+        context = Context(identity=self._who(ctx), request_id=number_of(str(ctx.request_id)))
         try:
             answer = await self._host.invoke(operation.name, arguments, context)
         except KdskillsError as error:
             return _result(error.to_json(), failed=True)
-        return _result(answer.model_dump(mode="json"), failed=False)
+        return _result(json.loads(json_text(answer)), failed=False)
 
 
 def compact(schema: Any) -> Any:
@@ -115,7 +117,8 @@ def compact(schema: Any) -> Any:
 
 
 def _result(value: dict[str, Any], *, failed: bool) -> types.CallToolResult:
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    value = cast("dict[str, Any]", as_text(value))
+    text = json.dumps(value, ensure_ascii=False)
     return types.CallToolResult(
         content=[types.TextContent(type="text", text=text)],
         structured_content=None if failed else value,

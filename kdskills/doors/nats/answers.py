@@ -17,7 +17,8 @@ from nats.js.kv import KeyValue
 from pydantic import BaseModel, JsonValue, RootModel
 
 from kdskills.app.operations import Operation
-from kdskills.doors.nats.messages import CONFLICT, Answer, Command, ResultTooLarge
+from kdskills.app.wire import json_text
+from kdskills.doors.nats.messages import KEY_TAKEN, Answer, Command, ResultTooLarge
 from kdskills.doors.nats.streams import KEPT_S
 from kdskills.doors.nats.subjects import Address
 from kdskills.errors import Conflict
@@ -65,7 +66,7 @@ class Answers:
             return None
         kept = Kept.model_validate_json(entry.value or b"")
         if kept.body != body:
-            raise Conflict("this idempotency key was used with another request", code=CONFLICT)
+            raise Conflict("this idempotency key was used with another request", reason=KEY_TAKEN)
         if kept.too_large is not None:
             return Answer(call, address.operation, error=ResultTooLarge.of(*kept.too_large))
         return Answer(call, address.operation, output=RootModel[JsonValue](kept.result))
@@ -73,7 +74,7 @@ class Answers:
     async def keep(self, address: Address, answer: Answer, body: str) -> None:
         """Keep the answer of a call that succeeded, also when it is one that only says how large it was."""
         if answer.output is not None:
-            kept = Kept(body=body, result=answer.output.model_dump(mode="json"))
+            kept = Kept(body=body, result=json.loads(json_text(answer.output)))
         elif isinstance(answer.error, ResultTooLarge):
             size = (answer.error.details["size"], answer.error.details["limit"])
             kept = Kept(body=body, result=None, too_large=size)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from kdskills.app.wire import json_facts, json_text
 from kdskills.doors.nats.subjects import Address
 from kdskills.errors import CallerMustAct, KdskillsError
 
 MAX_PAYLOAD: Final = 1024 * 1024
-CONFLICT: Final = "idempotency_conflict"
+KEY_TAKEN: Final = "idempotency_key"
+"""What `details["reason"]` of a `conflict` says when a call's id belongs to another call."""
 HEADER_ROOM: Final = 2048
 """Bytes of the bus's limit that the headers of a result may need."""
 
@@ -64,8 +65,8 @@ class Answer:
         if self.error is not None:
             facts |= {"status": "error", **self.error.to_json()}
         elif self.output is not None:
-            facts |= {"status": "ok", "result": self.output.model_dump(mode="json")}
-        return json.dumps(facts, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass")
+            facts |= {"status": "ok", "result": json.loads(json_text(self.output))}
+        return json_facts(facts).encode()
 
     def within(self, limit: int) -> tuple[Answer, bytes]:
         """Return the answer and its payload of at most *limit* bytes: what is larger becomes the error that says so."""
@@ -101,7 +102,7 @@ def message_id(address: Address, answer: Answer, data: bytes) -> str:
     call's result, nor be lost.
     """
     end = "result"
-    if answer.error is not None and answer.error.code == CONFLICT:
+    if answer.error is not None and answer.error.code == "conflict" and answer.error.details.get("reason") == KEY_TAKEN:
         end = f"conflict:{hashlib.sha256(data).hexdigest()[:16]}"
     return f"{address.project}.{address.channel}:{address.operation}:{answer.tool_call_id}:{end}"
 
@@ -109,7 +110,6 @@ def message_id(address: Address, answer: Answer, data: bytes) -> str:
 def progress(address: Address, tool_call_id: str, event: object) -> bytes | None:
     """Return the payload of a progress event; None for what is no event."""
     if isinstance(event, BaseModel):
-        found: Mapping[str, Any] = event.model_dump(mode="json")
-        facts = {"tool_call_id": tool_call_id, "tool_name": address.operation, "event": found}
-        return json.dumps(facts, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass")
+        facts = {"tool_call_id": tool_call_id, "tool_name": address.operation, "event": json.loads(json_text(event))}
+        return json_facts(facts).encode()
     return None

@@ -109,8 +109,9 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _misshapen(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    route = request.scope.get("route")
-    return response_of(shape_error(error, getattr(route, "name", request.url.path)), request)
+    name = getattr(request.scope.get("route"), "name", request.url.path)
+    host: Host = request.app.state.host
+    return response_of(shape_error(error, host.operations.get(name), name), request)
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:

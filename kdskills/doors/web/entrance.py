@@ -7,8 +7,6 @@ is read.
 from __future__ import annotations
 
 import logging
-import re
-import secrets
 import time
 from dataclasses import replace
 from typing import Final
@@ -19,14 +17,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kdskills.app import Host
 from kdskills.app.authentication import of_header
 from kdskills.app.identity import OPEN_SCOPES, Identity
-from kdskills.app.logs import REQUEST, in_request
+from kdskills.app.logs import REQUEST, in_request, number_of
 from kdskills.app.origins import require_own_origin
 from kdskills.doors.web.draining import Drain
 from kdskills.doors.web.limits import Limits
 from kdskills.doors.web.problems import response_of
 from kdskills.errors import KdskillsError, NotFound, OperatorMustAct
 
-REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 IDENTITY: Final = "kdskills.identity"
 HEALTH: Final = frozenset({"/healthz", "/readyz"})
 _LOG = logging.getLogger("kdskills.http")
@@ -60,7 +57,7 @@ class Accounted:
             await self._app(scope, receive, send)
             return
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        number = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        number = number_of(given)
         scope.setdefault("state", {})[REQUEST] = number
         path, began, status = str(scope["path"]), time.monotonic(), 0
 

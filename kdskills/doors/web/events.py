@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -11,6 +10,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from kdskills.app.operations.table import Emit
+from kdskills.app.wire import json_facts, json_text
 from kdskills.doors.web.draining import Drain
 from kdskills.errors import BadRequest, KdskillsError
 
@@ -38,7 +38,7 @@ def frame(event: str, data: str, number: int | None = None) -> bytes:
 
 def failed(error: KdskillsError) -> bytes:
     """Return an error as an event, in the words of every door."""
-    return frame("error", json.dumps(error.to_json(), default=str))
+    return frame("error", json_facts(error.to_json()))
 
 
 def last_seen(headers: Mapping[str, str], given: int | None = None) -> int:
@@ -123,14 +123,14 @@ async def unless(stopping: asyncio.Event, doing: Awaitable[T]) -> T | None:
 
 
 def _event(event: BaseModel) -> bytes:
-    return frame(str(getattr(event, "kind", "event")), event.model_dump_json(), getattr(event, "seq", None))
+    return frame(str(getattr(event, "kind", "event")), json_text(event), getattr(event, "seq", None))
 
 
 def _end(running: asyncio.Future[Any]) -> bytes:
     error = running.exception()
     if error is None:
         answer: BaseModel = running.result()
-        return frame("end", answer.model_dump_json())
+        return frame("end", json_text(answer))
     if isinstance(error, KdskillsError):
         return failed(error)
     if isinstance(error, asyncio.QueueFull):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from kdskills.app.wire import as_text, json_text
 from kdskills.errors import (
     AuthorMustAct,
     BadRequest,
@@ -27,6 +28,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 STATUS: Final[Mapping[str, int]] = {
     "body_too_large": 413,
     "host_refused": 421,
+    "conflict": 409,
     "internal_error": 500,
     "method_not_allowed": 405,
     "missing_extra": 501,
@@ -103,7 +105,7 @@ def problem_of(error: KdskillsError, request_id: str) -> Problem:
         detail=error.message,
         code=error.code,
         who=error.who,
-        details=error.to_json()["error"]["details"],
+        details=cast("dict[str, Any]", as_text(error.details)),
         request_id=request_id,
     )
 
@@ -116,5 +118,4 @@ def response_of(error: KdskillsError, request: Request) -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     if "retry_after" in error.details:
         headers["Retry-After"] = str(error.details["retry_after"])
-    body = problem.model_dump_json(fallback=str)
-    return Response(body, problem.status, media_type=MEDIA_TYPE, headers=headers)
+    return Response(json_text(problem), problem.status, media_type=MEDIA_TYPE, headers=headers)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, Response
 from pydantic import Field
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -30,6 +30,7 @@ from kdskills.app.operations.projects import (
     VersionsOut,
     upload_from,
 )
+from kdskills.app.wire import json_text
 from kdskills.doors.web.callers import Cursor, Limit, caller
 from kdskills.doors.web.problems import PROBLEMS
 from kdskills.doors.web.tools import answer
@@ -151,8 +152,10 @@ async def _versions(
 
 async def _archive(request: Request, identity: Caller, name: Name, version: Version = None) -> Response:
     host: Host = request.app.state.host
-    require_allowed(_row(host, "project_skills.archive"), identity)
-    given = VersionInput(skill=name, version=version)
+    row = _row(host, "project_skills.archive")
+    require_allowed(row, identity)
+    given = validated(row, {"skill": name, "version": version})
+    assert isinstance(given, VersionInput)
     found, place = await archive_of(host, given, _context(request, identity))
     return _download(place, f"{name}.zip", "application/zip", found)
 
@@ -195,7 +198,7 @@ async def _upload(
             )
         finally:
             await form.close()
-    return JSONResponse(done.model_dump(mode="json"), 201)
+    return Response(json_text(done), 201, media_type="application/json")
 
 
 async def _form(request: Request) -> FormData:

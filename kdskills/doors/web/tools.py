@@ -13,10 +13,11 @@ from fastapi.responses import Response
 from kdskills.app import Host
 from kdskills.app.identity import Identity
 from kdskills.app.operations import Context, Operation
-from kdskills.app.operations.calling import require_allowed
+from kdskills.app.operations.calling import misshapen, pointer, require_allowed
+from kdskills.app.wire import json_text
 from kdskills.doors.web.callers import caller
 from kdskills.doors.web.problems import PROBLEMS
-from kdskills.errors import BadRequest
+from kdskills.errors import BadRequest, KdskillsError
 
 KEY_SIZE: Final = 200
 
@@ -87,7 +88,7 @@ async def answer(
     host: Host = request.app.state.host
     context = Context(identity=identity, idempotency_key=key, request_id=request.state.request_id)
     found = await host.invoke(name, arguments, context)
-    return Response(found.model_dump_json(), media_type="application/json")
+    return Response(json_text(found), media_type="application/json")
 
 
 async def json_of(request: Request) -> Mapping[str, Any]:
@@ -98,11 +99,16 @@ async def json_of(request: Request) -> Mapping[str, Any]:
     return found
 
 
-def shape_error(error: RequestValidationError, operation: str) -> BadRequest:
-    """Return what FastAPI found wrong in the form every door gives it."""
-    problems = [
-        {"path": "/" + "/".join(str(part) for part in item["loc"][1:]), "problem": str(item["msg"])}
-        for item in error.errors()
-    ]
-    words = "; ".join(f"{found['path']}: {found['problem']}" for found in problems)
-    return BadRequest(f"{operation}: {words}", errors=problems)
+def shape_error(error: RequestValidationError, operation: Operation | None, route: str) -> KdskillsError:
+    """Return what FastAPI found wrong in the form every door gives it.
+
+    Args:
+        error: What it found.
+        operation: What the route runs; None for routes that are no operation.
+        route: What to call the route in words.
+    """
+    problems = [(pointer(item["loc"][1:]), str(item["msg"])) for item in error.errors()]
+    if operation is not None:
+        return misshapen(operation, problems)
+    words = "; ".join(f"{path}: {problem}" for path, problem in problems)
+    return BadRequest(f"{route}: {words}", errors=[{"path": path, "problem": said} for path, said in problems])

@@ -17,6 +17,7 @@ from kdskills.app.operations import Context
 from kdskills.app.operations.calling import require_allowed, validated
 from kdskills.app.operations.table import Emit
 from kdskills.app.operations.work_outputs import JobList, JobSnapshot, LogsOutput, TaskList, TaskSnapshot
+from kdskills.app.wire import json_text
 from kdskills.doors.web.callers import Cursor, Limit, caller
 from kdskills.doors.web.draining import Drain
 from kdskills.doors.web.events import (
@@ -219,9 +220,9 @@ async def _printed(
     with drain.told() as stopping:
         while not stopping.is_set():
             if piece.next_offset > piece.offset:
-                yield frame("output", piece.model_dump_json(), piece.next_offset)
+                yield frame("output", json_text(piece), piece.next_offset)
             if piece.ended:
-                yield frame("end", piece.model_copy(update={"data": ""}).model_dump_json(), piece.next_offset)
+                yield frame("end", json_text(piece.model_copy(update={"data": ""})), piece.next_offset)
                 return
             wanted = {**given, "offset": piece.next_offset, "follow": True, "timeout_sec": FOLLOW_S}
             try:

@@ -72,7 +72,7 @@ async def test_a_key_with_another_body_is_a_conflict(client, make):
     await client.submit_task(make.task(), key="k", body_hash="b")
     with pytest.raises(Conflict) as caught:
         await client.submit_task(make.task(), key="k", body_hash="c")
-    assert caught.value.code == "idempotency_conflict"
+    assert (caught.value.code, caught.value.details) == ("conflict", {"reason": "idempotency_key"})
     await client.submit_job(make.job("a"), key="k", body_hash="b")
     with pytest.raises(Conflict):
         await client.submit_job(make.job("a"), key="k", body_hash="c")
@@ -170,7 +170,10 @@ async def test_a_busy_session_refuses(client, make):
     ):
         with pytest.raises(Conflict) as caught:
             await submit
-        assert (caught.value.code, caught.value.details) == ("session_busy", {"holder": first.id})
+        assert (caught.value.code, caught.value.details) == (
+            "conflict",
+            {"reason": "session_busy", "holder": first.id},
+        )
     await client.submit_task(make.task("t", on_busy="refuse"))
     await client.submit_task(make.task("s", on_busy="refuse", scope=Scope(alias="other")))
     await client.cancel_task(make.scope, first.id)

@@ -81,7 +81,7 @@ async def test_another_body_is_a_conflict():
     await answers.keep(WHERE, answered(1), "body")
     with pytest.raises(Conflict) as caught:
         await answers.of(WHERE, "c1", "another")
-    assert caught.value.code == "idempotency_conflict"
+    assert (caught.value.code, caught.value.details) == ("conflict", {"reason": "idempotency_key"})
 
 
 async def test_an_answer_too_large_for_the_bus_is_kept_as_such():

@@ -59,7 +59,7 @@ def test_what_is_no_command_is_refused(data):
 
 def test_an_error_has_the_one_shape():
     """Errors look as they do at every door."""
-    error = Conflict("taken", code="session_busy", holder="t1")
+    error = Conflict("taken", reason="session_busy", holder="t1")
     said = json.loads(Answer("c1", "skills.list", error=error).to_bytes())
     assert said == {"tool_call_id": "c1", "tool_name": "skills.list", "status": "error", **error.to_json()}
 
@@ -78,8 +78,8 @@ def test_too_large_an_answer_is_an_error():
 def test_one_id_for_one_result():
     """A call's results have one id, whatever they say; another call's refusal under its id has its own."""
     ok = Answer("c1", "skills.list", output=Out(text="a"))
-    failed = Answer("c1", "skills.list", error=Conflict("busy", code="session_busy"))
-    refused = Answer("c1", "skills.list", error=Conflict("used", code="idempotency_conflict"))
+    failed = Answer("c1", "skills.list", error=Conflict("busy", reason="session_busy"))
+    refused = Answer("c1", "skills.list", error=Conflict("used", reason="idempotency_key"))
     ids = [message_id(HERE, one, one.to_bytes()) for one in (ok, failed, refused)]
     assert ids[0] == ids[1] == "acme.main:skills.list:c1:result"
     assert ids[2].startswith("acme.main:skills.list:c1:conflict:")

@@ -85,7 +85,7 @@ async def test_keys_belong_to_a_project(local, caller) -> None:
     for other in (caller(agent="x"), caller(alias="x"), caller()):
         with pytest.raises(Conflict) as refused:
             await other.start("echo one", key="shared-key")
-        assert (refused.value.code, task in str(refused.value.to_json())) == ("idempotency_conflict", False)
+        assert (refused.value.code, task in str(refused.value.to_json())) == ("conflict", False)
     assert await caller(project="elsewhere", agent="x").host.work.client.list_tasks(Scope(project="elsewhere")) == []
 
 

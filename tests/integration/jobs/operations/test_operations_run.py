@@ -152,7 +152,7 @@ async def test_a_repeated_call_is_the_first_one(local) -> None:
     assert (await local.cmd("wc -l < log", session_id="idem")).stdout.strip() == "1"
     with pytest.raises(Conflict) as refused:
         await local.cmd("echo other", key="k-run")
-    assert refused.value.code == "idempotency_conflict"
+    assert (refused.value.code, refused.value.details) == ("conflict", {"reason": "idempotency_key"})
     tasks = await asyncio.gather(*(local.start("echo once", key="k-async") for _ in range(5)))
     assert len(set(tasks)) == 1
 
