@@ -27,7 +27,7 @@ SECRETS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {MASK}"),
     (re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+@"), rf"\1:{MASK}@"),
     (
-        re.compile(r"(?i)\b([a-z0-9_.-]*(?:password|passwd|secret|api_?key|token)\"?\s*[=:]\s*\"?)[^\s\"'&,;]{4,}"),
+        re.compile(r"(?i)((?:password|passwd|secret|api_?key|token)\"?\s*[=:]\s*\"?)[^\s\"'&,;]{4,}"),
         rf"\1{MASK}",
     ),
 )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -27,6 +31,32 @@ SYSTEM_CONFIG = Path("/etc/kdskills/config.toml")
 
 #: Fields that widen what programs may do: a variable or a bundle must never set them (spec execution §2).
 FILE_ONLY = frozenset({"allow_unisolated", "best_effort_limits", "sandbox_uid", "e2b_api_url", "e2b_sandbox_url"})
+
+
+PREFIX = "KDSKILLS_"
+
+#: Variables that are no settings: of programs in a sandbox, of servers of skills, of this repository's tests and scripts.
+OTHER_VARIABLES = frozenset(
+    {
+        "KDSKILLS_CANARY",
+        "KDSKILLS_CHAOS",
+        "KDSKILLS_CODEX_DIR",
+        "KDSKILLS_CONFORMANCE_LEAK",
+        "KDSKILLS_MCP_DIR",
+        "KDSKILLS_REQUIRE",
+        "KDSKILLS_RUN",
+        "KDSKILLS_SECOND_CHANCE",
+        "KDSKILLS_SERVICES_DIR",
+        "KDSKILLS_SKILL_DIR",
+        "KDSKILLS_TEST_WORKERS",
+        "KDSKILLS_TURN_DIR",
+    }
+)
+#: Beginnings of variables whose ends are up to the operator.
+OTHER_PREFIXES = ("KDSKILLS_MCP_TOKEN_",)
+
+#: What lists and tables look like in a variable, where the default is empty or would not help.
+EXAMPLES = {"list": '["one", "two"]', "table": '{"name": "value"}'}
 
 
 class SettingsInvalid(OperatorMustAct):
@@ -141,6 +171,17 @@ class Settings(BaseSettings):
     bus: BusSettings = Field(default_factory=BusSettings, description="The command bus: who may call, and how.")
     requests_per_minute: int = Field(1200, ge=0, description="Requests a token may make in a minute; 0 for no limit.")
     body_limit: int = Field(24 * 1024 * 1024, ge=1024, description="Bytes the body of a request may have.")
+    connections: int | None = Field(
+        None,
+        ge=1,
+        description="Connections the HTTP service has at one time; empty means as many as its open files allow.",
+    )
+    header_timeout_s: float = Field(
+        10.0, gt=0, description="Seconds a connection has for the head of a request before it is closed."
+    )
+    body_timeout_s: float = Field(
+        30.0, gt=0, description="Seconds a body may stand still, or come slower than 1 KiB/s, before it is given up."
+    )
     drain_s: float = Field(20.0, ge=0, description="Seconds that running requests get when the service is stopped.")
     concurrent_work: int = Field(
         1000,
@@ -220,11 +261,96 @@ class Settings(BaseSettings):
             merged = _merged(merged, _WithoutFileOnly(cls, _env_source(cls))())
             return cls(**(merged | changes))
         except ValidationError as error:
-            problems = {".".join(map(str, item["loc"])): item["msg"] for item in error.errors()}
-            words = "; ".join(f"{field}: {problem}" for field, problem in problems.items())
-            raise SettingsInvalid(f"settings are not understood: {words}", errors=problems) from None
+            raise _not_understood(error) from None
         except (OSError, ValueError) as error:
             raise SettingsInvalid(f"a settings file cannot be read: {error}") from None
+
+
+def setting_rows() -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every setting as `field` or `table.field`, with what is known of it."""
+    for name, field in Settings.model_fields.items():
+        table = field.annotation
+        if isinstance(table, type) and issubclass(table, BaseModel):
+            yield from ((f"{name}.{inner}", part) for inner, part in table.model_fields.items())
+        else:
+            yield name, field
+
+
+def variable_of(name: str) -> str:
+    """Return the variable of a setting: `bus.projects` is `KDSKILLS_BUS__PROJECTS`."""
+    return PREFIX + name.replace(".", "__").upper()
+
+
+def kind_of(field: FieldInfo) -> Literal["list", "table"] | None:
+    """Return what a setting's variable holds as JSON; None for plain text and numbers."""
+    origins = {get_origin(part) or part for part in (field.annotation, *get_args(field.annotation))}
+    if origins & {tuple, list, set, frozenset}:
+        return "list"
+    return "table" if dict in origins else None
+
+
+def example_of(field: FieldInfo) -> str:
+    """Return what the variable of a list or table looks like: the default where there is one."""
+    kind = kind_of(field)
+    default = field.get_default(call_default_factory=True, validated_data={})
+    return json.dumps(default) if default and kind else EXAMPLES.get(kind or "", "")
+
+
+@cache
+def known_variables() -> frozenset[str]:
+    """Return every name that a variable may have, beside those that begin as `OTHER_PREFIXES` do."""
+    tables = {variable_of(name.partition(".")[0]) for name, _ in setting_rows()}
+    return frozenset({variable_of(name) for name, _ in setting_rows()} | tables | OTHER_VARIABLES)
+
+
+def _check_variables(environ: Mapping[str, str]) -> None:
+    """Refuse variables of no setting, and lists and tables that are no JSON.
+
+    Raises:
+        SettingsInvalid: With the nearest name, with what the variable must be, or with the files that may set it.
+    """
+    forbidden = sorted(name for name in FILE_ONLY if variable_of(name) in {given.upper() for given in environ})
+    if forbidden:
+        names = ", ".join(map(variable_of, forbidden))
+        raise SettingsInvalid(
+            f"{names} cannot be set by a variable: write it into {' or '.join(map(str, config_files()))}",
+            errors=dict.fromkeys(forbidden, "settings file only"),
+        )
+    fields = {variable_of(name): field for name, field in setting_rows()}
+    tables = tuple(f"{name}__" for name, field in fields.items() if kind_of(field) == "table")
+    problems = {}
+    for name, value in environ.items():
+        upper = name.upper()
+        if not upper.startswith(PREFIX) or upper.startswith(OTHER_PREFIXES) or upper.startswith(tables):
+            continue
+        if upper not in known_variables():
+            near = get_close_matches(upper, known_variables(), 1, 0.5)
+            problems[name] = "there is no such setting" + (f"; the nearest name is {near[0]}" if near else "")
+        elif upper in fields and (kind := kind_of(fields[upper])) and not _is_json(value, kind):
+            problems[name] = f"must be a {kind} in JSON, such as {name}='{example_of(fields[upper])}'"
+    if problems:
+        words = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+        raise SettingsInvalid(f"variables are not understood: {words}", errors=problems)
+
+
+def _is_json(value: str, kind: str) -> bool:
+    try:
+        return isinstance(json.loads(value), dict if kind == "table" else list)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _not_understood(error: ValidationError) -> SettingsInvalid:
+    """Return what is wrong with values, each under the name of the variable it came from, if it came from one."""
+    problems = {}
+    given = {name.upper() for name in os.environ}
+    for item in error.errors():
+        name = ".".join(str(part) for part in item["loc"])
+        variable = variable_of(".".join(str(part) for part in item["loc"][:2]))
+        variables = [one for one in (variable, variable_of(str(item["loc"][0]) if item["loc"] else "")) if one in given]
+        problems[variables[0] if variables else name] = item["msg"]
+    words = "; ".join(f"{field}: {problem}" for field, problem in problems.items())
+    return SettingsInvalid(f"settings are not understood: {words}", errors=problems)
 
 
 def _merged(weak: Mapping[str, Any], strong: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,7 +371,7 @@ def _env_source(cls: type[BaseSettings]) -> PydanticBaseSettingsSource:
 
 
 class _WithoutFileOnly(PydanticBaseSettingsSource):
-    """Wraps the variables and refuses the fields that only a file may set."""
+    """Wraps the variables: refuses names of no setting, and the fields that only a file may set."""
 
     def __init__(self, settings_cls: type[BaseSettings], inner: PydanticBaseSettingsSource) -> None:
         super().__init__(settings_cls)
@@ -256,12 +382,5 @@ class _WithoutFileOnly(PydanticBaseSettingsSource):
         return self._inner.get_field_value(field, field_name)
 
     def __call__(self) -> dict[str, Any]:
-        values: Mapping[str, Any] = self._inner()
-        forbidden = sorted(FILE_ONLY & set(values))
-        if forbidden:
-            names = ", ".join(f"KDSKILLS_{name.upper()}" for name in forbidden)
-            raise SettingsInvalid(
-                f"{names} cannot be set by a variable: write it into {' or '.join(map(str, config_files()))}",
-                errors=dict.fromkeys(forbidden, "settings file only"),
-            )
-        return dict(values)
+        _check_variables(os.environ)
+        return dict(self._inner())

@@ -24,8 +24,11 @@ from kdskills.models.messages import Message, ModelReply, ModelRequest, ToolCall
 SCHEMA = "kdskills.cassette/1"
 Match = Literal["exact", "shape", "order"]
 
+_TURN_FOLDER = "/kdskills-turn-"
+_TURN = re.compile(rf"{_TURN_FOLDER}[\w-]+")
+_PATH = re.compile(r"(?:/[^\s\"'/]+)+")
+
 _VOLATILE = (
-    (re.compile(r"(?:/[^\s\"'/]+)*/kdskills-turn-[\w-]+"), "<turn>"),
     (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"), "<id>"),
     (re.compile(r"\b\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(?:\.\d+)?(?:Z|[+-]\d{2}:\d{2})"), "<time>"),
     (re.compile(r"(\"duration(?:_ms|_s)?\":\s*)[\d.]+"), r"\1<time>"),
@@ -211,9 +214,20 @@ def request_digest(request: ModelRequest) -> str:
 
 def stable_text(text: str) -> str:
     """Return *text* with ids, times, durations and the paths of turn folders replaced."""
+    text = _without_turn_folders(text)
     for pattern, instead in _VOLATILE:
         text = pattern.sub(instead, text)
     return text
+
+
+def _without_turn_folders(text: str) -> str:
+    """Replace paths of turn folders, path by path: one pattern for all of it takes time that grows with the square."""
+    return _PATH.sub(_without_turn_folder, text) if _TURN_FOLDER in text else text
+
+
+def _without_turn_folder(path: re.Match[str]) -> str:
+    folders = list(_TURN.finditer(path[0]))
+    return "<turn>" + path[0][folders[-1].end() :] if folders else path[0]
 
 
 def check_fit(

@@ -32,7 +32,8 @@ DEFAULT_S = 60.0
 MAX_S = 600.0
 MARGIN_S = 10.0
 SHOWN = 64 * 1024
-_FENCE = re.compile(r"^```[a-zA-Z0-9_+-]*[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_OPENS = re.compile(r"```[a-zA-Z0-9_+-]*[ \t]*")
+_CLOSES = re.compile(r"```[ \t]*")
 
 _TASK = """\
 Write one Python 3 program for this task. Answer with the program alone, in one fenced code block.
@@ -101,7 +102,16 @@ async def write_code(turn: Turn, task: str, skills: list[str] | None) -> str:
 
 def extract_code(text: str) -> str:
     """Return the longest fenced block of *text*, or all of it when there is none."""
-    blocks: list[str] = _FENCE.findall(text if text.endswith("\n") else text + "\n")
+    blocks: list[str] = []
+    opened: list[str] | None = None
+    for line in text.split("\n"):
+        if opened is None:
+            opened = [] if _OPENS.fullmatch(line) else None
+        elif _CLOSES.fullmatch(line):
+            blocks.append("".join(opened))
+            opened = None
+        else:
+            opened.append(line + "\n")
     return max(blocks, key=len) if blocks else text
 
 

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import replace
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Route
 
 from kdskills.app import Host
 from kdskills.app.authentication import address, of_header, on_loopback
+from kdskills.app.connections import BoundedServer, Crowd, serve, server_config
 from kdskills.app.identity import Identity, Profile
 from kdskills.app.origins import answered_names
 from kdskills.doors.mcp.http import McpHttp
@@ -57,9 +57,10 @@ def command(
 
     app = McpHttp(host, authenticate, answered_names(name, host.settings.host_names), chosen)
     routes = [Route("/mcp", app), Route("/", app)]
-    uvicorn.run(
-        Starlette(routes=routes, lifespan=lambda _: app.running()), host=name, port=port, log_config=None, lifespan="on"
-    )
+    settings = host.settings
+    crowd = Crowd(most=settings.connections, header_s=settings.header_timeout_s, body_s=settings.body_timeout_s)
+    config = server_config(Starlette(routes=routes, lifespan=lambda _: app.running()), name, port, crowd)
+    asyncio.run(serve(BoundedServer(config), crowd))
 
 
 async def _stdio(host: Host, profile: Profile, project: str, agent: str, tools: frozenset[str] | None) -> None:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kdskills.app import Host
 from kdskills.app.authentication import of_header
+from kdskills.app.connections import HEALTH
 from kdskills.app.identity import OPEN_SCOPES, Identity
 from kdskills.app.logs import REQUEST, in_request, number_of
 from kdskills.app.origins import require_own_origin
@@ -25,7 +26,6 @@ from kdskills.doors.web.problems import response_of
 from kdskills.errors import KdskillsError, NotFound, OperatorMustAct
 
 IDENTITY: Final = "kdskills.identity"
-HEALTH: Final = frozenset({"/healthz", "/readyz"})
 _LOG = logging.getLogger("kdskills.http")
 
 

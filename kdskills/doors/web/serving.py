@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
@@ -13,6 +15,8 @@ import uvicorn
 
 from kdskills.app import Host
 from kdskills.app.authentication import ListenRefused, address, on_loopback
+from kdskills.app.connections import BoundedServer, Crowd, server_config
+from kdskills.app.connections import serve as serve_connections
 from kdskills.app.identity import LOCAL
 from kdskills.app.logs import json_logs
 from kdskills.app.upkeep import upkeep
@@ -20,6 +24,7 @@ from kdskills.doors.web.application import build_app
 from kdskills.doors.web.draining import Drain
 from kdskills.errors import KdskillsError
 
+FIRST_TOKEN: Final = "first-token"  # noqa: S105 - the name of a file in the state folder
 CUT_OFF_S: Final = 2
 """Seconds the server gives connections that are left after the drain."""
 
@@ -49,7 +54,7 @@ def run(host: Host, *, listen: str | None = None, no_auth: bool = False, nats: B
             raise _first(several) from several
 
 
-class _Server(uvicorn.Server):
+class _Server(BoundedServer):
     """A server that drains before it stops: nothing new is begun, what runs gets its time, health says so."""
 
     def __init__(self, config: uvicorn.Config, drain: Drain, drain_s: float) -> None:
@@ -77,27 +82,18 @@ async def _serve(host: Host, name: str, port: int, nats: Bus | None, *, open_on_
     app = build_app(host, open_on_loopback=open_on_loopback, listen=name)
     if not open_on_loopback:
         await _first_token(host)
-    config = uvicorn.Config(
-        app,
-        host=name,
-        port=port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=CUT_OFF_S,
-        lifespan="on",
-    )
-    server = _Server(config, app.state.drain, host.settings.drain_s)
+    settings = host.settings
+    crowd = Crowd(most=settings.connections, header_s=settings.header_timeout_s, body_s=settings.body_timeout_s)
+    config = server_config(app, name, port, crowd, timeout_graceful_shutdown=CUT_OFF_S)
+    server = _Server(config, app.state.drain, settings.drain_s)
     try:
         async with asyncio.TaskGroup() as group:
             beside = [group.create_task(upkeep(host))]
             if nats is not None:
                 beside.append(group.create_task(_bus(nats[0], host, nats[1])))
-            await server.serve()
+            await serve_connections(server, crowd)
             for task in beside:
                 task.cancel()
-    except SystemExit as error:  # uvicorn leaves so when it cannot listen
-        raise ListenRefused(f"cannot listen on {name}:{port}: the address is taken or not of this machine") from error
     finally:
         await host.work.aclose()
         await host.storage.aclose()
@@ -119,8 +115,35 @@ async def _bus(serve: Callable[[Host, str], Awaitable[None]], host: Host, url: s
 
 
 async def _first_token(host: Host) -> None:
-    """Make a token and print it, once, when there is none yet."""
+    """Make a token when there is none yet: shown to a terminal, else written where only this account reads it.
+
+    What is written to standard error of a service is kept in a journal that others read.
+    """
     if await host.tokens.list():
         return
-    made = await host.tokens.create(LOCAL.project, LOCAL.agent, LOCAL.scopes, who="serve")
-    sys.stderr.write(f"kdskills: this token is shown once; it opens project {LOCAL.project!r}: {made[1]}\n")
+    shown = sys.stderr.isatty()
+    path = host.settings.state_dir / FIRST_TOKEN
+    file = -1 if shown else _private_file(path)
+    try:
+        _, text = await host.tokens.create(LOCAL.project, LOCAL.agent, LOCAL.scopes, who="serve")
+        if shown:
+            sys.stderr.write(f"kdskills: this token is shown once; it opens project {LOCAL.project!r}: {text}\n")
+            return
+        os.write(file, f"{text}\n".encode())
+        sys.stderr.write(
+            f"kdskills: a token for project {LOCAL.project!r} is in {path}: read it once and delete the file\n"
+        )
+    finally:
+        if file >= 0:
+            os.close(file)
+
+
+def _private_file(path: Path) -> int:
+    """Return a new file that this account alone reads and writes, in place of one of that name.
+
+    Raises:
+        OSError: The folder takes none.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

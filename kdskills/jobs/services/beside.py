@@ -17,6 +17,7 @@ from kdskills.execution.protocol import Handle, Reachable
 from kdskills.jobs.attempts import shim
 from kdskills.jobs.attempts.order import Endpoint, Identity
 from kdskills.jobs.model import OnHttp, OnPattern, ServiceSpec
+from kdskills.jobs.services.companion import line_pattern
 
 LOOK_S: Final = 0.02
 MAX_PATTERN: Final = 1000
@@ -40,8 +41,8 @@ def check_service(service: ServiceSpec) -> None:
     ready = service.ready
     if isinstance(ready, OnPattern):
         try:
-            re.compile(ready.pattern)
-        except (re.error, OverflowError, RecursionError) as error:
+            line_pattern(ready.pattern)
+        except ValueError as error:
             errors.append(f"ready.pattern: {error}")
         if len(ready.pattern) > MAX_PATTERN:
             errors.append(f"ready.pattern: longer than {MAX_PATTERN} characters")

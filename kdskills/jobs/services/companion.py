@@ -1,6 +1,6 @@
 """Beside a service: says when it is ready, and carries connections into its sandbox (spec work §3).
 
-Started as a script by the runner: standard library only, one thread, ends with its standard input or its parent.
+Started as a script by the runner: the standard library and RE2 only, one thread, ends with its standard input or its parent.
 It listens on 127.0.0.1 first and then enters the sandbox's network: a socket belongs to the network it was made in, so
 what it accepts comes from the host and what it opens leads into the sandbox. No path on disk, nothing to race for.
 
@@ -17,13 +17,14 @@ import ctypes
 import fcntl
 import json
 import os
-import re
 import signal
 import socket
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+
+import re2
 
 CHUNK: Final = 65536
 MAX_LINE: Final = 65536
@@ -57,11 +58,26 @@ def enter(network: int) -> None:
     os.close(network)
 
 
+def line_pattern(pattern: str) -> Any:
+    """Return a pattern whose search takes time that grows with the line, whatever pattern and line are.
+
+    Raises:
+        ValueError: It is no pattern, or holds what such patterns have not: look-around or references back.
+    """
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(pattern, options)
+    except re2.error as error:
+        words = error.args[0].decode("utf-8", "replace") if isinstance(error.args[0], bytes) else str(error)
+        raise ValueError(words) from None
+
+
 class LineFinder:
     """Finds a line that matches, in bytes that come in pieces; a line counts as far as its first 64 KiB."""
 
     def __init__(self, pattern: str) -> None:
-        self._pattern = re.compile(pattern)
+        self._pattern = line_pattern(pattern)
         self._rest = b""
         self._skipping = False
 

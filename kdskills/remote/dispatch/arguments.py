@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from kdskills.errors import MissingExtra
 from kdskills.remote.ports import JsonObject
+from kdskills.remote.schemas.linear import validator_of
 
 PERMISSIVE: Final[JsonObject] = {"type": "object", "properties": {}, "additionalProperties": True}
 """The schema of a handler that declares nothing; it checks nothing."""
@@ -25,12 +26,11 @@ def faults(schema: JsonObject, arguments: Any) -> list[str]:
     if schema == PERMISSIVE:
         return []
     try:
-        from jsonschema import Draft202012Validator
         from referencing import Registry
         from referencing.exceptions import Unresolvable
     except ImportError:
         raise MissingExtra("checking the arguments of remote skills", "codex") from None
-    validator = Draft202012Validator(schema, registry=Registry())
+    validator = validator_of(schema, registry=Registry())
     try:
         found = [
             (_path(error.absolute_path), _words(error.message))
@@ -42,6 +42,8 @@ def faults(schema: JsonObject, arguments: Any) -> list[str]:
         return [f"$: the skill's schema refers to {_words(str(error.ref))}, which is not in it"]
     except RecursionError:
         return ["$: nested too deeply"]
+    except ValueError as error:
+        return [f"$: the skill's schema holds a pattern that is not used: {_words(str(error))}"]
     found.sort()
     words = [f"{path}: {message}" for path, message in found]
     return words if len(words) <= MAX_FAULTS else [*words[:MAX_FAULTS], f"and {len(words) - MAX_FAULTS} more"]

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from kdskills.errors import MissingExtra
 from kdskills.remote.ports import CatalogError, JsonObject
+from kdskills.remote.schemas.linear import UNEVALUATED, compiled, patterns_of
 
 _DATA = frozenset({"const", "default", "enum", "example", "examples"})
 _OWN_NAMES = frozenset({"$anchor", "$dynamicAnchor", "$dynamicRef", "$id"})
@@ -42,12 +43,26 @@ def checked_schema(schema: JsonObject, what: str) -> JsonObject:
     except SchemaError as error:
         place = "/".join(str(part) for part in error.absolute_path)
         raise _invalid(what, f"at {place or 'its root'}: {error.message}") from error
+    _check_patterns(schema, what)
     if not any(_OWN_NAMES & part.keys() for part in _parts(schema)):
         for part in _parts(schema):
             reference = part.get("$ref")
             if isinstance(reference, str) and not _resolves(schema, reference):
                 raise _invalid(what, f"`$ref` {reference!r} leads nowhere inside it")
     return copy.deepcopy(schema)
+
+
+def _check_patterns(schema: JsonObject, what: str) -> None:
+    """Refuse patterns that could keep this process busy: those that no engine matches in linear time."""
+    parts = list(_parts(schema))
+    try:
+        for part in parts:
+            for pattern in patterns_of(part):
+                compiled(pattern)
+    except ValueError as error:
+        raise _invalid(what, str(error)) from None
+    if any("patternProperties" in part for part in parts) and any(UNEVALUATED in part for part in parts):
+        raise _invalid(what, f"`patternProperties` and `{UNEVALUATED}` in one schema are not supported")
 
 
 def _invalid(what: str, why: str) -> CatalogError:

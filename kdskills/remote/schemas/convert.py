@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from kdskills.errors import MissingExtra
 from kdskills.remote.ports import JsonObject
 from kdskills.remote.schemas.hints import bare, is_union
 from kdskills.remote.schemas.infer import LISTS, MAPPINGS, SETS, SchemaBuilder, enum_values
+from kdskills.remote.schemas.linear import validator_of
 from kdskills.remote.schemas.scalars import READERS
 from kdskills.remote.schemas.shapes import shape_of
 
@@ -140,13 +140,9 @@ def _union(members: tuple[Any, ...], value: Any, path: str) -> Any:
 
 def fits(annotation: Any, value: Any) -> bool:
     """Whether a JSON value meets the schema of an annotation."""
-    try:
-        from jsonschema import Draft202012Validator
-    except ImportError as error:
-        raise MissingExtra("checking arguments of remote skills", "codex") from error
     builder = SchemaBuilder()
     schema = builder.finish(builder.of(annotation))
-    return bool(Draft202012Validator(schema).is_valid(value))
+    return bool(validator_of(schema).is_valid(value))
 
 
 def convert_all(annotations: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

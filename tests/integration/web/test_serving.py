@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -28,7 +29,8 @@ class Process:
 
     def __init__(self, folder, *words, **variables):
         self.log = folder / f"log-{time.monotonic_ns()}"
-        env = {**os.environ, "KDSKILLS_STATE_DIR": str(folder / "state"), "KDSKILLS_INDEX_DIR": str(folder / "index")}
+        self.state = folder / "state"
+        env = {**os.environ, "KDSKILLS_STATE_DIR": str(self.state), "KDSKILLS_INDEX_DIR": str(folder / "index")}
         with self.log.open("wb") as out:
             command = [KDSKILLS, "serve", "--listen", "127.0.0.1:0", *words]
             self.process = subprocess.Popen(command, env={**env, **variables}, stderr=out, stdout=out)
@@ -38,6 +40,11 @@ class Process:
     def said(self):
         """Everything it wrote."""
         return self.log.read_text(encoding="utf-8")
+
+    @property
+    def token(self):
+        """The first token, from its file."""
+        return (self.state / "first-token").read_text().strip()
 
     def _url(self):
         for _ in range(600):
@@ -85,24 +92,27 @@ def until(condition):
     raise AssertionError("it did not come to that")
 
 
-def test_the_first_token_is_printed_once(start):
-    """A clean machine is one command and one token away from an answer; the next start prints none."""
+def test_the_first_token_is_in_a_private_file(start):
+    """A clean machine is one command and one token away from an answer; no log has it, and the next start makes none."""
     service = start()
-    tokens = TOKEN.findall(service.said)
-    assert len(tokens) == 1
-    headers = {"Authorization": f"Bearer {tokens[0]}"}
+    assert TOKEN.findall(service.said) == []
+    file = service.state / "first-token"
+    assert str(file) in service.said
+    assert (stat.S_IMODE(file.stat().st_mode), bool(TOKEN.fullmatch(service.token))) == (0o600, True)
+    headers = {"Authorization": f"Bearer {service.token}"}
     assert httpx.get(f"{service.url}/projects/local/skills", headers=headers).status_code == 200
     assert httpx.get(f"{service.url}/projects/local/skills").status_code == 401
     assert service.stop() == 0
+    file.unlink()
     again = start()
-    assert TOKEN.findall(again.said) == []
+    assert (TOKEN.findall(again.said), file.exists()) == ([], False)
     assert httpx.get(f"{again.url}/projects/local/skills", headers=headers).status_code == 200
 
 
 def test_logs_are_json_without_secrets(start):
     """Every line but the first token's is JSON; a request has one line with its id, and no token is in any."""
     service = start()
-    token = TOKEN.findall(service.said)[0]
+    token = service.token
     asked = {"Authorization": f"Bearer {token}", "X-Request-Id": "abc-1"}
     httpx.get(f"{service.url}/projects/local/skills", params={"password": "hunter22"}, headers=asked)
     until(lambda: "abc-1" in service.said)
