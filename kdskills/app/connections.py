@@ -270,8 +270,9 @@ class BoundedServer(uvicorn.Server):
         for one in sockets or ():
             one.listen(BACKLOG)
             name, port = one.getsockname()[:2]
-            words = "Uvicorn running on http://[%s]:%d" if ":" in name else "Uvicorn running on http://%s:%d"
-            logging.getLogger("uvicorn.error").info(words, name, port)
+            shown = f"[{name}]" if ":" in name else name
+            words = "Uvicorn running on http://%s:%d (Press CTRL+C to quit)"
+            logging.getLogger("uvicorn.error").info(words, shown, port)
 
 
 def server_config(app: ASGIApp, name: str, port: int, crowd: Crowd, **more: Any) -> uvicorn.Config:

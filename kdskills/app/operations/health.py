@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
 import platform
+import secrets
+import shutil
 import sys
+import tempfile
+from collections.abc import Awaitable
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import yaml
 
 from kdskills.app.operations.extras import EXTRAS
 from kdskills.app.operations.models import Input, Output
 from kdskills.app.operations.table import Context, Implementation
-from kdskills.errors import ExecRefused
+from kdskills.errors import ExecRefused, KdskillsError, MissingExtra
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
     from kdskills.execution import ProbeReport
+
+PATIENCE_S: Final = 15.0
+"""Seconds a part may take to answer."""
 
 
 class DoctorInput(Input):
@@ -44,7 +55,7 @@ class Engine(Output):
 
 
 class DoctorOutput(Output):
-    """`ok` means that skills load and `auto` finds an engine."""
+    """`ok` means that everything the settings name works, and that an engine accepts programs."""
 
     ok: bool
     chosen: str | None
@@ -90,6 +101,133 @@ def _engine(report: ProbeReport) -> Engine:
     )
 
 
+async def _parts(host: Host) -> list[Check]:
+    """Look at everything the settings name, each part for itself and no longer than `PATIENCE_S`."""
+    settings = host.settings
+    looks: dict[str, tuple[Awaitable[str], str]] = {
+        "state folder": (asyncio.to_thread(_writable, settings.state_dir), "make the folder of `state_dir` writable"),
+        "database": (_database(host), "start the database, or mend `database_url`"),
+    }
+    if settings.artifacts is not None:
+        looks["artifacts"] = (
+            _artifacts(settings.artifacts),
+            "make the bucket or folder of `artifacts`, and let us write",
+        )
+    if settings.index_dir is not None:
+        folder = asyncio.to_thread(_writable, settings.index_dir)
+        looks["index"] = folder, "make the folder of `index_dir` writable, or unset it"
+    if settings.session_store is not None:
+        looks["session store"] = _session_store(host, settings.session_store), "mend `session_store`"
+    if settings.bundle is not None:
+        looks["bundle"] = asyncio.to_thread(_bundle, host, settings.bundle), "mend `bundle`, or what it names"
+    if settings.skill_roots:
+        looks["skill roots"] = asyncio.to_thread(_roots, host), "mend `skill_roots`, or start what they name"
+    if settings.codex_binary != type(settings).model_fields["codex_binary"].default:
+        looks["codex"] = asyncio.to_thread(_program, settings.codex_binary), "install it, or mend `codex_binary`"
+    words = await asyncio.gather(*(_look(look) for look, _ in looks.values()))
+    return [
+        Check(name=name, ok=ok, found=found, cure=None if ok else cure)
+        for (name, (_, cure)), (ok, found) in zip(looks.items(), words, strict=True)
+    ]
+
+
+async def _look(look: Awaitable[str]) -> tuple[bool, str]:
+    """Return whether a part is in order, and in words what was found."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return True, await look
+    except KdskillsError as error:
+        return False, f"{error.code}: {error.message}"
+    except OSError as error:
+        return False, f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+    except TimeoutError:
+        return False, f"no answer in {PATIENCE_S:.0f} s"
+
+
+def _writable(folder: Path) -> str:
+    """Write a file where *folder* is, or see that it can be made. Raises OSError."""
+    if folder.is_dir():
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-") as file:
+            file.write(b"x")
+            file.flush()
+        return str(folder)
+    above = next(parent for parent in folder.absolute().parents if parent.exists())
+    if folder.exists() or not above.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "there is no folder", str(folder if folder.exists() else above))
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, "the folder cannot be made", str(folder))
+    return f"{folder}, made when it is needed"
+
+
+async def _database(host: Host) -> str:
+    """Ask the database something, without making it or its tables. Raises KdskillsError, OSError."""
+    from kdskills.jobs.database import Database, sqlite_file
+
+    url = host.settings.work_database
+    try:
+        file = sqlite_file(url)
+        if file is not None and not file.exists():
+            await asyncio.to_thread(_writable, file.parent)
+            return "SQLite, made when it is needed"
+        database = Database(url, what="the service's database")
+    except MissingExtra as error:
+        if host.settings.database_url is None:
+            return f"not used: {error.message}"
+        raise
+    try:
+        question = "SELECT 1" if file is None else "SELECT count(*) FROM sqlite_master"
+        await database.read(lambda link: link.exec_driver_sql(question).scalar())
+    finally:
+        await database.aclose()
+    return "PostgreSQL answers" if file is None else f"SQLite, {file}"
+
+
+async def _artifacts(url: str) -> str:
+    """Write, read and delete a small object where artifacts are kept. Raises KdskillsError, OSError."""
+    from kdskills.jobs.artifacts.opening import open_blobs
+
+    blobs, key = open_blobs(url), f"doctor/{secrets.token_hex(8)}"
+    try:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(b"doctor")
+            file.flush()
+            await blobs.put(key, Path(file.name))
+        size = await blobs.size(key)
+        await blobs.delete(key)
+    finally:
+        await blobs.aclose()
+    if size != len(b"doctor"):
+        raise OSError(errno.EIO, "what was written does not come back")
+    return "written, read and deleted"
+
+
+async def _session_store(host: Host, url: str) -> str:
+    store = await asyncio.to_thread(host.session_store, url)
+    await store.get("doctor")
+    return "answers"
+
+
+def _bundle(host: Host, path: Path) -> str:
+    bundle = host.bundle(path)
+    return f"{bundle.name}, {path}"
+
+
+def _roots(host: Host) -> str:
+    findings = [
+        row for row in host.subsystem(None).diagnostics if row.severity == "error" or row.code.startswith("root_")
+    ]
+    if findings:
+        raise OSError("; ".join(f"{row.code}: {row.message}" for row in findings[:3]))
+    return f"{len(host.settings.skill_roots)} opened"
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, "there is no such program", name)
+    return found
+
+
 async def doctor(host: Host, given: DoctorInput, context: Context) -> DoctorOutput:
     """Run every self-check."""
     engines = [_engine(await engine.probe()) for engine in host.engines()]
@@ -98,9 +236,10 @@ async def doctor(host: Host, given: DoctorInput, context: Context) -> DoctorOutp
         chosen = (await host.wiring.executor(host.settings.executor)).name
     except ExecRefused as error:
         refusal = error.message
-    checks = _basics()
+    basics, parts = _basics(), await _parts(host)
+    checks = [*basics, *parts]
     return DoctorOutput(
-        ok=chosen is not None and checks[0].ok,
+        ok=chosen is not None and basics[0].ok and all(check.ok for check in parts),
         chosen=chosen,
         refusal=refusal,
         checks=tuple(checks),

@@ -22,6 +22,7 @@ from typing import Any, Final
 from kdskills.app.host import Host
 from kdskills.app.settings import Settings
 from kdskills.app.spawning import settings_line
+from kdskills.app.titles import be_called
 from kdskills.app.worker.runner import run_order
 from kdskills.errors import ExecRefused
 from kdskills.execution.protocol import Preparable
@@ -50,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _serve(host: Host) -> int:
     """Answer orders until nobody can send any."""
+    be_called("launcher")
     host.engines()
     loaded: set[str] = set()
     gc.collect()
@@ -125,12 +127,18 @@ def _become_shim(folder: Path, lock: int, host: Host) -> None:
         os.chdir("/")
         os.umask(0o022)  # programs inherit it, whoever started the launcher; our own files name their modes
         _own_descriptors(folder, lock)
-        shim.watch(folder, lock, lambda: run_order(folder, host), lambda: _reap_for(folder, host))
+        be_called(f"shim {folder.name}")
+        shim.watch(folder, lock, lambda: _be_runner(folder, host), lambda: _reap_for(folder, host))
         code = 0
     except BaseException:  # noqa: BLE001 - the end of this process: what went wrong is in its log
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def _be_runner(folder: Path, host: Host) -> int:
+    be_called(f"runner {folder.name}")
+    return run_order(folder, host)
 
 
 def _own_descriptors(folder: Path, lock: int) -> None:

@@ -19,6 +19,7 @@ from typing import Final, NoReturn
 from kdskills.app.logs import json_logs
 from kdskills.app.settings import Settings
 from kdskills.app.spawning import spawner
+from kdskills.app.titles import be_called
 from kdskills.app.worker.launcher import warm_starter
 from kdskills.errors import KdskillsError
 from kdskills.jobs.artifacts import ArtifactKeeper, artifacts_url, open_artifacts
@@ -62,6 +63,7 @@ def run(settings: Settings, *, slot: int = 0, idle_s: float | None = None) -> No
         slot: Which of this host's workers this is.
         idle_s: Seconds without work after which it ends; None for one that stays.
     """
+    be_called(f"worker {slot}")
     LOG.addFilter(Sparing())
     with json_logs():
         for handler in logging.getLogger().handlers:

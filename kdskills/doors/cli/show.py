@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from kdskills.doors.cli.output import (
     EXIT_NEGATIVE,
     EXIT_OK,
-    EXIT_OPERATOR,
     STYLES,
     console,
     disarmed,
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def exit_code(answer: BaseModel, *, strict: bool = False) -> int:
-    """Return the exit code of an answer printed as JSON: negative answers are 1, a machine without engine is 4."""
+    """Return the exit code of an answer printed as JSON: negative answers are 1."""
     if hasattr(answer, "left"):
         dry = getattr(answer, "dry_run", False)
         return EXIT_OK if dry else exit_code(answer.left, strict=strict)
@@ -32,7 +31,7 @@ def exit_code(answer: BaseModel, *, strict: bool = False) -> int:
     if getattr(answer, "refused", None) or (strict and int(getattr(answer, "warnings", False)) > 0):
         return EXIT_NEGATIVE
     if hasattr(answer, "engines") and not getattr(answer, "ok", True):
-        return EXIT_OPERATOR
+        return EXIT_NEGATIVE
     return EXIT_OK
 
 
@@ -163,7 +162,7 @@ def why(answer: Any) -> int:
 
 
 def doctor(answer: Any) -> int:
-    """Print self-checks and engine probes with their cures; 4 when nothing can isolate."""
+    """Print self-checks and engine probes with their cures; 1 when a part that the settings name does not work."""
     out = console()
     rows = table("", "part", "found", "cure")
     for found in answer.checks:
@@ -181,7 +180,7 @@ def doctor(answer: Any) -> int:
     out.print(f"\nscripts: {suffixes}")
     verdict = f"[green]{answer.chosen}[/]" if answer.chosen else f"[red]none: {plain(answer.refusal)}[/]"
     out.print(f"engine in force: {verdict}")
-    return EXIT_OK if answer.ok else EXIT_OPERATOR
+    return EXIT_OK if answer.ok else EXIT_NEGATIVE
 
 
 def image(answer: Any) -> int:

@@ -19,6 +19,7 @@ from kdskills.app.connections import BoundedServer, Crowd, server_config
 from kdskills.app.connections import serve as serve_connections
 from kdskills.app.identity import LOCAL
 from kdskills.app.logs import json_logs
+from kdskills.app.titles import be_called
 from kdskills.app.upkeep import upkeep
 from kdskills.doors.web.application import build_app
 from kdskills.doors.web.draining import Drain
@@ -47,6 +48,7 @@ def run(host: Host, *, listen: str | None = None, no_auth: bool = False, nats: B
     name, port = address(listen or host.settings.listen)
     if no_auth and not on_loopback(name):
         raise ListenRefused(f"without tokens the service listens on loopback only, not on {name}")
+    be_called(f"serve {name}:{port}")
     with json_logs():
         try:
             asyncio.run(_serve(host, name, port, nats, open_on_loopback=no_auth))

@@ -109,6 +109,24 @@ def test_the_first_token_is_in_a_private_file(start):
     assert httpx.get(f"{again.url}/projects/local/skills", headers=headers).status_code == 200
 
 
+def test_the_first_token_is_shown_to_a_terminal(tmp_path):
+    """Where somebody looks at standard error, the token is shown there and written nowhere."""
+    env = {**os.environ, "KDSKILLS_STATE_DIR": str(tmp_path / "state"), "KDSKILLS_INDEX_DIR": str(tmp_path / "index")}
+    ours, theirs = os.openpty()
+    process = subprocess.Popen([KDSKILLS, "serve", "--listen", "127.0.0.1:0"], env=env, stderr=theirs, stdout=theirs)
+    os.close(theirs)
+    said = b""
+    try:
+        while b"Uvicorn running" not in said:
+            said += os.read(ours, 65536)
+    finally:
+        process.kill()
+        process.wait(60)
+        os.close(ours)
+    assert len(TOKEN.findall(said.decode())) == 1
+    assert not (tmp_path / "state" / "first-token").exists()
+
+
 def test_logs_are_json_without_secrets(start):
     """Every line but the first token's is JSON; a request has one line with its id, and no token is in any."""
     service = start()
