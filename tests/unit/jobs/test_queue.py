@@ -1,12 +1,16 @@
 """The queue: whose turn it is in a session, who may take what, and what becomes of the work of those who are gone."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from kdskills.app.readiness import NoWorker, _workers
 from kdskills.jobs.database import micros, utc_now
 from kdskills.jobs.model import Scope
 from kdskills.jobs.opening import Work
 from kdskills.jobs.queue import Capacity, WorkQueue
 from kdskills.jobs.records import new_row, new_task
+from kdskills.jobs.roster import hold_slot
 
 ROOM = Capacity(batch=100, service=100, jobs=100)
 
@@ -253,6 +257,19 @@ def test_work_without_a_worker_is_stranded(line):
     assert not line.work.database.ask(stranded)
     line.work.roster.leave("me")
     assert line.work.database.ask(stranded)
+
+
+async def test_a_service_tells_of_work_without_a_worker(client, make, work):
+    """`no_worker` is told once work waits and the worker was killed, also when nobody was left to bury it."""
+    host = SimpleNamespace(storage=SimpleNamespace(present=True), work=SimpleNamespace(client=client))
+    await _workers(host)
+    await client.submit_task(make.task())
+    work.roster.enter("killed", 0)
+    with hold_slot(work.state_dir, 0):
+        await _workers(host)
+    with pytest.raises(NoWorker) as told:
+        await _workers(host)
+    assert (told.value.code, told.value.who) == ("no_worker", "operator")
 
 
 PLANS = {
