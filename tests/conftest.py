@@ -8,6 +8,7 @@ unless `MAY_SKIP` says why it may. At the end of each run stands what was skippe
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import secrets
 import shutil
@@ -46,6 +47,15 @@ def _bubblewrap() -> str | None:
     return (
         None if probe.returncode == 0 else f"bwrap cannot start here: {probe.stderr.decode(errors='replace').strip()}"
     )
+
+
+def _pyright() -> str | None:
+    if importlib.util.find_spec("pyright") is None:
+        return "the package pyright is not installed"
+    run = subprocess.run(
+        [sys.executable, "-m", "pyright", "--version"], capture_output=True, text=True, check=False, timeout=300
+    )
+    return None if run.returncode == 0 else f"pyright does not start: {(run.stderr or run.stdout).strip()[-200:]}"
 
 
 def _docker() -> str | None:
@@ -172,6 +182,7 @@ PROBES = {
     "codex": _codex,
     "postgres": _postgres,
     "bubblewrap": _bubblewrap,
+    "pyright": _pyright,
     "docker": _docker,
     "landlock": _landlock,
     "srt": _srt,

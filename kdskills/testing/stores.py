@@ -8,7 +8,7 @@ await check.run(MyStore())
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -25,7 +25,7 @@ class StoreCheck:
 
     name: str
     promise: str
-    run: Callable[[SessionStore], Awaitable[None]]
+    run: Callable[[SessionStore], Coroutine[object, object, None]]
 
 
 def sample(session_id: str = "s", consumer: str = "writer", version: int = 1, *digests: str) -> SessionRecord:
@@ -42,7 +42,7 @@ def expect(truth: bool, said: str) -> None:
         raise AssertionError(said)
 
 
-async def _conflicts(put: Awaitable[None]) -> bool:
+async def _conflicts(put: Coroutine[object, object, None]) -> bool:
     try:
         await put
     except StoreConflict:

@@ -198,9 +198,13 @@ class SkillView:
         """
         return picker_of(self.skills.values(), patterns)
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """Digest over the fingerprint, consumer, tools and every answer: it changes whenever an answer may."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         tools = ["none"] if self.tools is None else ["some", *sorted(self.tools)]
         who = ["anonymous"] if self.consumer is None else ["named", self.consumer]
         head = [["fingerprint", self.home.fingerprint], ["consumer", *who], ["tools", *tools]]

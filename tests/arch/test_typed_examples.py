@@ -1,0 +1,79 @@
+"""Type checkers accept the Python examples of the documentation, strictly."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NOT_YET = {
+    "docs/explanation/remote-catalogs.md",
+    "docs/explanation/remote-exactly-once.md",
+    "docs/how-to/remote-skills.md",
+    "docs/how-to/use-from-openai-or-anthropic.md",
+    "docs/reference/citations.md",
+    "docs/reference/descriptor.md",
+    "docs/reference/prompts.md",
+    "docs/reference/remote-skills.md",
+    "docs/reference/roots-and-discovery.md",
+    "docs/reference/visibility.md",
+}
+"""Pages whose examples leave types out. None may be added; a page is taken out when its examples name their types."""
+PAGES = sorted(
+    page
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    if FENCE.search(page.read_text(encoding="utf-8")) and str(page.relative_to(ROOT)) not in NOT_YET
+)
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """A folder with the examples of each page as one program, at the lines where they stand in the page."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        lines = [""] * (text.count("\n") + 2)
+        for match in FENCE.finditer(text):
+            start = text[: match.start()].count("\n") + 1
+            for number, line in enumerate(match[1].splitlines()):
+                lines[start + number] = line
+        name = re.sub(r"\W+", "_", str(page.relative_to(ROOT).with_suffix("")))
+        (tmp_path / f"{name}.py").write_text("\n".join(lines), encoding="utf-8")
+    return tmp_path
+
+
+def test_there_are_examples() -> None:
+    """The pages that are checked, and those that are not yet, are there."""
+    assert len(PAGES) > 15
+    assert [page for page in sorted(NOT_YET) if not (ROOT / page).is_file()] == []
+
+
+def test_mypy_accepts_the_examples(programs: Path) -> None:
+    """`mypy --strict` finds nothing; a page may define a name again, as its programs are several."""
+    files = sorted(str(path) for path in programs.glob("*.py"))
+    command = [sys.executable, "-m", "mypy", "--strict", "--disable-error-code=no-redef", "--config-file=", *files]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=390)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
+
+
+@pytest.mark.needs("pyright")
+def test_pyright_accepts_the_examples(programs: Path) -> None:
+    """Pyright in strict mode finds nothing, either."""
+    config = {
+        "typeCheckingMode": "strict",
+        "pythonVersion": "3.11",
+        "include": ["."],
+        "reportRedeclaration": "none",  # a page holds several programs
+        "reportDuplicateImport": "none",
+    }
+    (programs / "pyrightconfig.json").write_text(json.dumps(config), encoding="utf-8")
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "-p", str(programs)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=390)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
