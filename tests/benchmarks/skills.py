@@ -148,6 +148,12 @@ def published_floor(folder: str) -> None:
             yaml.load(data[4 : data.index(b"\n---\n", 4)], Loader=yaml.CSafeLoader)
 
 
+def published_look(paths: Sequence[str]) -> None:
+    """Do the least to know that nothing changed: ask the system for each folder and skill file."""
+    for path in paths:
+        os.lstat(path)
+
+
 def _sentence(dice: random.Random, words: int) -> str:
     return " ".join(dice.choices(WORDS, k=words)).capitalize() + "."
 
@@ -292,13 +298,14 @@ class Bench:
 
         index = self.folder / "published-index"
         current = start(index)
-        base = partial(published_floor, str(folder))
+        paths = [str(path) for path in folder.rglob("*") if path.is_dir() or path.name == "SKILL.md"]
+        read, look = partial(published_floor, str(folder)), partial(published_look, paths)
         rounds = max(self.rounds, 15)
         lines = []
-        for what, call, bound in (
-            ("cold discovery of 1,000 published", lambda: start(None), 2.0),
-            ("warm start of 1,000 published", lambda: start(index), 0.28),
-            ("refresh of 1,000 published, unchanged", current.refresh, 0.11),
+        for what, base, call, bound in (
+            ("cold discovery of 1,000 published", read, lambda: start(None), 2.0),
+            ("warm start of 1,000 published, to bare stats", look, lambda: start(index), 5.0),
+            ("refresh of 1,000 published, to bare stats", look, current.refresh, 2.0),
         ):
             ratio, detail = against(base, call, rounds)
             lines.append(Line(what, ratio, bound, None, detail))
