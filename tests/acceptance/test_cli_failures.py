@@ -183,7 +183,7 @@ def test_a_state_folder_that_cannot_be_made_for_people(
 def test_jobs_list_is_one_document(run: Callable[..., Any], tmp_path: Path) -> None:
     """Jobs and tasks are fields of one JSON document, so that a parser reads them."""
     code, out, _ = outcome(run("jobs", "list", "--json", KDSKILLS_STATE_DIR=str(tmp_path / "state")))
-    assert (code, json.loads(out)) == (0, {"jobs": [], "tasks": []})
+    assert (code, json.loads(out)) == (0, {"jobs": [], "tasks": [], "next_cursor": None})
 
 
 class Terminal(io.StringIO):
