@@ -84,8 +84,11 @@ class Identity:
 
     @property
     def account(self) -> bool:
-        """Whether this is the account of the machine itself, which no token, project or agent bounds."""
-        return self.local and self.token is None
+        """Whether this is the account of the machine itself, which no token, project or agent bounds.
+
+        A client that it starts on standard input works on its files, and still within one project.
+        """
+        return self.local and self.token is None and self.door in {"library", "cli"}
 
     @property
     def sees_all(self) -> bool:

@@ -6,25 +6,32 @@ that is pointed anew ("DNS rebinding") makes it look like the service's own. Bot
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from kdskills.app.authentication import on_loopback
 from kdskills.errors import CallRefused
 
 PORTS: Final = {"http": 80, "https": 443}
+LAST_PORT: Final = 65535
+ORIGIN: Final = re.compile(r"(https?)://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{0,5}))?")
+"""Scheme, host and port in lower case, and nothing else; browsers send names of other scripts as `xn--…`."""
 EVERYWHERE: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - what is listened on, compared with and never bound
 
 
 def answered_names(listen: str, names: Iterable[str]) -> frozenset[str]:
-    """Return the names a service is called by, beside those of loopback and its own address.
+    """Return the names a service is called by, whose pages may call it; loopback and addresses are known by themselves.
+
+    The address that is listened on is none of them: a page of another port there is another program's.
 
     Args:
         listen: The host it listens on.
         names: The setting `host_names`.
     """
-    return frozenset(_plain(name) for name in (listen, *names)) - EVERYWHERE
+    listened = () if on_loopback(_plain(listen)) or _is_address(_plain(listen)) else (listen,)
+    return frozenset(_plain(name) for name in (*listened, *names)) - EVERYWHERE
 
 
 def require_own_origin(scope: Mapping[str, Any], names: Collection[str]) -> None:
@@ -64,27 +71,26 @@ def _values(scope: Mapping[str, Any], name: bytes) -> list[str]:
     return [value.decode("latin-1").strip().lower() for key, value in scope["headers"] if key.lower() == name]
 
 
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
 def _plain(name: str) -> str:
     return name.lower().removeprefix("[").removesuffix("]").removesuffix(".")
 
 
 def _authority(url: str) -> tuple[str, int] | None:
     """Return host and port of an origin; None for what is none, such as `null`."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
+    parts = ORIGIN.fullmatch(url)
+    if parts is None:
         return None
-    if (
-        parts.scheme not in PORTS
-        or not host
-        or parts.username is not None
-        or parts.path
-        or parts.query
-        or parts.fragment
-    ):
-        return None
-    return _plain(host), PORTS[parts.scheme] if port is None else port
+    scheme, host, port = parts.groups()
+    number = int(port) if port else PORTS[scheme]
+    return (_plain(host), number) if number <= LAST_PORT else None
 
 
 def _port(host: str, origin: str) -> int | None:

@@ -76,7 +76,7 @@ def require_own_words(operation: Operation, given: BaseModel, identity: Identity
     rights: dict[Right, bool] = {
         "view": identity.sees_all,
         "machine": identity.local,
-        "program": identity.local and identity.door in {"library", "cli"},
+        "program": identity.account,
     }
     own = {"consumer": identity.agent, "by": identity.starter}
     for name, right in host_words(operation).items():

@@ -53,7 +53,7 @@ def command(
         found = await of_header(host, header, open_on_loopback=on_loopback(name))
         if header is not None:
             return found
-        return replace(found, project=project, agent=agent, scopes=SCOPES_OF[chosen], tools=held)
+        return replace(found, project=project, agent=agent, scopes=SCOPES_OF[chosen], tools=held, profile=chosen)
 
     app = McpHttp(host, authenticate, answered_names(name, host.settings.host_names), chosen)
     routes = [Route("/mcp", app), Route("/", app)]

@@ -47,13 +47,20 @@ def within(identity: Identity, profile: Profile) -> Identity:
     """Return a caller narrowed to a profile.
 
     Raises:
-        CallRefused: `scope_missing`; the operator's profile needs a token with the scope `admin`.
+        CallRefused: `scope_missing`; the operator's profile needs a token with the scope `admin`. `not_in_profile`; the
+            profile is wider than the one the caller is served.
     """
     if profile == "operator" and not (identity.token is not None and identity.may("admin")):
         raise CallRefused(
             "the profile operator needs a token with the scope admin; on standard input that is the setting stdio_token",
             code="scope_missing",
             scope="admin",
+        )
+    if PROFILES.index(profile) > PROFILES.index(identity.profile):
+        raise CallRefused(
+            f"without a token this service serves the profile {identity.profile!r}, not {profile!r}",
+            code="not_in_profile",
+            profile=profile,
         )
     return replace(identity, door="mcp", profile=profile)
 

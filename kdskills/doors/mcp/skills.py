@@ -16,6 +16,7 @@ from mcp.shared.exceptions import MCPError
 
 from kdskills.app import Host
 from kdskills.app.identity import Identity
+from kdskills.app.operations.calling import require_allowed
 from kdskills.app.publication import NOT_FOUND, Entry, Publication
 from kdskills.errors import KdskillsError, NotFound
 
@@ -26,6 +27,10 @@ PAGE: Final = 100
 MAX_TOLD: Final = 10_000
 ENVELOPE: Final[dict[str, Any]] = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
 """Policy is per consumer and may change at any moment: nothing is kept, nothing is shared."""
+
+LISTING: Final = ("skills.list",)
+READING: Final = ("skills.list", "skills.load", "skills.read")
+"""Operations that give what listing and reading resources gives; who may not run them is given nothing here either."""
 
 T = TypeVar("T")
 Ctx = ServerRequestContext[Any, Any]
@@ -70,9 +75,13 @@ class Skills:
             result["capabilities"] = {**result["capabilities"], "extensions": {EXTENSION: {"directoryRead": True}}}
         return result
 
-    async def _publication(self, ctx: Ctx) -> Publication:
+    async def _publication(self, ctx: Ctx, needed: tuple[str, ...] = LISTING) -> Publication:
+        """Return what the caller may see. Raises MCPError, also for who may not run the operations *needed*."""
+        identity = self._who(ctx)
         try:
-            return await self._host.publication(self._who(ctx), self._kept)
+            for name in needed:
+                require_allowed(self._host.operations[name], identity)
+            return await self._host.publication(identity, self._kept)
         except KdskillsError as error:
             raise MCPError(types.INVALID_PARAMS, error.message, error.to_json()["error"]) from error
 
@@ -119,7 +128,7 @@ class Skills:
         return {"resources": rows, **following, **ENVELOPE}
 
     async def _read(self, ctx: Ctx, params: types.ReadResourceRequestParams) -> dict[str, Any]:
-        publication = await self._publication(ctx)
+        publication = await self._publication(ctx, READING)
         file, data = await found(lambda: publication.read(str(params.uri)))
         content: dict[str, Any] = {"uri": file.uri, "mimeType": file.media_type}
         try:

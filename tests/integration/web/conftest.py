@@ -46,7 +46,7 @@ class Service:
 @contextlib.contextmanager
 def serving(host: Host, *, open_on_loopback: bool = False) -> Iterator[Service]:
     """Serve *host* on a free port until the block ends."""
-    app = build_app(host, open_on_loopback=open_on_loopback)
+    app = build_app(host, open_on_loopback=open_on_loopback, listen="127.0.0.1")
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, lifespan="on", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     loop, failed = asyncio.new_event_loop(), []

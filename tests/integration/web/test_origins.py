@@ -30,10 +30,14 @@ FOREIGN = [
     ({"Host": "evil.example:80"}, 421, "host_refused"),
     ({"Host": "127.0.0.1.evil.example"}, 421, "host_refused"),
     ({"Host": "localhost@evil.example"}, 421, "host_refused"),
+    ({"Host": "[::1]evil.example"}, 421, "host_refused"),
+    ({"Host": "[::1].evil.example:80"}, 421, "host_refused"),
     ({"Host": ""}, 421, "host_refused"),
     ({"Origin": "https://evil.example"}, 403, "origin_refused"),
     ({"Origin": "null"}, 403, "origin_refused"),
     ({"Origin": "http://localhost:1"}, 403, "origin_refused"),
+    ({"Origin": "http://127.0.0.1:1"}, 403, "origin_refused"),
+    ({"Origin": "https://127.0.0.1"}, 403, "origin_refused"),
     ({"Origin": "file://"}, 403, "origin_refused"),
     ({"Sec-Fetch-Site": "cross-site"}, 403, "origin_refused"),
 ]
@@ -138,6 +142,19 @@ def test_names_on_a_network(headers, allowed):
         assert not allowed
     else:
         assert allowed
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1", "localhost", "::1", "10.0.0.7", "127.9.9.9"])
+def test_other_ports_are_other_origins(listen):
+    """A page that another program serves on the same address may not call, whichever address is listened on."""
+    names, authority = answered_names(listen, ()), f"[{listen}]" if ":" in listen else listen
+    require_own_origin(
+        request(("host", f"{authority}:8765"), ("origin", f"http://{authority}:8765"), server=listen), names
+    )
+    for host in (f"{authority}:8765", "127.0.0.1:8765"):
+        with pytest.raises(CallRefused) as caught:
+            require_own_origin(request(("host", host), ("origin", f"http://{authority}:3000"), server=listen), names)
+        assert caught.value.code == "origin_refused"
 
 
 def test_listening_everywhere_is_no_name():

@@ -201,6 +201,22 @@ async def test_resources_are_a_callers_own(host):
     assert shown == {"model": ["public.agents", "public.open"], "person": ["public.open", "public.people"]}
 
 
+@pytest.mark.parametrize(
+    ("powers", "code"),
+    [
+        ({"scopes": ("work:read",)}, "scope_missing"),
+        ({"scopes": ("work:read", "work:run"), "allowed_tools": frozenset({"skills.task_status"})}, "tool_not_allowed"),
+    ],
+)
+async def test_a_look_runs_no_command_its_caller_may_not(host, powers, code):
+    """A status that runs a command is for callers who may run commands: scope and allowed tools are asked again."""
+    caller = remote(*powers["scopes"], **{name: value for name, value in powers.items() if name != "scopes"})
+    given = {"provider": "cmd", "query_command": ["true"], "skill_name": "public.open"}
+    with pytest.raises(CallRefused) as caught:
+        await host.invoke("skills.task_status", given, caller)
+    assert caught.value.code == code
+
+
 def test_administrators_are_not_the_machine():
     """No scope lets a caller elsewhere name files or programs of the machine."""
     admin = Identity(scopes=SCOPES, token="t0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,6 +110,86 @@ async def test_a_profile_narrows_an_administrator(host):
     admin = within(Identity(scopes=SCOPES, token="t0"), "skills")
     assert {tool.name for tool in (await listed(host, admin)).tools} == names("skills")
     assert await code_of(host, admin, "tokens.create", {"agent": "a", "scopes": ["admin"]}) == "not_in_profile"
+
+
+async def test_an_address_never_widens_what_is_served(host):
+    """Without a token an address names the served profile or a narrower one; what the operator did not choose is refused."""
+    served = Identity(scopes=SCOPES_OF["skills"], profile="skills")
+    assert within(served, "skills").profile == "skills"
+    for wider in ("author", "operator"):
+        with pytest.raises(CallRefused):
+            within(served, wider)
+    assert within(replace(served, profile="author"), "skills").profile == "skills"
+
+
+async def test_an_author_stays_in_its_project(host):
+    """On standard input a client without a token works on the one project it was started for, whatever its profile."""
+    for project in ("own", "other"):
+        await host.projects.create(project, bundle=None, who="op", request_id="")
+    author = await client_identity(host, "author", "own", "bot", None)
+    assert not author.account
+    for name in ("project_skills.list", "project_skills.get", "project_skills.delete"):
+        given = {"project": "other"} | ({} if name.endswith("list") else {"skill": "brief"})
+        assert await code_of(host, author, name, given) == "not_found"
+    assert await code_of(host, author, "project_skills.list", {"project": "own"}) is None
+
+
+async def told(host: Host, identity: Identity, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    """Send one request over HTTP as a caller and return the answer."""
+
+    async def authenticate(header: str | None) -> Identity:
+        return identity
+
+    app = McpHttp(host, authenticate)
+    headers = {"accept": "application/json, text/event-stream"}
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    async with (
+        app.running(),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client,
+    ):
+        begun = await client.post(
+            "/mcp", headers=headers, json={"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+        )
+        headers["mcp-session-id"] = begun.headers["mcp-session-id"]
+        await client.post("/mcp", headers=headers, json={"jsonrpc": "2.0", "method": "notifications/initialized"})
+        asked = {"jsonrpc": "2.0", "id": 2, "method": method, "params": params}
+        answer: dict[str, Any] = (await client.post("/mcp", headers=headers, json=asked)).json()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("powers", "code"),
+    [
+        ({"scopes": frozenset({"work:read"})}, "scope_missing"),
+        (
+            {"scopes": frozenset({"skills:read"}), "allowed_tools": frozenset({"project_skills.list"})},
+            "tool_not_allowed",
+        ),
+        ({"scopes": frozenset({"skills:read"})}, None),
+    ],
+)
+async def test_resources_are_bounded_like_tools(tmp_path, powers, code):
+    """Skills as resources are for callers who may list, load and read skills as tools; scope and allowed tools bound both."""
+    folder = tmp_path / "bundle" / "skills" / "public" / "open"
+    folder.mkdir(parents=True)
+    (folder / "SKILL.md").write_text("---\nname: open\ndescription: OPENWORDS\n---\nOPENWORDS\n")
+    (tmp_path / "bundle" / "skills_descriptor.yaml").write_text("{}\n")
+    made = Host(Settings(state_dir=tmp_path / "state", bundle=tmp_path / "bundle"), entry_points=False)
+    caller, uri = Identity(agent="bot", token="t0", **powers), "skill://public/open/SKILL.md"
+    for method, params in (
+        ("resources/list", {}),
+        ("skills/list", {}),
+        ("skills/get", {"uri": uri}),
+        ("resources/directory/read", {"uri": "skill://public/open"}),
+        ("resources/read", {"uri": uri}),
+    ):
+        answer = await told(made, caller, method, params)
+        if code is None:
+            assert "error" not in answer, method
+        else:
+            assert answer["error"]["data"]["code"] == code, method
+            assert "OPENWORDS" not in json.dumps(answer)
+    await made.storage.aclose()
 
 
 async def test_the_list_is_small(host):
