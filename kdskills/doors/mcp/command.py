@@ -13,6 +13,7 @@ from kdskills.app import Host
 from kdskills.app.authentication import address, of_header, on_loopback
 from kdskills.app.connections import BoundedServer, Crowd, serve, server_config
 from kdskills.app.identity import Identity, Profile
+from kdskills.app.limits import Limits
 from kdskills.app.origins import answered_names
 from kdskills.doors.mcp.http import McpHttp
 from kdskills.doors.mcp.profiles import SCOPES_OF, client_identity, profile_of
@@ -48,19 +49,37 @@ def command(
         asyncio.run(_stdio(host, chosen, project, agent, held))
         return
     name, port = address(http)
+    settings, app = host.settings, http_app(host, name, chosen, project, agent, held)
+    crowd = Crowd(most=settings.connections, header_s=settings.header_timeout_s, body_s=settings.body_timeout_s)
+    config = server_config(app, name, port, crowd)
+    asyncio.run(serve(BoundedServer(config), crowd))
+
+
+def http_app(
+    host: Host, listen: str, profile: Profile, project: str, agent: str, tools: frozenset[str] | None
+) -> Starlette:
+    """Return the application that many clients reach; a token's own limits hold here as at every door.
+
+    Args:
+        host: What is served.
+        listen: The host it listens on; on loopback no token is asked for.
+        profile: Tools that are served.
+        project: The project, without a token.
+        agent: The agent, without a token.
+        tools: Tools a client holds, without a token; None when that is not asked for.
+    """
+    limits = Limits(host.settings.requests_per_minute)
 
     async def authenticate(header: str | None) -> Identity:
-        found = await of_header(host, header, open_on_loopback=on_loopback(name))
-        if header is not None:
-            return found
-        return replace(found, project=project, agent=agent, scopes=SCOPES_OF[chosen], tools=held, profile=chosen)
+        caller = await of_header(host, header, open_on_loopback=on_loopback(listen))
+        if header is None:
+            scopes = SCOPES_OF[profile]
+            caller = replace(caller, project=project, agent=agent, scopes=scopes, tools=tools, profile=profile)
+        limits.count(caller)
+        return caller
 
-    app = McpHttp(host, authenticate, answered_names(name, host.settings.host_names), chosen)
-    routes = [Route("/mcp", app), Route("/", app)]
-    settings = host.settings
-    crowd = Crowd(most=settings.connections, header_s=settings.header_timeout_s, body_s=settings.body_timeout_s)
-    config = server_config(Starlette(routes=routes, lifespan=lambda _: app.running()), name, port, crowd)
-    asyncio.run(serve(BoundedServer(config), crowd))
+    app = McpHttp(host, authenticate, answered_names(listen, host.settings.host_names), profile)
+    return Starlette(routes=[Route("/mcp", app), Route("/", app)], lifespan=lambda _: app.running())
 
 
 async def _stdio(host: Host, profile: Profile, project: str, agent: str, tools: frozenset[str] | None) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from mcp.server.context import ServerRequestContext
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.transport_security import RequestBodyLimitMiddleware
 from starlette.types import Receive, Scope, Send
 
 from kdskills.app import Host
@@ -64,7 +65,10 @@ class McpHttp:
         except KdskillsError as error:
             await _refuse(send, error)
             return
-        await self._manager.asgi_app({**scope, IDENTITY: identity}, receive, send)
+        most, serve = identity.limits.body_bytes, self._manager.asgi_app
+        if most is not None:
+            serve = RequestBodyLimitMiddleware(serve, most)
+        await serve({**scope, IDENTITY: identity}, receive, send)
 
 
 def mount(host: Host, authenticate: Authenticate, names: frozenset[str]) -> McpHttp:

@@ -16,11 +16,11 @@ from starlette.routing import Route
 from kdskills.app import Host
 from kdskills.app.authentication import of_header
 from kdskills.app.identity import Identity
+from kdskills.app.limits import Limits
 from kdskills.app.origins import answered_names
 from kdskills.doors.web.bodies import BodyLimit
 from kdskills.doors.web.draining import Drain
 from kdskills.doors.web.entrance import Accounted, Entrance, OwnOrigin
-from kdskills.doors.web.limits import Limits
 from kdskills.doors.web.mounts import mounts
 from kdskills.doors.web.problems import Problem, response_of
 from kdskills.doors.web.skills import skills_router

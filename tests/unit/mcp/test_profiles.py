@@ -15,10 +15,11 @@ from pydantic import BaseModel
 
 from kdskills.app import Host, Settings
 from kdskills.app.authentication import Unauthenticated, of_header
-from kdskills.app.identity import LOCAL, SCOPES, Identity
+from kdskills.app.identity import LOCAL, SCOPES, Identity, TokenLimits
 from kdskills.app.operations import OPERATIONS
 from kdskills.app.operations.calling import HOST_WORDS
 from kdskills.doors.mcp import McpHttp, command
+from kdskills.doors.mcp.command import http_app
 from kdskills.doors.mcp.profiles import SCOPES_OF, client_identity, profile_of_query, within
 from kdskills.doors.mcp.tools import Tools, safe_name
 from kdskills.errors import BadRequest, CallRefused
@@ -249,6 +250,28 @@ async def test_over_http(host):
     assert told["?profile=operator"] == (403, "scope_missing")
     assert told["?profile=root"] == (400, "profile_unknown")
     assert told[""][0] not in {401, 403, 421}
+
+
+async def test_a_tokens_limits_hold_over_http(host):
+    """`kdskills mcp --http` counts a token's requests, and takes no longer body than the token allows."""
+    app = http_app(host, "127.0.0.1", "skills", "local", "local", None)
+    _, few = await host.tokens.create(
+        "local", "a", ["skills:read"], limits=TokenLimits(requests_per_minute=1), who="op"
+    )
+    _, small = await host.tokens.create("local", "b", ["skills:read"], limits=TokenLimits(body_bytes=10), who="op")
+    transport = httpx.ASGITransport(app=app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+    ):
+
+        async def status(token: str) -> int:
+            return (
+                await client.post("/mcp", json={"long": "x" * 50}, headers={"Authorization": f"Bearer {token}"})
+            ).status_code
+
+        assert [await status(few), await status(few)][1] == 429
+        assert await status(small) == 413
 
 
 def test_the_command_refuses_before_it_serves(host):

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.app.identity import Identity, TokenLimits
+from kdskills.app.limits import KNOWN, Limits, RateLimited
 from kdskills.doors.web.bodies import BodyLimit
 from kdskills.doors.web.entrance import IDENTITY, project_of
-from kdskills.doors.web.limits import KNOWN, Limits, RateLimited
 
 ONE = Identity(token="one")
 
