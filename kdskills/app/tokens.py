@@ -92,10 +92,14 @@ class Tokens:
     """
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime] = utc_now) -> None:
+        import sqlalchemy as sa
+
         self._database = database
         self._clock = clock
         self._tables = TokenTables()
         self._records = Records(ProjectTables(), clock)
+        table = self._tables.tokens
+        self._by_id = table.select().where(table.c.id == sa.bindparam("token_id"))  # asked by every request
 
     async def create(
         self,
@@ -197,12 +201,7 @@ class Tokens:
         """Return the token whose text this is, if it opens anything now; else None, whatever is wrong with it."""
         parts = TOKEN.fullmatch(text)
         token_id, secret = parts.groups() if parts else ("", "")
-        table = self._tables.tokens
-
-        def ask(link: sa.Connection) -> Mapping[Any, Any] | None:
-            return link.execute(table.select().where(table.c.id == token_id)).mappings().first()
-
-        row = await self._database.read(ask)
+        row = await self._row(token_id)
         same = hmac.compare_digest(_hash(secret), NOBODY if row is None else row["secret_hash"])
         if row is None or not same:
             return None
@@ -211,13 +210,14 @@ class Tokens:
 
     async def going(self, token_id: str) -> bool:
         """Whether the token with this public id opens anything now; for what goes on long after its request was let in."""
-        table = self._tables.tokens
-
-        def ask(link: sa.Connection) -> Mapping[Any, Any] | None:
-            return link.execute(table.select().where(table.c.id == token_id)).mappings().first()
-
-        row = await self._database.read(ask)
+        row = await self._row(token_id)
         return row is not None and _token(row).valid(self._clock())
+
+    async def _row(self, token_id: str) -> Mapping[Any, Any] | None:
+        def ask(link: sa.Connection) -> Mapping[Any, Any] | None:
+            return link.execute(self._by_id, {"token_id": token_id}).mappings().first()
+
+        return await self._database.read(ask)
 
     async def authenticate(self, text: str) -> Identity | None:
         """Return who a caller with this token is; None for a token that is unknown, wrong, expired or revoked."""

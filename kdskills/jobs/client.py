@@ -20,7 +20,7 @@ from kdskills.jobs.heads import JobHead, TaskHead
 from kdskills.jobs.model import JobSpec, Scope, TaskSpec
 from kdskills.jobs.opening import Work, open_work
 from kdskills.jobs.plan import check_graph
-from kdskills.jobs.records import Wanted, new_row, new_task
+from kdskills.jobs.records import Wanted, new_row, new_task, submitted_job, submitted_task
 from kdskills.jobs.roster import slot_taken
 from kdskills.jobs.settings import JobsSettings
 from kdskills.jobs.states import TERMINAL
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Head = TypeVar("Head", TaskHead, JobHead)
 Stream = Literal["stdout", "stderr"]
+Beside = Callable[["sa.Connection", str], None]
+"""Takes the connection of a submission's transaction and the id of what is submitted."""
 
 _LOG: Final = logging.getLogger("kdskills.jobs")
 _LOOK_S = 0.02
@@ -77,13 +79,16 @@ class JobsClient:
             self._opening = asyncio.get_running_loop().create_task(open_work(*self._where, self.settings))
         return await asyncio.shield(self._opening)
 
-    async def submit_task(self, spec: TaskSpec, *, key: str | None = None, body_hash: str = "") -> TaskHead:
+    async def submit_task(
+        self, spec: TaskSpec, *, key: str | None = None, body_hash: str = "", beside: Beside | None = None
+    ) -> TaskHead:
         """Write a task's head and enqueue it, in one transaction.
 
         Args:
             spec: What to run.
             key: Idempotency key: the same key with the same body is the same task (spec work §5).
             body_hash: What the bodies of one key are compared by.
+            beside: Called in the transaction when the task is a new one; what it raises leaves nothing of the task.
 
         Raises:
             Conflict: The key was used with another body; or the session is busy and the spec refuses to wait.
@@ -99,9 +104,11 @@ class JobsClient:
             if work.records.add_task(link, row):
                 if spec.on_busy == "refuse":
                     _refuse_busy(work, link, session_key, item)
+                if beside is not None:
+                    beside(link, item)
                 work.queue.announce(link)
-            else:
-                _require_same(work.records.body_hash(link, "task", item), body_hash)
+                return submitted_task(row, spec)
+            _require_same(work.records.body_hash(link, "task", item), body_hash)
             head = work.records.task(link, item)
             assert head is not None
             return head
@@ -110,7 +117,9 @@ class JobsClient:
         await self.ensure_worker()
         return head
 
-    async def submit_job(self, spec: JobSpec, *, key: str | None = None, body_hash: str = "") -> JobHead:
+    async def submit_job(
+        self, spec: JobSpec, *, key: str | None = None, body_hash: str = "", beside: Beside | None = None
+    ) -> JobHead:
         """Write a job's head and enqueue it, in one transaction; as `submit_task`.
 
         Raises:
@@ -128,9 +137,11 @@ class JobsClient:
             if work.records.add_job(link, row):
                 if spec.on_busy == "refuse":
                     _refuse_busy(work, link, session_key, item)
+                if beside is not None:
+                    beside(link, item)
                 work.queue.announce(link)
-            else:
-                _require_same(work.records.body_hash(link, "job", item), body_hash)
+                return submitted_job(row, spec)
+            _require_same(work.records.body_hash(link, "job", item), body_hash)
             head = work.records.job(link, item)
             assert head is not None
             return head

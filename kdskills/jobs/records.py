@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.jobs.database import micros, moment_of, upsert, utc_now
@@ -53,6 +54,34 @@ class Records:
         self.tables = tables
         self.dialect = dialect
 
+    # Statements that every request asks are made once: making one costs more than what SQLite does for it.
+
+    @cached_property
+    def _one_task(self) -> sa.Select[Any]:
+        import sqlalchemy as sa
+
+        return self.tables.tasks.select().where(self.tables.tasks.c.id == sa.bindparam("item"))
+
+    @cached_property
+    def _new(self) -> Mapping[str, Any]:
+        tables = (self.tables.tasks, self.tables.jobs)
+        return {
+            table.name: upsert(self.dialect, table).on_conflict_do_nothing().returning(table.c.id) for table in tables
+        }
+
+    @cached_property
+    def _open_work(self) -> sa.Select[Any]:
+        import sqlalchemy as sa
+
+        counts = []
+        for table in (self.tables.tasks, self.tables.jobs):
+            mine = [table.c[name] == sa.bindparam(name) for name in ("tenant", "project", "agent")]
+            query = sa.select(table.c.id).where(*mine, table.c.status.in_(OPEN)).limit(sa.bindparam("most"))
+            if table is self.tables.tasks:
+                query = query.where(table.c.job_id.is_(None))
+            counts.append(sa.select(sa.func.count()).select_from(query.subquery()).scalar_subquery())
+        return sa.select(*counts)
+
     def table(self, kind: str) -> sa.Table:
         """Return the table of `task` or `job`."""
         return self.tables.tasks if kind == "task" else self.tables.jobs
@@ -69,8 +98,7 @@ class Records:
         """Return a task, or None."""
         if not _storable(item):
             return None
-        table = self.tables.tasks
-        row = link.execute(table.select().where(table.c.id == item)).mappings().first()
+        row = link.execute(self._one_task, {"item": item}).mappings().first()
         return None if row is None else task_of(row)
 
     def job(self, link: sa.Connection, item: str) -> JobHead | None:
@@ -109,17 +137,8 @@ class Records:
 
     def open_work(self, link: sa.Connection, scope: Scope, most: int) -> int:
         """Return how many tasks and jobs of an agent are not over, counting to *most*; steps are part of their job."""
-        import sqlalchemy as sa
-
-        count = 0
-        for kind in ("task", "job"):
-            table = self.table(kind)
-            mine = (table.c.tenant == scope.tenant, table.c.project == scope.project, table.c.agent == scope.agent)
-            query = sa.select(table.c.id).where(*mine, table.c.status.in_(OPEN)).limit(most - count)
-            if kind == "task":
-                query = query.where(table.c.job_id.is_(None))
-            count += len(link.execute(query).all())
-        return count
+        whose = {"tenant": scope.tenant, "project": scope.project, "agent": scope.agent}
+        return min(most, sum(link.execute(self._open_work, {**whose, "most": most}).one()))
 
     def goes_on(self, link: sa.Connection, kind: str, item: str, executor: str) -> bool:
         """Whether *executor*, alive, holds a row that is not over and of which no cancel was asked."""
@@ -193,8 +212,7 @@ class Records:
         return sa.exists().where(workers.c.executor == executor, workers.c.state == "live")
 
     def _add(self, link: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
-        new = upsert(self.dialect, table).values(dict(values)).on_conflict_do_nothing().returning(table.c.id)
-        return link.execute(new).first() is not None
+        return link.execute(self._new[table.name], dict(values)).first() is not None
 
     def _listing(self, table: sa.Table, wanted: Wanted) -> sa.Select[Any]:
         import sqlalchemy as sa
@@ -239,6 +257,18 @@ def new_task(item: str, spec: TaskSpec, session_key: str, *, body_hash: str, hom
     """Return the row of a task that is queued now."""
     shared = new_row(item, spec, session_key, body_hash=body_hash, home=home)
     return shared | {"mode": spec.mode, "attempt": 0, "restarts": 0}
+
+
+def submitted_task(row: Mapping[str, Any], spec: TaskSpec) -> TaskHead:
+    """Return the head of a task whose new *row* was just added."""
+    same = ("id", "status", "mode", "session_key", "attempt", "restarts", "home")
+    return TaskHead(spec=spec, created_at=moment_of(row["created_at"]), **{name: row[name] for name in same})
+
+
+def submitted_job(row: Mapping[str, Any], spec: JobSpec) -> JobHead:
+    """Return the head of a job whose new *row* was just added."""
+    same = {name: row[name] for name in ("id", "status", "session_key", "home")}
+    return JobHead(spec=spec, steps=steps_of(spec, ()), created_at=moment_of(row["created_at"]), **same)
 
 
 def task_of(row: Mapping[Any, Any]) -> TaskHead:

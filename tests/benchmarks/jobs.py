@@ -25,6 +25,7 @@ from kdskills.testing.work import (
     Report,
     WorkLab,
     job_storm,
+    keep_finished,
     kill_storm,
     outage_storm,
     private_cluster,
@@ -88,6 +89,24 @@ async def calls(url: str | None) -> list[Row]:
     return [
         Row("submit, p50", f"{submit:.1f} ms", "5 ms", submit <= 5),
         Row("status, p50", f"{status:.1f} ms", "5 ms", status <= 5),
+    ]
+
+
+async def calls_beside_many(url: str | None, *, rows: int = 100_000, rounds: int = 200) -> list[Row]:
+    """Measure submitting and status in a database that keeps many finished tasks, without a worker in the way."""
+    async with host(url) as (lab,):
+        head = await lab.client.submit_task(lab.task("true"))
+        await keep_finished((await lab.client.work()).database, head.id, rows)
+        began = time.perf_counter()
+        submit = p50(await clock(lambda: lab.client.submit_task(lab.task("true")), rounds))
+        rate = rounds / (time.perf_counter() - began)
+        used = time.process_time()
+        await clock(lambda: lab.client.task(lab.scope, head.id), rounds)
+        status = (time.process_time() - used) * MS / rounds
+    return [
+        Row(f"submit, p50, {rows:,} finished", f"{submit:.1f} ms", "10 ms", submit <= 10),
+        Row(f"submits, {rows:,} finished", f"{rate:.0f}/s", "100/s", rate >= 100),
+        Row(f"status, processor, {rows:,} finished", f"{status:.2f} ms", "1.5 ms", status <= 1.5),
     ]
 
 
@@ -295,7 +314,7 @@ async def main(words: list[str]) -> int:
         wanted = "--postgres" in words or "--chaos" in words
         cluster = stack.enter_context(private_cluster()) if wanted else None
         shared = counting(cluster).create("bench") if cluster is not None and "--postgres" in words else None
-        for measure in (waiting, calls, speed, four_workers, flood):
+        for measure in (waiting, calls, calls_beside_many, speed, four_workers, flood):
             for row in await measure(shared):
                 say(row)
         if cluster is not None and "--chaos" in words:

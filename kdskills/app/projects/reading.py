@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -150,19 +150,29 @@ class ProjectReads:
             BundleError: The project's bundle cannot be loaded.
         """
         check_project(project)
-        return await self._skills(project, await self._database.read(lambda link: self._ingredients(link, project)))
+        found = await self._skills(project, lambda link: self._ingredients(link, project, known=False))
+        assert found is not None
+        return found
 
     async def known_skills(self, project: str) -> ProjectSkills | None:
         """Return what `skills` does, or None for a project that was never made; one look at the database tells both."""
         check_project(project)
+        return await self._skills(project, lambda link: self._ingredients(link, project, known=True))
 
-        def ask(link: sa.Connection) -> Ingredients | None:
-            return self._ingredients(link, project) if self._records.projects(link, project) else None
+    async def _skills(
+        self, project: str, question: Callable[[sa.Connection], Ingredients | None]
+    ) -> ProjectSkills | None:
+        """Return the skills made of what *question* finds; in one thread, unless files must be fetched first."""
 
-        made = await self._database.read(ask)
-        return None if made is None else await self._skills(project, made)
+        def look() -> tuple[Ingredients | None, ProjectSkills | None]:
+            made = self._database.ask(question)
+            if made is None or not all(skill.root.exists() for skill in made.uploaded):
+                return made, None
+            return made, self._views.skills(project, made)
 
-    async def _skills(self, project: str, made: Ingredients) -> ProjectSkills:
+        made, found = await asyncio.to_thread(look)
+        if made is None or found is not None:
+            return found
         missing = [skill.full_id for skill in made.uploaded if not await self._here(project, skill)]
         if missing:
             made = replace(made, missing=frozenset(missing))
@@ -187,21 +197,24 @@ class ProjectReads:
             return False
         return True
 
-    def _ingredients(self, link: sa.Connection, project: str) -> Ingredients:
-        known = self._records.projects(link, project)
-        states = self._records.skills(link, project) if known else []
-        named = Path(known[0].bundle) if known and known[0].bundle is not None else None
+    def _ingredients(self, link: sa.Connection, project: str, *, known: bool) -> Ingredients | None:
+        """Return what a project's skills are made of; with *known* None for a project that was never made."""
+        rows = self._records.projects(link, project)
+        if known and not rows:
+            return None
+        skills = self._records.in_use(link, project) if rows else []
+        named = Path(rows[0].bundle) if rows and rows[0].bundle is not None else None
         bundle = named or self._bundle_of(project)
         return Ingredients(
-            generation=known[0].generation if known else 0,
+            generation=rows[0].generation if rows else 0,
             bundle=bundle,
             descriptor=descriptor_mark(bundle),
             uploaded=tuple(
-                Uploaded(state.name, state.full_id, self._folders.root(project, state.name, state.active))
-                for state in states
-                if state.active
+                Uploaded(name, full_id, self._folders.root(project, name, active))
+                for name, full_id, active, _ in skills
+                if active
             ),
-            disabled=frozenset(state.full_id for state in states if not state.enabled),
+            disabled=frozenset(full_id for _, full_id, _, enabled in skills if not enabled),
         )
 
     # ---- holding -------------------------------------------------------------------------------------------------
@@ -223,13 +236,29 @@ class ProjectReads:
 
         def change(link: sa.Connection) -> SkillVersion:
             found = self._version(link, project, name, version)
-            self._records.version_row(link, project, name, found.version, hold=True)
-            self._records.pin(link, project, name, found.version, holder)
+            if not self._records.hold(link, project, name, found.version, holder):
+                raise NotFound(f"skill {name!r} of project {project!r} has no version {found.version!r}", skill=name)
             return found
 
         found = await self._database.write(change)
         folder = await self._presence.ensure(project, found)
         return PinnedVersion(name, found.version, found.full_id, folder, found.tree_digest)
+
+    def hold(self, link: sa.Connection, project: str, holder: str, versions: Mapping[str, str]) -> None:
+        """As `pin`, for versions whose files are here, in the transaction of *link*, which may be another's.
+
+        Args:
+            link: A connection to this very database.
+            project: Whose skills.
+            holder: Id of the work.
+            versions: What it uses, by the skill's name; one that is gone is logged, since retention keeps what was
+                active lately anyway.
+        """
+        for name, version in sorted(
+            versions.items()
+        ):  # in one order: those who hold several must not wait for one another
+            if not self._records.hold(link, project, name, version, holder):
+                _LOG.warning("%s does not hold %s: there is no version %s", holder, name, version)
 
     async def unpin(self, project: str, holder: str) -> int:
         """Let go of everything *holder* holds; return how many versions that were."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from kdskills.app.projects.model import AuditRow, Project, SkillState, SkillVersion
@@ -29,6 +30,30 @@ class Records:
         self._tables = tables
         self._clock = clock
 
+    # Statements that every request asks are made once: making one costs more than what SQLite does for it.
+
+    @cached_property
+    def _in_use(self) -> sa.Select[Any]:
+        import sqlalchemy as sa
+
+        table = self._tables.skills
+        query = table.select().with_only_columns(table.c.name, table.c.full_id, table.c.active, table.c.enabled)
+        return query.where(table.c.project == sa.bindparam("of"), table.c.deleted_at.is_(None)).order_by(table.c.name)
+
+    @cached_property
+    def _one_project(self) -> sa.Select[Any]:
+        import sqlalchemy as sa
+
+        return self._tables.projects.select().where(self._tables.projects.c.project == sa.bindparam("of"))
+
+    @cached_property
+    def _held_version(self) -> sa.Select[Any]:
+        import sqlalchemy as sa
+
+        table = self._tables.versions
+        mine = self._mine(*(sa.bindparam(f"of_{name}") for name in ("project", "name", "version")))
+        return table.select().with_only_columns(table.c.version).where(mine).with_for_update()
+
     def now(self) -> int:
         """Return the time of a change."""
         return micros(self._clock())
@@ -49,13 +74,11 @@ class Records:
 
     def projects(self, link: sa.Connection, project: str | None = None) -> list[Project]:
         """Return all projects, or the one asked for, sorted by name."""
-        table = self._tables.projects
-        query = table.select().order_by(table.c.project)
-        if project is not None:
-            query = query.where(table.c.project == project)
+        query = self._tables.projects.select().order_by(self._tables.projects.c.project)
+        rows = link.execute(query) if project is None else link.execute(self._one_project, {"of": project})
         return [
             Project(row["project"], row["bundle"], row["generation"], moment_of(row["created_at"]))
-            for row in link.execute(query).mappings()
+            for row in rows.mappings()
         ]
 
     def changed(self, link: sa.Connection, project: str) -> None:
@@ -97,6 +120,10 @@ class Records:
             )
             for row in link.execute(query).mappings()
         ]
+
+    def in_use(self, link: sa.Connection, project: str) -> list[tuple[str, str, str | None, bool]]:
+        """Return name, full id, active version and whether it is enabled, of the project's skills, sorted by name."""
+        return [(row[0], row[1], row[2], row[3]) for row in link.execute(self._in_use, {"of": project})]
 
     def _descriptions(self, link: sa.Connection, project: str) -> dict[tuple[str, str | None], str]:
         """Return what each version says it does; under None what the latest of a skill says."""
@@ -213,7 +240,7 @@ class Records:
         table = self._tables.versions
         link.execute(table.delete().where(self._mine(project, name, version)))
 
-    def _mine(self, project: str, name: str, version: str) -> Any:
+    def _mine(self, project: Any, name: Any, version: Any) -> Any:
         table = self._tables.versions
         return (table.c.project == project) & (table.c.name == name) & (table.c.version == version)
 
@@ -223,6 +250,14 @@ class Records:
         """Let *holder* hold the version; holding it twice is holding it once."""
         values = {"project": project, "holder": holder, "name": name, "version": version, "pinned_at": self.now()}
         link.execute(upsert(link.dialect.name, self._tables.pins).values(values).on_conflict_do_nothing())
+
+    def hold(self, link: sa.Connection, project: str, name: str, version: str, holder: str) -> bool:
+        """As `pin`, for a version nobody else changes until the transaction ends; False when there is none."""
+        wanted = {"of_project": project, "of_name": name, "of_version": version}
+        if link.execute(self._held_version, wanted).first() is None:
+            return False
+        self.pin(link, project, name, version, holder)
+        return True
 
     def unpin(self, link: sa.Connection, project: str, holder: str) -> int:
         """Let *holder* go of everything; return how much that was."""

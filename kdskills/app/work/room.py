@@ -1,74 +1,57 @@
-"""How much work a token may have at one time (spec service §2)."""
+"""How much work a token may have at one time."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
 
-from kdskills.app.work.owning import scope_of
 from kdskills.errors import CallerMustAct
-from kdskills.jobs.client import new_id
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from kdskills.app.host import Host
     from kdskills.app.identity import Identity
-    from kdskills.jobs.canceling import Kind
+    from kdskills.jobs.model import Scope
+    from kdskills.jobs.records import Records
 
 
 class TooMuchWork(CallerMustAct):
-    """The caller has as many tasks and jobs as its token allows; `details["limit"]` tells how many (spec service §2)."""
+    """The caller has as many tasks and jobs as its token allows; `details["limit"]` tells how many."""
 
     code = "too_much_work"
 
 
-class Room:
-    """Counts the work of callers with a token. Work belongs to an agent: tokens of one agent share what they have.
+def limit_of(host: Host, identity: Identity) -> int:
+    """Return how many tasks and jobs a caller may have at one time; 0 for any number."""
+    if identity.token is None:
+        return 0
+    own = identity.limits.concurrent_work
+    return host.settings.concurrent_work if own is None else own
 
-    Within one process a limit is exact; two services over one database may each let the last one in.
+
+def require_room(records: Records, link: sa.Connection, scope: Scope, limit: int, *, more: int) -> None:
+    """Refuse an agent that has too much work; in the transaction that adds to it, the count is exact in every process.
+
+    Work belongs to an agent: tokens of one agent share what they have.
+
+    Args:
+        records: Rows of tasks and jobs.
+        link: The connection.
+        scope: Whose work.
+        limit: The most; 0 for any number.
+        more: How many are to come: none in the transaction that has added one.
+
+    Raises:
+        TooMuchWork: There would be more than *limit*.
     """
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._locks: WeakValueDictionary[tuple[str, str, str], asyncio.Lock] = WeakValueDictionary()
-
-    @asynccontextmanager
-    async def for_one_more(self, identity: Identity, kind: Kind, key: str | None) -> AsyncIterator[None]:
-        """Keep the place of one piece of work while it is submitted; a call that is repeated needs none.
-
-        Args:
-            identity: The caller.
-            kind: What is submitted.
-            key: Its idempotency key.
-
-        Raises:
-            TooMuchWork: There is none.
-        """
-        own = identity.limits.concurrent_work
-        limit = self._host.settings.concurrent_work if own is None else own
-        if identity.token is None or not limit:
-            yield
-            return
-        whose = (identity.tenant, identity.project, identity.agent)
-        lock = self._locks.setdefault(whose, asyncio.Lock())
-        async with lock:
-            work = await self._host.work.client.work()
-            scope = scope_of(identity)
-            item = None if key is None else new_id(kind, scope, key)
-
-            def refused(link: sa.Connection) -> bool:
-                if item is not None and work.records.body_hash(link, kind, item) is not None:
-                    return False  # it was submitted before
-                return work.records.open_work(link, scope, limit) >= limit
-
-            if await work.database.read(refused):
-                raise TooMuchWork(
-                    f"this token may have {limit} tasks and jobs at one time: wait until one is over",
-                    limit=limit,
-                    retry_after=1,
-                )
-            yield
+    if not limit:
+        return
+    if link.dialect.name == "postgresql":  # SQLite has one writer anyway
+        whose = "\n".join(("room", scope.tenant, scope.project, scope.agent))
+        link.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (whose,))
+    if records.open_work(link, scope, limit + 1) + more > limit:
+        raise TooMuchWork(
+            f"this token may have {limit} tasks and jobs at one time: wait until one is over",
+            limit=limit,
+            retry_after=1,
+        )

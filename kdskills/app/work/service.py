@@ -6,11 +6,10 @@ import asyncio
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from kdskills.app.work.holding import hold
 from kdskills.app.work.owning import scope_of
 from kdskills.app.work.placing import Asked, Placed, place
-from kdskills.app.work.room import Room
-from kdskills.app.work.spooling import spooled_job, spooled_task
+from kdskills.app.work.room import limit_of, require_room
+from kdskills.app.work.spooling import large, spooled_job, spooled_task
 from kdskills.app.work.watching import Watches
 from kdskills.execution.logfile import LogPiece
 from kdskills.jobs.artifacts import ArtifactKeeper, artifacts_url, open_artifacts
@@ -20,10 +19,13 @@ from kdskills.jobs.model import FromArtifact
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import sqlalchemy as sa
+
     from kdskills.app.host import Host
     from kdskills.app.identity import Identity
     from kdskills.jobs.artifacts import ArtifactStore
     from kdskills.jobs.canceling import Kind
+    from kdskills.jobs.client import Beside
     from kdskills.jobs.heads import JobHead, TaskHead
     from kdskills.jobs.model import Command, JobSpec, Scope, TaskSpec
     from kdskills.jobs.settings import JobsSettings
@@ -39,7 +41,6 @@ class WorkService:
         self.watches = Watches()
         self._keeper: ArtifactKeeper | None = None
         self._artifacts: ArtifactStore | None = None
-        self._room = Room(host)
 
     @property
     def limits(self) -> JobsSettings:
@@ -94,34 +95,53 @@ class WorkService:
             NotFound: An artifact it takes as input is not there for this caller.
             TooMuchWork: The caller has as much as its token allows.
         """
-        await self._require_inputs("task", spec.scope, key, (spec.command,))
-        async with self._room.for_one_more(identity, "task", key):
-            head = await self.client.submit_task(await spooled_task(self.keeper, spec), key=key, body_hash=body)
-        await hold(self._host, head.scope.project, head.id, spec.placement.uploaded)
-        return head
+        limit = limit_of(self._host, identity)
+        await self._require_possible("task", spec.scope, key, (spec.command,), limit)
+        spec = await spooled_task(self.keeper, spec)
+        beside = await self._beside(spec, limit)
+        return await self.client.submit_task(spec, key=key, body_hash=body, beside=beside)
 
     async def submit_job(self, identity: Identity, spec: JobSpec, key: str | None, body: str) -> JobHead:
         """Submit a job; as `submit_task`."""
-        await self._require_inputs("job", spec.scope, key, [step.command for step in spec.steps])
-        async with self._room.for_one_more(identity, "job", key):
-            head = await self.client.submit_job(await spooled_job(self.keeper, spec), key=key, body_hash=body)
-        await hold(self._host, head.scope.project, head.id, spec.placement.uploaded)
-        return head
+        limit = limit_of(self._host, identity)
+        await self._require_possible("job", spec.scope, key, [step.command for step in spec.steps], limit)
+        spec = await spooled_job(self.keeper, spec)
+        beside = await self._beside(spec, limit)
+        return await self.client.submit_job(spec, key=key, body_hash=body, beside=beside)
 
-    async def _require_inputs(self, kind: Kind, scope: Scope, key: str | None, commands: Sequence[Command]) -> None:
-        """Refuse work whose input artifacts are not there; a call that is repeated has its answer already.
+    async def _beside(self, spec: TaskSpec | JobSpec, limit: int) -> Beside:
+        """Return what is done in the transaction of a submission: count against the limit, and hold the versions it uses."""
+        work, uploaded = await self.client.work(), spec.placement.uploaded
+
+        def beside(link: sa.Connection, item: str) -> None:
+            require_room(work.records, link, spec.scope, limit, more=0)
+            if uploaded:
+                self._host.projects.hold(link, spec.scope.project, item, uploaded)
+
+        return beside
+
+    async def _require_possible(
+        self, kind: Kind, scope: Scope, key: str | None, commands: Sequence[Command], limit: int
+    ) -> None:
+        """Refuse work that cannot be, before anything of it is kept; a call that is repeated has its answer already.
 
         Raises:
-            NotFound: One of them is unknown, or another project's.
+            NotFound: An input artifact is unknown, or another project's.
+            TooMuchWork: There is no room, and large inputs would be kept for nothing.
         """
         items = [one.artifact_id for command in commands for one in command.inputs if isinstance(one, FromArtifact)]
-        if not items:
+        bulky = any(large(one) for command in commands for one in command.inputs)
+        if not items and not bulky:
             return
+        work = await self.client.work()
         if key is not None:
-            work, item = await self.client.work(), new_id(kind, scope, key)
+            item = new_id(kind, scope, key)
             if await work.database.read(lambda link: work.records.body_hash(link, kind, item)) is not None:
                 return
-        await (await self.keeper()).require(scope, items)
+        if items:
+            await (await self.keeper()).require(scope, items)
+        if bulky:
+            await work.database.read(lambda link: require_room(work.records, link, scope, limit, more=1))
 
     async def run(self, identity: Identity, spec: TaskSpec, key: str | None, body: str) -> TaskHead:
         """Run a task to its end; a caller who goes away takes it along, unless it may come back with its key.

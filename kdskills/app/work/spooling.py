@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, TypeGuard
 
 from kdskills.jobs.artifacts import ArtifactKeeper
 from kdskills.jobs.model import Command, FromArtifact, Inline, InputSpec, JobSpec, Scope, TaskSpec
@@ -13,6 +13,11 @@ MOST: Final = 64 * 1024
 """Characters of base64 that stay in the record."""
 
 Keeper = Callable[[], Awaitable[ArtifactKeeper]]
+
+
+def large(item: InputSpec) -> TypeGuard[Inline]:
+    """Whether an input is too large for the record of its task."""
+    return isinstance(item, Inline) and len(item.content_base64) > MOST
 
 
 async def spooled_task(keeper: Keeper, spec: TaskSpec) -> TaskSpec:
@@ -31,7 +36,7 @@ async def spooled_job(keeper: Keeper, spec: JobSpec) -> JobSpec:
 async def _command(keeper: Keeper, scope: Scope, command: Command) -> Command:
     made: list[InputSpec] = []
     for item in command.inputs:
-        if isinstance(item, Inline) and len(item.content_base64) > MOST:
+        if large(item):
             kept = await (await keeper()).keep_input(scope, base64.b64decode(item.content_base64))
             made.append(FromArtifact(path=item.path, artifact_id=kept))
         else:

@@ -1,6 +1,6 @@
 """Background work under test: workers that are killed, databases that go away, and a ledger of what really ran."""
 
-from kdskills.testing.work.lab import Ledger, WorkLab, end_attempts, labs
+from kdskills.testing.work.lab import Ledger, WorkLab, end_attempts, keep_finished, labs
 from kdskills.testing.work.postgres import Cluster, private_cluster
 from kdskills.testing.work.storms import (
     Report,
@@ -19,6 +19,7 @@ __all__ = [
     "WorkLab",
     "end_attempts",
     "job_storm",
+    "keep_finished",
     "kill_storm",
     "labs",
     "outage_storm",

@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from kdskills.app import Host
-from kdskills.app.identity import LOCAL
+from kdskills.app.identity import LOCAL, Identity, TokenLimits
 from kdskills.app.operations import Context
 from kdskills.app.operations.work_run import early_failure
 from kdskills.errors import BadRequest, KdskillsError, NotFound
@@ -181,6 +182,48 @@ async def test_the_version_of_a_task_is_one_that_can_be_activated(host: Host) ->
     assert (await host.invoke("project_skills.archive", given, Context())).version == first.version
     activated = await host.invoke("skills.activate", {"skill_name": "up"}, Context())
     assert activated.version_hash == first.version
+
+
+async def test_work_and_what_it_holds_are_one_change(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    """Work that is refused at the end holds no version, and work whose version is gone is started all the same."""
+    await host.invoke("project_skills.upload", {"data": archive("up")}, Context())
+    given = {"skill_name": "up", "command": "true", "session_id": "s"}
+    held = await host.invoke("skills.run_cmd_async", given, Context())
+    assert list(await host.projects.holders()) == [(LOCAL.project, held.task_id)]
+    work = await host.work.client.work()
+    announce = work.queue.announce
+
+    def breaks(*_: object) -> None:
+        raise BadRequest("not now")
+
+    work.queue.announce = breaks  # type: ignore[method-assign]
+    with pytest.raises(BadRequest):
+        await host.invoke("skills.run_cmd_async", given, Context())
+    work.queue.announce = announce  # type: ignore[method-assign]
+    assert list(await host.projects.holders()) == [(LOCAL.project, held.task_id)]
+    placed = (await host.work.task(LOCAL, held.task_id)).spec
+    gone = placed.placement.model_copy(update={"uploaded": {"up": "sha256:gone"}})
+    free = await host.work.submit_task(LOCAL, placed.model_copy(update={"placement": gone}), None, "")
+    assert list(await host.projects.holders()) == [(LOCAL.project, held.task_id)]
+    assert f"{free.id} does not hold up" in caplog.text
+
+
+async def test_a_submission_asks_the_database_twice(host: Host) -> None:
+    """One transaction finds the skill, one writes the task, counts it and holds its versions; a look at it takes one."""
+    await host.invoke("project_skills.upload", {"data": archive("up")}, Context())
+    given = {"skill_name": "up", "command": "true"}
+    who = Identity(agent="writer", scopes=LOCAL.scopes, token="kd_1", limits=TokenLimits(concurrent_work=50))
+    context = Context(identity=who)
+    first = await host.invoke("skills.run_cmd_async", given, context)
+    begun: list[object] = []
+    work = await host.work.client.work()
+    for engine in (work.database.engine, host.storage.database.engine):
+        sa.event.listen(engine, "begin", begun.append)
+    await host.invoke("skills.run_cmd_async", given, context)
+    assert len(begun) == 2
+    begun.clear()
+    await host.invoke("skills.task_status", {"task_id": first.task_id}, context)
+    assert len(begun) == 1
 
 
 async def test_a_skill_nobody_uploaded_has_its_digest_as_version(host: Host) -> None:

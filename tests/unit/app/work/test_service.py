@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -14,7 +16,7 @@ from kdskills.app.work import scope_of
 from kdskills.app.work.room import TooMuchWork
 from kdskills.errors import Conflict
 from kdskills.jobs.client import JobsClient
-from kdskills.jobs.model import Command, JobSpec, Placement, StepSpec, TaskSpec
+from kdskills.jobs.model import Command, Inline, JobSpec, Placement, StepSpec, TaskSpec
 
 PLACEMENT = Placement(engine="wall", skill_name="acme.main", version_hash="0")
 
@@ -143,6 +145,58 @@ async def test_a_submission_that_fails_after_its_caller_went_away_is_no_stray(
     gc.collect()
     assert [record for record in caplog.records if "never retrieved" in record.getMessage()] == []
     assert await host.work.client.list_tasks(scope_of(LOCAL)) == []
+
+
+@pytest.mark.parametrize(
+    "database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.needs("postgres"))], indirect=True
+)
+async def test_the_last_place_is_given_once_by_several_services(make_host: Callable[..., Host], database: str) -> None:
+    """Services over one database give an agent exactly as many places as there are."""
+    hosts = [make_host(database_url=database) for _ in range(3)]
+    for made in hosts:
+        settings = made.settings
+        made.work.__dict__["client"] = JobsClient(settings.work_database, settings.state_dir, settings.jobs)
+        await made.work.client.work()
+    try:
+        who = caller(3)
+        answers = await asyncio.gather(
+            *(made.work.submit_task(who, task(who), None, "") for made in hosts for _ in range(8)),
+            return_exceptions=True,
+        )
+        assert sum(isinstance(answer, TooMuchWork) for answer in answers) == 21
+        assert len(await hosts[0].work.client.list_tasks(scope_of(who))) == 3
+    finally:
+        for made in hosts:
+            await made.work.aclose()
+
+
+async def test_large_inputs_of_refused_work_are_not_kept(host: Host) -> None:
+    """A caller without room leaves nothing in the store of artifacts; a call that is repeated is answered all the same."""
+    who = caller()
+    data = base64.b64encode(bytes(200_000)).decode()
+    command = Command(argv=("true",), timeout_s=10, inputs=(Inline(path="big", content_base64=data),))
+    spec = task(who).model_copy(update={"command": command})
+    first = await host.work.submit_task(who, spec, "k", "b")
+    assert (await host.work.submit_task(who, spec, "k", "b")).id == first.id
+    kept = await kept_artifacts(host)
+    with pytest.raises(TooMuchWork):
+        await host.work.submit_task(who, spec, None, "b")
+    assert await kept_artifacts(host) == kept
+
+
+async def kept_artifacts(host: Host) -> int:
+    """Return how many artifacts there are rows of."""
+    work = await host.work.client.work()
+    return await work.database.read(lambda link: len(link.execute(work.tables.artifacts.select()).all()))
+
+
+async def test_what_is_answered_is_what_is_kept(host: Host) -> None:
+    """The heads a submission returns are those that are read back."""
+    client = host.work.client
+    submitted = await host.work.submit_task(LOCAL, task(LOCAL, "s"), None, "")
+    assert await client.task(scope_of(LOCAL), submitted.id) == submitted
+    started = await host.work.submit_job(LOCAL, job(LOCAL), None, "")
+    assert await client.job(scope_of(LOCAL), started.id) == started
 
 
 async def test_artifacts_have_one_store(host: Host) -> None:
