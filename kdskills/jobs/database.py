@@ -240,6 +240,7 @@ class Database:
         self._prepare = prepare
         self._preparing = threading.RLock()
         self.engine = open_engine(url, what=what, failure=failure)
+        self._reading = self.engine.execution_options(kdskills_reads=True)  # the same connections
 
     @property
     def dialect(self) -> str:
@@ -254,8 +255,8 @@ class Database:
     def ask(self, question: Callable[[sa.Connection], T]) -> T:
         """Return what *question* reads in a transaction of its own; blocks."""
         self._prepared()
-        with speaking(self.what, self._failure), self.engine.connect() as link:
-            return question(link.execution_options(kdskills_reads=True))
+        with speaking(self.what, self._failure), self._reading.connect() as link:
+            return question(link)
 
     def change(self, change: Callable[[sa.Connection], T]) -> T:
         """Do *change* in one transaction, which holds the writer's lock from its beginning on SQLite; blocks."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
@@ -52,13 +53,14 @@ for that account at the command line and in the library, since it names what is 
 
 def host_words(operation: Operation) -> Mapping[str, Right]:
     """Return the arguments of *operation* that are not for callers elsewhere, and who may say them."""
-    found: dict[str, Right] = {}
-    for name, field in operation.input.model_fields.items():
-        if name in HOST_WORDS:
-            found[name] = HOST_WORDS[name]
-        elif _names_a_path(field.annotation):
-            found[name] = "machine"
-    return found
+    paths, fields = _paths(operation.input), operation.input.model_fields
+    return {name: HOST_WORDS.get(name, "machine") for name in fields if name in HOST_WORDS or name in paths}
+
+
+@cache
+def _paths(model: type[BaseModel]) -> frozenset[str]:
+    """Return the fields of *model* that name files of this machine."""
+    return frozenset(name for name, field in model.model_fields.items() if _names_a_path(field.annotation))
 
 
 def _names_a_path(annotation: object) -> bool:
@@ -189,7 +191,7 @@ def text_problems(model: type[BaseModel], arguments: Mapping[str, Any]) -> Itera
     Yields:
         Path and problem of each text.
     """
-    names = frozenset(name for name, field in model.model_fields.items() if _names_a_path(field.annotation))
+    names = _paths(model)
     allowed: Sequence[str] = getattr(model, "MAY_HOLD_NUL", ())
     pending: list[tuple[tuple[int | str, ...], object]] = [((), arguments)]
     while pending:

@@ -29,6 +29,7 @@ class Records:
     def __init__(self, tables: ProjectTables, clock: Callable[[], datetime]) -> None:
         self._tables = tables
         self._clock = clock
+        self._new_pin: Any = None
 
     # Statements that every request asks are made once: making one costs more than what SQLite does for it.
 
@@ -249,7 +250,9 @@ class Records:
     def pin(self, link: sa.Connection, project: str, name: str, version: str, holder: str) -> None:
         """Let *holder* hold the version; holding it twice is holding it once."""
         values = {"project": project, "holder": holder, "name": name, "version": version, "pinned_at": self.now()}
-        link.execute(upsert(link.dialect.name, self._tables.pins).values(values).on_conflict_do_nothing())
+        if self._new_pin is None:
+            self._new_pin = upsert(link.dialect.name, self._tables.pins).on_conflict_do_nothing()
+        link.execute(self._new_pin, values)
 
     def hold(self, link: sa.Connection, project: str, name: str, version: str, holder: str) -> bool:
         """As `pin`, for a version nobody else changes until the transaction ends; False when there is none."""
