@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kdskills.errors import KdskillsError, OperatorMustAct
-from kdskills.jobs.room import check_writable
+from kdskills.jobs.room import StateUnwritable, check_writable
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
@@ -73,6 +73,8 @@ async def _word(asked: Awaitable[object], patience_s: float) -> str:
         return error.code
     except TimeoutError:
         return SLOW
+    except OSError:
+        return StateUnwritable.code
     return "ok"
 
 

@@ -16,6 +16,7 @@ from kdskills.jobs.folder import state_folder
 from kdskills.jobs.migrate import upgrade
 from kdskills.jobs.queue import WorkQueue
 from kdskills.jobs.records import Records
+from kdskills.jobs.room import telling_full_disk
 from kdskills.jobs.roster import Roster
 from kdskills.jobs.settings import JobsSettings
 from kdskills.jobs.tables import WorkTables
@@ -76,19 +77,24 @@ class Work:
 
 
 def host_id(state_dir: Path) -> str:
-    """Return the id of the host whose disk *state_dir* is on: random, made once, as long-lived as the disk."""
+    """Return the id of the host whose disk *state_dir* is on: random, made once, as long-lived as the disk.
+
+    Raises:
+        StorageFull: There is no room to keep it.
+    """
     path = state_dir / "host"
     try:
         return path.read_text().strip()
     except FileNotFoundError:
         pass
     part = state_dir / f".host.{os.getpid()}.{threading.get_ident()}"
-    write_private(part, secrets.token_hex(8) + "\n")
     try:
+        with telling_full_disk():
+            write_private(part, secrets.token_hex(8) + "\n")
         with contextlib.suppress(FileExistsError):
             os.link(part, path)  # the first of several at once wins
     finally:
-        part.unlink()
+        part.unlink(missing_ok=True)
     return path.read_text().strip()
 
 

@@ -19,6 +19,7 @@ ALLOWED = {
     "tests/integration/test_e2b.py::test_idle_and_hard_times_replace_a_sandbox": "the idle time itself",
     "tests/integration/test_e2b.py::test_cancelling_while_waiting_for_the_lease": "whether it waits yet is not to be seen; both are right",
     "tests/integration/test_docker.py::test_queued_runs_can_be_cancelled": "whether it waits yet is not to be seen; both are right",
+    "tests/integration/web/test_connections.py::test_a_body_that_moves_is_taken": "a body has to take longer than its deadline",
     "tests/unit/stores/test_sql.py::test_a_full_write_lock_is_waited_for": "a writer that did not wait would be done by then",
     "kdskills/testing/conformance/ending.py::cancelling_the_task": "an engine's `run` shows nothing of the program before its end",
 }

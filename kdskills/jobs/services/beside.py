@@ -116,7 +116,7 @@ class Companion:
             ExecFailed: It cannot listen, or cannot enter the network; its own words are in the shim's log.
         """
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", str(_SCRIPT)),
+            *(sys.executable, "-s", "-P", str(_SCRIPT)),  # not -I: RE2 may be on this process's own PYTHONPATH
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=() if network is None else (network,),
