@@ -116,7 +116,9 @@ async def keep_finished(database: Database, task: str, count: int) -> None:
     names = [column.name for column in table.columns]
     quoted = ", ".join(f'"{name}"' for name in names)
     values = ", ".join(changed.get(name, f'"{name}"') for name in names)
-    numbers = "WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < :count)"
+    numbers = (
+        "WITH RECURSIVE numbers(n) AS (SELECT CAST(1 AS BIGINT) UNION ALL SELECT n + 1 FROM numbers WHERE n < :count)"
+    )
     query = f"INSERT INTO {table.name} ({quoted}) {numbers} SELECT {values} FROM {table.name}, numbers WHERE id = :task"  # noqa: S608 - names of columns
 
     def change(link: sa.Connection) -> None:
