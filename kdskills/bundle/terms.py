@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from kdskills.errors import DescriptorError, Diagnostic
 from kdskills.errors.arguments import StrPath, path_argument
@@ -25,6 +25,10 @@ IMPORT_POLICIES: tuple[ImportPolicy, ...] = get_args(ImportPolicy)  # loosest fi
 FIELDS = ("version", "custom_skills_root", "agents_config", "consumers", "bundle_root", "allow_outside_bundle", "extra")
 UPPER = {"custom_skills_root": "CUSTOM_SKILLS_ROOT", "agents_config": "AGENTS_CONFIG", "consumers": "CONSUMERS"}
 EVERYONE = "*"
+DECISION: Final = "solver.react.decision"
+"""Consumer of the shipped solver that decides each step and answers."""
+CODEGEN: Final = "solver.codegen"
+"""Consumer of the shipped solver that writes programs."""
 _MOST_BITS = 2_000  # Python always writes numbers of this size, however it is set up
 
 

@@ -4,9 +4,9 @@
 objects through a `Wiring`, so that nothing here imports the house above (spec runtime §4).
 """
 
+from kdskills.bundle.terms import CODEGEN, DECISION
 from kdskills.solver.bus import Sink
 from kdskills.solver.events import Event
-from kdskills.solver.parts import CODEGEN, DECISION
 from kdskills.solver.react import ReactSolver
 from kdskills.solver.result import CallRecord, CitationIssue, SkillUse, Step, TokenUsage, TurnFile, TurnResult
 from kdskills.solver.settings import SolverSettings

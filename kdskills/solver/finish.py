@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from kdskills.bundle.terms import DECISION
 from kdskills.errors import Diagnostic, FileRefused, PluginFailed
 from kdskills.solver.citing import cited_sids, drop_unknown, issues_of, rendered
 from kdskills.solver.events import TurnFinished
 from kdskills.solver.folder import discard, produced_files
-from kdskills.solver.parts import DECISION
 from kdskills.solver.result import TurnFile, TurnResult
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kdskills.bundle.terms import DECISION
 from kdskills.errors import FileRefused, ModelFailed
 from kdskills.models import Message, ModelReply, ModelRequest, ToolCall, ToolSpec
 from kdskills.session.compact import compact
@@ -16,7 +17,6 @@ from kdskills.solver.citing import unknown_sids
 from kdskills.solver.claims import claimed_files, missing_files
 from kdskills.solver.dispatch import Answer, Dispatcher
 from kdskills.solver.events import AnswerChecked, HistoryElided, PromptBuilt
-from kdskills.solver.parts import DECISION
 from kdskills.solver.result import Step, TokenUsage
 
 if TYPE_CHECKING:

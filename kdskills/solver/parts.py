@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kdskills.bundle.terms import DECISION
 from kdskills.errors import BadRequest
 from kdskills.models import Message, Redactor, Usage
 from kdskills.session.inputs import INPUTS
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from kdskills.solver.tools import ToolTable
     from kdskills.solver.wiring import Wiring
     from kdskills.turn import SkillsSubsystem
-
-DECISION = "solver.react.decision"
-CODEGEN = "solver.codegen"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kdskills.bundle.terms import CODEGEN
 from kdskills.errors import ExecFailed, ExecRefused
 from kdskills.execution import ExecRequest, ExecResult, Limits, Owner, SkillMount
 from kdskills.session.approval import ApprovalRequest
@@ -20,7 +21,6 @@ from kdskills.solver.events import (
     ScriptStarted,
     ToolOutput,
 )
-from kdskills.solver.parts import CODEGEN
 from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext, ToolError
 
 if TYPE_CHECKING:

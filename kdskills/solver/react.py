@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kdskills.bundle.terms import DECISION
 from kdskills.errors import BadRequest, Diagnostic, KdskillsError, SessionError
 from kdskills.execution.starting import in_thread
 from kdskills.models import Redactor
@@ -23,7 +24,7 @@ from kdskills.solver.events import Event, SourcesMerged, TurnFinished, TurnStart
 from kdskills.solver.finish import finish, tell_started
 from kdskills.solver.folder import GivenFile, discard, open_workspace
 from kdskills.solver.loop import Loop
-from kdskills.solver.parts import DECISION, check_request
+from kdskills.solver.parts import check_request
 from kdskills.solver.relay import relay_to
 from kdskills.solver.result import TurnResult
 from kdskills.solver.spans import agent_span, code_of

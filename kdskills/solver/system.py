@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from kdskills.bundle import Bundle, load_bundle
 from kdskills.bundle.literal import untrusted
+from kdskills.bundle.terms import DECISION
 from kdskills.errors import BadRequest, NameTaken, ReplayError
 from kdskills.errors.arguments import StrPath
 from kdskills.execution import Executor, IsolationLevel
 from kdskills.models import ModelProvider
 from kdskills.session import SkillRuntime
 from kdskills.session.inputs import INPUTS, safe_name
-from kdskills.solver.parts import DECISION, Pacing, SolverParts, redactor_of
+from kdskills.solver.parts import Pacing, SolverParts, redactor_of
 from kdskills.solver.python import PYTHON
 from kdskills.solver.reading import READ, WRITE
 from kdskills.solver.remote_tools import RemoteSession, remote_tools

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kdskills.bundle.terms import CODEGEN, DECISION
 from kdskills.errors import Diagnostic
 from kdskills.models import Message, ModelReply, ModelRequest, ToolSpec
 from kdskills.session.config import UNKNOWN_WINDOW, Budget
@@ -16,7 +17,7 @@ from kdskills.skills.model import estimate_tokens
 from kdskills.skills.safe_open import walk_tree
 from kdskills.solver.asking import Asker
 from kdskills.solver.events import PromptBuilt
-from kdskills.solver.parts import CODEGEN, DECISION, TurnLog
+from kdskills.solver.parts import TurnLog
 from kdskills.solver.result import SkillUse, Step, TokenUsage, TurnResult
 from kdskills.turn.facade import build_skills_instruction_block
 

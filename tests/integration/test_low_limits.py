@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).with_name("low_limits.py")
 def state():
     """A state folder programs' uids can reach."""
     folder = Path(tempfile.mkdtemp(prefix="kdskills-state-", dir="/var/tmp"))
-    folder.chmod(0o755)
+    folder.chmod(0o711)
     yield folder
     shutil.rmtree(folder)
 

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kdskills.bundle.load import NAMES as DESCRIPTOR_NAMES
-from kdskills.bundle.terms import EVERYONE
+from kdskills.bundle.terms import CODEGEN, DECISION, EVERYONE
 from kdskills.errors import Diagnostic, FileRefused, ReplayError, Severity
 from kdskills.models.cassette import Cassette, read_cassette
 from kdskills.skills.safe_open import read_file
-from kdskills.solver.parts import CODEGEN, DECISION
 
 if TYPE_CHECKING:
     from kdskills.bundle import Bundle

@@ -15,9 +15,9 @@ from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.app.operations.scoped import shown_to
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.app.project_skills import ProjectSkills
+from kdskills.bundle.terms import DECISION
 from kdskills.errors import BadRequest, CallRefused
 from kdskills.skills.model import estimate_tokens
-from kdskills.solver.parts import DECISION
 from kdskills.turn import Granted, Refused
 from kdskills.turn.facade import build_skills_instruction_block
 

@@ -7,7 +7,7 @@ import pytest
 from kdskills.app import Host, Settings
 from kdskills.app.identity import SCOPES, Identity
 from kdskills.app.operations import Context
-from kdskills.errors import BadRequest, ExecRefused, ToolCallRefused
+from kdskills.errors import ExecRefused, ToolCallRefused
 
 DESCRIPTOR = """
 CUSTOM_SKILLS_ROOT = "skills"
@@ -94,8 +94,8 @@ async def test_unloading_ends_what_may_be_read(host):
 
 @pytest.mark.parametrize("session_id", ["", "a/b", "../x", "x" * 129, "a b", "é", "a\n"], ids=repr)
 async def test_only_plain_session_names_are_taken(host, session_id):
-    """Anything else is a bad request that names the field, and opens nothing."""
-    with pytest.raises(BadRequest) as refused:
+    """Anything else is an invalid argument, which the model mends; it names the field, and opens nothing."""
+    with pytest.raises(ToolCallRefused, match="/session_id") as refused:
         await load(host, caller(), session_id=session_id)
     assert refused.value.details["errors"][0]["path"] == "/session_id"
 

@@ -55,7 +55,7 @@ def test_a_misspelt_field_is_told(tmp_path, monkeypatch):
         Settings.load(path)
     path.write_text("")
     monkeypatch.setenv("KDSKILLS_JOBS__SLOTZ", "5")
-    with pytest.raises(SettingsInvalid, match="jobs"):
+    with pytest.raises(SettingsInvalid, match="nearest name is KDSKILLS_JOBS__SLOTS"):
         Settings.load(path)
 
 
