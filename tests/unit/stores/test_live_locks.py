@@ -15,7 +15,6 @@ from kdskills.app.tokens import Tokens
 from kdskills.builtin.stores.sql import SqlStore
 from kdskills.jobs.database import Database
 from kdskills.jobs.opening import Work
-from kdskills.jobs.queues import open_queue_engine
 from kdskills.remote.journal import SqlJournal
 
 PROBE = "import fcntl,sys; f=open(sys.argv[1],'r+b'); fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 0x40000002)"
@@ -26,7 +25,6 @@ OPENERS: dict[str, Callable[[str, Path], object]] = {
     "work": Work,
     "sessions": lambda url, _state: SqlStore(url),
     "service": lambda url, _state: Tokens(Database(url)),
-    "queue": lambda url, _state: open_queue_engine(url).connect(),
     "upgrade": lambda url, state: _upgrade(url, Settings(state_dir=state).state_dir),
 }
 

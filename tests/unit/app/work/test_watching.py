@@ -135,8 +135,9 @@ async def test_going_on_after_output_still_tells_the_next_state() -> None:
     await watch(thing, timeout_s=0)
     known = thing.told[-1].seq + 500
     thing.told.clear()
+    before = thing.looks
     watching = asyncio.create_task(watch(thing, after=known))
-    await thing.until(lambda: thing.looks >= 2)
+    await thing.until(lambda: thing.looks >= before + 2)  # its first look is over, so that what follows is a change
     thing.output = 1
     await thing.until(lambda: bool(thing.told))
     assert thing.told[0].seq > known
