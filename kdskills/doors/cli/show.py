@@ -140,6 +140,7 @@ def rendered(answer: Any) -> int:
         notes.append(f"level {answer.level}, shown {answer.shown}/{answer.total}")
     notes += [f"{ref}: {code}" for ref, code in answer.refused.items()]
     notes += [f"{found.code}: {found.message}" for found in answer.diagnostics]
+    sys.stdout.flush()  # text that cannot be written is told alone: what it costs would be beside the point
     console(stderr=True).print(f"[dim]{line('; '.join(notes))}[/]", soft_wrap=True)
     return EXIT_NEGATIVE if answer.refused else EXIT_OK
 
