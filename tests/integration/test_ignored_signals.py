@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 HOST = Path(__file__).with_name("ignoring_host.py")
+OF_THE_C_LIBRARY = 0b11 << 31
+"""Signals 32 and 33: glibc keeps them for its threads, lets nobody set them, and its `posix_spawn` leaves them ignored."""
 
 
 @pytest.mark.parametrize(
@@ -34,5 +36,7 @@ def test_programs_ignore_and_block_nothing(engine: str) -> None:
         shutil.rmtree(state)
     assert host.returncode == 0, host.stderr
     status, text, error = json.loads(host.stdout.splitlines()[-1])
-    masks = {name: int(bits, 16) for name, bits in (line.split(":\t") for line in text.splitlines())}
+    masks = {
+        name: int(bits, 16) & ~OF_THE_C_LIBRARY for name, bits in (line.split(":\t") for line in text.splitlines())
+    }
     assert (status, masks) == ("ok", {"SigBlk": 0, "SigIgn": 0}), error
