@@ -59,7 +59,7 @@ class OperationCalls:
 
     async def invoke(self, operation: str, arguments: Mapping[str, Any], context: Context) -> BaseModel:
         """Run an operation by name for the caller *context* names."""
-        raise NotImplementedError
+        raise NotImplementedError  # a Host runs them: this class only gives the calls their types
 
     # call: made by .ci/reference
     @overload

@@ -24,11 +24,11 @@ class Engine:
 
     async def run(self, request):
         """Run nothing."""
-        raise NotImplementedError
+        raise NotImplementedError  # reaping must start nothing
 
     async def start(self, request):
         """Start nothing."""
-        raise NotImplementedError
+        raise NotImplementedError  # likewise
 
     async def reap(self):
         """Report one leftover that was ended and one that was not."""

@@ -4,7 +4,7 @@ CREATE TABLE kd_alembic (
 	CONSTRAINT kd_alembic_pkc PRIMARY KEY (version_num)
 );
 INSERT INTO "kd_alembic" VALUES('service_0002');
-INSERT INTO "kd_alembic" VALUES('work_0002');
+INSERT INTO "kd_alembic" VALUES('work_0003');
 CREATE TABLE kd_artifacts (
 	id VARCHAR(80) NOT NULL, 
 	tenant VARCHAR(200) NOT NULL, 
@@ -168,7 +168,6 @@ CREATE TABLE kd_tokens (
 INSERT INTO "kd_tokens" VALUES('891aadc36fd71aba','3fed6eb10e2d6dc1c9d5cd5a400f80e01d5e2ae2316bfab12cbe1656700a1e5f','the first','acme','writer','["skills:read", "work:read"]',NULL,NULL,NULL,NULL,1795319436493358,'ann',NULL,NULL,0,'[]');
 CREATE TABLE kd_work_sessions (
 	session_key VARCHAR(80) NOT NULL, 
-	holder VARCHAR(80), 
 	host VARCHAR(80), 
 	used_at BIGINT NOT NULL, 
 	PRIMARY KEY (session_key)
@@ -208,4 +207,8 @@ CREATE INDEX kd_jobs_agent_status ON kd_jobs (tenant, project, agent, status, cr
 CREATE INDEX kd_jobs_project_status ON kd_jobs (tenant, project, status, created_at, id);
 CREATE INDEX kd_jobs_of_session ON kd_jobs (tenant, project, session_id, created_at, id);
 CREATE INDEX kd_jobs_session ON kd_jobs (session_key, status, created_at, id);
+CREATE INDEX kd_tasks_open ON kd_tasks (session_key, created_at) WHERE status IN ('queued', 'starting', 'running');
+CREATE INDEX kd_tasks_turn ON kd_tasks (status, created_at, id) WHERE status IN ('queued', 'starting', 'running');
+CREATE INDEX kd_jobs_open ON kd_jobs (session_key, created_at) WHERE status IN ('queued', 'starting', 'running');
+CREATE INDEX kd_jobs_turn ON kd_jobs (status, created_at, id) WHERE status IN ('queued', 'starting', 'running');
 COMMIT;
