@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
 
@@ -42,6 +42,20 @@ class SkillsDescriptor(BaseModel):
     bundle_root: str | None = None
     allow_outside_bundle: bool = False
     extra: Mapping[str, Any] = Field(default_factory=lambda: MappingProxyType({}))
+
+    if TYPE_CHECKING:  # what may be written, which is more than what is then read from the attributes
+
+        def __init__(
+            self,
+            *,
+            version: Literal[1] = 1,
+            custom_skills_root: StrPath | Literal[False] | None = None,
+            agents_config: Mapping[str, AgentRules | Mapping[str, object]] = MappingProxyType({}),
+            consumers: Collection[str] | None = (),
+            bundle_root: StrPath | None = None,
+            allow_outside_bundle: bool = False,
+            extra: Mapping[str, object] = MappingProxyType({}),
+        ) -> None: ...
 
     @model_validator(mode="before")
     @classmethod

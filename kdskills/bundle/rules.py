@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -27,6 +28,16 @@ class AgentRules(BaseModel):
     enabled: tuple[str, ...] | Literal[False] = ()
     disabled: tuple[str, ...] | Literal[True] = ()
     imports: ImportPolicy = "private"
+
+    if TYPE_CHECKING:  # what may be written, which is more than what is then read from the attributes
+
+        def __init__(
+            self,
+            *,
+            enabled: Collection[str] | bool | None = (),
+            disabled: Collection[str] | bool | None = (),
+            imports: ImportPolicy = "private",
+        ) -> None: ...
 
     @model_validator(mode="before")
     @classmethod
