@@ -46,6 +46,8 @@ class Receipt:
         visible_tools: Qualified names the model could call, sorted.
         skills: Published skills, sorted by ref.
         calls: The turn's calls, oldest first.
+        strategy_asked: The client's `strategy` when the turn began, `auto` unless somebody named one; a way that nothing
+            proves of the server is not taken, and differs from `strategy` then.
     """
 
     session_id: str
@@ -56,6 +58,7 @@ class Receipt:
     visible_tools: tuple[str, ...] = ()
     skills: tuple[ReceiptSkill, ...] = ()
     calls: tuple[ReceiptCall, ...] = ()
+    strategy_asked: str | None = None
 
     def to_json(self) -> JsonObject:
         """Return the receipt as JSON, with lists for its tuples."""
@@ -155,6 +158,7 @@ def _receipt(body: Mapping[str, Any], session_id: str, turn_id: str, calls: Sequ
         tuple(body.get("visible_tools", ())),
         tuple(ReceiptSkill(skill["ref"], skill["body_digest"]) for skill in body.get("skills", ())),
         tuple(ReceiptCall(row.key, _name(row), row.state, response_digest(row)) for row in calls),
+        body.get("strategy_asked"),
     )
 
 

@@ -233,6 +233,7 @@ async def _note_receipt(core: SessionCore, turn_id: str) -> None:
         known.get("strategy"),
         tuple(sorted(known.get("tools") or ())),
         core.published,
+        strategy_asked=known.get("strategy_asked"),
     )
     await core.driver.blocking(core.owner.receipts.note, receipt)
 

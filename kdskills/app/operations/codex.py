@@ -102,6 +102,7 @@ class TurnReceipt(Output):
     catalog_digest: str | None
     context_digest: str | None
     strategy: str | None
+    strategy_asked: str | None
     visible_tools: tuple[str, ...]
     skills: tuple[ReceiptSkill, ...]
     calls: tuple[ReceiptCall, ...]

@@ -41,7 +41,9 @@ def receipts(found: Any) -> int:
         out.print(f"no receipt is kept of session {disarmed(found.session)}", markup=False, soft_wrap=True)
         return EXIT_NEGATIVE
     for one in found.receipts:
-        catalog = f"catalog {one.catalog_digest or '-'} by {one.strategy or '-'}, context {one.context_digest or '-'}"
+        refused = one.strategy != one.strategy_asked and one.strategy_asked not in {None, "auto"}
+        way = f"{one.strategy or '-'} ({one.strategy_asked} was asked for)" if refused else one.strategy or "-"
+        catalog = f"catalog {one.catalog_digest or '-'} by {way}, context {one.context_digest or '-'}"
         out.print(f"turn {disarmed(one.turn_id)}: {catalog}", markup=False, soft_wrap=True)
         if one.visible_tools:
             out.print(f"  tools: {disarmed(', '.join(one.visible_tools))}", markup=False, soft_wrap=True)

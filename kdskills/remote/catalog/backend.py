@@ -145,10 +145,14 @@ class CodexCatalog:
         return session.believed
 
     async def facts(self, session_id: str) -> JsonObject:
-        """Return what a receipt tells of the catalog: `strategy digest context_digest tools` (spec remote §5 Receipt)."""
+        """Return what a receipt tells of the catalog (spec remote §5 Receipt).
+
+        The keys are `strategy strategy_asked digest context_digest tools`.
+        """
         record = await self._records.get(session_id)
         return {
             "strategy": record.strategy or None,
+            "strategy_asked": self._server.options.strategy,
             "digest": record.digest or None,
             "context_digest": record.context_digest or None,
             "tools": sorted(record.tools),

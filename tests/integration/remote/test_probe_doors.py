@@ -91,6 +91,20 @@ def test_receipts(host):
     assert "skill public.hello" in told.output
     [one] = json.loads(run(host, "receipts", "session-1", "--json").output)["receipts"]
     assert (one["turn_id"], one["visible_tools"], one["skills"][0]["ref"]) == ("turn-1", ["ping"], "public.hello")
+    assert (one["strategy"], one["strategy_asked"]) == ("reload", None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"), [("reload", "by dispatcher (reload was asked for),"), ("auto", "by dispatcher,")]
+)
+def test_a_receipt_tells_the_strategy_that_was_asked_for(host, asked, told):
+    """People read that another strategy is in use than the one somebody named."""
+    journal = SqlJournal(journal_url(host.settings.state_dir))
+    Receipts(journal).note(Receipt("session-1", "turn-1", strategy="dispatcher", strategy_asked=asked))
+    journal.close()
+    assert told in run(host, "receipts", "session-1").output
+    [one] = json.loads(run(host, "receipts", "session-1", "--json").output)["receipts"]
+    assert (one["strategy"], one["strategy_asked"]) == ("dispatcher", asked)
 
 
 def test_no_receipts(host):

@@ -88,6 +88,21 @@ async def test_without_a_state_folder_it_is_the_users(emulator, model, tmp_path,
         assert states(users) == []
 
 
+async def test_a_receipt_tells_the_strategy_that_was_asked_for(emulator, model, tmp_path):
+    """`connect` without a profile means the dispatcher whatever was asked for, and the turn's receipt tells both."""
+    home, state = tmp_path / "home", tmp_path / "state"
+    home.mkdir()
+    with listening(emulator, home, model.config_args) as url:
+        for options, expected in (({"strategy": "reload"}, "reload"), ({}, "auto")):
+            async with await AsyncCodexClient.connect(url, state=state, **options) as client:
+                _, session = await client.remote_skills.create_session(
+                    register=lambda draft: draft.register("ship", lambda order: f"parcel {order}"), cwd=str(tmp_path)
+                )
+                done = await session.send_and_handle("!say hello", timeout_seconds=60)
+                receipt = await asyncio.to_thread(session.receipt, done.turn_id)
+                assert (receipt.strategy, receipt.strategy_asked) == ("dispatcher", expected)
+
+
 def test_a_journal_that_is_given_wins(emulator, model, tmp_path, users):
     """`MemoryJournal()` leaves no file; a given SQL journal is used, and left open."""
     how = {"home": tmp_path / "home", "binary": str(emulator), "config": model.config, "probe": "never"}

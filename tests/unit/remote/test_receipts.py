@@ -71,6 +71,18 @@ def test_turns_known_by_their_calls(journal: CallJournal) -> None:
     assert [receipt.turn_id for receipt in receipts.receipts(SESSION)] == ["t1", "t9"]
 
 
+def test_receipts_of_earlier_releases_are_read(tmp_path: Path) -> None:
+    """A receipt that was kept without the strategy asked for says that it is not known; later ones tell it."""
+    journal = SqlJournal(journal_url(tmp_path))
+    body = FACTS.to_json()
+    del body["calls"], body["strategy_asked"]
+    journal.keep_receipt(SESSION, "t1", json.dumps(body))
+    receipts, told = Receipts(journal), replace(FACTS, turn_id="t2", strategy_asked="native")
+    receipts.note(told)
+    assert receipts.receipts(SESSION) == [FACTS, told]
+    journal.close()
+
+
 def test_noting_again_replaces(journal: CallJournal) -> None:
     """A turn has one receipt, the newest; its calls are the journal's, whatever was noted."""
     receipts = Receipts(journal)
@@ -117,4 +129,5 @@ def test_a_receipt_is_json(journal: CallJournal) -> None:
         "visible_tools": ["acme.ship", "track"],
         "skills": [{"ref": "acme.packing", "body_digest": "sha256:1"}],
         "calls": [],
+        "strategy_asked": None,
     }
