@@ -1,4 +1,4 @@
-"""Who calls, by a token, and where the service may listen without one; for every door on a network (spec service §2)."""
+"""Who calls, by a token, and where the service may listen without one; for every door on a network."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class Unauthenticated(CallerMustAct):
-    """No token, or one that is not known, expired or revoked (spec service §2)."""
+    """No token, or one that is not known, expired or revoked."""
 
     code = "unauthenticated"
 
 
 class ListenRefused(OperatorMustAct):
-    """The service must not, or cannot, listen there (spec service §2)."""
+    """The service must not, or cannot, listen there."""
 
     code = "listen_refused"
 

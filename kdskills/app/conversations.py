@@ -1,4 +1,4 @@
-"""Conversation sessions of callers at the doors: the four runtime tools over a project's skills (spec runtime §2, §5)."""
+"""Conversation sessions of callers at the doors: the four runtime tools over a project's skills."""
 
 from __future__ import annotations
 

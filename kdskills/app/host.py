@@ -105,12 +105,12 @@ class Host(OperationCalls):
 
     @property
     def projects(self) -> Projects:
-        """Projects, their skills and versions (spec service §1). Raises MissingExtra."""
+        """Projects, their skills and versions. Raises MissingExtra."""
         return self.storage.projects
 
     @property
     def tokens(self) -> Tokens:
-        """Tokens of callers elsewhere (spec service §2). Raises MissingExtra."""
+        """Tokens of callers elsewhere. Raises MissingExtra."""
         return self.storage.tokens
 
     @cached_property
@@ -179,7 +179,7 @@ class Host(OperationCalls):
 
     @cached_property
     def operations(self) -> Mapping[str, Operation]:
-        """Every operation by name: the shipped table and what plugins added to it (spec service §2)."""
+        """Every operation by name: the shipped table and what plugins added to it."""
         from kdskills.app.operations import OPERATIONS
 
         return {**OPERATIONS, **dict(self.registers.operations.items())}
@@ -260,11 +260,11 @@ class Host(OperationCalls):
         return await readiness(self)
 
     async def reap(self) -> dict[str, ReapReport]:
-        """End what dead owners left, by engine (spec execution §5)."""
+        """End what dead owners left, by engine."""
         return {engine.name: await engine.reap() for engine in self.engines()}
 
     async def reap_once(self, engine: Executor) -> None:
-        """Before the first use of *engine*: end what a kdskills that was killed left, and say so in the log (spec execution §5)."""
+        """Before the first use of *engine*: end what a kdskills that was killed left, and say so in the log."""
         if engine.name in self._reaped:
             return
         self._reaped.add(engine.name)

@@ -20,7 +20,7 @@ PROFILES: Final[tuple[Profile, ...]] = get_args(Profile)
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """What one token may use; None leaves it to the service's settings (spec service §2).
+    """What one token may use; None leaves it to the service's settings.
 
     Attributes:
         requests_per_minute: Requests.

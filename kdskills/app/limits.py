@@ -1,4 +1,4 @@
-"""Limits of a token in this process: requests in a minute, and work at once (spec service §2)."""
+"""Limits of a token in this process: requests in a minute, and work at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KNOWN: Final = 10_000
 
 
 class RateLimited(CallerMustAct):
-    """More requests than the token allows; `details["retry_after"]` is in seconds (spec service §2)."""
+    """More requests than the token allows; `details["retry_after"]` is in seconds."""
 
     code = "rate_limited"
 

@@ -1,4 +1,4 @@
-"""Logs of a service: one JSON object a line, with the request's id and without secrets (spec service §5)."""
+"""Logs of a service: one JSON object a line, with the request's id and without secrets."""
 
 from __future__ import annotations
 

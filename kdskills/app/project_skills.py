@@ -1,4 +1,4 @@
-"""The skills of a project, as operations look at them (spec service §1)."""
+"""The skills of a project, as operations look at them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Skills as resources other programs read: entries, manifests and bytes of one moment (spec runtime §5).
+"""Skills as resources other programs read: entries, manifests and bytes of one moment.
 
 A skill is published from a read-only copy of its tree, named by the tree's digest: what an entry lists and what is read
 later are the same bytes, whatever happens to the folder meanwhile.

@@ -1,4 +1,4 @@
-"""How the work of a database stands, in numbers, for metrics (spec service §5)."""
+"""How the work of a database stands, in numbers, for metrics."""
 
 from __future__ import annotations
 

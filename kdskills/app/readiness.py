@@ -1,4 +1,4 @@
-"""Whether this Host can take new work (spec service §5)."""
+"""Whether this Host can take new work."""
 
 from __future__ import annotations
 

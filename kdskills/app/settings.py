@@ -1,4 +1,4 @@
-"""Settings of a Host: one documented model, read from `config.toml` and `KDSKILLS_*` variables (spec service, head)."""
+"""Settings of a Host: one documented model, read from `config.toml` and `KDSKILLS_*` variables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kdskills.jobs.settings import JobsSettings, sqlite_url, user_state_dir
 
 SYSTEM_CONFIG = Path("/etc/kdskills/config.toml")
 
-#: Fields that widen what programs may do: a variable or a bundle must never set them (spec execution §2).
+#: Fields that widen what programs may do: a variable or a bundle must never set them.
 FILE_ONLY = frozenset({"allow_unisolated", "best_effort_limits", "sandbox_uid", "e2b_api_url", "e2b_sandbox_url"})
 
 
@@ -68,7 +68,7 @@ class SettingsInvalid(OperatorMustAct):
 def user_config() -> Path | None:
     """Return `~/.config/kdskills/config.toml` of the account itself: `HOME` and XDG variables are not asked.
 
-    A variable that moves this file could switch the wall off (spec execution §2). None for a uid without an account,
+    A variable that moves this file could switch the wall off. None for a uid without an account,
     as containers have them.
     """
     try:
@@ -85,7 +85,7 @@ def config_files() -> tuple[Path, ...]:
 
 
 class BusSettings(BaseModel):
-    """Who may call over the command bus, and how much at once (spec service §3)."""
+    """Who may call over the command bus, and how much at once."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

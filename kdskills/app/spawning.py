@@ -1,4 +1,4 @@
-"""Starting an embedded worker: detached, with this Host's settings, ending by itself when idle (spec work §3)."""
+"""Starting an embedded worker: detached, with this Host's settings, ending by itself when idle."""
 
 from __future__ import annotations
 

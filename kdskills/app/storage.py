@@ -1,4 +1,4 @@
-"""What a Host keeps: its database, its projects and its tokens, opened when they are first used (spec service §1, §2)."""
+"""What a Host keeps: its database, its projects and its tokens, opened when they are first used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics and traces through the OpenTelemetry API: nothing comes of them unless the process configures an SDK (spec service §5)."""
+"""Metrics and traces through the OpenTelemetry API: nothing comes of them unless the process configures an SDK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bearer tokens: made once, shown once, kept as a hash, looked up in constant time (spec service §2)."""
+"""Bearer tokens: made once, shown once, kept as a hash, looked up in constant time."""
 
 from __future__ import annotations
 

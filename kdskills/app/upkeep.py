@@ -1,4 +1,4 @@
-"""What a service does beside answering: measure the work, let go of versions whose work ended, collect unused ones (spec service §1, §5)."""
+"""What a service does beside answering: measure the work, let go of versions whose work ended, collect unused ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a solver reaches what its Host holds: `solver.wiring.Wiring` over registers and hook answers (spec runtime §4)."""
+"""How a solver reaches what its Host holds: `solver.wiring.Wiring` over registers and hook answers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The descriptor of a bundle, and loading a bundle from its folder.
 
 `terms` understands what people write, strictly: a typo must not lose a denial. `rules` and `descriptor` are the models of
-it that programs build and read. `load` finds the one descriptor file of a folder and fixes it to that folder (spec skills
-§3.1, §3.2).
+it that programs build and read. `load` finds the one descriptor file of a folder and fixes it to that folder.
 
 Each name is loaded when it is first used: a process that only restores an export needs few of them.
 """
@@ -31,9 +30,9 @@ _PLACES = MappingProxyType(
 
 def __getattr__(name: str) -> object:
     """Return a name of this room, importing its module now."""
-    for place, names in _PLACES.items():
+    for module_name, names in _PLACES.items():
         if name in names:
-            value = globals()[name] = getattr(import_module(place), name)
+            value = globals()[name] = getattr(import_module(module_name), name)
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -1,4 +1,4 @@
-"""The descriptor of a bundle as a model (spec skills §3.1)."""
+"""The descriptor of a bundle as a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kdskills.skills.selection import Rules
 
 
 class SkillsDescriptor(BaseModel):
-    """Where skills are and who may use which; frozen (spec skills §3.1).
+    """Where skills are and who may use which; frozen.
 
     Attributes:
         version: 1.
@@ -134,7 +134,7 @@ class SkillsDescriptor(BaseModel):
         return SkillsDescriptor.model_validate(content)
 
     def rules(self, consumer: str | None) -> Rules:
-        """Return what holds for *consumer*: its own rules under the denials for all (spec skills §4.2).
+        """Return what holds for *consumer*: its own rules under the denials for all.
 
         The key counts exactly as written. The stricter `imports` of the two layers holds, and `enabled: false` under
         `"*"` denies everything, for neither may be lost.

@@ -46,12 +46,12 @@ def read_assignments(data: bytes, path: Path) -> dict[str, Any]:
         raise BundleError(message, code="bundle_python_failed", file=path.name, line=line) from error
     except (MemoryError, RecursionError) as error:
         _unreadable(path, "nested too deep to be read", error)
-    found: dict[str, Any] = {}
+    assignments: dict[str, Any] = {}
     for statement in tree.body:
         value = _assigned(statement, path)
         if value is not None:
-            found.update(dict.fromkeys(_targets(statement, path), _value(value, path)))
-    return found
+            assignments.update(dict.fromkeys(_targets(statement, path), _value(value, path)))
+    return assignments
 
 
 def untrusted(path: Path, line: int, reason: str) -> BundleError:

@@ -1,4 +1,4 @@
-"""Loading a bundle from its folder (spec skills §3.2)."""
+"""Loading a bundle from its folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ YAML_LIMITS = Limits(nodes=100_000, size=MAX_DESCRIPTOR)
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle as found in its folder (spec skills §3.2).
+    """A bundle as found in its folder.
 
     Attributes:
         root: The folder, with links followed.
@@ -58,7 +58,7 @@ def load_bundle(
     python: PythonPolicy = "execute",
     allow_outside_bundle: bool = False,
 ) -> Bundle:
-    """Load a bundle (spec skills §3.2).
+    """Load a bundle.
 
     To a program that says nothing else, the folder is trusted: a `skills_descriptor.py` runs in this process. Its own
     `allow_outside_bundle` and `bundle_root` do not count; only the caller can let a bundle's file point out of it.
@@ -80,17 +80,21 @@ def load_bundle(
     root = _folder(path_argument(path, "path"))
     if root is None:
         raise BundleError(f"there is no bundle folder at {path}", code="bundle_missing", path=str(path))
-    found = [name for name in NAMES if os.path.lexists(root / name)]
-    if len(found) > 1:
+    descriptor_names = [name for name in NAMES if os.path.lexists(root / name)]
+    if len(descriptor_names) > 1:
         raise BundleError(
-            f"a bundle has one descriptor, this has {', '.join(found)}", code="bundle_ambiguous", files=found
+            f"a bundle has one descriptor, this has {', '.join(descriptor_names)}",
+            code="bundle_ambiguous",
+            files=descriptor_names,
         )
-    if not found and not is_folder(root / "skills"):
+    if not descriptor_names and not is_folder(root / "skills"):
         message = f"{path} is no bundle: it has neither a skills_descriptor nor a folder skills/ that can be seen"
         raise BundleError(message, code="bundle_empty", path=str(path))
     findings: list[Diagnostic] = []
-    content = _read(root, found[0], python) if found else {}
-    descriptor = _placed(content, root, found[0] if found else None, allow_outside_bundle, findings)
+    content = _read(root, descriptor_names[0], python) if descriptor_names else {}
+    descriptor = _placed(
+        content, root, descriptor_names[0] if descriptor_names else None, allow_outside_bundle, findings
+    )
     return Bundle(
         root=root,
         name=root.name,
@@ -149,13 +153,13 @@ def _literal(data: bytes, path: Path) -> Mapping[str, Any]:
 
 def _picked(namespace: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     """Return the names of a Python descriptor that mean something. Raises DescriptorError for those close to one."""
-    known = (*UPPER.values(), WHOLE)
+    known_names = (*UPPER.values(), WHOLE)
     for name, value in namespace.items():
-        if name in known or name.startswith("_") or isinstance(value, (type, ModuleType)):
+        if name in known_names or name.startswith("_") or isinstance(value, (type, ModuleType)):
             continue
-        meant = resembling(name, known)
-        if meant is not None:
-            raise _in_file(refuse("descriptor_unknown_key", name, f"not read; did you mean {meant}?"), path.name)
+        suggestion = resembling(name, known_names)
+        if suggestion is not None:
+            raise _in_file(refuse("descriptor_unknown_key", name, f"not read; did you mean {suggestion}?"), path.name)
     picked = {name: namespace[name] for name in UPPER.values() if name in namespace}
     if WHOLE not in namespace:
         return picked
@@ -164,8 +168,8 @@ def _picked(namespace: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
         raise _in_file(refuse("descriptor_conflict", WHOLE, message), path.name)
     if not isinstance(namespace[WHOLE], dict):
         raise _in_file(refuse("descriptor_type", WHOLE, f"a dict, not {type(namespace[WHOLE]).__name__}"), path.name)
-    whole: dict[str, Any] = namespace[WHOLE]
-    return whole
+    descriptor: dict[str, Any] = namespace[WHOLE]
+    return descriptor
 
 
 def _line(error: BaseException, path: str) -> int:
@@ -208,11 +212,11 @@ def _json(data: bytes, path: Path) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
         twice = next(key for index, (key, _) in enumerate(pairs) if key in {name for name, _ in pairs[:index]})
         raise ValueError(f"the key {twice!r} stands twice")
-    return found
+    return mapping
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -220,8 +224,8 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _unreadable(path: Path, why: str, line: int | None, cause: Exception | None = None) -> NoReturn:
-    place = f"{path.name}, line {line}" if line else path.name
-    raise BundleError(f"{place}: {why}", code="bundle_unreadable", file=path.name, line=line) from cause
+    location = f"{path.name}, line {line}" if line else path.name
+    raise BundleError(f"{location}: {why}", code="bundle_unreadable", file=path.name, line=line) from cause
 
 
 _READERS: Mapping[str, Callable[[bytes, Path], Any]] = MappingProxyType(

@@ -1,4 +1,4 @@
-"""What the configuration says about one consumer: the model `AgentRules` (spec skills §3.1)."""
+"""What the configuration says about one consumer: the model `AgentRules`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kdskills.skills.selection import ImportPolicy
 
 
 class AgentRules(BaseModel):
-    """Which skills one consumer may use (spec skills §3.1).
+    """Which skills one consumer may use.
 
     Attributes:
         enabled: Allow-list of rules; `()` means there is none, False that nothing is allowed.

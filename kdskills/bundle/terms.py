@@ -1,4 +1,4 @@
-"""What a descriptor says, as plain values: read strictly, because a typo must not lose a denial (spec skills §3.1).
+"""What a descriptor says, as plain values: read strictly, because a typo must not lose a denial.
 
 `SkillsDescriptor` and `AgentRules` are the models people build and read; what their fields mean is decided here, so that
 a process which only restores an export understands its rules without loading models.
@@ -37,17 +37,17 @@ def refuse(code: str, key: str, message: str, **facts: Any) -> DescriptorError:
     return DescriptorError(f"{key}: {message}", code=code, key=key, **facts)
 
 
-def resembling(key: str, known: Iterable[str], *, least: float = 0.75) -> str | None:
+def resembling(key: str, known_names: Iterable[str], *, least: float = 0.75) -> str | None:
     """Return the known name *key* is probably a misspelling of, or None. Case and punctuation do not count."""
     from difflib import SequenceMatcher
 
     folded = _fold(key)
-    for name in known:
-        other = _fold(name)
-        beginning = len(folded) >= 5 and other.startswith(folded)
+    for name in known_names:
+        folded_name = _fold(name)
+        beginning = len(folded) >= 5 and folded_name.startswith(folded)
         # Texts of very different length cannot be alike: a key of a megabyte is not even compared.
-        comparable = 2 * min(len(folded), len(other)) >= least * (len(folded) + len(other))
-        if beginning or (comparable and SequenceMatcher(None, folded, other, autojunk=False).ratio() >= least):
+        comparable = 2 * min(len(folded), len(folded_name)) >= least * (len(folded) + len(folded_name))
+        if beginning or (comparable and SequenceMatcher(None, folded, folded_name, autojunk=False).ratio() >= least):
             return name
     return None
 
@@ -74,19 +74,19 @@ class AgentTerms(NamedTuple):
         Raises:
             DescriptorError: A key or value that is not understood.
         """
-        said = value if isinstance(value, AgentTerms) else getattr(value, "terms", None)
-        return said if isinstance(said, AgentTerms) else _rules(value, prefix)
+        terms = value if isinstance(value, AgentTerms) else getattr(value, "terms", None)
+        return terms if isinstance(terms, AgentTerms) else _rules(value, prefix)
 
     def to_json(self) -> dict[str, Any]:
         """Return the rules as JSON, defaults left out."""
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if self.enabled != ():
-            found["enabled"] = False if self.enabled is False else list(self.enabled)
+            fields["enabled"] = False if self.enabled is False else list(self.enabled)
         if self.disabled != ():
-            found["disabled"] = True if self.disabled is True else list(self.disabled)
+            fields["disabled"] = True if self.disabled is True else list(self.disabled)
         if self.imports != "private":
-            found["imports"] = self.imports
-        return found
+            fields["imports"] = self.imports
+        return fields
 
     def denying(self, denied: tuple[str, ...]) -> AgentTerms:
         """Return the same rules with more denials."""
@@ -97,36 +97,36 @@ class AgentTerms(NamedTuple):
 
 def _rules(value: object, prefix: str) -> AgentTerms:
     """Bring rules as people write them into the three fields."""
-    place = prefix.rstrip(".") or "rules"
+    rules_key = prefix.rstrip(".") or "rules"
     if not isinstance(value, Mapping):
-        raise refuse("descriptor_type", place, f"rules are a mapping, not {type(value).__name__}")
+        raise refuse("descriptor_type", rules_key, f"rules are a mapping, not {type(value).__name__}")
     for key in value:
         if key not in AgentTerms._fields:
             hint = resembling(key, AgentTerms._fields) if isinstance(key, str) else None
-            meant = f"; did you mean {hint!r}?" if hint else "; known: enabled, disabled, imports"
-            raise refuse("descriptor_unknown_key", f"{prefix}{key}", f"not a key of rules{meant}")
-    found: dict[str, Any] = {}
+            suggestion = f"; did you mean {hint!r}?" if hint else "; known: enabled, disabled, imports"
+            raise refuse("descriptor_unknown_key", f"{prefix}{key}", f"not a key of rules{suggestion}")
+    fields: dict[str, Any] = {}
     enabled = value.get("enabled")
-    found["enabled"] = (
+    fields["enabled"] = (
         enabled if enabled is False else rule_list(None if enabled is True else enabled, f"{prefix}enabled")
     )
     disabled = value.get("disabled")
-    found["disabled"] = (
+    fields["disabled"] = (
         disabled if disabled is True else rule_list(None if disabled is False else disabled, f"{prefix}disabled")
     )
     if "imports" in value:
         imports = value["imports"]
         if not isinstance(imports, str) or imports not in IMPORT_POLICIES:
             raise refuse("descriptor_type", f"{prefix}imports", f"one of {', '.join(IMPORT_POLICIES)}, not {imports!r}")
-        found["imports"] = imports
-    return AgentTerms(**found)
+        fields["imports"] = imports
+    return AgentTerms(**fields)
 
 
 def rule_list(value: object, key: str) -> tuple[str, ...]:
     """Read a list of rules; a string is a list of one, None an empty one.
 
     Raises:
-        DescriptorError: Another type, or a short id: numbers belong to one view (spec skills §4.1).
+        DescriptorError: Another type, or a short id: numbers belong to one view.
     """
     if value is None:
         return ()
@@ -164,36 +164,36 @@ class Terms(NamedTuple):
         Raises:
             DescriptorError: Whatever is not understood, with `.code` and the key's path in `details["key"]`.
         """
-        said = value if isinstance(value, Terms) else getattr(value, "terms", None)
-        if isinstance(said, Terms):
-            return said
-        found = read_fields(value)
+        terms = value if isinstance(value, Terms) else getattr(value, "terms", None)
+        if isinstance(terms, Terms):
+            return terms
+        fields = read_fields(value)
         return cls(
-            custom_skills_root=found.get("custom_skills_root"),
-            root_omitted="custom_skills_root" not in found,
-            agents_config=MappingProxyType(found.get("agents_config", {})),
-            bundle_root=found.get("bundle_root"),
-            allow_outside_bundle=found.get("allow_outside_bundle", False),
-            extra=MappingProxyType(found.get("extra", {})),
-            consumers=found.get("consumers", ()),
+            custom_skills_root=fields.get("custom_skills_root"),
+            root_omitted="custom_skills_root" not in fields,
+            agents_config=MappingProxyType(fields.get("agents_config", {})),
+            bundle_root=fields.get("bundle_root"),
+            allow_outside_bundle=fields.get("allow_outside_bundle", False),
+            extra=MappingProxyType(fields.get("extra", {})),
+            consumers=fields.get("consumers", ()),
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the descriptor as JSON, defaults left out."""
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if not self.root_omitted:
-            found["custom_skills_root"] = self.custom_skills_root
+            fields["custom_skills_root"] = self.custom_skills_root
         if self.agents_config:
-            found["agents_config"] = {name: rules.to_json() for name, rules in self.agents_config.items()}
+            fields["agents_config"] = {name: rules.to_json() for name, rules in self.agents_config.items()}
         if self.consumers:
-            found["consumers"] = list(self.consumers)
+            fields["consumers"] = list(self.consumers)
         if self.bundle_root is not None:
-            found["bundle_root"] = self.bundle_root
+            fields["bundle_root"] = self.bundle_root
         if self.allow_outside_bundle:
-            found["allow_outside_bundle"] = True
+            fields["allow_outside_bundle"] = True
         if self.extra:
-            found["extra"] = json.loads(json.dumps(dict(self.extra)))
-        return found
+            fields["extra"] = json.loads(json.dumps(dict(self.extra)))
+        return fields
 
     @property
     def content_hash(self) -> str:
@@ -205,30 +205,32 @@ class Terms(NamedTuple):
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """Warnings: keys that are not known, and parts of `"*"` that mean nothing."""
-        found = [
+        warnings = [
             Diagnostic("descriptor_unknown_key", "warning", f"{key}: not a known key; it is kept and ignored", ref=key)
             for key in self.extra
         ]
         everyone = self.agents_config.get(EVERYONE)
         if everyone is not None and everyone.enabled:
             message = 'agents_config.*.enabled is ignored: "*" denies, it cannot allow'
-            found.append(Diagnostic("rule_ignored", "warning", message, ref="agents_config.*.enabled"))
-        return tuple(found)
+            warnings.append(Diagnostic("rule_ignored", "warning", message, ref="agents_config.*.enabled"))
+        return tuple(warnings)
 
     def rules(self, consumer: str | None) -> Rules:
-        """Return what holds for *consumer*: its own rules under the denials for all (spec skills §4.2).
+        """Return what holds for *consumer*: its own rules under the denials for all.
 
         The key counts exactly as written. The stricter `imports` of the two layers holds, and `enabled: false` under
         `"*"` denies everything, for neither may be lost.
         """
         everyone = self.agents_config.get(EVERYONE, AgentTerms())
-        own = AgentTerms() if consumer in {None, EVERYONE} else self.agents_config.get(str(consumer), AgentTerms())
+        consumer_terms = (
+            AgentTerms() if consumer in {None, EVERYONE} else self.agents_config.get(str(consumer), AgentTerms())
+        )
         for_all = (EVERYONE,) if everyone.disabled is True or everyone.enabled is False else everyone.disabled
         return Rules(
-            enabled=() if own.enabled is False else own.enabled or None,
-            disabled=(EVERYONE,) if own.disabled is True else own.disabled,
+            enabled=() if consumer_terms.enabled is False else consumer_terms.enabled or None,
+            disabled=(EVERYONE,) if consumer_terms.disabled is True else consumer_terms.disabled,
             disabled_for_all=for_all,
-            imports=max(own.imports, everyone.imports, key=IMPORT_POLICIES.index),
+            imports=max(consumer_terms.imports, everyone.imports, key=IMPORT_POLICIES.index),
         )
 
     def resolve_root(self, bundle_root: StrPath | None = None) -> Path | None:
@@ -241,8 +243,8 @@ class Terms(NamedTuple):
             DescriptorError: `descriptor_root_relative`, or `descriptor_root_outside_bundle` when a relative root leaves
                 the bundle by `..` or a link.
         """
-        named = None if bundle_root is None else path_argument(bundle_root, "bundle_root")
-        base = named if named is not None or self.bundle_root is None else Path(self.bundle_root)
+        base_argument = None if bundle_root is None else path_argument(bundle_root, "bundle_root")
+        base = base_argument if base_argument is not None or self.bundle_root is None else Path(self.bundle_root)
         if self.root_omitted:
             folder = None if base is None else base / "skills"
             if folder is None or not is_folder(folder):
@@ -279,25 +281,25 @@ def read_fields(value: object) -> dict[str, Any]:
 def _fields(value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise refuse("descriptor_type", "descriptor", f"a descriptor is a mapping, not {type(value).__name__}")
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     extra: dict[str, Any] = {}
     for key, entry in value.items():
         if not isinstance(key, str):
             raise refuse("descriptor_type", str(key), "keys are text")
         name = next((field for field, upper in UPPER.items() if key == upper), key)
         if name not in FIELDS:
-            meant = resembling(name, FIELDS)
-            if meant is not None:
-                raise refuse("descriptor_unknown_key", key, f"not a known key; did you mean {meant!r}?")
+            suggestion = resembling(name, FIELDS)
+            if suggestion is not None:
+                raise refuse("descriptor_unknown_key", key, f"not a known key; did you mean {suggestion!r}?")
             extra[key] = _json_value(entry, key)
             continue
         read = _READ[name](entry)
-        if name in found and found[name] != read:
+        if name in fields and fields[name] != read:
             raise refuse("descriptor_conflict", key, f"{name} and {UPPER[name]} say different things")
-        found[name] = read
+        fields[name] = read
     if extra:
-        found["extra"] = {**found.get("extra", {}), **extra}
-    return found
+        fields["extra"] = {**fields.get("extra", {}), **extra}
+    return fields
 
 
 def _version(value: object) -> int:
@@ -338,15 +340,15 @@ def _flag(value: object) -> bool:
 def _agents(value: object) -> dict[str, AgentTerms]:
     if not isinstance(value, Mapping):
         raise refuse("descriptor_type", "agents_config", f"rules per consumer, not {type(value).__name__}")
-    found: dict[str, AgentTerms] = {}
+    agents: dict[str, AgentTerms] = {}
     for consumer, rules in value.items():
         key = f"agents_config.{consumer}"
         if not isinstance(consumer, str) or not consumer.strip():
             raise refuse("descriptor_type", key, "a consumer is a name")
         if EVERYONE in consumer and consumer != EVERYONE:
             raise refuse("descriptor_consumer_pattern", key, 'consumers match exactly; only "*" stands for all')
-        found[consumer] = AgentTerms.read(rules, f"{key}.")
-    return found
+        agents[consumer] = AgentTerms.read(rules, f"{key}.")
+    return agents
 
 
 def _consumers(value: object) -> tuple[str, ...]:

@@ -85,9 +85,9 @@ class KdskillsError(Exception):
         message: One sentence for the person named by `who`.
         code: Stable wire code; the class's own when omitted.
         who: Who must act; the class's own when omitted.
-        **details: JSON-able facts (spec runtime §0).
+        **details: JSON-able facts.
 
-    `result` holds what a solver's turn came to before the error ended it; it is never serialised (spec runtime §4).
+    `result` holds what a solver's turn came to before the error ended it; it is never serialised.
     """
 
     code: str = "kdskills_error"
@@ -102,7 +102,7 @@ class KdskillsError(Exception):
         self.details = details
 
     def to_json(self) -> dict[str, Any]:
-        """Return the wire form `{"error": {"code", "who", "message", "details"}}` (spec runtime §0)."""
+        """Return the wire form `{"error": {"code", "who", "message", "details"}}`."""
         return {"error": {"code": self.code, "who": self.who, "message": self.message, "details": self.details}}
 
 
@@ -114,9 +114,9 @@ class ModelMustAct(KdskillsError):
 
 
 class ToolCallRefused(ModelMustAct):
-    """A runtime tool refused a call; `code` is one of spec runtime §2, `who` follows the code.
+    """A runtime tool refused a call; `code` is one of those in `docs/reference/runtime-tools.md`, `who` follows the code.
 
-    `refusal` holds the gate's own answer for people and events; it is never serialised (spec runtime §0).
+    `refusal` holds the gate's own answer for people and events; it is never serialised.
     """
 
     code = "invalid_argument"
@@ -131,25 +131,25 @@ class CallerMustAct(KdskillsError):
 
 
 class NoActiveSkills(CallerMustAct):
-    """No `SkillsSubsystem` is active in this context (spec skills §4.4)."""
+    """No `SkillsSubsystem` is active in this context."""
 
     code = "no_active_subsystem"
 
 
 class ContextOrder(CallerMustAct):
-    """An activation was closed in another context or out of order (spec skills §4.4)."""
+    """An activation was closed in another context or out of order."""
 
     code = "context_order"
 
 
 class PolicyUnavailable(CallerMustAct):
-    """The export of one consumer's view was asked for another consumer (spec skills §3.3)."""
+    """The export of one consumer's view was asked for another consumer."""
 
     code = "policy_unavailable"
 
 
 class DescriptorError(CallerMustAct):
-    """The descriptor says something that is not understood; `details["key"]` is the key's path (spec skills §3.1)."""
+    """The descriptor says something that is not understood; `details["key"]` is the key's path."""
 
     code = "descriptor_invalid"
 
@@ -161,19 +161,19 @@ class BadRequest(CallerMustAct):
 
 
 class CallRefused(CallerMustAct):
-    """This caller may not run this operation (spec service §2)."""
+    """This caller may not run this operation."""
 
     code = "call_refused"
 
 
 class NotFound(CallerMustAct):
-    """Nothing of that id for this caller; what belongs to another project reads the same (spec work §5)."""
+    """Nothing of that id for this caller; what belongs to another project reads the same."""
 
     code = "not_found"
 
 
 class Conflict(CallerMustAct):
-    """The state of things does not allow it now: taken, busy, or another body under one key (spec work §3, §5)."""
+    """The state of things does not allow it now: taken, busy, or another body under one key."""
 
     code = "conflict"
 
@@ -187,7 +187,7 @@ class FileRefused(CallerMustAct):
 
 
 class SessionError(CallerMustAct):
-    """Unknown, expired, taken or closed session, a lost race, or a cancelled call (spec runtime §1)."""
+    """Unknown, expired, taken or closed session, a lost race, or a cancelled call."""
 
     code = "session_not_found"
 
@@ -206,7 +206,7 @@ class AuthorMustAct(KdskillsError):
 
 
 class BundleError(AuthorMustAct):
-    """The bundle cannot be loaded (spec skills §3.2)."""
+    """The bundle cannot be loaded."""
 
     code = "bundle_invalid"
 
@@ -219,25 +219,25 @@ class OperatorMustAct(KdskillsError):
 
 
 class RootMissing(OperatorMustAct):
-    """A root or skill named by an export is not there (spec skills §3.3)."""
+    """A root or skill named by an export is not there."""
 
     code = "root_missing"
 
 
 class RootChanged(OperatorMustAct):
-    """A root or skill named by an export has another digest (spec skills §3.3)."""
+    """A root or skill named by an export has another digest."""
 
     code = "root_changed"
 
 
 class ExecRefused(OperatorMustAct):
-    """Nothing was run: the request or this machine does not allow it (spec execution §1, §2)."""
+    """Nothing was run: the request or this machine does not allow it."""
 
     code = "engine_unavailable"
 
 
 class ExecFailed(OperatorMustAct):
-    """The engine broke while it set up or ran a program; the program is not to blame (spec execution §1)."""
+    """The engine broke while it set up or ran a program; the program is not to blame."""
 
     code = "executor_failed"
 
@@ -262,7 +262,7 @@ class ModelFailed(OperatorMustAct):
 
 
 class NameTaken(OperatorMustAct):
-    """Two plugins claim one name (DESIGN §2)."""
+    """Two plugins claim one name."""
 
     code = "name_taken"
 

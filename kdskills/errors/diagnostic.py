@@ -12,7 +12,7 @@ _RANK = {"error": 0, "warning": 1, "info": 2}
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One sentence about what was found, where, and what would mend it (spec skills, preamble).
+    """One sentence about what was found, where, and what would mend it.
 
     Attributes:
         code: Stable identifier, listed in `docs/reference`.

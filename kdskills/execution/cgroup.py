@@ -1,4 +1,4 @@
-"""A cgroup leaf per run: the only bound on a whole tree's memory and number of processes (spec execution §3).
+"""A cgroup leaf per run: the only bound on a whole tree's memory and number of processes.
 
 Version 2, version 1 and hosts without a writable hierarchy are told apart by trying, not by guessing.
 """

@@ -1,4 +1,4 @@
-"""Checks of a request before anything is run (spec execution §1, §4).
+"""Checks of a request before anything is run.
 
 Everything is decided here, without I/O: shapes, names, paths, globs, sizes. What passes is safe to hand to an engine's
 argument builder; every problem is listed in one refusal.
@@ -54,10 +54,10 @@ HOOK_NAMES = frozenset(
         *("CONTAINER_HOST", "KUBECONFIG", "EDITOR", "VISUAL", "PAGER", "BROWSER", "LESSOPEN", "LESSCLOSE", "OPENSSL_CONF"),
     }
 )  # fmt: skip
-"""Loader, interpreter and client hooks refused by name (spec execution §4)."""
+"""Loader, interpreter and client hooks refused by name."""
 
 TOLD_NAMES = frozenset({"KDSKILLS_SKILL_DIR", "KDSKILLS_TURN_DIR"})
-"""Variables the runtime tools tell a script; a model's call may not set them (spec runtime §2)."""
+"""Variables the runtime tools tell a script; a model's call may not set them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Plan:
 
 
 def check_request(request: ExecRequest) -> Plan:
-    """Check *request* and return its plan (spec execution §1, §4).
+    """Check *request* and return its plan.
 
     Raises:
         ExecRefused: `bad_request`; `details["errors"]` lists every problem.
@@ -108,7 +108,7 @@ def check_request(request: ExecRequest) -> Plan:
 
 
 def require_limits(can: frozenset[str], best_effort: frozenset[str], engine: str) -> None:
-    """Refuse when a limit is neither enforceable nor listed as best effort (spec execution §2).
+    """Refuse when a limit is neither enforceable nor listed as best effort.
 
     Raises:
         ExecRefused: `limit_not_enforceable`; `details["limits"]` names them.

@@ -1,4 +1,4 @@
-"""Choosing an engine: the first whose probe passed and which is strong enough, or a refusal (spec execution §2)."""
+"""Choosing an engine: the first whose probe passed and which is strong enough, or a refusal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def choose(
     min_isolation: IsolationLevel = IsolationLevel.NAMESPACE,
     allow_unisolated: bool = False,
 ) -> Executor:
-    """Return the engine to use; nothing is ever degraded silently (spec execution §2).
+    """Return the engine to use; nothing is ever degraded silently.
 
     Args:
         engines: The engines there are.
@@ -56,7 +56,7 @@ async def choose(
 
 
 def require_consent(engine: Executor, request: ExecRequest, *, allow_unisolated: bool) -> None:
-    """Refuse a run without a wall unless operator and call both asked for it (spec execution §2).
+    """Refuse a run without a wall unless operator and call both asked for it.
 
     Raises:
         ExecRefused: `policy_denied`.

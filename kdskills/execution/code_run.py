@@ -1,4 +1,4 @@
-"""Turn the entry's report and the engine's own facts into the result of a `code` request (spec execution §§1, 6)."""
+"""Turn the entry's report and the engine's own facts into the result of a `code` request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collecting declared outputs from a folder an untrusted program has filled (spec execution §4).
+"""Collecting declared outputs from a folder an untrusted program has filled.
 
 Called when the program is dead. The folder is walked by descriptors, never by path, and no link is followed. What is
 not a regular file is named, not opened; a FIFO cannot hang us, a device is never touched.
@@ -65,7 +65,7 @@ def new_collection(globs: Sequence[OutputGlob], limits: Limits) -> Collection:
 
 
 def collect(folder: int, globs: Sequence[OutputGlob], limits: Limits) -> Collection:
-    """Collect what *globs* name below the open folder *folder* (spec execution §4).
+    """Collect what *globs* name below the open folder *folder*.
 
     Outputs that are links, special files, too large, too many, unreadable or missing become errors; nothing raises.
     """

@@ -1,4 +1,4 @@
-"""The host's half of the talk with `kdskills_runtime.container_init`: write its order, read its answer (spec execution §3).
+"""The host's half of the talk with `kdskills_runtime.container_init`: write its order, read its answer.
 
 What comes back went through a container an untrusted program was in charge of. Bytes before the nonce are the
 program's own output; what follows it is authentic, and still checked: paths, globs, sizes, counts.
@@ -67,7 +67,7 @@ def rlimits(limits: Limits) -> dict[str, tuple[int, int]]:
 
 
 def container_options(plan: Plan, image: str, mounts: Mapping[str, str], seccomp: str, largest: int) -> dict[str, Any]:
-    """Return the SDK's keyword arguments of a locked-down container (spec execution §3, docker).
+    """Return the SDK's keyword arguments of a locked-down container.
 
     Args:
         plan: The checked request.

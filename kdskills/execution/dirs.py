@@ -1,4 +1,4 @@
-"""Where execution keeps its files: prepared trees in the cache, run records in the state folder (spec execution §4).
+"""Where execution keeps its files: prepared trees in the cache, run records in the state folder.
 
 As root both live below `/var`, because a payload's uid must be able to read what is mounted for it and root's own home
 is closed; an ordinary user gets the XDG folders.

@@ -1,4 +1,4 @@
-"""How a program ended, for engines that see it themselves (spec execution §1)."""
+"""How a program ended, for engines that see it themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that were over before anything started (spec execution §6)."""
+"""Runs that were over before anything started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output globs: compiled before a run, matched part by part after it (spec execution §4)."""
+"""Output globs: compiled before a run, matched part by part after it."""
 
 from __future__ import annotations
 

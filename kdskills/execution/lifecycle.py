@@ -1,4 +1,4 @@
-"""Telling what dead owners left from what living ones use, and ending it (spec execution §5).
+"""Telling what dead owners left from what living ones use, and ending it.
 
 A cgroup leaf is named after the process that made it, so it can be judged without any record; it holds every process
 of its run. Where there are no cgroups, a small record beside the state names the launcher instead.
@@ -85,7 +85,7 @@ class RunRecords:
 
 
 def reap(records: RunRecords, parent: CgroupParent | None) -> ReapReport:
-    """End what dead owners left behind and say so, one line each (spec execution §5)."""
+    """End what dead owners left behind and say so, one line each."""
     ended: list[str] = []
     failed: list[str] = []
     for leaf in parent.leaves() if parent is not None else ():

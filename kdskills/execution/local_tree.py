@@ -1,4 +1,4 @@
-"""Folders and process trees of programs that run without a wall: found again by a mark (spec execution §5).
+"""Folders and process trees of programs that run without a wall: found again by a mark.
 
 A program without a pid namespace can leave its process group. Its environment carries a mark, which is how what left
 is found: in /proc, where a process cannot hide the environment it was started with. One that clears its environment on

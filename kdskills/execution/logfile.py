@@ -1,4 +1,4 @@
-"""Output of long runs in files on the host, followed while it comes and read by offset (spec work §3).
+"""Output of long runs in files on the host, followed while it comes and read by offset.
 
 A file grows at its end only, so an offset means the same bytes for ever. Disk use stays bounded all the same: beyond the
 limit the oldest whole MiB are punched out of the file, which keeps its length and loses their blocks.

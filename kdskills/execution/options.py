@@ -1,4 +1,4 @@
-"""What the operator decides about engines; handed to each engine's factory (spec execution §2)."""
+"""What the operator decides about engines; handed to each engine's factory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kdskills.execution.protocol import Executor
 
 @dataclass(frozen=True, slots=True)
 class E2bOptions:
-    """How to reach E2B, and how long its sandboxes live (spec execution §8).
+    """How to reach E2B, and how long its sandboxes live.
 
     Attributes:
         api_key: The key; the variable `E2B_API_KEY` is read when None.

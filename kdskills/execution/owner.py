@@ -1,4 +1,4 @@
-"""Who started a run, so that what a dead owner left can be told from what a living one uses (spec execution §5)."""
+"""Who started a run, so that what a dead owner left can be told from what a living one uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels to the in-sandbox entry: one JSON work order, never in argv or the environment (spec execution §6).
+"""What travels to the in-sandbox entry: one JSON work order, never in argv or the environment.
 
 The other side is `runtime/kdskills_runtime/py_code_exec_entry.py`, whose docstring is the protocol.
 """
@@ -35,7 +35,7 @@ def build_payload(
     rlimits: Mapping[str, int] | None = None,
     verify: Verify = "tree",
 ) -> bytes:
-    """Return the payload of a `code` request as JSON bytes (spec execution §6).
+    """Return the payload of a `code` request as JSON bytes.
 
     Args:
         request: A request whose `code` is given.

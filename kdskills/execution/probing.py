@@ -1,4 +1,4 @@
-"""Judging what the canary saw (spec execution §2). The canary itself is `kdskills_runtime/canary.py`."""
+"""Judging what the canary saw. The canary itself is `kdskills_runtime/canary.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol an execution engine implements (spec execution §1)."""
+"""The protocol an execution engine implements."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Handle(Protocol):
 
 @runtime_checkable
 class Reachable(Protocol):
-    """A `Handle` whose program's network can be entered from this host, so that its ports can be reached (spec work §3)."""
+    """A `Handle` whose program's network can be entered from this host, so that its ports can be reached."""
 
     def network_namespace(self) -> int | None:
         """Return the host pid of a process inside the run's network; None when the run is not there."""

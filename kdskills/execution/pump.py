@@ -1,4 +1,4 @@
-"""Moving bytes between a program and us without ever being held up by it (spec execution §3, §5).
+"""Moving bytes between a program and us without ever being held up by it.
 
 Output is drained for as long as the program lives, counted, and only its tail is kept. Once the tree is dead the pipes
 are read until they are empty or `DRAIN_S` is over: a grandchild that somehow still holds a pipe cannot hold us. What

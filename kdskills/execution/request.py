@@ -1,4 +1,4 @@
-"""What to run, within which limits, and what came of it (spec execution §1)."""
+"""What to run, within which limits, and what came of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class IsolationLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one run (spec execution §3); sizes in bytes, times in seconds.
+    """Bounds of one run; sizes in bytes, times in seconds.
 
     An engine that cannot enforce one refuses (`limit_not_enforceable`) unless the operator lists it as best effort.
     """
@@ -52,7 +52,7 @@ class Limits:
 
 MAX_WALL_S = 600.0
 MAX_BACKGROUND_S = 10 * 366 * 86_400.0
-"""Bound of background runs: none that anybody would meet. Tasks and services have bounds of their own (spec work §2)."""
+"""Bound of background runs: none that anybody would meet. Tasks and services have bounds of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class LogFiles:
-    """Files of the host that a run's output is appended to as it comes; `limit` bytes of each are kept (spec work §3)."""
+    """Files of the host that a run's output is appended to as it comes; `limit` bytes of each are kept."""
 
     stdout: Path
     stderr: Path
@@ -215,7 +215,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """What came of a run. `exit_code` is never invented: None when the program gave none (spec execution §1)."""
+    """What came of a run. `exit_code` is never invented: None when the program gave none."""
 
     status: Status
     exit_code: int | None

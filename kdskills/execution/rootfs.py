@@ -1,6 +1,6 @@
 """The tree a sandbox calls `/`: the host's Python and core tools, a few packages, and the ground floor of kdskills.
 
-One artifact serves bubblewrap as its read-only root and docker as its image (spec execution §3). It is built offline
+One artifact serves bubblewrap as its read-only root and docker as its image. It is built offline
 from what is already installed, and never contains anything of the host's own data. Trees are named by what went into
 them, built aside under a lock and renamed into place, so a half-built tree is never used.
 """
@@ -99,7 +99,7 @@ def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -
 
 
 def rootfs_for_image(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -> tuple[Path, str]:
-    """Return (tar file, digest) of the prepared tree, for `docker import` (spec execution §3).
+    """Return (tar file, digest) of the prepared tree, for `docker import`.
 
     The tar is reproducible: entries sorted, owned by root, without times. The digest is `sha256:` over its bytes.
     """

@@ -1,4 +1,4 @@
-"""Copying an interpreter, tools, packages and their shared libraries out of the host (spec execution §3, image)."""
+"""Copying an interpreter, tools, packages and their shared libraries out of the host."""
 
 from __future__ import annotations
 

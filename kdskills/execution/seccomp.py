@@ -1,7 +1,7 @@
 """The system calls a sandboxed program is refused, as a table; a BPF program and docker's profile made from it.
 
 The table is a deny list over what namespaces, dropped capabilities and read-only mounts already take away: calls that
-reach parts of the kernel no script needs (spec execution §3). Everything is refused with EPERM, but for `clone3`, whose
+reach parts of the kernel no script needs. Everything is refused with EPERM, but for `clone3`, whose
 flags a filter cannot see: ENOSYS makes the C library fall back to `clone`, whose flags it can.
 """
 

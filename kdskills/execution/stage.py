@@ -1,4 +1,4 @@
-"""Copies of what a program may see: skill trees by digest, inputs by value (spec execution §4).
+"""Copies of what a program may see: skill trees by digest, inputs by value.
 
 A skill is never mounted from where it lives. Its tree is copied once below `stage/<digest>`, file by file without
 following links, and the copy is what is checked against the digest: what was checked is what is seen.

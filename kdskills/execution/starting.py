@@ -1,4 +1,4 @@
-"""Starting runs, and making what they need, so that who is cancelled meanwhile leaves nothing behind (spec execution §5)."""
+"""Starting runs, and making what they need, so that who is cancelled meanwhile leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Durable tasks, jobs and services (spec work)."""
+"""Durable tasks, jobs and services."""

@@ -1,4 +1,4 @@
-"""The client of background work: writes heads and enqueues, reads and cancels; it never runs anything (spec work §3)."""
+"""The client of background work: writes heads and enqueues, reads and cancels; it never runs anything."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class JobsClient:
 
         Args:
             spec: What to run.
-            key: Idempotency key: the same key with the same body is the same task (spec work §5).
+            key: Idempotency key: the same key with the same body is the same task.
             body_hash: What the bodies of one key are compared by.
             beside: Called in the transaction when the task is a new one; what it raises leaves nothing of the task.
 
@@ -344,7 +344,7 @@ def _refuse_busy(work: Work, link: sa.Connection, session_key: str, item: str) -
 
 
 def new_id(kind: Kind, scope: Scope, key: str | None) -> str:
-    """Return an id nobody can guess; with a key, the id that key has in the project (spec work §5)."""
+    """Return an id nobody can guess; with a key, the id that key has in the project."""
     if key is None:
         bits = secrets.token_bytes(16)
     else:

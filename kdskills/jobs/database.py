@@ -1,4 +1,4 @@
-"""The one way kdskills speaks to a database: SQLite or PostgreSQL through SQLAlchemy Core (DESIGN §4).
+"""The one way kdskills speaks to a database: SQLite or PostgreSQL through SQLAlchemy Core.
 
 Every room that keeps rows opens its engine here, so that several writers, also of several processes, get along.
 """

@@ -1,4 +1,4 @@
-"""What is known of tasks and jobs: frozen values read from the tables (spec work §2, §3)."""
+"""What is known of tasks and jobs: frozen values read from the tables."""
 
 from __future__ import annotations
 

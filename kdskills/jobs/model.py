@@ -1,4 +1,4 @@
-"""What is submitted: tasks, jobs and their parts, as the tables keep them (spec work §1, §2)."""
+"""What is submitted: tasks, jobs and their parts, as the tables keep them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Value(BaseModel):
 
 
 class Scope(Value):
-    """Whose work it is. Every record carries it, and every read checks it (spec work §5)."""
+    """Whose work it is. Every record carries it, and every read checks it."""
 
     tenant: str = "local"
     project: str = "local"
@@ -129,7 +129,7 @@ class ServiceSpec(Value):
 
 
 class TaskSpec(Value):
-    """One task: a command in a sandbox (spec work §1).
+    """One task: a command in a sandbox.
 
     Attributes:
         session_id: Commands of one session never overlap and share a folder; None makes a session of its own.
@@ -165,7 +165,7 @@ class StepSpec(Value):
 
 
 class JobSpec(Value):
-    """A job: steps in one session, in order or as a graph (spec work §1)."""
+    """A job: steps in one session, in order or as a graph."""
 
     scope: Scope
     session_id: str

@@ -1,4 +1,4 @@
-"""What an attempt's end means for the head of its task; the same words whoever writes them (spec work §1, §2)."""
+"""What an attempt's end means for the head of its task; the same words whoever writes them."""
 
 from __future__ import annotations
 

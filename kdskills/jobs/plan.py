@@ -1,4 +1,4 @@
-"""What a job does next, decided from its steps and the tasks they have had; no I/O (spec work §1, §3)."""
+"""What a job does next, decided from its steps and the tasks they have had; no I/O."""
 
 from __future__ import annotations
 

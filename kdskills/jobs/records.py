@@ -1,4 +1,4 @@
-"""Rows of tasks and jobs: reading them as heads, adding them, and moving them by compare-and-set (spec work §3).
+"""Rows of tasks and jobs: reading them as heads, adding them, and moving them by compare-and-set.
 
 Every function takes the connection of the caller's transaction. A worker's move is fenced: it happens only while the row is
 the worker's and the worker is alive in the roster, so one that was given up cannot change anything any more.

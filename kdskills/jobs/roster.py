@@ -1,4 +1,4 @@
-"""The workers: who is alive, by locks on one host and by leases of the database's clock between hosts (spec work §3).
+"""The workers: who is alive, by locks on one host and by leases of the database's clock between hosts.
 
 A worker's row never comes back to life: it is buried once, and a worker that finds itself buried ends.
 """

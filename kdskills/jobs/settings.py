@@ -1,4 +1,4 @@
-"""What an operator decides about background work: where it is kept, every interval and every limit (spec work §2, §3)."""
+"""What an operator decides about background work: where it is kept, every interval and every limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States of tasks, jobs and steps: tables, and nothing else decides what may follow what (spec work §1)."""
+"""States of tasks, jobs and steps: tables, and nothing else decides what may follow what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of background work, readable without the durable engine (spec work §3).
+"""The tables of background work, readable without the durable engine.
 
 Times are microseconds since 1970. Text that a program wrote is kept as bytes: a NUL in it must not break a row.
 """

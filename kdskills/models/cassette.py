@@ -1,4 +1,4 @@
-"""Recorded replies: the form of a cassette, and whether a request fits what was recorded (spec runtime §4).
+"""Recorded replies: the form of a cassette, and whether a request fits what was recorded.
 
 Pure but for `read_cassette` and `write_cassette`. The replaying and the recording provider are plugins
 (`kdskills.builtin.models`); both speak this form.

@@ -49,7 +49,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of the append-only history (spec runtime §3).
+    """One message of the append-only history.
 
     Attributes:
         role: `user`, `assistant`, or `tool` for the result of one call.

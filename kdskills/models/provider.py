@@ -22,7 +22,7 @@ class ModelProvider(Protocol):
 
     Failures are raised as `ModelFailed`: with `retryable` for timeouts, lost connections and the statuses 408, 409,
     429 and 5xx (`retry_after` in seconds when the server says so), with code `context_full` when the request does not
-    fit the model's window. Retrying is the solver's business, never the provider's (spec runtime §4).
+    fit the model's window. Retrying is the solver's business, never the provider's.
 
     Attributes:
         name: `provider:model`, as shown in results and spans.

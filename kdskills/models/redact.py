@@ -16,7 +16,7 @@ MIN_TEXT = 6
 
 
 class Redactor:
-    """Replaces secrets in texts and JSON values (spec runtime §4, "`***` there").
+    """Replaces secrets in texts and JSON values.
 
     A secret declared by the caller is replaced wherever it occurs. The values under a call's `env` are masked in place;
     those of at least `MIN_TEXT` characters are then replaced wherever they occur, too.

@@ -2,7 +2,7 @@
 
 `catalog` fits the listed skills into a budget of tokens, `blocks` frames the texts of active ones, `escape` has one
 escape for each place a foreign text can stand in, `environment` the sandboxed templates a plugin may replace.
-Everything here is a pure function of its arguments (spec skills §5).
+Everything here is a pure function of its arguments.
 """
 
 from kdskills.prompts.blocks import ActiveEntry, BlockPart, render_active, render_block

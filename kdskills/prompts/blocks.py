@@ -1,4 +1,4 @@
-"""The texts of active skills, as sections no body can break out of (spec skills §5.2, §5.3)."""
+"""The texts of active skills, as sections no body can break out of."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BlockPart:
 def render_active(entries: Sequence[ActiveEntry], *, environment: jinja2.Environment | None = None) -> str:
     """Return `<active_skills>` with one CDATA section per skill, in load order; `""` when nothing is active.
 
-    Bodies stay raw: an XML parser gives them back as they were, whatever they hold (spec skills §5.2).
+    Bodies stay raw: an XML parser gives them back as they were, whatever they hold.
 
     Raises:
         ValueError: The name of a further attribute is no XML name, or is `name`.
@@ -69,7 +69,7 @@ def _attributes(entry: ActiveEntry) -> list[tuple[str, str]]:
 def render_block(
     parts: Sequence[BlockPart], header: str = "ACTIVE SKILLS", environment: jinja2.Environment | None = None
 ) -> tuple[str, tuple[Diagnostic, ...]]:
-    """Return the instruction block of *parts*, and what was disarmed in their texts (spec skills §5.3).
+    """Return the instruction block of *parts*, and what was disarmed in their texts.
 
     Each skill stands once, whole. A hidden one stands under a heading that does not name it. Lines that begin like
     the block's own structure get a backslash, reported as `forged_structure`.

@@ -1,4 +1,4 @@
-"""The catalog: what a model is told is there, within a budget of tokens (spec skills §5.1)."""
+"""The catalog: what a model is told is there, within a budget of tokens."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def render_catalog(
     search_hint: str | None = None,
     environment: jinja2.Environment | None = None,
 ) -> Catalog:
-    """Render the listed skills at the first level that fits the budget (spec skills §5.1).
+    """Render the listed skills at the first level that fits the budget.
 
     Args:
         entries: The skills, with the numbers their view gave them.

@@ -15,7 +15,7 @@ def prompt_environment() -> jinja2.Environment:
     """Return a new environment: sandboxed, strict about undefined names, with the shipped templates.
 
     A Host hands it to `kdskills_prepare_templates`, where a plugin may add filters or put its own loader before the
-    shipped one to replace a template of the same name (spec skills §5). Values reach templates already escaped.
+    shipped one to replace a template of the same name. Values reach templates already escaped.
     """
     import jinja2
     from jinja2.sandbox import SandboxedEnvironment

@@ -1,6 +1,6 @@
 """One escape for each place a foreign text can stand in: a catalog line, an XML value, a CDATA section, a block.
 
-Values are escaped here, before they reach a template, so that a replaced template cannot forget to (spec skills §5).
+Values are escaped here, before they reach a template, so that a replaced template cannot forget to.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _pattern(source: str) -> re.Pattern[str]:
 
 
 def one_line(text: str) -> str:
-    """Return *text* as one line: blanks run together, no control or zero-width characters (spec skills §5.1)."""
+    """Return *text* as one line: blanks run together, no control or zero-width characters."""
     if text.isascii() and text.isprintable() and "  " not in text:
         return text.strip()
     spaced = " ".join(text.split())
@@ -51,23 +51,23 @@ def xml_characters(text: str) -> str:
 
 
 def xml_value(text: str) -> str:
-    """Escape *text* to stand between two tags (spec skills §5.1)."""
+    """Escape *text* to stand between two tags."""
     return html.escape(xml_characters(text), quote=True)
 
 
 def xml_attribute(text: str) -> str:
-    """Escape *text* to stand within double quotes; line breaks and tabs become references (spec skills §5.2)."""
+    """Escape *text* to stand within double quotes; line breaks and tabs become references."""
     escaped = xml_value(text)
     return escaped.replace("\n", "&#10;").replace("\t", "&#9;").replace("\r", "&#13;")
 
 
 def cdata(text: str) -> str:
-    """Return *text* so that it cannot end the CDATA section around it (spec skills §5.2)."""
+    """Return *text* so that it cannot end the CDATA section around it."""
     return xml_characters(text).replace("]]>", "]]]]><![CDATA[>")
 
 
 def cut(text: str, length: int) -> str:
-    """Cut *text* to *length* characters at a word end, and say so with `…` (spec skills §5.1, level 2)."""
+    """Cut *text* to *length* characters at a word end, and say so with `…`."""
     if len(text) <= length:
         return text
     head = text[:length]
@@ -78,12 +78,12 @@ def cut(text: str, length: int) -> str:
 
 
 def hidden_alias(full_id: str) -> str:
-    """Return the name a hidden skill goes by wherever a model can read (spec skills §5.3)."""
+    """Return the name a hidden skill goes by wherever a model can read."""
     return "hidden-guidance-" + hashlib.sha256(full_id.encode("utf-8", "surrogatepass")).hexdigest()[:10]
 
 
 def disarm(text: str, header: str) -> tuple[str, tuple[int, ...]]:
-    """Put a backslash before every line of *text* that begins like the structure of a block (spec skills §5.3).
+    """Put a backslash before every line of *text* that begins like the structure of a block.
 
     Zero-width characters are overlooked within the first words too: a line that looks like a heading is one.
 

@@ -1,4 +1,4 @@
-"""Remote skills: Python functions registered per conversation with a Codex app-server (spec remote).
+"""Remote skills: Python functions registered per conversation with a Codex app-server.
 
 `facade` and `session` are what programs hold; `core*` is the one implementation behind them, sync or async; `schemas` reads
 handlers, `dispatch` and `journal` run calls once, `catalog` makes catalog changes true, `client` and `wire` speak to the server.

@@ -1,4 +1,4 @@
-"""How one `async def` core serves both facades (spec remote §1).
+"""How one `async def` core serves both facades.
 
 The core is written once as coroutines. They wait for nothing but what a `Driver` hands them: `LoopDriver` waits on the running
 event loop, `BlockingDriver` blocks the calling thread and never suspends, so that `drive` can run a coroutine to its end

@@ -1,4 +1,4 @@
-"""Answering calls, however they come: by signal, by pending row, or asked for by the program (spec remote §1)."""
+"""Answering calls, however they come: by signal, by pending row, or asked for by the program."""
 
 from __future__ import annotations
 

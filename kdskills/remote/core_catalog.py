@@ -1,4 +1,4 @@
-"""Making the model's catalog that of the registry, with and without a backend (spec remote §3)."""
+"""Making the model's catalog that of the registry, with and without a backend."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ UNAPPLIED = frozenset({"deferred", "failed"})
 
 
 async def sync_runtime(core: SessionCore, timeout_seconds: float) -> JsonObject:
-    """Make the change now or say why not (spec remote §1, §3)."""
+    """Make the change now or say why not."""
     return await _change(core, timeout_seconds, wait=False)
 
 
 async def prepare_catalog(core: SessionCore, timeout_seconds: float) -> JsonObject:
-    """Make the change, waiting for an idle thread, and bootstrapping where there is nothing to resume (spec remote §3)."""
+    """Make the change, waiting for an idle thread, and bootstrapping where there is nothing to resume."""
     return await _change(core, timeout_seconds, wait=True)
 
 
@@ -137,7 +137,7 @@ async def _by_resume(
 
 
 def digest(tools: Sequence[JsonObject]) -> str:
-    """Return 16 hex digits of SHA-256 over the sorted wire tools as canonical JSON (spec remote §3)."""
+    """Return 16 hex digits of SHA-256 over the sorted wire tools as canonical JSON."""
     text = json.dumps(list(tools), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

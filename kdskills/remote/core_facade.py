@@ -1,4 +1,4 @@
-"""What one facade is: its client, its sessions, and how sessions come and go (spec remote §1 Facade)."""
+"""What one facade is: its client, its sessions, and how sessions come and go."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FacadeCore:
     """The state behind a facade.
 
     Args:
-        client: The duck-typed client (spec remote §2.1).
+        client: The duck-typed client.
         driver: What may be waited for.
         profile: Lint rules, before the client's own.
         journal: Keeps calls; the client's own with a backend, else memory, when omitted.
@@ -118,7 +118,7 @@ class FacadeCore:
             return list(dict.fromkeys(self._sessions.values()))
 
     def move(self, core: SessionCore, session_id: str) -> None:
-        """Let a session go on in the thread that took its place; the old id leads to the same registry (spec remote §3)."""
+        """Let a session go on in the thread that took its place; the old id leads to the same registry."""
         with self._lock:
             core.session_id, core.active = session_id, None
             self._sessions[session_id] = core

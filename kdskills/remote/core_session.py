@@ -1,4 +1,4 @@
-"""What one session is, whatever handles point at it: registry, last reports, the gate of its runtime calls (spec remote §1)."""
+"""What one session is, whatever handles point at it: registry, last reports, the gate of its runtime calls."""
 
 from __future__ import annotations
 

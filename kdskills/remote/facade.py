@@ -1,4 +1,4 @@
-"""The ways in: facades over a client, sync and async, on one core (spec remote §1 Facade)."""
+"""The ways in: facades over a client, sync and async, on one core."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class RemoteSkillLifecycle(Generic[S]):
 
 
 class RemoteSkillsFacade:
-    """Python functions as skills of Codex sessions, without an event loop (spec remote §1).
+    """Python functions as skills of Codex sessions, without an event loop.
 
     Args:
-        client: A client with the methods of spec remote §2.1; `CodexClient` is one.
+        client: A client with the methods listed in `docs/reference/remote-skills.md`; `CodexClient` is one.
         profile: Lint rules; the client's `profile`, else those of Codex.
         journal: Keeps calls so that effects happen once; the client's, else memory.
         max_concurrency: Handlers that run at once.
@@ -106,7 +106,7 @@ class RemoteSkillsFacade:
         sync_runtime_on_cleanup: bool = True,
         ignore_cleanup_errors: bool = True,
     ) -> JsonObject:
-        """Clear a session's registry, and delete the session or empty its tools (spec remote §1 Facade)."""
+        """Clear a session's registry, and delete the session or empty its tools."""
         options = CleanupOptions(sync_runtime_on_cleanup, ignore_cleanup_errors)
         return drive(self._core.close(session_id, delete_session=delete_session, options=options))
 
@@ -124,10 +124,10 @@ class RemoteSkillsFacade:
 
 
 class AsyncRemoteSkillsFacade:
-    """As `RemoteSkillsFacade`, on the running event loop, for a client of coroutines (spec remote §1).
+    """As `RemoteSkillsFacade`, on the running event loop, for a client of coroutines.
 
     Args:
-        client: An async client with the methods of spec remote §2.1; `AsyncCodexClient` is one.
+        client: An async client with the methods listed in `docs/reference/remote-skills.md`; `AsyncCodexClient` is one.
         profile: Lint rules; the client's `profile`, else those of Codex.
         journal: Keeps calls so that effects happen once; the client's, else memory.
         max_concurrency: Handlers that run at once.

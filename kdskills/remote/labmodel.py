@@ -1,4 +1,4 @@
-"""A fake model for laboratories: `POST /v1/responses` on loopback, deciding by a function of the request (spec remote §6).
+"""A fake model for laboratories: `POST /v1/responses` on loopback, deciding by a function of the request.
 
 What the model was shown is the only evidence that a catalog change worked, so every request is kept, and `visible_tools`
 reads a request the way a model would. The probe and the tests speak to the same fake; no tokens are spent and no login is
@@ -115,7 +115,7 @@ def visible_tools(request: JsonObject) -> list[str]:
     """Return the names of the tools a model sees in a request, sorted; those of a namespace as `namespace.name`.
 
     Tools stand in `tools`, inside its namespace entries, or, for models that write code, as declarations in the text of an
-    `exec` tool of the newest `additional_tools` input item (spec remote §2.3 Model view).
+    `exec` tool of the newest `additional_tools` input item.
     """
     tools = request.get("tools")
     if not tools:
@@ -173,7 +173,7 @@ def _commands(item: JsonObject) -> list[tuple[str, str]]:
 
 
 class FakeResponses:
-    """A fake of a Responses server: keeps every request and answers by its brain (spec remote §6).
+    """A fake of a Responses server: keeps every request and answers by its brain.
 
     A context manager; it listens on a free port of loopback from `start` to `close`. Requests are answered in parallel, so a
     brain that waits holds up only its own request.
@@ -231,7 +231,7 @@ class FakeResponses:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings that make a Codex app-server use this model, by dotted key (spec remote §2.2 Other model)."""
+        """The settings that make a Codex app-server use this model, by dotted key."""
         provider = {
             "name": "kdskills-lab",
             "base_url": self.base_url,

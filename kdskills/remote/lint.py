@@ -1,4 +1,4 @@
-"""What a server would refuse, drop or shadow, refused at `register` (spec remote §1 Names)."""
+"""What a server would refuse, drop or shadow, refused at `register`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMESPACE = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _OTHER = re.compile(r"[^a-zA-Z0-9_-]+")
 
 DISPATCHER_TOOL = "kdskills_call"
-"""The one tool of the `dispatcher` strategy (spec remote §3)."""
+"""The one tool of the `dispatcher` strategy."""
 
 
 def check_name(namespace: str | None, name: str, profile: ServerProfile, *, defer_loading: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Names of remote skills: one normalisation, and the spellings of a qualified name (spec remote §1 Names)."""
+"""Names of remote skills: one normalisation, and the spellings of a qualified name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`AsyncCodexClient` and `CodexClient`: the app-server's client with its probe and its facade (spec remote §2.1)."""
+"""`AsyncCodexClient` and `CodexClient`: the app-server's client with its probe and its facade."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ StateFolder = str | os.PathLike[str] | None
 
 
 class AsyncCodexClient(AsyncAppServerClient):
-    """A client of a Codex app-server for programs with an event loop (spec remote §2.1).
+    """A client of a Codex app-server for programs with an event loop.
 
     `remote_skills` is the facade whose registries answer calls with `dispatch="auto"`. Calls are kept in the state folder's
-    journal unless another one is given (spec remote §4 Journal).
+    journal unless another one is given.
 
     Attributes:
         own_journal: The journal this client opened and closes, or None.
@@ -142,7 +142,7 @@ class AsyncCodexClient(AsyncAppServerClient):
 
 
 class CodexClient:
-    """The same client for programs without an event loop; it runs on a thread of its own (spec remote §2.1).
+    """The same client for programs without an event loop; it runs on a thread of its own.
 
     Calls of the server are answered on a thread each, so handlers may block and may use this client.
     """

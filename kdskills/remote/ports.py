@@ -1,4 +1,4 @@
-"""What the parts of remote skills agree on: errors, the server's profile, and the two protocols between them (spec remote)."""
+"""What the parts of remote skills agree on: errors, the server's profile, and the two protocols between them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ BUILT_IN_TOOLS = frozenset(
 
 
 class CatalogError(CallerMustAct, ValueError):
-    """A name, schema or catalog the server would refuse, drop or shadow; `details` has `rule` and `suggestion` (§1)."""
+    """A name, schema or catalog the server would refuse, drop or shadow; `details` has `rule` and `suggestion`."""
 
     code = "catalog_invalid"
 
 
 class CatalogNotApplied(CallerMustAct):
-    """`send_prepared` found the catalog `deferred` or `failed`; nothing was sent. `report` says why (§1)."""
+    """`send_prepared` found the catalog `deferred` or `failed`; nothing was sent. `report` says why."""
 
     code = "catalog_not_applied"
 
@@ -55,26 +55,26 @@ class CatalogBusy(CatalogNotApplied):
 
 
 class WaitTimeoutError(CallerMustAct, TimeoutError):
-    """A turn did not end, or its reply did not come, within the given time (§1)."""
+    """A turn did not end, or its reply did not come, within the given time."""
 
     code = "wait_timeout"
 
 
 class AppServerError(CallerMustAct):
-    """The app-server answered a request with an error; `details` has `method`, `rpc_code`, `data` (§2)."""
+    """The app-server answered a request with an error; `details` has `method`, `rpc_code`, `data`."""
 
     code = "app_server_error"
 
 
 class AppServerGone(CallerMustAct):
-    """The connection to the app-server is closed, or it could not be opened (§2)."""
+    """The connection to the app-server is closed, or it could not be opened."""
 
     code = "app_server_gone"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerProfile:
-    """What is known of a server: lint rules, and what the probe proved (§1 Names, §3 Probe).
+    """What is known of a server: lint rules, and what the probe proved.
 
     Attributes:
         name: `0.169`, `0.105` or what the user agent says.
@@ -116,7 +116,7 @@ class CatalogChange:
 
     Attributes:
         session_id: The thread.
-        tools: The sorted wire tools (§1 Text): `name`, `description`, `inputSchema`, perhaps `namespace`, `deferLoading`.
+        tools: The sorted wire tools: `name`, `description`, `inputSchema`, perhaps `namespace`, `deferLoading`.
         instruction_text: The catalog as text, for strategies that send it as context.
         wait: True for `prepare_catalog` and `wait_catalog`, which wait for an idle thread; False for `sync_runtime`.
         timeout_s: Bound of the whole change.
@@ -131,7 +131,7 @@ class CatalogChange:
 
 @dataclass(frozen=True, slots=True)
 class CatalogContext:
-    """How the catalog travels with the next message (§2.3 Context).
+    """How the catalog travels with the next message.
 
     Attributes:
         send: Further keywords of `sessions.send_message`: `additional_context` with the catalog's text, or nothing.
@@ -146,10 +146,10 @@ class CatalogContext:
 
 @runtime_checkable
 class CatalogBackend(Protocol):
-    """Makes a catalog change true, at `client.catalog` (§3). The async facade's backend has `apply` and `forget` as coroutines."""
+    """Makes a catalog change true, at `client.catalog`. The async facade's backend has `apply` and `forget` as coroutines."""
 
     def apply(self, change: CatalogChange) -> Any:
-        """Bring the change about; returns the report (a dict of §3), never raises for `deferred` and `failed`."""
+        """Bring the change about; returns the report (as in `docs/reference/remote-skills.md`), never raises for `deferred` and `failed`."""
         ...
 
     def context_for(self, session_id: str, tools: Sequence[JsonObject], instruction_text: str) -> Any:
@@ -163,7 +163,7 @@ class CatalogBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallIdentity:
-    """Who asks for which call (§4 Identity). Strong when thread, turn and call are known."""
+    """Who asks for which call. Strong when thread, turn and call are known."""
 
     session_id: str
     tool: str
@@ -183,7 +183,7 @@ class CallIdentity:
 
 @dataclass(frozen=True, slots=True)
 class RemoteCall:
-    """What a handler learns of its call through a parameter annotated `RemoteCall` (§4 Journal).
+    """What a handler learns of its call through a parameter annotated `RemoteCall`.
 
     Attributes:
         key: The call's identity; good as an idempotency key of effects elsewhere.
@@ -212,7 +212,7 @@ CallState = Literal["claimed", "running", "overdue", "unknown", "done"]
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """An answer as a journal keeps it, so that a replay says the very same (§4 Journal).
+    """An answer as a journal keeps it, so that a replay says the very same.
 
     Attributes:
         payload: `{"contentItems": [...], "success": bool}`, fit for the wire.
@@ -227,7 +227,7 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class JournalRow:
-    """One call in a journal (§4 Journal); times are seconds since 1970 by the journal's own clock.
+    """One call in a journal; times are seconds since 1970 by the journal's own clock.
 
     Attributes:
         key: What names the call.
@@ -269,7 +269,7 @@ class Claim:
 
 
 class CallJournal(Protocol):
-    """Keeps what became of each call, so that effects happen once (§4). Every method is one transaction, and blocks.
+    """Keeps what became of each call, so that effects happen once. Every method is one transaction, and blocks.
 
     Implementations: `SqlJournal` (SQLite or PostgreSQL) and `MemoryJournal`. An *owner* is one attempt of one worker: a
     second attempt has another name, so that what a first one says too late changes nothing.
@@ -314,15 +314,15 @@ class CallJournal(Protocol):
         ...
 
     def running(self, session_id: str) -> Sequence[JournalRow]:
-        """Return the rows of this session that are claimed or running under a live lease (§3 Busy)."""
+        """Return the rows of this session that are claimed or running under a live lease."""
         ...
 
     def calls(self, session_id: str, turn_id: str | None = None) -> Sequence[JournalRow]:
-        """Return the rows of this session, or of one turn, oldest first (§5 Receipt)."""
+        """Return the rows of this session, or of one turn, oldest first."""
         ...
 
     def outcomes(self, session_id: str, turn_id: str | None = None) -> Sequence[JournalRow]:
-        """Return the rows outside *turn_id* with an answer, a late answer or a loss the model was not told (§4 Journal)."""
+        """Return the rows outside *turn_id* with an answer, a late answer or a loss the model was not told."""
         ...
 
     def tell(self, keys: Sequence[str]) -> None:

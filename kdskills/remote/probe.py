@@ -1,4 +1,4 @@
-"""The probe: what a server really does, collected from what its model was shown, and kept (spec remote §3 Probe).
+"""The probe: what a server really does, collected from what its model was shown, and kept.
 
 It runs the binary with an empty private home against the fake model: no login, no tokens, nothing of the user's. Answers of the
 server prove nothing here; a way of changing the catalog is proven when the next model request has the new tool and not the

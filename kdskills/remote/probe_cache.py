@@ -1,4 +1,4 @@
-"""Where probes are kept: one file per program, told apart by what really runs (spec remote §3 Probe).
+"""Where probes are kept: one file per program, told apart by what really runs.
 
 npm's `codex` is a launcher around a native child, so hashing what was named would miss an update of what runs. The fingerprint
 covers the launcher and every executable of the started process group, with the user agent the server gave.

@@ -1,4 +1,4 @@
-"""The probe's questions to a server, each answered by what its model was shown (spec remote §3 Probe)."""
+"""The probe's questions to a server, each answered by what its model was shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Skills of bundles for a Codex session: as tools, or as folders the server lists itself (spec remote §5).
+"""Skills of bundles for a Codex session: as tools, or as folders the server lists itself.
 
 Route `tools`: each granted skill is a tool that returns its text, and any reference of it. Route `roots`: the granted skills are
 written into a folder of their own, whose name the server is given. Either way the policy decides, and with tools it is asked

@@ -1,4 +1,4 @@
-"""Names of published skills: what a server takes, and the table back; no I/O (spec remote §5)."""
+"""Names of published skills: what a server takes, and the table back; no I/O."""
 
 from __future__ import annotations
 

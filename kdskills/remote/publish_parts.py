@@ -1,4 +1,4 @@
-"""What both routes of publishing share: the report, texts, and what a receipt says of them (spec remote §5)."""
+"""What both routes of publishing share: the report, texts, and what a receipt says of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Route `roots`: granted skills as folders the server lists itself (spec remote §5).
+"""Route `roots`: granted skills as folders the server lists itself.
 
 The server's list of roots is one for the whole process, and a call replaces it whole. Only a server this client started is given
 one, and every session of it that publishes must see the same skills.

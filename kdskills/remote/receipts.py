@@ -1,4 +1,4 @@
-"""What a turn was run with, and what its calls came to: the receipt of a turn (spec remote §5)."""
+"""What a turn was run with, and what its calls came to: the receipt of a turn."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ReceiptCall:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What one turn was run with (spec remote §5).
+    """What one turn was run with.
 
     Attributes:
         session_id: The thread.

@@ -1,4 +1,4 @@
-"""The skills of one session: layers per name, checked on the way in, copied on the way in and out (spec remote §1)."""
+"""The skills of one session: layers per name, checked on the way in, copied on the way in and out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def unchanged(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSkill:
-    """One registered function; carries the parameters of `register` (spec remote §1).
+    """One registered function; carries the parameters of `register`.
 
     Attributes:
         name: The tool's name inside its namespace.
@@ -70,7 +70,7 @@ class RemoteSkill:
         )
 
     def to_tool(self) -> JsonObject:
-        """Return the wire tool: exactly the keys of spec remote §1 Text."""
+        """Return the wire tool: with exactly the keys a Codex server reads."""
         tool: JsonObject = {
             "name": self.name,
             "description": self.description,
@@ -105,7 +105,7 @@ class _Stack:
 
 
 class SkillRegistry:
-    """Layers of skills per qualified name, safe from any thread (spec remote §1 Overwrite and windows).
+    """Layers of skills per qualified name, safe from any thread.
 
     Args:
         profile: The rules of the server that will be shown the skills.
@@ -129,7 +129,7 @@ class SkillRegistry:
             self._diagnostics.append(diagnostic)
 
     def register(self, skill: RemoteSkill) -> RemoteSkill:
-        """Write the base of the skill's name; it keeps its place in the list (spec remote §1).
+        """Write the base of the skill's name; it keeps its place in the list.
 
         Raises:
             CatalogError: Another skill would shadow this one, or be shadowed by it.

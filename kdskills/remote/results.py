@@ -1,4 +1,4 @@
-"""What calls and sent requests came to (spec remote §1)."""
+"""What calls and sent requests came to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kdskills.remote.ports import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class RemoteSkillDispatch:
-    """What became of one call (spec remote §1 RemoteSkillDispatch).
+    """What became of one call.
 
     Attributes:
         handled: Whether the call found its skill, the handler answered, and the answer was accepted.
@@ -50,7 +50,7 @@ class RemoteSkillDispatch:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSkillSendResult:
-    """What `send_and_handle` came to (spec remote §1 Sending).
+    """What `send_and_handle` came to.
 
     Attributes:
         session_id: The session.

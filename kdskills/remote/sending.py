@@ -1,4 +1,4 @@
-"""Sending requests with the catalog, and handling their calls until the turn has ended (spec remote §1 Sending)."""
+"""Sending requests with the catalog, and handling their calls until the turn has ended."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ async def _note_ended(core: SessionCore, turn_id: str, status: str) -> None:
 
 
 async def _note_receipt(core: SessionCore, turn_id: str) -> None:
-    """Keep what the turn is run with (spec remote §5 Receipt)."""
+    """Keep what the turn is run with."""
     facts = getattr(core.backend, "facts", None)
     if facts is not None:
         known = await core.driver.call(facts, core.session_id)

@@ -1,4 +1,4 @@
-"""The handles of one session: sync and async, over the same core (spec remote §1)."""
+"""The handles of one session: sync and async, over the same core."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class SessionHandle:
         idempotent: bool = False,
         defer_loading: bool = False,
     ) -> RemoteSkill:
-        """Register a function as a skill of this session (spec remote §1).
+        """Register a function as a skill of this session.
 
         Args:
             name: The tool's name; white space around it is dropped.
@@ -120,11 +120,11 @@ class SessionHandle:
         return self._core.registry.clear()
 
     def dynamic_tools(self) -> list[JsonObject]:
-        """Return the wire tools, sorted by qualified name (spec remote §1 Text)."""
+        """Return the wire tools, sorted by qualified name."""
         return self._core.tools()
 
     def instruction_text(self) -> str:
-        """Return the catalog as text; empty without skills (spec remote §1 Text)."""
+        """Return the catalog as text; empty without skills."""
         return self._core.text()
 
     def inject_request(self, text: str) -> str:
@@ -136,7 +136,7 @@ class SessionHandle:
         return address(signal) in {None, self.session_id}
 
     def receipt(self, turn_id: str) -> Receipt | None:
-        """Return what is known of a turn: catalog, context, calls (spec remote §5 Receipt); None for unknown turns.
+        """Return what is known of a turn: catalog, context, calls; None for unknown turns.
 
         Reads the journal here and now, in an async session, too. With a journal in a database, and most of all in one
         across a network, keep the event loop free: `await asyncio.to_thread(session.receipt, turn_id)`.
@@ -149,7 +149,7 @@ class SessionHandle:
 
 
 class RemoteSkillSession(SessionHandle):
-    """A session of a sync facade (spec remote §1)."""
+    """A session of a sync facade."""
 
     @contextmanager
     def using(self, name: str, handler: Callable[..., Any], **register_options: Any) -> Iterator[RemoteSkillSession]:
@@ -168,7 +168,7 @@ class RemoteSkillSession(SessionHandle):
         python_tools: Mapping[str, Callable[..., Any]] | None = None,
         renew: Callable[[], SkillView] | None = None,
     ) -> PublishReport:
-        """Publish the skills a view lists in this session, as tools or as roots (spec remote §5).
+        """Publish the skills a view lists in this session, as tools or as roots.
 
         Args:
             view: Whose skills; what an earlier call published goes.
@@ -182,19 +182,19 @@ class RemoteSkillSession(SessionHandle):
         return drive(publish(self._core, view, route=route, python_tools=python_tools, renew=renew))
 
     def sync_runtime(self, *, timeout_seconds: float = 10.0) -> JsonObject:
-        """Make the model's catalog that of the registry, now or with a reason why not (spec remote §3)."""
+        """Make the model's catalog that of the registry, now or with a reason why not."""
         return drive(catalog.sync_runtime(self._core, timeout_seconds))
 
     def prepare_catalog(self, *, timeout_seconds: float = 90.0) -> JsonObject:
-        """As `sync_runtime`, waiting for an idle thread (spec remote §3)."""
+        """As `sync_runtime`, waiting for an idle thread."""
         return drive(catalog.prepare_catalog(self._core, timeout_seconds))
 
     def wait_catalog(self, *, timeout_seconds: float = 90.0) -> JsonObject:
-        """Wait until a deferred change is applied (spec remote §3)."""
+        """Wait until a deferred change is applied."""
         return drive(catalog.wait_catalog(self._core, timeout_seconds))
 
     def send(self, request_text: str, *, inject_skills: bool = True, **kwargs: Any) -> Any:
-        """Send one message with the catalog as it is (spec remote §1 Sending)."""
+        """Send one message with the catalog as it is."""
         return drive(sending.send(self._core, request_text, inject_skills=inject_skills, keywords=kwargs))
 
     def send_prepared(
@@ -224,7 +224,7 @@ class RemoteSkillSession(SessionHandle):
         retry_delay_seconds: float = 0.05,
         **kwargs: Any,
     ) -> RemoteSkillSendResult:
-        """Send one message and answer its calls until its turn has ended (spec remote §1 Sending)."""
+        """Send one message and answer its calls until its turn has ended."""
         return drive(
             sending.send_and_handle(
                 self._core,
@@ -269,7 +269,7 @@ class RemoteSkillSession(SessionHandle):
 
 
 class AsyncRemoteSkillSession(SessionHandle):
-    """A session of an async facade: what asks the client is a coroutine (spec remote §1)."""
+    """A session of an async facade: what asks the client is a coroutine."""
 
     @asynccontextmanager
     async def using(

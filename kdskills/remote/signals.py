@@ -1,4 +1,4 @@
-"""Calls as they reach a session: signals of the server's stream and rows of the pending store (spec remote §1 Signals)."""
+"""Calls as they reach a session: signals of the server's stream and rows of the pending store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOOL_CALL_EVENT = "app_server.request.item.tool.call"
 
 @dataclass(frozen=True, slots=True)
 class AppServerSignal:
-    """One event of the app-server's stream (spec remote §1 Signals).
+    """One event of the app-server's stream.
 
     Attributes:
         event_type: `app_server.request.item.tool.call` for a call of a tool.
@@ -72,7 +72,7 @@ def text_or_none(value: object) -> str | None:
 def request_text(request_id: object) -> str | None:
     """Return a request id as the text an answer is sent under: integers in decimal, 0 included; None when there is none.
 
-    A bool is no id, though Python counts it as an integer (spec remote §1 Submission).
+    A bool is no id, though Python counts it as an integer.
     """
     if isinstance(request_id, int) and not isinstance(request_id, bool):
         return str(request_id)
@@ -80,7 +80,7 @@ def request_text(request_id: object) -> str | None:
 
 
 def address(signal: AppServerSignal) -> str | None:
-    """Return the session a signal is for, or None when it names none (spec remote §1 Signals)."""
+    """Return the session a signal is for, or None when it names none."""
     places: tuple[tuple[object, str], ...] = (
         (signal.session, "id"),
         (signal.context, "threadId"),
@@ -106,7 +106,7 @@ def call_of_row(row: Mapping[str, Any]) -> IncomingCall | None:
 
 
 def rows_of(answer: object) -> list[JsonObject]:
-    """Return the rows of a `sessions.tool_calls` answer; empty for deleted and system sessions (spec remote §1 Signals).
+    """Return the rows of a `sessions.tool_calls` answer; empty for deleted and system sessions.
 
     Raises:
         ValueError: The answer has no list of data.

@@ -1,4 +1,4 @@
-"""Handing an answer to the server, and reading what it says to it (spec remote §1 Submission)."""
+"""Handing an answer to the server, and reading what it says to it."""
 
 from __future__ import annotations
 

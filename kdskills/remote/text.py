@@ -1,4 +1,4 @@
-"""The catalog as wire tools and as text, byte-exact (spec remote §1 Text)."""
+"""The catalog as wire tools and as text, byte-exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking a person before something runs, and remembering the answer (spec runtime §2 "Approval")."""
+"""Asking a person before something runs, and remembering the answer."""
 
 from __future__ import annotations
 

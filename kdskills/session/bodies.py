@@ -1,4 +1,4 @@
-"""Texts of skills: read from the current files, validated by stat, shared by callers (spec runtime §1 "Freshness")."""
+"""Texts of skills: read from the current files, validated by stat, shared by callers."""
 
 from __future__ import annotations
 

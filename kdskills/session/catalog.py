@@ -1,4 +1,4 @@
-"""A list of skills that changes while sessions use it: the source of runtimes without policy (spec runtime §1)."""
+"""A list of skills that changes while sessions use it: the source of runtimes without policy."""
 
 from __future__ import annotations
 

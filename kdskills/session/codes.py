@@ -1,4 +1,4 @@
-"""The codes of the runtime tools, who must act on each, and the one way to raise them (spec runtime §2)."""
+"""The codes of the runtime tools, who must act on each, and the one way to raise them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def invalid(message: str, *errors: tuple[str, str]) -> ToolCallRefused:
 def not_found(asked: Iterable[str], visible: Iterable[str], refusals: tuple[object, ...] = ()) -> ToolCallRefused:
     """Build `skill_not_found` naming what was asked for and up to 5 near visible names.
 
-    The text and details are the same for an unknown and a refused skill (spec runtime §0).
+    The text and details are the same for an unknown and a refused skill.
     """
     names = list(asked)
     pool = sorted(visible)

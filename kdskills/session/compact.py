@@ -1,4 +1,4 @@
-"""A shorter view of a message list that keeps what must not be lost (spec runtime §3 "Compaction")."""
+"""A shorter view of a message list that keeps what must not be lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of a runtime, checked once (spec runtime §1)."""
+"""The settings of a runtime, checked once."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def config_invalid(message: str) -> BadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Tokens a prompt may use, from the model's window (spec runtime §3 "Budget")."""
+    """Tokens a prompt may use, from the model's window."""
 
     catalog: int
     active: int

@@ -1,4 +1,4 @@
-"""The parts of a runtime and the steps every call shares: session, gate, pruning, commit (spec runtime §1)."""
+"""The parts of a runtime and the steps every call shares: session, gate, pruning, commit."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class Core:
         return found
 
     async def standing(self, call: Call, *, touch: bool = True) -> Standing:
-        """Return the session under its gate; what is no longer granted is pruned first (spec runtime §1 "Removal")."""
+        """Return the session under its gate; what is no longer granted is pruned first."""
         for _ in range(TRIES):
             record = await self.record(call.session_id, touch=touch)
             gate = self.gate(record, call.scope)

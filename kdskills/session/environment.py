@@ -1,4 +1,4 @@
-"""The environment of a script: empty, then ours, then the operator's, then the call's (spec runtime §2 "Scripts")."""
+"""The environment of a script: empty, then ours, then the operator's, then the call's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session tells about itself: `skill.*`, `script.*`, `approval.*` and `catalog.truncated` (spec runtime §4)."""
+"""What a session tells about itself: `skill.*`, `script.*`, `approval.*` and `catalog.truncated`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One read for many callers, and loads that can be interrupted: the concurrency of spec runtime §1 "Safety".
+"""One read for many callers, and loads that can be interrupted.
 
 Callers may sit on any loop of any thread. Locks guard dictionaries only; none is held while waiting or reading.
 """

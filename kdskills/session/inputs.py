@@ -1,4 +1,4 @@
-"""Arguments of the four tools: pydantic models, their JSON Schemas and problems as JSON pointers (spec runtime §2)."""
+"""Arguments of the four tools: pydantic models, their JSON Schemas and problems as JSON pointers."""
 
 from __future__ import annotations
 

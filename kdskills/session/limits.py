@@ -1,4 +1,4 @@
-"""Bounds of the runtime tools, each with a hard maximum (spec runtime §2)."""
+"""Bounds of the runtime tools, each with a hard maximum."""
 
 from __future__ import annotations
 

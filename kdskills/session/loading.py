@@ -1,4 +1,4 @@
-"""Load, unload, refresh and what is active: all or nothing, by snapshot, reads and compare-and-set (spec runtime §1)."""
+"""Load, unload, refresh and what is active: all or nothing, by snapshot, reads and compare-and-set."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def clean_names(names: Sequence[str], most: int) -> list[str]:
 
 
 async def load(core: Core, call: Call, names: Sequence[str], mode: str | None, by: By) -> LoadReceipt:
-    """Load skills (spec runtime §1 "Load"); nothing changes unless everything asked for can be had."""
+    """Load skills; nothing changes unless everything asked for can be had."""
     await core.record(call.session_id)
     wanted = load_mode(mode)
     if wanted is None:
@@ -267,7 +267,7 @@ async def refresh(core: Core, call: Call) -> LoadReceipt:
 
 
 async def prune_everywhere(core: Core, full_id: str) -> None:
-    """Take a removed skill out of every session (spec runtime §1 "Removal")."""
+    """Take a removed skill out of every session."""
     after: str | None = None
     while True:
         with store_errors():
@@ -283,7 +283,7 @@ async def prune_everywhere(core: Core, full_id: str) -> None:
 
 
 def adopt(call: Call, loaded: Loaded) -> None:
-    """Bring the sources of every shown skill into the turn's pool, in prompt order (spec runtime §3 "Citations")."""
+    """Bring the sources of every shown skill into the turn's pool, in prompt order."""
     if call.scope.sources is not None:
         for item in loaded.shown:
             call.scope.sources.adopt(item.skill, "", digest=item.body.digest)

@@ -1,4 +1,4 @@
-"""Opening, listing and closing sessions (spec runtime §1 "Sessions")."""
+"""Opening, listing and closing sessions."""
 
 from __future__ import annotations
 

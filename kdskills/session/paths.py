@@ -1,4 +1,4 @@
-"""Paths a model may name: pure text rules, checked before any file is touched (spec runtime §2 "Paths")."""
+"""Paths a model may name: pure text rules, checked before any file is touched."""
 
 from __future__ import annotations
 

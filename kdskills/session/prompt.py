@@ -1,4 +1,4 @@
-"""The top-level text: rules, available and active skills (spec runtime §3)."""
+"""The top-level text: rules, available and active skills."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kdskills.session.source import CatalogText, Gate, names_by_id
 PARTIAL: Final = 4
 _KEPT: Final = 32
 ELSEWHERE: Final = "Third-party text: it is in the result of the call that loaded this skill. Load it again to read it."
-"""Stands in the prompt for the text of a skill with an origin, which is never top-level text (spec runtime §5)."""
+"""Stands in the prompt for the text of a skill with an origin, which is never top-level text."""
 
 _USES: Final = {
     "skills.load": "call {name} with their names when a task calls for them; mode add keeps what is loaded",

@@ -1,4 +1,4 @@
-"""`skills.read` and `describe`: files of loaded skills, windows of text, refusals by reason (spec runtime §2)."""
+"""`skills.read` and `describe`: files of loaded skills, windows of text, refusals by reason."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Target:
 async def target(core: Core, call: Call, ref: str | None) -> Target:
     """Return the loaded skill *ref* means, the one loaded last when it is None or blank.
 
-    The files of a skill that came along with a loaded one can be read as well (spec runtime §1 "Imports").
+    The files of a skill that came along with a loaded one can be read as well.
 
     Raises:
         ToolCallRefused: `no_active_skills`, `skill_not_found` or `skill_not_active`, in this order.

@@ -1,4 +1,4 @@
-"""What the runtime answers: frozen values with a JSON form (spec runtime §2, §3)."""
+"""What the runtime answers: frozen values with a JSON form."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SkillReceipt:
     properties: Wire = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON object of spec runtime §2; `current_digest` only when stale."""
+        """Return the JSON object as in `docs/reference/runtime-tools.md`; `current_digest` only when stale."""
         found: dict[str, Any] = {
             "name": self.name,
             "id": self.id,
@@ -277,7 +277,7 @@ ToolReply = ToolSuccess | ToolFailure
 
 @dataclass(frozen=True, slots=True)
 class PromptParts:
-    """The top-level text of a model call, part by part (spec runtime §3).
+    """The top-level text of a model call, part by part.
 
     `base` is the bundle's own text, which stands between rules and catalog.
     """

@@ -1,4 +1,4 @@
-"""SkillRuntime: the loaded skills of many conversations, and the tools a model works with (spec runtime §1, §2)."""
+"""SkillRuntime: the loaded skills of many conversations, and the tools a model works with."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class SkillRuntime:
         by: By = "model",
         scope: TurnScope = NO_TURN,
     ) -> LoadReceipt:
-        """Load skills, all or nothing (spec runtime §1 "Load")."""
+        """Load skills, all or nothing."""
         return await loading.load(self._core, Call(session_id, scope), names, mode, by)
 
     async def unload(

@@ -1,4 +1,4 @@
-"""What a turn adds to a session: its frozen view, files, sources, text and listeners (spec runtime §3, §4)."""
+"""What a turn adds to a session: its frozen view, files, sources, text and listeners."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TurnSources:
-    """The turn's pool of sources, grown by each skill that is loaded or read (spec runtime §3 "Citations").
+    """The turn's pool of sources, grown by each skill that is loaded or read.
 
     Args:
         pool: Sources the turn begins with.
@@ -74,7 +74,7 @@ class TurnSources:
             if first and rows and self._merged is not None:
                 self._merged(skill.full_id, result)
             self._tell(skill, result.diagnostics)
-        # an empty map drops every token (spec skills §6.3)
+        # an empty map drops every token
         rewritten = rewrite_citations(text, sid_map)
         self._tell(skill, rewritten.diagnostics)
         return rewritten.text

@@ -1,4 +1,4 @@
-"""`skills.run_script`: checks in their order, one `ExecRequest`, its result as the model reads it (spec runtime §2)."""
+"""`skills.run_script`: checks in their order, one `ExecRequest`, its result as the model reads it."""
 
 from __future__ import annotations
 

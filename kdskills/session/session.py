@@ -1,4 +1,4 @@
-"""A session: the runtime's methods bound to one id, within a turn or outside (spec runtime §1)."""
+"""A session: the runtime's methods bound to one id, within a turn or outside."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Session:
         return Session(self._runtime, self.id, self.consumer, scope)
 
     async def load(self, names: Sequence[str], mode: str | None = "replace", *, by: By = "model") -> LoadReceipt:
-        """Load skills, all or nothing (spec runtime §1 "Load")."""
+        """Load skills, all or nothing."""
         return await self._runtime.load(self.id, names, mode, by=by, scope=self.scope)
 
     async def unload(self, names: Sequence[str] = (), *, all: bool = False) -> UnloadReceipt:  # noqa: A002

@@ -1,4 +1,4 @@
-"""A session as JSON, and back (spec runtime §1 "Snapshot"). No arguments, environment or secrets are in it."""
+"""A session as JSON, and back. No arguments, environment or secrets are in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a runtime's skills come from: a live subsystem, a frozen view, or a mutable catalog (spec runtime §1).
+"""Where a runtime's skills come from: a live subsystem, a frozen view, or a mutable catalog.
 
 All three answer through one gate, `resolve`; there is no second rule set.
 """
@@ -16,7 +16,7 @@ Locations = Literal["host", "logical", "none"]
 
 
 class CatalogText(Protocol):
-    """A rendered catalog, as `SkillView.catalog` returns it (spec skills §5.1)."""
+    """A rendered catalog, as `SkillView.catalog` returns it."""
 
     @property
     def text(self) -> str:

@@ -1,4 +1,4 @@
-"""The four tools in the JSON forms of two model APIs, without either SDK (spec runtime §6)."""
+"""The four tools in the JSON forms of two model APIs, without either SDK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session holds and how it changes: pure functions over frozen values (spec runtime §1 "Load", "Unload")."""
+"""What a session holds and how it changes: pure functions over frozen values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LoadedSkill:
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """A session as a store keeps it; `version` grows by one with each change (spec runtime §1)."""
+    """A session as a store keeps it; `version` grows by one with each change."""
 
     session_id: str
     consumer: str

@@ -1,4 +1,4 @@
-"""Where sessions are kept: the protocol, its errors, and the store in memory (spec runtime §1)."""
+"""Where sessions are kept: the protocol, its errors, and the store in memory."""
 
 from __future__ import annotations
 

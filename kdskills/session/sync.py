@@ -1,4 +1,4 @@
-"""The blocking facade: the same methods, run on a loop of its own thread (spec runtime §1)."""
+"""The blocking facade: the same methods, run on a loop of its own thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answering tool calls by name: both spellings, typed arguments, replies instead of errors (spec runtime §2)."""
+"""Answering tool calls by name: both spellings, typed arguments, replies instead of errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy plugin sees before something happens, and what it answers (spec runtime §2 `skill_denied`)."""
+"""What a policy plugin sees before something happens, and what it answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The turn's files: a host folder whose files a run sees and where produced files land (spec runtime §4, execution §4).
+"""The turn's files: a host folder whose files a run sees and where produced files land.
 
 Files are copied in and out, never bound. Every path is walked part by part without following links, so a link planted
 between two calls is refused, not followed.

@@ -1,8 +1,7 @@
 """Skills as files: read them, find them in roots, keep them in a registry, and decide who may use which.
 
 `parse_skill` reads one folder, `SkillRegistry` finds all skills below its roots, `kdskills.skills.selection` holds the
-steps of the one policy gate. Reading is pure once bytes are there; the file system is touched at the rim only
-(spec skills §1, §2, §4).
+steps of the one policy gate. Reading is pure once bytes are there; the file system is touched at the rim only.
 
 Each name is loaded when it is first used: a process that only restores an export needs few of them.
 """

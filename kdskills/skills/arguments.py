@@ -1,4 +1,4 @@
-"""Fill the declared arguments into a body (spec skills §1.6)."""
+"""Fill the declared arguments into a body."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PLACE = re.compile(r"\\\$|\$([A-Za-z_][A-Za-z0-9_]*)|\{\{[ \t]*([A-Za-z_][A-Za-
 def render_body(
     body: str, arguments: Sequence[SkillArgument | Mapping[str, Any]], values: Mapping[str, str]
 ) -> RenderedBody:
-    r"""Return *body* with its arguments filled in, in one pass from left to right (spec skills §1.6).
+    r"""Return *body* with its arguments filled in, in one pass from left to right.
 
     `$name` and `{{ name }}` of a declared argument become its value, else its default, else nothing; `\$` gives `$`.
     Inserted values are not looked at again. Without arguments the body comes back as it is.

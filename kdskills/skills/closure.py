@@ -1,4 +1,4 @@
-"""What a skill brings along: its imports, depth first, each once, before what needs them (spec skills §4.3)."""
+"""What a skill brings along: its imports, depth first, each once, before what needs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every finding about a skill file: how severe it is under each verdict, what it means, what cures it (spec skills §1.5)."""
+"""Every finding about a skill file: how severe it is under each verdict, what it means, what cures it."""
 
 from __future__ import annotations
 

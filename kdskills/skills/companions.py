@@ -1,4 +1,4 @@
-"""What lies beside a skill file: compact.md, tools.yaml, sources.yaml (spec skills §1.4).
+"""What lies beside a skill file: compact.md, tools.yaml, sources.yaml.
 
 Pure functions over bytes already read. A broken `tools.yaml` is an error, for a lost gate would open the skill; the
 other two only cost what they would have added.

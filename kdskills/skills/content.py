@@ -1,4 +1,4 @@
-"""Long texts of skills, read on first use and checked against what discovery saw (spec skills §2.3)."""
+"""Long texts of skills, read on first use and checked against what discovery saw."""
 
 from __future__ import annotations
 

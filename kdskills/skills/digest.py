@@ -1,4 +1,4 @@
-"""Digests of a skill file, a skill's whole tree and a root (spec skills §2.3)."""
+"""Digests of a skill file, a skill's whole tree and a root."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rows_digest(rows: Iterable[Iterable[str | int]]) -> str:
 
 
 def tree_digest(root: str | Path, below: str = "") -> str:
-    """Return the digest over all files of a skill's folder (spec skills §2.3).
+    """Return the digest over all files of a skill's folder.
 
     It is taken over `[[path, size, hex], ...]` in the order of path bytes; a link counts as
     `[path, 0, "link:" + target]`, anything else that is no regular file as `[path, 0, "other"]`.

@@ -1,4 +1,4 @@
-"""Look through one root for skills, reusing what is certainly unchanged (spec skills §2.2, §2.3)."""
+"""Look through one root for skills, reusing what is certainly unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEEPEST = 6
 
 @dataclass(frozen=True, slots=True)
 class ScanLimits:
-    """Bounds of one root (spec skills §2.2)."""
+    """Bounds of one root."""
 
     folders: int = 50_000
     skills: int = 20_000
@@ -290,7 +290,7 @@ class Scanner:
 
 
 def root_digest(skills: dict[str, SkillRecord]) -> str:
-    """Return the digest over skill files and companions, by path bytes (spec skills §2.3)."""
+    """Return the digest over skill files and companions, by path bytes."""
     rows = [
         (f"{path}/{name}", size, digest)
         for path, record in skills.items()

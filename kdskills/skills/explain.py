@@ -1,4 +1,4 @@
-"""Why a skill is granted or refused, step by step, with the rule and the place it stands (spec skills §4.2)."""
+"""Why a skill is granted or refused, step by step, with the rule and the place it stands."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ExplainedStep:
     """One step of the gate and what it found.
 
     Attributes:
-        step: 1 to 7, as in spec skills §4.2.
+        step: 1 to 7, as in `docs/reference/visibility.md`.
         title: What the step asks.
         result: `pass`, `refuse`, or `unknown` when there is no skill to ask about.
         reason: One sentence.

@@ -1,4 +1,4 @@
-"""Skills whose files are elsewhere: listed without being read, fetched and checked when used (spec runtime §5)."""
+"""Skills whose files are elsewhere: listed without being read, fetched and checked when used."""
 
 from __future__ import annotations
 

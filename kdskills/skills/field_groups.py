@@ -1,4 +1,4 @@
-"""Fields with structure: metadata, allowed tools, arguments (spec skills §1.3)."""
+"""Fields with structure: metadata, allowed tools, arguments."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def tool_names(allowed: str | None) -> tuple[str, ...]:
 def read_arguments(node: Node | None, hint: str | None, findings: Findings, place: Place) -> tuple[SkillArgument, ...]:
     """Return declared arguments: names or mappings in a list, names in a text, or a mapping of names.
 
-    A hint declares `ARGUMENTS` behind them (spec skills §1.6).
+    A hint declares `ARGUMENTS` behind them.
     """
 
     def odd(message: str) -> None:

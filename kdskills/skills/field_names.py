@@ -1,4 +1,4 @@
-"""Which keys of the frontmatter are known, and what each may be called (spec skills §1.3, §1.5)."""
+"""Which keys of the frontmatter are known, and what each may be called."""
 
 from __future__ import annotations
 

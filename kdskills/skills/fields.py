@@ -1,4 +1,4 @@
-"""Fields of the frontmatter as typed values, read so that doubt restricts (spec skills §1.3)."""
+"""Fields of the frontmatter as typed values, read so that doubt restricts."""
 
 from __future__ import annotations
 

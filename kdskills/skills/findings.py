@@ -11,7 +11,7 @@ class Findings:
     """Findings of one file; what a verdict does not report is left out.
 
     Args:
-        verdict: Decides on severities (spec skills §1.5).
+        verdict: Decides on severities.
         at: Posix path of the file, relative to its root.
     """
 

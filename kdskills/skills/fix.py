@@ -1,4 +1,4 @@
-"""Mend a skill folder: plan edits without touching anything, then apply them in one go (spec skills §1.5, `check --fix`)."""
+"""Mend a skill folder: plan edits without touching anything, then apply them in one go."""
 
 from __future__ import annotations
 

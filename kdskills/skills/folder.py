@@ -1,4 +1,4 @@
-"""Open one skill folder on disk: the skill file, its companions, and its long texts on first use (spec skills §1, §1.4)."""
+"""Open one skill folder on disk: the skill file, its companions, and its long texts on first use."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class DiskContent:
         return self._sources
 
     def tree_digest(self) -> str:
-        """Return the digest over all files of the folder (spec skills §2.3)."""
+        """Return the digest over all files of the folder."""
         return tree_digest(self._folder)
 
 

@@ -1,4 +1,4 @@
-"""From the bytes of a skill file to its frontmatter and body (spec skills §1.1)."""
+"""From the bytes of a skill file to its frontmatter and body."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def read_body(data: bytes, verdict: Verdict = "lenient") -> str:
 
 
 def read_frontmatter(data: bytes, findings: Findings) -> Frontmatter | None:
-    """Return fields and body of a skill file, or None after an error (spec skills §1.1)."""
+    """Return fields and body of a skill file, or None after an error."""
     text = decode(data, findings)
     parts = split(text, findings) if text is not None else None
     if parts is None:

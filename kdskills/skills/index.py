@@ -1,4 +1,4 @@
-"""The persisted index: one file per root, trusted only when it is certainly our own and whole (spec skills §2.3).
+"""The persisted index: one file per root, trusted only when it is certainly our own and whole.
 
 A file is one line of JSON that says what it is for, then the lines of `rows.scan_lines`. It is written aside and renamed, so other
 processes see the old one or the new one. It holds no bodies.

@@ -1,4 +1,4 @@
-"""List folders for discovery: what is entered, what is left out and why (spec skills §2.2)."""
+"""List folders for discovery: what is entered, what is left out and why."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Subtree:
 
 
 def walk_subtree(descriptor: int, path: str, listing: Listing, *, nested: bool) -> Subtree:
-    """Look through everything a skill's folder owns (spec skills §2.2).
+    """Look through everything a skill's folder owns.
 
     Args:
         descriptor: The skill's open folder.

@@ -1,4 +1,4 @@
-"""Make a record of one skill's folder: read, digest and parse it (spec skills §2.2, §2.3)."""
+"""Make a record of one skill's folder: read, digest and parse it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What discovery remembers of the file system, so that the next start need not read it again (spec skills §2.3)."""
+"""What discovery remembers of the file system, so that the next start need not read it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decide which root's skill answers to a full id: pure, over finished scans (spec skills §2.1)."""
+"""Decide which root's skill answers to a full id: pure, over finished scans."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Merged:
 
 
 def merge(scans: Sequence[tuple[SkillRoot, RootScan]]) -> Merged:
-    """Join the scans of all roots, weakest first (spec skills §2.1).
+    """Join the scans of all roots, weakest first.
 
     The last root wins a full id and replaces the whole skill, also when its own skill was refused; within a root the
     later path wins.

@@ -1,4 +1,4 @@
-"""What a skill is, once read: frozen values (spec skills §1.3)."""
+"""What a skill is, once read: frozen values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SkillArgument:
 
 @dataclass(frozen=True, slots=True)
 class SkillTool:
-    """A tool named by a skill's `tools.yaml`; a required one gates the skill (spec skills §4.2 step 6)."""
+    """A tool named by a skill's `tools.yaml`; a required one gates the skill."""
 
     id: str
     role: str = ""
@@ -35,7 +35,7 @@ class SkillTool:
 
 
 class SkillContent(Protocol):
-    """Where the long texts of a skill come from, read on first use (spec skills §2.3)."""
+    """Where the long texts of a skill come from, read on first use."""
 
     def body(self) -> str:
         """Return the body: the text after the frontmatter, without leading blank lines and trailing whitespace."""
@@ -50,13 +50,13 @@ class SkillContent(Protocol):
         ...
 
     def tree_digest(self) -> str:
-        """Return the digest over all files of the skill (spec skills §2.3)."""
+        """Return the digest over all files of the skill."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """One skill as found in a root. Attribute meanings are those of the table in spec skills §1.3.
+    """One skill as found in a root. Attribute meanings are those of the table in `docs/reference/skill-format.md`.
 
     `file` and `path` are the absolute path of the skill file on this host (None for a skill parsed from bytes); they
     are never exported. `layer` is the kind of root. `tokens` estimates the body without reading it again.
@@ -141,7 +141,7 @@ class Skill:
         return self.content.sources()
 
     def tree_digest(self) -> str:
-        """Return the digest over every file of the skill (spec skills §2.3)."""
+        """Return the digest over every file of the skill."""
         return self.content.tree_digest()
 
 
@@ -174,6 +174,6 @@ TokenCounter = Callable[[str], int]
 
 
 def estimate_tokens(text: str) -> int:
-    """Return UTF-8 bytes / 4, rounded up (spec skills §5.1)."""
+    """Return UTF-8 bytes / 4, rounded up."""
     size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     return -(-size // 4)

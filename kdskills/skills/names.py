@@ -1,4 +1,4 @@
-"""Names, ids and namespaces (spec skills §1.2)."""
+"""Names, ids and namespaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make a `Skill` of a skill file (spec skills §1).
+"""Make a `Skill` of a skill file.
 
 `parse_parts` is the heart: it takes bytes already read and companions already understood, and touches no file.
 `parse_skill` and `parse_skill_bytes` are its two doors for callers; discovery calls it for each folder it finds.
@@ -60,7 +60,7 @@ def parse_parts(
         folder: Name of its folder; "" when there is none.
         file_name: `SKILL.md` or `skill.md`.
         at: Path for findings, relative to the root; *file_name* when omitted.
-        verdict: How strict to be (spec skills §1.5).
+        verdict: How strict to be.
         extra_fields: Further keys that are expected.
         layout_namespace: The namespace its place in the root gives, if any.
         fixed_namespace: The namespace the root forces on all its skills; a field is then ignored.
@@ -235,7 +235,7 @@ def parse_skill_bytes(
     verdict: Verdict = "lenient",
     extra_fields: Collection[str] = (),
 ) -> ParsedSkill:
-    """Return the skill in the bytes of a skill file; pure (spec skills §1).
+    """Return the skill in the bytes of a skill file; pure.
 
     Args:
         data: The raw file.
@@ -255,7 +255,7 @@ def parse_skill_bytes(
 
 
 def parse_skill(path: StrPath, *, verdict: Verdict = "lenient", extra_fields: Collection[str] = ()) -> ParsedSkill:
-    """Return the skill at *path*, a skill folder or its file (spec skills §1).
+    """Return the skill at *path*, a skill folder or its file.
 
     Of the companions only `tools.yaml` is read, because a broken one refuses the skill; the others are read on first
     use. Findings name paths relative to the skill's folder.

@@ -1,4 +1,4 @@
-"""What a written reference means, and which full ids a rule matches: pure text, no files (spec skills §4.1)."""
+"""What a written reference means, and which full ids a rule matches: pure text, no files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Ref(NamedTuple):
 
 
 def parse_ref(written: object) -> Ref:
-    """Take a reference apart (spec skills §4.1).
+    """Take a reference apart.
 
     Args:
         written: `[sk:|skill:|skills.|skills.skills.]` and a full id, a bare id or `SK<n>`; outer blanks are ignored.
@@ -75,7 +75,7 @@ def is_pattern(entry: str) -> bool:
 
 
 def is_number(entry: str) -> bool:
-    """Whether *entry* is a short id: one view's number, which no rule may hold (spec skills §4.1)."""
+    """Whether *entry* is a short id: one view's number, which no rule may hold."""
     return not is_pattern(entry) and parse_ref(entry).kind == "number"
 
 
@@ -114,7 +114,7 @@ class Matcher(NamedTuple):
 
 
 def compile_rules(entries: Iterable[str], *, bare: Literal["public", "anywhere"]) -> Matcher:
-    """Make rules ready for matching (spec skills §4.1).
+    """Make rules ready for matching.
 
     Args:
         entries: Patterns and references as written. What is neither matches nothing; it stays among the entries.

@@ -1,4 +1,4 @@
-"""All skills of all roots, kept up to date and safe to use from any thread (spec skills §2.3)."""
+"""All skills of all roots, kept up to date and safe to use from any thread."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Judged:
 
 
 class SkillRegistry:
-    """Finds skills in roots and keeps them (spec skills §2.3).
+    """Finds skills in roots and keeps them.
 
     Nothing is read before the first `snapshot`. Concurrent callers share one discovery; if it fails, what was known
     stays, and every one of them gets the error.
@@ -188,7 +188,7 @@ class SkillRegistry:
         return all(scan is self._scans.get(number) for number, scan in scans.items())
 
     def _severe(self, note: Diagnostic) -> Diagnostic:
-        """A root that is missing is an error in a verified child (spec skills §2.1)."""
+        """A root that is missing is an error in a verified child."""
         return replace(note, severity="error") if self.verified and note.code == "root_missing" else note
 
     def _scan(self, number: int, root: SkillRoot, notes: dict[int, Diagnostic]) -> RootScan:

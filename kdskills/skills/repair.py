@@ -1,4 +1,4 @@
-"""Quote the plain values that keep a frontmatter from parsing (spec skills §1.1 step 5)."""
+"""Quote the plain values that keep a frontmatter from parsing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where skills come from: roots, their order, and those of other agents (spec skills §2.1)."""
+"""Where skills come from: roots, their order, and those of other agents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CLIENT = re.compile(r"[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True)
 class SkillRoot:
-    """A folder that holds skills (spec skills §2.1).
+    """A folder that holds skills.
 
     Attributes:
         uri: Name of the root that holds on every host, such as `bundle://skills`.
@@ -82,7 +82,7 @@ def agent_skill_roots(
     clients: Sequence[str] = (),
     trusted: Collection[StrPath],
 ) -> AgentRoots:
-    """Find `.agents/skills` and `.<client>/skills` from *start* up to the repository top, and at home (spec skills §2.1).
+    """Find `.agents/skills` and `.<client>/skills` from *start* up to the repository top, and at home.
 
     The order is the order of precedence, weakest first: home, then from the repository top down to *start*; in one
     folder `.agents`, then the clients as given. Without a repository only *start* itself is looked at.

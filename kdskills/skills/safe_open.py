@@ -1,4 +1,4 @@
-"""Open files below a root without following links, however the tree changes meanwhile (spec skills §2.2, execution §5).
+"""Open files below a root without following links, however the tree changes meanwhile.
 
 A relative path is walked part by part: every folder is opened with `O_NOFOLLOW` relative to the folder before it, so
 no part can be a link, and nothing outside the root is ever reached. The root itself may be a link: it is resolved when

@@ -1,4 +1,4 @@
-"""The policy gate: seven ordered steps over frozen values; the first hit is the code (spec skills §4.2).
+"""The policy gate: seven ordered steps over frozen values; the first hit is the code.
 
 Everything that reaches a skill asks `decide`; imports ask `decide_dependency`. There is no second rule set.
 """
@@ -44,10 +44,10 @@ STEP_OF: Mapping[str, int] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a skill is not to be had, for people; a model is given `public()` (spec skills §4.2).
+    """Why a skill is not to be had, for people; a model is given `public()`.
 
     Attributes:
-        code: A code of the table in spec skills §4.2, or `import_refused`.
+        code: A code of the table in `docs/reference/visibility.md`, or `import_refused`.
         reason: One sentence for people.
         ref: The reference as asked.
         full_id: What it meant, when that is known.
@@ -77,7 +77,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A skill that may be used, with what it imports (spec skills §4.2, §4.3).
+    """A skill that may be used, with what it imports.
 
     Attributes:
         skill: The skill asked for.
@@ -169,7 +169,7 @@ class Policy:
         )
 
     def rule_findings(self, full_ids: frozenset[str]) -> tuple[Diagnostic, ...]:
-        """Return `rule_matches_nothing` for each rule that matches none of *full_ids* (spec skills §4.1)."""
+        """Return `rule_matches_nothing` for each rule that matches none of *full_ids*."""
         found: list[Diagnostic] = []
         layers = (
             ("agents_config.*.disabled", self.denied_for_all),
@@ -330,7 +330,7 @@ def missing(known: Known, ref: str, full_id: str | None) -> Refused:
 
 
 def decide(known: Known, policy: Policy, full_id: str, *, ref: str, by: By) -> Skill | Refused:
-    """Decide about one full id: the skill, or the first step that refuses it (spec skills §4.2)."""
+    """Decide about one full id: the skill, or the first step that refuses it."""
     skill = known.skills.get(full_id)
     if skill is None:
         return missing(known, ref, full_id)
@@ -339,7 +339,7 @@ def decide(known: Known, policy: Policy, full_id: str, *, ref: str, by: By) -> S
 
 
 def decide_dependency(known: Known, policy: Policy, importer: Skill, full_id: str, *, ref: str) -> Skill | Refused:
-    """Decide about a dependency of *importer*; step 7 is not applied (spec skills §4.3).
+    """Decide about a dependency of *importer*; step 7 is not applied.
 
     Under `private` a dependency need not be enabled, and may be internal when the importer's root is builtin, plugin or
     bundle. Deny, `include_for` and tool gates hold under each policy.
@@ -359,7 +359,7 @@ def decide_dependency(known: Known, policy: Policy, importer: Skill, full_id: st
 
 
 def tool_ids(tools: Iterable[Any] | str | None) -> frozenset[str] | None:
-    """Return the ids of the tools a consumer has; None means that no tool gate holds (spec skills §4.2).
+    """Return the ids of the tools a consumer has; None means that no tool gate holds.
 
     Args:
         tools: Ids, mappings with `id`, `tool_id` or `name`, objects with `.id` or `.name`; a string is one id.

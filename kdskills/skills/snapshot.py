@@ -1,4 +1,4 @@
-"""What a registry knows at one moment: frozen values (spec skills §2.3)."""
+"""What a registry knows at one moment: frozen values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the file system says about a file, packed, so that a change is seen without reading it (spec skills §2.3)."""
+"""What the file system says about a file, packed, so that a change is seen without reading it."""
 
 from __future__ import annotations
 

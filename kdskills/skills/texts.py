@@ -1,4 +1,4 @@
-"""The long texts of a skill found in a root: read on first use, compared with what discovery saw (spec skills §2.3)."""
+"""The long texts of a skill found in a root: read on first use, compared with what discovery saw."""
 
 from __future__ import annotations
 

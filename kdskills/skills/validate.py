@@ -1,4 +1,4 @@
-"""Everything that can be said about one skill folder (spec skills §1)."""
+"""Everything that can be said about one skill folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML 1.2 core values from libyaml's events, with positions and the characters written (spec skills §1.1 steps 4, 6).
+"""YAML 1.2 core values from libyaml's events, with positions and the characters written.
 
 One pass over the events of the C parser makes light nodes. Anchors, aliases, tags, directives and depth are refused
 while they come in, so nothing can be expanded. Without libyaml PyYAML's own parser gives the same events.
@@ -53,7 +53,7 @@ def has_libyaml() -> bool:
 
 
 class Limits(NamedTuple):
-    """Bounds of one YAML text (spec skills §1.1 step 4)."""
+    """Bounds of one YAML text."""
 
     depth: int = MAX_DEPTH
     nodes: int = MAX_NODES

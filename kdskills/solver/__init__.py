@@ -1,7 +1,7 @@
 """The ReAct loop: a request in, decisions, tool calls and skills in between, a cited answer and files out.
 
 `SolverSystem` holds what turns share, `ReactSolver` works on requests, `TurnResult` is what comes of one. Names become
-objects through a `Wiring`, so that nothing here imports the house above (spec runtime §4).
+objects through a `Wiring`, so that nothing here imports the house above.
 """
 
 from kdskills.bundle.terms import CODEGEN, DECISION

@@ -1,4 +1,4 @@
-"""One model call: timeouts, tries, and what is told about it (spec runtime §4)."""
+"""One model call: timeouts, tries, and what is told about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The citations of an answer: which resolve, which do not, and how the answer is shown (spec runtime §4)."""
+"""The citations of an answer: which resolve, which do not, and how the answer is shown."""
 
 from __future__ import annotations
 

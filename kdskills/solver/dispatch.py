@@ -1,4 +1,4 @@
-"""Runs the tool calls of one reply: checks, barriers, time limits, one answer each (spec runtime §4, "Dispatch")."""
+"""Runs the tool calls of one reply: checks, barriers, time limits, one answer each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a turn tells while it runs: one frozen model per type (spec runtime §4, "Events")."""
+"""What a turn tells while it runs: one frozen model per type."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class PromptBuilt(Event):
 
 
 class CatalogTruncated(Event):
-    """The catalog did not fit its budget in full; `level` says how far it was cut (spec skills §5.1)."""
+    """The catalog did not fit its budget in full; `level` says how far it was cut."""
 
     type: Literal["catalog.truncated"] = "catalog.truncated"
     level: int

@@ -1,4 +1,4 @@
-"""The end of a turn: citations checked, files collected, plugins told, everything closed (spec runtime §4, step 9)."""
+"""The end of a turn: citations checked, files collected, plugins told, everything closed."""
 
 from __future__ import annotations
 

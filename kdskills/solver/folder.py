@@ -1,4 +1,4 @@
-"""The folder of a turn: files handed in, and what the turn left there (spec runtime §4)."""
+"""The folder of a turn: files handed in, and what the turn left there."""
 
 from __future__ import annotations
 

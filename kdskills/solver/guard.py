@@ -1,4 +1,4 @@
-"""When calls run together, and when a turn goes round in circles: pure rules (spec runtime §4, "Dispatch")."""
+"""When calls run together, and when a turn goes round in circles: pure rules."""
 
 from __future__ import annotations
 

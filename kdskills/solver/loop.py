@@ -1,4 +1,4 @@
-"""The loop: ask for a decision, run its calls, until there is an answer or a bound is met (spec runtime §4)."""
+"""The loop: ask for a decision, run its calls, until there is an answer or a bound is met."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`exec.python`: generated code behind the wall, with the skills of `solver.codegen` in force (spec runtime §4)."""
+"""`exec.python`: generated code behind the wall, with the skills of `solver.codegen` in force."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ReactSolver`: a request in, a `TurnResult` or a stream of events out (spec runtime §4)."""
+"""`ReactSolver`: a request in, a `TurnResult` or a stream of events out."""
 
 from __future__ import annotations
 

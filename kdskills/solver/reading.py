@@ -1,4 +1,4 @@
-"""`react.read` and `react.write`: skills, sources and files of the turn (spec runtime §4)."""
+"""`react.read` and `react.write`: skills, sources and files of the turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `react.read` may be asked for: pure parsing of its refs (spec runtime §4)."""
+"""What `react.read` may be asked for: pure parsing of its refs."""
 
 from __future__ import annotations
 

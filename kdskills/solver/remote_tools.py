@@ -1,4 +1,4 @@
-"""Python skills of a session as the solver's tools: `remote.<name>` (spec runtime §4).
+"""Python skills of a session as the solver's tools: `remote.<name>`.
 
 The session is any object with the two methods of `RemoteSession`; `kdskills.remote` has them. Its own dispatcher
 validates arguments, runs the handler within its deadline and answers in words, so nothing of that is written here.

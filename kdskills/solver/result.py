@@ -1,4 +1,4 @@
-"""What comes of a turn: frozen values with a JSON form that reads back equal (spec runtime §4, "Result")."""
+"""What comes of a turn: frozen values with a JSON form that reads back equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for foreign code that may hang, block a thread, or ignore being cancelled (spec runtime §4, "Dispatch")."""
+"""Waiting for foreign code that may hang, block a thread, or ignore being cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a turn may go, and who answers which role (spec runtime §4, `SolverSettings`)."""
+"""How far a turn may go, and who answers which role."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of a turn; every name of the developing conventions stands here (spec runtime §4).
+"""OpenTelemetry spans of a turn; every name of the developing conventions stands here.
 
 Only the API is used: without the extra `otel`, or without a configured SDK, nothing happens. Texts are recorded only
 where `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT` is `true`.

@@ -1,4 +1,4 @@
-"""`SolverSystem`: a bundle, models, an executor and sessions, open for any number of turns (spec runtime §4)."""
+"""`SolverSystem`: a bundle, models, an executor and sessions, open for any number of turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools a solver offers beside the skill tools: typed functions, and those of a bundle's `tools.py` (spec runtime §4)."""
+"""Tools a solver offers beside the skill tools: typed functions, and those of a bundle's `tools.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transcript read back: the events of a turn, and what came of it if it ended (spec runtime §4, "Events")."""
+"""A transcript read back: the events of a turn, and what came of it if it ended."""
 
 from __future__ import annotations
 

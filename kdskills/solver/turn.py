@@ -1,4 +1,4 @@
-"""A turn: what is active while a request is worked on, and what can be done within it (spec runtime §4)."""
+"""A turn: what is active while a request is worked on, and what can be done within it."""
 
 from __future__ import annotations
 

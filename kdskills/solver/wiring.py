@@ -1,4 +1,4 @@
-"""What a solver needs of a Host, as a protocol: no import points upwards (spec runtime §4).
+"""What a solver needs of a Host, as a protocol: no import points upwards.
 
 The Host's own wiring comes from `kdskills.app`; without one the entry point `default` of group `kdskills.wiring` is
 loaded.

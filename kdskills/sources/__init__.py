@@ -2,7 +2,7 @@
 
 `rows` and `urls` make what `sources.yaml` holds citable, `pool` gives numbers that never change owner, `tokens` holds
 the grammar, `citations` rewrites a skill's numbers to the pool's, `render` and `stream` show them to a reader.
-Everything is a frozen value or a pure function, `CitationStream` aside (spec skills §6).
+Everything is a frozen value or a pure function, `CitationStream` aside.
 """
 
 from kdskills.sources.citations import (

@@ -1,4 +1,4 @@
-"""Citations found in a text, and rewritten from a skill's own numbers to the pool's (spec skills §6.3)."""
+"""Citations found in a text, and rewritten from a skill's own numbers to the pool's."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Adopted:
 def find_citations(
     text: str, *, known: SourcesPool | Mapping[int, object] | Collection[int] | None = None
 ) -> tuple[Citation, ...]:
-    """Return every citation outside code, with its span (spec skills §6.3).
+    """Return every citation outside code, with its span.
 
     Args:
         text: The text.
@@ -87,7 +87,7 @@ def find_citations(
 def extract_citations(
     text: str, *, known: SourcesPool | Mapping[int, object] | Collection[int] | None = None
 ) -> list[int]:
-    """Return the sids a text cites, in order of first appearance, each once (spec skills §6.3).
+    """Return the sids a text cites, in order of first appearance, each once.
 
     *known* is what ranges are intersected with; see `find_citations`, which also tells spans and what was ignored.
     """
@@ -102,7 +102,7 @@ def known_sids(known: SourcesPool | Mapping[int, object] | Collection[int]) -> I
 
 
 def rewrite_citations(text: str, sid_map: Mapping[int, int]) -> RewriteResult:
-    """Replace every sid by the one it maps to, all at once (spec skills §6.3).
+    """Replace every sid by the one it maps to, all at once.
 
     Unknown sids go; a token without sids left goes with one blank. An empty map drops every token. No text can put a
     token together from the pieces around a removed one: such a token is broken up, and a finding says so.
@@ -127,7 +127,7 @@ def rewrite_citations(text: str, sid_map: Mapping[int, int]) -> RewriteResult:
 
 
 def adopt_citations(text: str, rows: object, pool: SourcesPool, *, key: SourceKey | None = None) -> Adopted:
-    """Merge a skill's rows into the pool, then rewrite its text by its own map (spec skills §6.3).
+    """Merge a skill's rows into the pool, then rewrite its text by its own map.
 
     Args:
         text: The skill's body, or a file of it.

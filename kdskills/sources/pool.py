@@ -1,4 +1,4 @@
-"""The turn's pool of sources: numbers that never change owner (spec skills §6.2)."""
+"""The turn's pool of sources: numbers that never change owner."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MergeResult:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SourcesPool:
-    """Sources by number. Frozen: merging gives a new pool (spec skills §6.2)."""
+    """Sources by number. Frozen: merging gives a new pool."""
 
     _rows: dict[int, SourceRow] = field(default_factory=dict)
     _aliases: dict[int, int] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class SourcesPool:
         return self._rows.get(self._aliases.get(sid, sid))
 
     def merge(self, rows: object, *, key: SourceKey | None = None) -> MergeResult:
-        """Add rows in file order (spec skills §6.2).
+        """Add rows in file order.
 
         A row whose source is known gets that source's sid. Else it keeps its own sid if that was never issued, else
         gets the highest issued + 1. Prior rows keep their sids and never vanish.

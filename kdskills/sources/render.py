@@ -1,4 +1,4 @@
-"""One citation as a reader sees it: links, superscripts, HTML or footnotes (spec skills §6.4)."""
+"""One citation as a reader sees it: links, superscripts, HTML or footnotes."""
 
 from __future__ import annotations
 

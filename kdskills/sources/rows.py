@@ -1,4 +1,4 @@
-"""Rows of `sources.yaml` made citable (spec skills §6.1)."""
+"""Rows of `sources.yaml` made citable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kdskills.errors import Diagnostic, Severity
 from kdskills.sources.urls import parse_url
 
 MAX_SID = 999_999_999
-"""The largest number a citation can carry (spec skills §6.3: items of one to nine digits)."""
+"""The largest number a citation can carry."""
 
 MAX_FIELD = 64 * 1024
 
@@ -96,7 +96,7 @@ class SourceRow(Mapping[str, Any]):
 
 
 def normalize_sources(value: object) -> tuple[tuple[SourceRow, ...], tuple[Diagnostic, ...]]:
-    """Return the rows a `sources.yaml` holds, and what was wrong with it (spec skills §6.1).
+    """Return the rows a `sources.yaml` holds, and what was wrong with it.
 
     Args:
         value: A list of rows, a `{sid: row}` mapping, or either under `sources` or `items`; also as JSON text.

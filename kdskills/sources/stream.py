@@ -1,4 +1,4 @@
-"""Citations rendered in a whole text, or while it is still being written (spec skills §6.4)."""
+"""Citations rendered in a whole text, or while it is still being written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def render_citations(
     embed_images: bool = False,
     mark_unknown: bool = False,
 ) -> str:
-    """Show the citations of a text as a reader wants them (spec skills §6.4).
+    """Show the citations of a text as a reader wants them.
 
     Args:
         text: The text; its code stays as it is.

@@ -1,4 +1,4 @@
-"""The grammar of citation tokens, and where a text is code (spec skills §6.3).
+"""The grammar of citation tokens, and where a text is code.
 
 One scanner serves whole texts and texts that arrive in pieces: it says which tokens it found and how far the text is
 decided. What is undecided, at most the rest of a line, is given to it again with more text. Every pattern here is
@@ -79,7 +79,7 @@ def _plain() -> dict[int, str]:
 
 
 def parse_items(text: str) -> list[tuple[int, int]]:
-    """Return the items of a token as ranges (first, last), a single number as (n, n), in order (spec skills §6.3)."""
+    """Return the items of a token as ranges (first, last), a single number as (n, n), in order."""
     patterns = grammar()
     plain = patterns.ignorable.sub("", text).translate(_plain())
     found = []

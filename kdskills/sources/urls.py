@@ -1,4 +1,4 @@
-"""URLs of sources: one spelling for one place, and which of them may become a link (spec skills §6.1, §6.4)."""
+"""URLs of sources: one spelling for one place, and which of them may become a link."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Url:
 
 
 def normalize_url(text: str) -> str:
-    """Return the stored spelling of a URL; the same for every text already normalised (spec skills §6.1).
+    """Return the stored spelling of a URL; the same for every text already normalised.
 
     Scheme and host are lower-cased. The scheme's own default port, user info, fragment and the parameters `utm_*`,
     `gclid`, `fbclid` go; the rest of the query stays byte-equal. An empty path is `/`; a single trailing slash goes
@@ -57,7 +57,7 @@ def parse_url(text: str) -> Url:
 
 
 def usable_url(text: str | None) -> str | None:
-    """Return *text* as the target of a link, or None if it must not become one (spec skills §6.4).
+    """Return *text* as the target of a link, or None if it must not become one.
 
     Only `http`, `https` and `mailto` are usable. Blanks, quotes, `<>()`, backslashes, backticks, bars and controls
     are percent-encoded, so that no URL can end the link it stands in.

@@ -1,4 +1,4 @@
-"""Writes a text while tokens leave it: the blank that goes with a removed token (spec skills §6.3)."""
+"""Writes a text while tokens leave it: the blank that goes with a removed token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An emulated Codex app-server, for tests without node or a login (spec remote §6).
+"""An emulated Codex app-server, for tests without node or a login.
 
     with FakeResponses() as model, AppServerEmulator() as emulator:
         process = subprocess.Popen([emulator.binary, "app-server", *model.config_args], env={"CODEX_HOME": …}, …)

@@ -1,7 +1,7 @@
 """The emulated app-server as a program: `python -m kdskills.testing.app_server_main [--profile P] app-server [-c k=v] [--listen URL]`.
 
 It takes the same arguments as the real one and speaks the same two transports: one JSON object a line on stdio, or one a text
-frame on a websocket (spec remote §2.2). What is no JSON object is ignored.
+frame on a websocket. What is no JSON object is ignored.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The requests an emulated app-server answers (spec remote §2.3)."""
+"""The requests an emulated app-server answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the emulated versions of the app-server can do, and the errors it answers with (spec remote §6)."""
+"""What the emulated versions of the app-server can do, and the errors it answers with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The emulated app-server's files: one rollout per thread, its first line the thread's own data (spec remote §2.3, §3).
+"""The emulated app-server's files: one rollout per thread, its first line the thread's own data.
 
 A rollout is JSON lines. The first is `session_meta`; then `response_item` lines are what the model reads, and `event_msg`
 lines mark turns. Beside them a small note per thread says which file is its current one, because a revert begins a new file;

@@ -1,4 +1,4 @@
-"""A local server that speaks E2B's wire: the SDK itself is pointed at it, nothing is faked in between (spec execution §8).
+"""A local server that speaks E2B's wire: the SDK itself is pointed at it, nothing is faked in between.
 
     with E2bServer() as server:
         engine = E2bExecutor(ExecutionOptions(e2b=server.options()))

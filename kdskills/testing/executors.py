@@ -1,4 +1,4 @@
-"""The conformance suite of execution engines: every promise of spec execution §§1-6 as a named check.
+"""The conformance suite of execution engines: every promise of `docs/reference/isolation.md` as a named check.
 
 In a test file of an engine's author:
 

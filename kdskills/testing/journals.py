@@ -1,4 +1,4 @@
-"""The promises of a `CallJournal`, as named checks any implementation can be run through (spec remote §4).
+"""The promises of a `CallJournal`, as named checks any implementation can be run through.
 
 ::
 

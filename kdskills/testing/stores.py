@@ -1,4 +1,4 @@
-"""The promises of a `SessionStore`, as named checks any implementation can be run through (spec runtime §1).
+"""The promises of a `SessionStore`, as named checks any implementation can be run through.
 
 @pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.name)
 async def test_my_store(check):

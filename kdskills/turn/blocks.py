@@ -1,4 +1,4 @@
-"""The instruction block of some skills: their texts, adopted into the turn's pool (spec skills §5.3)."""
+"""The instruction block of some skills: their texts, adopted into the turn's pool."""
 
 from __future__ import annotations
 

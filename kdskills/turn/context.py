@@ -1,4 +1,4 @@
-"""Which subsystem and view are in force here: one context variable, set and reset by handles (spec skills §4.4)."""
+"""Which subsystem and view are in force here: one context variable, set and reset by handles."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def current() -> Activation:
 
 
 def get_active_skills_subsystem() -> SkillsSubsystem:
-    """Return the subsystem in force in this context (spec skills §4.4).
+    """Return the subsystem in force in this context.
 
     Raises:
         NoActiveSkills: Nothing is active; plain threads start with nothing.
@@ -99,7 +99,7 @@ def get_active_view() -> SkillView:
 def set_active_skills_subsystem(
     subsystem: SkillsSubsystem, *, consumer: str | None = None, tools: Iterable[Any] | str | None = None
 ) -> Activation:
-    """Put a subsystem in force at once, for entry points (spec skills §4.4).
+    """Put a subsystem in force at once, for entry points.
 
     Args:
         subsystem: What becomes active.
@@ -120,7 +120,7 @@ def activated(subsystem: SkillsSubsystem, view: SkillView) -> Iterator[SkillView
 
 
 def bound(fn: Callable[P, R]) -> Callable[P, R]:
-    """Return *fn* with what is active here in force wherever it runs, such as in a thread (spec skills §4.4).
+    """Return *fn* with what is active here in force wherever it runs, such as in a thread.
 
     Raises:
         NoActiveSkills: Nothing is active to carry.

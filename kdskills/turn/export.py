@@ -1,4 +1,4 @@
-"""Handing the skills in force to another process: logical URIs, digests, decisions (spec skills §3.3)."""
+"""Handing the skills in force to another process: logical URIs, digests, decisions."""
 
 from __future__ import annotations
 

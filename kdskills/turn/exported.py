@@ -1,4 +1,4 @@
-"""Reading an export that came in as JSON: shapes are checked before anything is done (spec skills §3.3)."""
+"""Reading an export that came in as JSON: shapes are checked before anything is done."""
 
 from __future__ import annotations
 

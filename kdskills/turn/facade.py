@@ -1,4 +1,4 @@
-"""Functions over what is active here, for code that does not pass a view around (spec skills §4.4).
+"""Functions over what is active here, for code that does not pass a view around.
 
 Without `consumer` and `tools` they use the active view; with one of them, the view of that consumer (by default the active
 one) with those tools (by default the active ones, so that leaving them out never opens a tool gate). Every one of them
@@ -129,7 +129,7 @@ def build_skill_short_id_map(*, consumer: str | None = None, tools: Tools = None
 def skills_gallery_text(
     *, consumer: str | None = None, budget: int | None = None, tools: Tools = None, by: By = "model"
 ) -> str:
-    """Return the gallery of what is listed for a consumer (spec skills §5.1).
+    """Return the gallery of what is listed for a consumer.
 
     Args:
         consumer: Whose gallery; None for the active view's.
@@ -153,7 +153,7 @@ def build_skills_instruction_block(
     tools: Tools = None,
     by: By = "model",
 ) -> InstructionBlock:
-    """Return the texts of *refs* and what they import as one block (spec skills §5.3).
+    """Return the texts of *refs* and what they import as one block.
 
     Short ids are those of the active view, also for another consumer: one view numbers the whole turn. The gate of
     *consumer* decides.

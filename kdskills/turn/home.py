@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Exported(NamedTuple):
-    """What an export said about itself, kept on the restored side (spec skills §3.3).
+    """What an export said about itself, kept on the restored side.
 
     Attributes:
         whole: Whether every skill came along, so that any consumer may be asked for.

@@ -1,4 +1,4 @@
-"""Logical URIs and where they are on a host: the longest prefix by path components counts (spec skills §3.3)."""
+"""Logical URIs and where they are on a host: the longest prefix by path components counts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def locate(uri: str, mounts: Mapping[str, str]) -> Path | None:
 
 
 def remap_mounts(export: Mapping[str, Any], mounts: Mapping[str, StrPath]) -> dict[str, Any]:
-    """Return an export with other mounts; nothing else changes and nothing is looked at (spec skills §3.3).
+    """Return an export with other mounts; nothing else changes and nothing is looked at.
 
     Args:
         export: What `export_runtime_globals` gave, or its inner descriptor.

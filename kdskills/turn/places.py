@@ -1,4 +1,4 @@
-"""Where a subsystem's roots are, and the logical URIs by which an export names them (spec skills §2.1, §3.3)."""
+"""Where a subsystem's roots are, and the logical URIs by which an export names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The far side of an export: the same skills, answers and texts, or an error before anything is active (spec skills §3.3)."""
+"""The far side of an export: the same skills, answers and texts, or an error before anything is active."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def set_skills_descriptor(
     mounts: Mapping[str, StrPath] | None = None,
     verify: Verify = "catalog",
 ) -> SkillsSubsystem:
-    """Build a subsystem of an export or a plain descriptor and put it in force here (spec skills §3.3).
+    """Build a subsystem of an export or a plain descriptor and put it in force here.
 
     Args:
         descriptor: An export, a plain descriptor, or None for an empty subsystem.

@@ -1,4 +1,4 @@
-"""What the turn room answers with: lists and texts that also say what was left out (spec skills §4.4)."""
+"""What the turn room answers with: lists and texts that also say what was left out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PickerEntry(TypedDict):
-    """What a person chooses a skill by (spec skills §4)."""
+    """What a person chooses a skill by."""
 
     id: str
     name: str
@@ -40,7 +40,7 @@ class SkillSet(list[str]):
 
 
 class InstructionBlock(str):
-    """The text of an instruction block, with what went into it (spec skills §5.3).
+    """The text of an instruction block, with what went into it.
 
     Attributes:
         pool: The pool given, with the sources of the skills merged in.

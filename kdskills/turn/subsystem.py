@@ -1,4 +1,4 @@
-"""The skills of one bundle and its roots, with policy: the place every view is taken from (spec skills §4)."""
+"""The skills of one bundle and its roots, with policy: the place every view is taken from."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Source(NamedTuple):
 
 
 class SkillsSubsystem:
-    """Skills, rules and views (spec skills §4). Safe to use from any thread.
+    """Skills, rules and views. Safe to use from any thread.
 
     Args:
         descriptor: Where the custom root is and who may use what; a mapping is read as one. None says nothing.
@@ -126,7 +126,7 @@ class SkillsSubsystem:
 
     @property
     def registry(self) -> Mapping[str, Skill]:
-        """Usable skills by full id, sorted; the same object until something changes (spec skills §2.3)."""
+        """Usable skills by full id, sorted; the same object until something changes."""
         return self._now().snapshot.skills
 
     @property
@@ -189,7 +189,7 @@ class SkillsSubsystem:
     def view(
         self, consumer: str | None = None, tools: Iterable[Any] | str | None = None, *, include_internal: bool = False
     ) -> SkillView:
-        """Return what *consumer* may use now; it stays as it is (spec skills §4).
+        """Return what *consumer* may use now; it stays as it is.
 
         Args:
             consumer: Who asks; None is an anonymous consumer, bound by `"*"` like any other.
@@ -224,7 +224,7 @@ class SkillsSubsystem:
     def activate(
         self, consumer: str | None = None, tools: Iterable[Any] | str | None = None, *, include_internal: bool = False
     ) -> AbstractContextManager[SkillView]:
-        """Return a context manager that puts a view in force and resets it on every exit (spec skills §4.4)."""
+        """Return a context manager that puts a view in force and resets it on every exit."""
         return activated(self, self.view(consumer, tools, include_internal=include_internal))
 
     def picker(self, patterns: Iterable[str] | str | None = None) -> list[PickerEntry]:
@@ -233,7 +233,7 @@ class SkillsSubsystem:
         return picker_of((skill for skill in self.registry.values() if denied.match(skill.full_id) is None), patterns)
 
     def export_runtime_globals(self) -> dict[str, Any]:
-        """Return `{"SKILLS_DESCRIPTOR": …}` of all skills, for any consumer (spec skills §3.3).
+        """Return `{"SKILLS_DESCRIPTOR": …}` of all skills, for any consumer.
 
         With filters it is the export of the anonymous consumer, since what plugins would say to others is not known.
         """

@@ -1,4 +1,4 @@
-"""What one consumer may use, frozen: the one gate every way to a skill passes (spec skills §4)."""
+"""What one consumer may use, frozen: the one gate every way to a skill passes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BY = frozenset(get_args(By))
 
 @dataclass(frozen=True, eq=False)
 class SkillView:
-    """The skills one consumer may use, at one moment (spec skills §4); `SkillsSubsystem.view` makes it.
+    """The skills one consumer may use, at one moment; `SkillsSubsystem.view` makes it.
 
     Attributes:
         consumer: Whose view it is; None for an anonymous consumer.
@@ -64,7 +64,7 @@ class SkillView:
     codes: Mapping[str, str] = field(repr=False)
 
     def resolve(self, ref: str, *, by: By = "model") -> Granted | Refused:
-        """Grant or refuse *ref*: the one gate (spec skills §4.2).
+        """Grant or refuse *ref*: the one gate.
 
         Args:
             ref: A short id or name of this view, a full id or a bare one, with or without prefix.
@@ -111,7 +111,7 @@ class SkillView:
         return parsed.full_id(), "full_id" if parsed.kind == "full" else "bare_id"
 
     def closure(self, refs: Iterable[str] | str, *, by: By = "model") -> Closure:
-        """Return everything *refs* bring along, dependencies first, each once (spec skills §4.3).
+        """Return everything *refs* bring along, dependencies first, each once.
 
         Args:
             refs: References; a string is one.
@@ -128,7 +128,7 @@ class SkillView:
         return Closure(found.order, refused, found.diagnostics, found.skipped)
 
     def explain(self, ref: str, *, by: By = "model") -> Explanation:
-        """Return every step of the gate about *ref*, with rule, source and result (spec skills §4.2)."""
+        """Return every step of the gate about *ref*, with rule, source and result."""
         from kdskills.skills.explain import Explanation, explain_steps, needs_scripts
 
         outcome = self.gate(ref, by=by)
@@ -160,7 +160,7 @@ class SkillView:
         pinned: Collection[str] = (),
         search_hint: str | None = None,
     ) -> Catalog:
-        """Render the listed skills within a budget of tokens (spec skills §5.1)."""
+        """Render the listed skills within a budget of tokens."""
         from kdskills.prompts import render_catalog
 
         return render_catalog(
@@ -213,11 +213,11 @@ class SkillView:
 
     @cached_property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """Rules of this consumer that match nothing (spec skills §4.1)."""
+        """Rules of this consumer that match nothing."""
         return self.policy.rule_findings(self.known.ids())
 
     def export_runtime_globals(self) -> dict[str, Any]:
-        """Return `{"SKILLS_DESCRIPTOR": …}` of what this view grants, with private dependencies (spec skills §3.3)."""
+        """Return `{"SKILLS_DESCRIPTOR": …}` of what this view grants, with private dependencies."""
         needed = close(self.known, self.policy, self.skills.values())
         return export_view(
             self.home,

@@ -18,7 +18,7 @@ __all__ = ["report"]
 
 
 def report(value: Any) -> None:
-    """Hand *value* back as the result's `value`; the last call counts (spec execution §6).
+    """Hand *value* back as the result's `value`; the last call counts.
 
     Args:
         value: Anything `json.dumps` accepts without NaN or infinity, at most 1 MiB as JSON.

@@ -1,4 +1,4 @@
-"""The canary: a program that says what it can see and do, for an engine's probe (spec execution §2).
+"""The canary: a program that says what it can see and do, for an engine's probe.
 
 Run as `python3 -I canary.py FILE...`; prints one JSON object on standard output. FILE are host files that must not be
 readable. It judges nothing: the probe on the host does.

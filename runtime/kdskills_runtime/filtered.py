@@ -1,4 +1,4 @@
-"""Put a system call filter in force and become a program, inside a sandbox whose own filter is weaker (spec execution §3).
+"""Put a system call filter in force and become a program, inside a sandbox whose own filter is weaker.
 
 ::
 

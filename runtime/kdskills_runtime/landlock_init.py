@@ -1,4 +1,4 @@
-"""Start a program under Landlock and a uid of its own, watch its whole tree, and end it (spec execution §3, §5).
+"""Start a program under Landlock and a uid of its own, watch its whole tree, and end it.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Send a dead program's outputs as JSON lines and bytes; the host checks every one again (spec execution §4).
+"""Send a dead program's outputs as JSON lines and bytes; the host checks every one again.
 
 The folder was filled by an untrusted program. It is walked by descriptors, no link is followed, nothing but regular
 files is opened, and caps hold while reading.

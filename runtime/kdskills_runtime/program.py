@@ -1,4 +1,4 @@
-"""Run the program as `python FILE` would, and report how it ended (spec execution §1)."""
+"""Run the program as `python FILE` would, and report how it ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run one Python program behind the wall and say what came of it (spec execution §6).
+"""Run one Python program behind the wall and say what came of it.
 
 ::
 

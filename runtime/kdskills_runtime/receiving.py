@@ -1,4 +1,4 @@
-"""Take announced bytes off a descriptor: whole orders, and input files (spec execution §4)."""
+"""Take announced bytes off a descriptor: whole orders, and input files."""
 
 from __future__ import annotations
 

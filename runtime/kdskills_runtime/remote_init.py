@@ -1,4 +1,4 @@
-"""The far side of a remote machine: runs one program behind walls of its own and leaves the answer in a file (spec §8).
+"""The far side of a remote machine: runs one program behind walls of its own and leaves the answer in a file.
 
 ::
 

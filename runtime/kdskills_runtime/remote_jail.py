@@ -1,4 +1,4 @@
-"""Walls inside a remote machine: namespaces, fresh folders, a cgroup leaf, a program without privileges (spec execution §8).
+"""Walls inside a remote machine: namespaces, fresh folders, a cgroup leaf, a program without privileges.
 
 The machine is the wall towards us; these walls keep runs apart from each other and from what delivers them: code,
 skills and control files belong to root, programs run as uid 10001 and see a machine that is read-only but for `/work`,

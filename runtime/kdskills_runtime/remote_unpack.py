@@ -1,4 +1,4 @@
-"""Unpack a delivered archive in a remote machine, if its bytes are the ones that were sent (spec execution §8).
+"""Unpack a delivered archive in a remote machine, if its bytes are the ones that were sent.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Write the report: JSON lines on a descriptor of its own (spec execution §6)."""
+"""Write the report: JSON lines on a descriptor of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage 1: put the skills of the descriptor in force before the program starts (spec execution §6, skills §3.3)."""
+"""Stage 1: put the skills of the descriptor in force before the program starts."""
 
 from __future__ import annotations
 

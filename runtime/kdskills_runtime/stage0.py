@@ -1,4 +1,4 @@
-"""Stage 0: read the work order, apply limits, place the program, run it. Standard library only (spec execution §6)."""
+"""Stage 0: read the work order, apply limits, place the program, run it. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every operation through every door: the same answers, the same refusals (spec service §3).
+"""Every operation through every door: the same answers, the same refusals.
 
 One scenario of calls is played at each door, over a state folder of its own. What the doors said is compared call by call;
 ids, times and places are the only things that may differ.

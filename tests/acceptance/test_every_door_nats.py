@@ -1,4 +1,4 @@
-"""Every operation over the command bus: the answers and refusals of the command line (spec service §3).
+"""Every operation over the command bus: the answers and refusals of the command line.
 
 The scenario and the comparison are those of the other doors; this adds the bus as one more of them.
 """

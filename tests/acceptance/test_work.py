@@ -1,4 +1,4 @@
-"""Background work as its users meet it: one path through everything, with nothing mocked, over a killed worker (spec work)."""
+"""Background work as its users meet it: one path through everything, with nothing mocked, over a killed worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much a wall costs: each engine against a bare `subprocess.run`, as ratios of medians (spec execution §7).
+"""How much a wall costs: each engine against a bare `subprocess.run`, as ratios of medians.
 
 Run as `kdskills bench exec [rounds]`. Rounds alternate over all rows, so that a busy machine slows every row, and nothing
 is made ahead of time while another row is on the clock. What ran is told per row; engines that do not work here are

@@ -5,7 +5,7 @@
 Ratios of imports are to importing pydantic, yaml and jinja2 alone; those of commands are to a bare interpreter, `python -c
 pass`, and have no bound: they are printed to be looked at. The entry runs in the prepared tree of files through bubblewrap
 where that works, else right here; the bundle `press` is put in force by digests of whole folders, as sandboxes do it.
-What counts is processor time: waiting for a busy neighbour is no cost of ours (spec execution §6).
+What counts is processor time: waiting for a busy neighbour is no cost of ours.
 """
 
 from __future__ import annotations

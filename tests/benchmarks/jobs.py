@@ -1,4 +1,4 @@
-"""What background work promises, measured (spec work §6). Run as `kdskills bench jobs [--chaos] [--postgres]`.
+"""What background work promises, measured. Run as `kdskills bench jobs [--chaos] [--postgres]`.
 
 Prints one row per promise: what was measured, the bound, and whether it holds. Programs run on the bare engine, so that the
 table tells of the machinery and not of a wall. `--chaos` adds the storms in full, which take many minutes; `--postgres`

@@ -1,4 +1,4 @@
-"""What remote skills cost, and what is left of an effect under faults: the table of spec remote §6.
+"""What remote skills cost, and what is left of an effect under faults.
 
     python tests/benchmarks/remote.py [--binary PATH | --emulator 0.169] [--changes 40]
 
@@ -312,7 +312,7 @@ def chosen(binary: str | None) -> str | None:
 
 def main() -> int:
     """Measure and print; 1 when a count is wrong or a time more than three times its promise."""
-    parser = argparse.ArgumentParser(description="What remote skills cost (spec remote §6).")
+    parser = argparse.ArgumentParser(description="What remote skills cost.")
     parser.add_argument("--binary", help="the app-server; the installed one otherwise")
     parser.add_argument("--emulator", choices=["0.169"], help="measure the emulator")
     parser.add_argument("--changes", type=int, default=40)

@@ -1,4 +1,4 @@
-"""What sessions, tools, prompt and solver cost, in units of U, and the table of spec runtime §7.
+"""What sessions, tools, prompt and solver cost, in units of U.
 
     python tests/benchmarks/runtime.py [--rounds 60] [--only catalog] [--json]
 

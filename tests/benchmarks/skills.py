@@ -1,4 +1,4 @@
-"""Measure skills against their floor and print the table of spec skills §7.
+"""Measure skills against their floor and print the table.
 
     python tests/benchmarks/skills.py [--count 10000] [--rounds 5] [--json]
 
@@ -411,7 +411,7 @@ def render(lines: Sequence[Line]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; exit 1 when a bound is not held."""
-    parser = argparse.ArgumentParser(description="Measure skills against their floor (spec skills §7).")
+    parser = argparse.ArgumentParser(description="Measure skills against their floor.")
     parser.add_argument("--count", type=int, default=10_000, help="skills to generate")
     parser.add_argument("--rounds", type=int, default=5, help="alternations; the median counts")
     parser.add_argument("--json", action="store_true", help="print JSON")

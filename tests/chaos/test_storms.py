@@ -1,4 +1,4 @@
-"""The storms of the promises in full (spec work §6): many minutes, so they run only where `KDSKILLS_CHAOS=full` asks for them."""
+"""The storms of the promises in full: many minutes, so they run only where `KDSKILLS_CHAOS=full` asks for them."""
 
 import os
 

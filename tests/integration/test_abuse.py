@@ -1,4 +1,4 @@
-"""Hostile programs against every engine: what must be true is, and the host stays unharmed (spec execution §9)."""
+"""Hostile programs against every engine: what must be true is, and the host stays unharmed."""
 
 from __future__ import annotations
 

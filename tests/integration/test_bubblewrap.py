@@ -1,4 +1,4 @@
-"""The bubblewrap engine, for real: contract, endings, and what hostile programs get (spec execution §§1-5)."""
+"""The bubblewrap engine, for real: contract, endings, and what hostile programs get."""
 
 import asyncio
 import os

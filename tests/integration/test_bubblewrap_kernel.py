@@ -1,4 +1,4 @@
-"""Every refused system call is refused inside, and namespaces cannot be made (spec execution §3)."""
+"""Every refused system call is refused inside, and namespaces cannot be made."""
 
 import json
 import platform

@@ -1,4 +1,4 @@
-"""kdskills itself may be killed: its sandboxes die with it, and `reap` clears what is left (spec execution §5)."""
+"""kdskills itself may be killed: its sandboxes die with it, and `reap` clears what is left."""
 
 import asyncio
 import json

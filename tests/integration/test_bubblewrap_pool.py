@@ -1,4 +1,4 @@
-"""Sandboxes made ahead of time: the same promises, one run each, nothing left over (spec execution §7)."""
+"""Sandboxes made ahead of time: the same promises, one run each, nothing left over."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The bubblewrap engine as an ordinary user, without any writable cgroup (spec execution §2, §3)."""
+"""The bubblewrap engine as an ordinary user, without any writable cgroup."""
 
 import json
 import subprocess

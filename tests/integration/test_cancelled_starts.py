@@ -1,4 +1,4 @@
-"""Whoever cancels while a run is being started leaves no process behind, whatever the engine (spec execution §5)."""
+"""Whoever cancels while a run is being started leaves no process behind, whatever the engine."""
 
 import asyncio
 import importlib

@@ -1,4 +1,4 @@
-"""Bubblewrap keeps every promise of the executor suite (spec execution §9)."""
+"""Bubblewrap keeps every promise of the executor suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Docker keeps every promise of the executor suite (spec execution §9)."""
+"""Docker keeps every promise of the executor suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""E2B keeps every promise of the executor suite, its SDK speaking to the local server (spec execution §8, §9)."""
+"""E2B keeps every promise of the executor suite, its SDK speaking to the local server."""
 
 from __future__ import annotations
 

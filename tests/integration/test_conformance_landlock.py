@@ -1,4 +1,4 @@
-"""Landlock keeps every promise of the executor suite for its level (spec execution §9)."""
+"""Landlock keeps every promise of the executor suite for its level."""
 
 from __future__ import annotations
 

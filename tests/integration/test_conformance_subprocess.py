@@ -1,4 +1,4 @@
-"""The bare engine keeps the promises that do not need a wall (spec execution §9)."""
+"""The bare engine keeps the promises that do not need a wall."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is docker's own: the daemon, the image, leftovers, memory, the queue (spec execution §§2, 3, 5)."""
+"""What is docker's own: the daemon, the image, leftovers, memory, the queue."""
 
 from __future__ import annotations
 

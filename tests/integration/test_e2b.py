@@ -1,4 +1,4 @@
-"""What is E2B's own: its errors, reuse by owner, times, leases, deliveries, all through its SDK (spec execution §8)."""
+"""What is E2B's own: its errors, reuse by owner, times, leases, deliveries, all through its SDK."""
 
 from __future__ import annotations
 

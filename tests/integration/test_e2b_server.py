@@ -1,4 +1,4 @@
-"""The local server behaves to E2B's own SDK as E2B does, so that what is tested against it holds (spec execution §8)."""
+"""The local server behaves to E2B's own SDK as E2B does, so that what is tested against it holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kdskills killed with SIGKILL while hostile payloads run: the next start finds nothing left (spec execution §5)."""
+"""kdskills killed with SIGKILL while hostile payloads run: the next start finds nothing left."""
 
 import json
 import secrets

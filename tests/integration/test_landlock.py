@@ -1,4 +1,4 @@
-"""The landlock engine: what its wall holds, what it refuses, and that nothing outlives a run (spec execution §§2, 3, 5)."""
+"""The landlock engine: what its wall holds, what it refuses, and that nothing outlives a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines in a process that itself may open few files, as some supervisors start it (spec execution §3)."""
+"""Engines in a process that itself may open few files, as some supervisors start it."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The same skills on both sides of every wall: one program, identical answers (spec execution §6)."""
+"""The same skills on both sides of every wall: one program, identical answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program, or somebody beside it, swaps files for links all the time: nothing of the host leaks (spec execution §4, §5).
+"""A program, or somebody beside it, swaps files for links all the time: nothing of the host leaks.
 
 Each race runs for three seconds against the code that opens inputs and collects outputs.
 """

@@ -1,4 +1,4 @@
-"""`skills.run_script` behind a real wall: files in and out, environment, tails, endings (spec runtime §2)."""
+"""`skills.run_script` behind a real wall: files in and out, environment, tails, endings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The srt engine: its allow-list, what it shows and hides, whose exit code it is, its ends (spec execution §§1, 3, 5)."""
+"""The srt engine: its allow-list, what it shows and hides, whose exit code it is, its ends."""
 
 from __future__ import annotations
 

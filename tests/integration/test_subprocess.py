@@ -1,4 +1,4 @@
-"""The bare engine: consent, truthfulness about limits, and leaving nothing behind (spec execution §§2, 5)."""
+"""The bare engine: consent, truthfulness about limits, and leaving nothing behind."""
 
 from __future__ import annotations
 

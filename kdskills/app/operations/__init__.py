@@ -345,7 +345,7 @@ _ROWS: Final = (
     ),
 )
 
-#: Every shipped operation by name; `ui_allowed` are those that pages of the console may call (spec service §2).
+#: Every shipped operation by name; `ui_allowed` are those that pages of the console may call.
 OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType({row.name: row for row in _ROWS})
 
 _MODELS: Final = frozenset({"Finding", "Input", "Output"})

@@ -1,4 +1,4 @@
-"""The four runtime tools as operations, each within a session of the caller (spec runtime §2, §5)."""
+"""The four runtime tools as operations, each within a session of the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`db.upgrade`: bring the service's tables up to date (spec service §5)."""
+"""`db.upgrade`: bring the service's tables up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`image.build`: the tree sandboxes run in, made from this host's own files (spec execution §3)."""
+"""`image.build`: the tree sandboxes run in, made from this host's own files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mcp.published`: what MCP clients see and what is kept from them; `mcp.accept`: taking what a server changed (spec runtime §5)."""
+"""`mcp.published`: what MCP clients see and what is kept from them; `mcp.accept`: taking what a server changed."""
 
 from __future__ import annotations
 

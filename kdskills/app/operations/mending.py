@@ -1,4 +1,4 @@
-"""`skills.fix`: mend what can be mended in skill files without touching a body (spec skills §1.5)."""
+"""`skills.fix`: mend what can be mended in skill files without touching a body."""
 
 from __future__ import annotations
 

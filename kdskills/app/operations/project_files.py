@@ -1,4 +1,4 @@
-"""`project_skills.archive` and `.file`: what a version holds, in pieces that fit through every door (spec service §1)."""
+"""`project_skills.archive` and `.file`: what a version holds, in pieces that fit through every door."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`projects.*` and `project_skills.*`: the projects of the service and what is uploaded to them (spec service §1)."""
+"""`projects.*` and `project_skills.*`: the projects of the service and what is uploaded to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations of plugins: what they may be called, and which of all the console may call (spec service §2)."""
+"""Operations of plugins: what they may be called, and which of all the console may call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations about a project: which one, and what of it the caller may look at (spec service §2, spec work §5)."""
+"""Operations about a project: which one, and what of it the caller may look at."""
 
 from __future__ import annotations
 

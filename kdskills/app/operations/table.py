@@ -31,7 +31,7 @@ class Context:
     Attributes:
         identity: Who calls.
         emit: Told about progress, by operations that have any.
-        idempotency_key: Makes a repeated call return the first one's result (spec work §5).
+        idempotency_key: Makes a repeated call return the first one's result.
         request_id: For logs and audit rows; empty means that nobody gave one.
         trust: Whether code of a bundle that the caller names by its folder may run. Only the person at the command line
             says so; no argument of an operation does.

@@ -1,4 +1,4 @@
-"""`tokens.*`: make, list and revoke the tokens of a project (spec service §2)."""
+"""`tokens.*`: make, list and revoke the tokens of a project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations that look at running work or end it: status, watch, logs, cancel (spec work §2)."""
+"""Operations that look at running work or end it: status, watch, logs, cancel."""
 
 from __future__ import annotations
 

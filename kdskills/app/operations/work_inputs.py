@@ -1,4 +1,4 @@
-"""Arguments of the work operations: every rule that needs no look at the world (spec work §2)."""
+"""Arguments of the work operations: every rule that needs no look at the world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations that list work and read artifacts back (spec work §4; spec service §3)."""
+"""Operations that list work and read artifacts back."""
 
 from __future__ import annotations
 

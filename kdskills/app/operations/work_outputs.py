@@ -1,4 +1,4 @@
-"""Answers of the work operations (spec work §2)."""
+"""Answers of the work operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What arguments of the work operations are made of: names, files, programs and their rules (spec work §2)."""
+"""What arguments of the work operations are made of: names, files, programs and their rules."""
 
 from __future__ import annotations
 

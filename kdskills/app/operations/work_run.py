@@ -1,4 +1,4 @@
-"""Operations that start something: a command now, in the background, as a service, or as steps (spec work §2)."""
+"""Operations that start something: a command now, in the background, as a service, or as steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From arguments to what is submitted: every number checked against the settings, nothing looked at (spec work §2)."""
+"""From arguments to what is submitted: every number checked against the settings, nothing looked at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers made from heads: nothing here looks at anything (spec work §2)."""
+"""Answers made from heads: nothing here looks at anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Projects of the service: uploaded skills and their versions, which one is active, who changed what (spec service §1).
+"""Projects of the service: uploaded skills and their versions, which one is active, who changed what.
 
 `Projects` is the one object doors and operations use. `records` speaks to the tables, `folders` keeps versions on disk,
 `views` puts a project's skills under its policy.

@@ -1,4 +1,4 @@
-"""Versions on disk: made aside, renamed into place, read-only from then on (spec service §1).
+"""Versions on disk: made aside, renamed into place, read-only from then on.
 
 ::
 

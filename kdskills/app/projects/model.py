@@ -1,4 +1,4 @@
-"""Projects, skills and versions as values, and the grammar of their names (spec service §1)."""
+"""Projects, skills and versions as values, and the grammar of their names."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class SkillVersion:
         full_id: What the policy knows it as.
         description: What it says it does.
         files: All its files.
-        tree_digest: The digest without execute bits, as exports and mounts compare it (spec skills §2.3).
+        tree_digest: The digest without execute bits, as exports and mounts compare it.
         active: Whether it is the one in use.
         pins: How many pieces of running work hold it.
         created_at: When it was first uploaded.

@@ -1,4 +1,4 @@
-"""Versions on machines that did not take the upload: fetched from the shared storage and checked (spec service §1).
+"""Versions on machines that did not take the upload: fetched from the shared storage and checked.
 
 With one machine the folder of versions is all there is. Where the setting `artifacts` names a storage several machines
 share, each version's archive is kept there too, and a machine that lacks a version makes it from the archive.

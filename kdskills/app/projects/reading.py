@@ -1,4 +1,4 @@
-"""Looking at projects and their skills, and holding versions while work runs; changes nothing else (spec service §1)."""
+"""Looking at projects and their skills, and holding versions while work runs; changes nothing else."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ class ProjectReads:
     # ---- holding -------------------------------------------------------------------------------------------------
 
     async def pin(self, project: str, name: str, holder: str, *, version: str | None = None) -> PinnedVersion:
-        """Hold a version, so that it stays although another becomes active or the skill is deleted (spec service §1).
+        """Hold a version, so that it stays although another becomes active or the skill is deleted.
 
         Args:
             project: Whose skill.

@@ -1,4 +1,4 @@
-"""`Projects`: upload, activate, enable, delete and collect the skills of projects (spec service §1)."""
+"""`Projects`: upload, activate, enable, delete and collect the skills of projects."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class Projects(ProjectReads):
         await self._database.write(change)
 
     async def collect(self, *, keep_days: float = 30.0, keep_versions: int = 10) -> CollectReport:
-        """Remove versions nobody uses or pins any longer, and what processes that died have left (spec service §1).
+        """Remove versions nobody uses or pins any longer, and what processes that died have left.
 
         Args:
             keep_days: Days a version stays after it was last the active one.

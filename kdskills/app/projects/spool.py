@@ -1,4 +1,4 @@
-"""Write what comes from elsewhere to disk as it comes (spec service §1): it is never held, whatever its size."""
+"""Write what comes from elsewhere to disk as it comes: it is never held, whatever its size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A project's skills under its policy: built-in, plugins', its bundle's and uploaded ones (spec service §1, spec skills §4)."""
+"""A project's skills under its policy: built-in, plugins', its bundle's and uploaded ones."""
 
 from __future__ import annotations
 

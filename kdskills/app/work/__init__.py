@@ -1,4 +1,4 @@
-"""Background work as a Host offers it: skills and policy become places to run, heads become progress (spec work §2, §5).
+"""Background work as a Host offers it: skills and policy become places to run, heads become progress.
 
 `host.work` is the one object operations use. `placing` asks the policy gate and the engines, `watching` keeps watches apart
 from what they watch, `texts` turns bytes of programs into text.

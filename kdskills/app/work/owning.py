@@ -1,4 +1,4 @@
-"""Whose work it is (spec work §5)."""
+"""Whose work it is."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 
 
 def scope_of(identity: Identity) -> Scope:
-    """Return whose work it is that *identity* starts and sees (spec work §5)."""
+    """Return whose work it is that *identity* starts and sees."""
     return Scope(tenant=identity.tenant, project=identity.project, agent=identity.agent, alias=identity.alias)

@@ -1,4 +1,4 @@
-"""Where a caller's command runs and with which skills: the policy gate first, then the engine (spec work §5)."""
+"""Where a caller's command runs and with which skills: the policy gate first, then the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large inputs leave the record of their task: it is read many times a second while somebody waits (spec work §2)."""
+"""Large inputs leave the record of their task: it is read many times a second while somebody waits."""
 
 from __future__ import annotations
 

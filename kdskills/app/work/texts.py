@@ -1,4 +1,4 @@
-"""Bytes a program printed, as text for people and models: no character is ever split (spec work §7)."""
+"""Bytes a program printed, as text for people and models: no character is ever split."""
 
 from __future__ import annotations
 

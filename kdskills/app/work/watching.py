@@ -1,4 +1,4 @@
-"""Watches: they look at heads and tell what changed; what is watched never knows (spec work §1, §2).
+"""Watches: they look at heads and tell what changed; what is watched never knows.
 
 A watch is one task that looks at intervals. Callers with the same key join it; when the last of them leaves, it ends.
 Numbers of events are made from the state itself, so that they go on growing in whichever process a watch is taken up again.

@@ -1,1 +1,1 @@
-"""The processes of background work: the worker, the launcher it keeps warm, and the runner of each attempt (spec work §3)."""
+"""The processes of background work: the worker, the launcher it keeps warm, and the runner of each attempt."""

@@ -1,4 +1,4 @@
-"""The launcher: imports every engine once, then forks a shim per order in milliseconds (spec work §3).
+"""The launcher: imports every engine once, then forks a shim per order in milliseconds.
 
 ``python -m kdskills.app.worker.launcher [--reap ENGINE]``. Standard input: one line of settings, then one order a line,
 `{"start": FOLDER}`; each is answered by one line, `{"shim": PID}`, `{"held": true}` or `{"error": WORDS}`. It ends with

@@ -1,4 +1,4 @@
-"""The worker's process: composition, signals and exit codes (spec work §3).
+"""The worker's process: composition, signals and exit codes.
 
 ``python -m kdskills.app.worker.main [--slot N]`` is the embedded worker: it reads its settings from standard input, one
 line, and ends when it is idle. `kdskills worker` calls `run` with the operator's settings and stays.

@@ -1,4 +1,4 @@
-"""The runner: one attempt's engine, from the order to the result (spec work §3).
+"""The runner: one attempt's engine, from the order to the result.
 
 It runs in a process of its own below the shim, forked from the launcher, so everything is imported already. TERM means
 cancel: the engine ends the whole tree and the result says so.

@@ -1,4 +1,4 @@
-"""Skills for agents of pydantic-ai, as a toolset or a capability (spec runtime §6). Needs the extra `models`."""
+"""Skills for agents of pydantic-ai, as a toolset or a capability. Needs the extra `models`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kdskills.session import Session, SkillRuntime
 
 BARRIERS: Final = frozenset({"skills.load", "skills.unload"})
-"""Tools that change the session: they run alone, in call order (spec runtime §4 "Dispatch")."""
+"""Tools that change the session: they run alone, in call order."""
 
 
 class SkillsToolset(AbstractToolset[AgentDepsT]):

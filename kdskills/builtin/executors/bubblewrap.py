@@ -1,4 +1,4 @@
-"""The default engine on Linux hosts: a bubblewrap sandbox per run (spec execution §3)."""
+"""The default engine on Linux hosts: a bubblewrap sandbox per run."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def kdskills_register_executors(register: Register[ExecutorFactory]) -> None:
 
 
 class BubblewrapExecutor:
-    """Runs every program in namespaces of its own, as a uid that is nobody (spec execution §3).
+    """Runs every program in namespaces of its own, as a uid that is nobody.
 
     Args:
         options: The operator's settings. For an ordinary user `memory` counts as best effort: where no cgroup is

@@ -1,4 +1,4 @@
-"""Programs under Landlock, for the inside of ordinary containers where no namespace can be made (spec execution §3)."""
+"""Programs under Landlock, for the inside of ordinary containers where no namespace can be made."""
 
 from __future__ import annotations
 

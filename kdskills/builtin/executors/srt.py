@@ -1,4 +1,4 @@
-"""Programs behind Anthropic's sandbox-runtime, for its allow-list of domains (spec execution §3).
+"""Programs behind Anthropic's sandbox-runtime, for its allow-list of domains.
 
 srt (`@anthropic-ai/sandbox-runtime` from npm) builds a bubblewrap sandbox around a proxy that lets through the named
 hosts alone, which no other engine here can. By itself it shows the whole file system of the host read-only; this adapter

@@ -1,4 +1,4 @@
-"""Bare processes of this host, without any wall (spec execution §2, §3): for machines whose operator wants just that.
+"""Bare processes of this host, without any wall: for machines whose operator wants just that.
 
 Two people must ask for it: the operator (`allow_unisolated`) and the caller (`profile="unsafe-local"`). A program sees
 everything its user may see. What it gets is a session of its own, a scrubbed environment, rlimits and the end of its
@@ -90,7 +90,7 @@ class SubprocessExecutor:
         )
 
     async def run(self, request: ExecRequest) -> ExecResult:
-        """Run to the end (spec execution §1)."""
+        """Run to the end."""
         return await to_the_end(self, request)
 
     async def start(self, request: ExecRequest) -> LocalRun | FinishedRun:
@@ -102,7 +102,7 @@ class SubprocessExecutor:
             return skills_mismatch(error, self.name, self.level)
 
     async def reap(self) -> ReapReport:
-        """End processes and remove folders of dead owners (spec execution §5)."""
+        """End processes and remove folders of dead owners."""
         return await asyncio.to_thread(leftovers, self._runs())
 
     def _runs(self) -> Path:

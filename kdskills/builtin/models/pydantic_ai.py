@@ -1,4 +1,4 @@
-"""`openai:…`, `anthropic:…`, `ollama:…`: live models through pydantic-ai's direct requests (DESIGN §4).
+"""`openai:…`, `anthropic:…`, `ollama:…`: live models through pydantic-ai's direct requests.
 
 The module registers names only; pydantic-ai is imported when a model is opened.
 """
@@ -37,7 +37,7 @@ OLLAMA_URL = "http://localhost:11434/v1"
 
 
 class PydanticAIModel:
-    """A model behind pydantic-ai. Nothing is retried here: that is the solver's business (spec runtime §4).
+    """A model behind pydantic-ai. Nothing is retried here: that is the solver's business.
 
     Args:
         model: pydantic-ai's model object.

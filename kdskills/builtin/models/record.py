@@ -1,4 +1,4 @@
-"""`record:PROVIDER:MODEL[>FILE]`: another provider, its replies written to a cassette (spec runtime §4)."""
+"""`record:PROVIDER:MODEL[>FILE]`: another provider, its replies written to a cassette."""
 
 from __future__ import annotations
 

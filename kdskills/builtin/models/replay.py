@@ -1,4 +1,4 @@
-"""`replay:FILE`: recorded replies instead of a network (spec runtime §4, record and replay)."""
+"""`replay:FILE`: recorded replies instead of a network."""
 
 from __future__ import annotations
 

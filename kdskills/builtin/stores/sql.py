@@ -1,7 +1,7 @@
 """`sqlite:` and `postgresql:`: sessions in a database, shared by processes and, with PostgreSQL, by machines.
 
 One implementation on SQLAlchemy Core. Every change is a compare-and-set on the record's version, in one transaction with
-the references to the texts it needs (spec runtime §1).
+the references to the texts it needs.
 """
 
 from __future__ import annotations

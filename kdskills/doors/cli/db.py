@@ -1,4 +1,4 @@
-"""`kdskills db`: the service's tables (spec service §5)."""
+"""`kdskills db`: the service's tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kdskills jobs` and `kdskills logs`: what runs in the background, for people (spec service §3)."""
+"""`kdskills jobs` and `kdskills logs`: what runs in the background, for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kdskills mcp`: serve MCP, see what is served, and take what a server of others changed (spec runtime §5)."""
+"""`kdskills mcp`: serve MCP, see what is served, and take what a server of others changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kdskills token`: make, list and revoke tokens of projects (spec service §2)."""
+"""`kdskills token`: make, list and revoke tokens of projects."""
 
 from __future__ import annotations
 

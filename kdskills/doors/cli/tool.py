@@ -1,4 +1,4 @@
-"""`kdskills tool`: any operation by name, arguments and answer in JSON (spec service §3)."""
+"""`kdskills tool`: any operation by name, arguments and answer in JSON."""
 
 from __future__ import annotations
 

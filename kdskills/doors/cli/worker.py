@@ -1,4 +1,4 @@
-"""`kdskills worker`: the one process that runs background work (spec work §3)."""
+"""`kdskills worker`: the one process that runs background work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The MCP door: operations as tools, skills by the official extension (spec runtime §5)."""
+"""The MCP door: operations as tools, skills by the official extension."""
 
 from kdskills.doors.mcp.command import command
 from kdskills.doors.mcp.http import Authenticate, McpHttp, mount

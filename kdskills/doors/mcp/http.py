@@ -1,4 +1,4 @@
-"""MCP over streamable HTTP, behind the same tokens as every other route (spec runtime §5, spec service §3)."""
+"""MCP over streamable HTTP, behind the same tokens as every other route."""
 
 from __future__ import annotations
 

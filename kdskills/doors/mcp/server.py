@@ -1,4 +1,4 @@
-"""The MCP server: tools and skills of one Host, over stdio or streamable HTTP (spec runtime §5)."""
+"""The MCP server: tools and skills of one Host, over stdio or streamable HTTP."""
 
 from __future__ import annotations
 

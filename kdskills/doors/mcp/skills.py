@@ -1,4 +1,4 @@
-"""The Skills extension of MCP: listing, entries, directories and files of what one caller may use (spec runtime §5)."""
+"""The Skills extension of MCP: listing, entries, directories and files of what one caller may use."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Skills:
 
 
 async def found(look: Callable[[], T]) -> T:
-    """Return what *look* finds, off the event loop since it reads files; what is unknown or refused is one error with one text (spec runtime §5)."""
+    """Return what *look* finds, off the event loop since it reads files; what is unknown or refused is one error with one text."""
     try:
         return await asyncio.to_thread(look)
     except NotFound as error:

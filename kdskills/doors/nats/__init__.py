@@ -1,4 +1,4 @@
-"""The door of the command bus: NATS with JetStream (spec service §3)."""
+"""The door of the command bus: NATS with JetStream."""
 
 from kdskills.doors.nats.serving import serve
 

@@ -1,4 +1,4 @@
-"""Answers that are kept: a call that comes again gets the first one's (spec service §3, spec work §5).
+"""Answers that are kept: a call that comes again gets the first one's.
 
 Operations that start work keep the call's id with their record in the database. Others that change something have no
 record, so the bus itself keeps their answers for as long as it keeps commands.

@@ -1,4 +1,4 @@
-"""Who calls over the bus: project and channel of the subject, and what the operator's settings give them (spec service §3)."""
+"""Who calls over the bus: project and channel of the subject, and what the operator's settings give them."""
 
 from __future__ import annotations
 

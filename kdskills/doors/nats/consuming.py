@@ -1,4 +1,4 @@
-"""Reading commands through the durable consumer, whatever happens to it meanwhile (spec service §3)."""
+"""Reading commands through the durable consumer, whatever happens to it meanwhile."""
 
 from __future__ import annotations
 

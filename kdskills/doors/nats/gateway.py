@@ -1,4 +1,4 @@
-"""A gateway: takes commands from the bus, runs operations, publishes results, acknowledges (spec service §3).
+"""A gateway: takes commands from the bus, runs operations, publishes results, acknowledges.
 
 The order makes a call's effect happen once, whatever dies in between: the operation keeps the call's id with its record,
 the result is published under an id of its own, and only then is the command acknowledged. A command that is delivered
@@ -49,7 +49,7 @@ PASSING: Final = frozenset(
 
 
 class CallFailed(OperatorMustAct):
-    """An operation failed in a way nobody foresaw; the log of the gateway has the cause (spec service §3)."""
+    """An operation failed in a way nobody foresaw; the log of the gateway has the cause."""
 
     code = "internal_error"
 

@@ -1,4 +1,4 @@
-"""Payloads of the bus: commands in, results and progress out (spec service §3)."""
+"""Payloads of the bus: commands in, results and progress out."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ HEADER_ROOM: Final = 2048
 
 
 class Unreadable(CallerMustAct):
-    """A message that is no command: it is ended and never delivered again (spec service §3)."""
+    """A message that is no command: it is ended and never delivered again."""
 
     code = "message_unreadable"
 
 
 class ResultTooLarge(CallerMustAct):
-    """The answer has more bytes than the bus carries; ask for less of it, or at another door (spec service §3)."""
+    """The answer has more bytes than the bus carries; ask for less of it, or at another door."""
 
     code = "result_too_large"
 

@@ -1,4 +1,4 @@
-"""Quick reads as a micro service: a `request()` answered by the tool, never by a stream (spec service §3)."""
+"""Quick reads as a micro service: a `request()` answered by the tool, never by a stream."""
 
 from __future__ import annotations
 

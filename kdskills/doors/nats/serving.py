@@ -1,4 +1,4 @@
-"""Serving the command bus until told to stop (spec service §3)."""
+"""Serving the command bus until told to stop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLUSH_S: Final = 5
 
 
 class BusUnavailable(OperatorMustAct):
-    """The command bus does not answer (spec service §3)."""
+    """The command bus does not answer."""
 
     code = "bus_unavailable"
 

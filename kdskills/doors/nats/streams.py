@@ -1,4 +1,4 @@
-"""Streams and the consumer of commands: what is there is used, nothing that overlaps is made (spec service §3)."""
+"""Streams and the consumer of commands: what is there is used, nothing that overlaps is made."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Served:
 
 
 class StreamsDisagree(OperatorMustAct):
-    """The streams of the bus cover subjects in a way that no one consumer can read (spec service §3)."""
+    """The streams of the bus cover subjects in a way that no one consumer can read."""
 
     code = "streams_disagree"
 

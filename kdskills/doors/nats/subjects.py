@@ -1,4 +1,4 @@
-"""Subjects of the bus: who calls what is told by them, and by nothing else (spec service §3)."""
+"""Subjects of the bus: who calls what is told by them, and by nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP door: routes and OpenAPI derived from the table of operations (spec service §3)."""
+"""The HTTP door: routes and OpenAPI derived from the table of operations."""
 
 from kdskills.doors.web.application import build_app
 from kdskills.doors.web.serving import run

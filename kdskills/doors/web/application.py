@@ -1,4 +1,4 @@
-"""The service as an ASGI application: identity, limits, problems, health, and the routes (spec service §2, §3, §5)."""
+"""The service as an ASGI application: identity, limits, problems, health, and the routes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kdskills.errors import BadRequest, KdskillsError, NotFound, OperatorMustAct
 
 
 class InternalError(OperatorMustAct):
-    """Something broke that nobody foresaw; the log has it under the request's id (spec service §2)."""
+    """Something broke that nobody foresaw; the log has it under the request's id."""
 
     code = "internal_error"
 

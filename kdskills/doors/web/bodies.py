@@ -1,4 +1,4 @@
-"""No body is longer than allowed, whatever its header says (spec service §2)."""
+"""No body is longer than allowed, whatever its header says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kdskills.errors import CallerMustAct
 
 
 class BodyTooLarge(CallerMustAct):
-    """The body has more bytes than are taken (spec service §2)."""
+    """The body has more bytes than are taken."""
 
     code = "body_too_large"
 

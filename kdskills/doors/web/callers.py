@@ -1,4 +1,4 @@
-"""Who calls over HTTP: the token says it, the path and two headers may only narrow it (spec service §2, §3)."""
+"""Who calls over HTTP: the token says it, the path and two headers may only narrow it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stopping in order: no new requests, those that run get their time, streams end (spec service §5)."""
+"""Stopping in order: no new requests, those that run get their time, streams end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every request passes before a route sees it: its number, its caller, its limits (spec service §2, §5).
+"""What every request passes before a route sees it: its number, its caller, its limits.
 
 These are plain ASGI, so that streams stay streams, and a caller without a token is answered before a byte of its body
 is read.
@@ -30,7 +30,7 @@ _LOG = logging.getLogger("kdskills.http")
 
 
 class Draining(OperatorMustAct):
-    """The service is being stopped and takes no new requests (spec service §5)."""
+    """The service is being stopped and takes no new requests."""
 
     code = "draining"
 

@@ -1,4 +1,4 @@
-"""Server-sent events: what a watch tells, as it tells it (spec service §3)."""
+"""Server-sent events: what a watch tells, as it tells it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other doors served under a path of this one. Doors do not know each other: entry points bring them (spec service §3)."""
+"""Other doors served under a path of this one. Doors do not know each other: entry points bring them."""
 
 from __future__ import annotations
 

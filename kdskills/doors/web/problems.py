@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problems, with the stable code of the error tree (spec service §2)."""
+"""Errors as RFC 9457 problems, with the stable code of the error tree."""
 
 from __future__ import annotations
 

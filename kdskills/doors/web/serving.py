@@ -1,4 +1,4 @@
-"""Running the HTTP service until it is told to stop (spec service, head and §5)."""
+"""Running the HTTP service until it is told to stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Skills of a project as resources: upload, look, enable, activate, delete, download (spec service §1).
+"""Skills of a project as resources: upload, look, enable, activate, delete, download.
 
 Every route runs the operation that the other doors run; uploads and downloads stream, and are checked by the same gate.
 """

@@ -1,4 +1,4 @@
-"""`POST /projects/{project}/tools/{operation}`: one route for each row of the table of operations (spec service §3)."""
+"""`POST /projects/{project}/tools/{operation}`: one route for each row of the table of operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks and jobs as resources: lists, snapshots, logs and events (spec service §3)."""
+"""Tasks and jobs as resources: lists, snapshots, logs and events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The argument list of one sandbox, as a pure function (spec execution §3).
+"""The argument list of one sandbox, as a pure function.
 
 Everything the wall is made of stands on the launcher's own command line. What differs from run to run (skills, inputs,
 variables) follows by descriptor, because bwrap reads it before it makes its first namespace: until we have put it into

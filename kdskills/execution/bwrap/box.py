@@ -1,4 +1,4 @@
-"""One sandbox from its launch to its last process (spec execution §3, §5).
+"""One sandbox from its launch to its last process.
 
 The payload waits behind a gate until we hold its first process by descriptor and an open descriptor of its `/work`.
 That descriptor keeps the tmpfs alive after every process and mount of the sandbox is gone, so outputs are read from

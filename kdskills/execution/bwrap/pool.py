@@ -1,4 +1,4 @@
-"""Sandboxes made ahead of time, each for one run (spec execution §7).
+"""Sandboxes made ahead of time, each for one run.
 
 A worker is a sandbox like any other, with its own cgroup and a fresh `/work`, in which a Python process has started and
 waits for one order on a pipe. What is fixed when a sandbox is made (skills and sizes) is its kind; a run takes a worker

@@ -1,4 +1,4 @@
-"""One run in a bubblewrap sandbox, driven by a thread of its own (spec execution §1, §5)."""
+"""One run in a bubblewrap sandbox, driven by a thread of its own."""
 
 from __future__ import annotations
 

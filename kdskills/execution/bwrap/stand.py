@@ -1,4 +1,4 @@
-"""Sandboxes that stand and whose program has not started yet (spec execution §3)."""
+"""Sandboxes that stand and whose program has not started yet."""
 
 from __future__ import annotations
 

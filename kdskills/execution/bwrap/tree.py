@@ -1,4 +1,4 @@
-"""Finding and ending the processes of one sandbox, seen from the host (spec execution §5)."""
+"""Finding and ending the processes of one sandbox, seen from the host."""
 
 from __future__ import annotations
 

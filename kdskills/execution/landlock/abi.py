@@ -1,4 +1,4 @@
-"""What Landlock can hold back on this kernel, and the rules of one run (spec execution §3).
+"""What Landlock can hold back on this kernel, and the rules of one run.
 
 Rights are those of the kernel's documented interface, by the version (ABI) each came with. What a version lacks is
 made up for elsewhere, so that the wall is the same on all of them: see `calls.py` for `truncate`, and the uid of

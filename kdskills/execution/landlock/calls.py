@@ -1,4 +1,4 @@
-"""The system call filter of Landlock runs: the shared table, and what namespaces do elsewhere (spec execution §3).
+"""The system call filter of Landlock runs: the shared table, and what namespaces do elsewhere.
 
 Without namespaces of their own, programs of one machine share the network, System V memory and message queues, which
 Landlock does not know about. So no socket can be made, named or connected at all, and none of the others opened.

@@ -1,4 +1,4 @@
-"""Finding and ending what dead owners left of Landlock runs (spec execution §5)."""
+"""Finding and ending what dead owners left of Landlock runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order for `kdskills_runtime.landlock_init`, as a pure function of a checked request (spec execution §3)."""
+"""The order for `kdskills_runtime.landlock_init`, as a pure function of a checked request."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One run whose tree `kdskills_runtime.landlock_init` starts, watches and ends, driven by a thread of its own.
 
-It serves every engine without a pid namespace that it made itself (spec execution §1, §5): the landlock engine's
+It serves every engine without a pid namespace that it made itself: the landlock engine's
 programs, and launchers that bring walls of their own.
 """
 

@@ -1,4 +1,4 @@
-"""Uids that own nothing, one for each run at a time (spec execution §3).
+"""Uids that own nothing, one for each run at a time.
 
 Landlock does not stop a program from changing modes and times of files its uid owns, nor, on older kernels, from
 signalling processes of its uid. So a run gets a uid nobody else has: no account, no process, no file but its own. That

@@ -1,1 +1,1 @@
-"""Parts of the srt engine: settings and script of one run, and its handle (spec execution §3)."""
+"""Parts of the srt engine: settings and script of one run, and its handle."""

@@ -1,4 +1,4 @@
-"""One run in srt: the exit code from its file, not from srt (spec execution §1, §3)."""
+"""One run in srt: the exit code from its file, not from srt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What srt is asked to do: its settings, and the script it runs inside, as pure functions (spec execution §3).
+"""What srt is asked to do: its settings, and the script it runs inside, as pure functions.
 
 srt takes no descriptor along and mixes its own faults with the program's exit code (killed by TERM, it exits with 0).
 So the script inside leaves the program's exit code in a file that was made before, is bound as that one file, and

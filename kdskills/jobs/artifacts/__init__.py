@@ -1,4 +1,4 @@
-"""Files that work left behind, kept by content: in a local folder, S3, Azure or Google's storage (spec work §4).
+"""Files that work left behind, kept by content: in a local folder, S3, Azure or Google's storage.
 
 The bytes of an artifact are kept once per project under `artifacts/{project}/sha256/…`; who made them, and under which name,
 stands in the table `kd_artifacts`. What is read back is checked against its digest.

@@ -1,4 +1,4 @@
-"""The one thing every kind of storage does: keep bytes under a key (spec work §4)."""
+"""The one thing every kind of storage does: keep bytes under a key."""
 
 from __future__ import annotations
 

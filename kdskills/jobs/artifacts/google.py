@@ -1,4 +1,4 @@
-"""Artifacts in Google's storage, through google-cloud-storage (spec work §4)."""
+"""Artifacts in Google's storage, through google-cloud-storage."""
 
 from __future__ import annotations
 

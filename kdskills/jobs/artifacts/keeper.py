@@ -1,4 +1,4 @@
-"""Artifacts with their provenance: rows in `kd_artifacts` over the store of bytes (spec work §4).
+"""Artifacts with their provenance: rows in `kd_artifacts` over the store of bytes.
 
 Bytes are forgotten when no row of the project has their digest. A note in `kd_meta` stands while they are being deleted, and
 whoever stores the same bytes then waits for it, so that no row is left without its bytes.

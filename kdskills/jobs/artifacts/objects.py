@@ -1,4 +1,4 @@
-"""Artifacts in a folder, S3 or Azure, through obstore (spec work §4)."""
+"""Artifacts in a folder, S3 or Azure, through obstore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store of artifacts: content-addressed, streamed both ways, checked when it is read (spec work §4)."""
+"""The store of artifacts: content-addressed, streamed both ways, checked when it is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attempts: one run of one task, watched by a shim that outlives everybody (spec work §3).
+"""Attempts: one run of one task, watched by a shim that outlives everybody.
 
 `Attempts` starts and finds them, `Attempt` is what a folder says of one, `AttemptOrder` what it was told and `Verdict`
 how it ended. The shim is `shim.py`; the runner, which knows engines, is `kdskills.app.worker.runner`.

@@ -1,4 +1,4 @@
-"""From an order to what an engine is asked to run, as pure decisions (spec work §3)."""
+"""From an order to what an engine is asked to run, as pure decisions."""
 
 from __future__ import annotations
 

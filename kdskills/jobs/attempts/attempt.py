@@ -1,4 +1,4 @@
-"""One attempt as its folder shows it, to whoever may read that folder (spec work §3)."""
+"""One attempt as its folder shows it, to whoever may read that folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attempt is told, and what it tells: the values in its folder's files (spec work §3)."""
+"""What an attempt is told, and what it tells: the values in its folder's files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OrderInput(Value):
 
 
 class OutputBounds(Value):
-    """How much of what a program leaves is kept (spec work §2); sizes in bytes."""
+    """How much of what a program leaves is kept; sizes in bytes."""
 
     files: int = 256
     each: int = 20 * MIB

@@ -1,4 +1,4 @@
-"""A session's files between commands: whole versions, exchanged at once (spec work §3).
+"""A session's files between commands: whole versions, exchanged at once.
 
 A command gets copies and never the folder itself. When it is dead, what it changed becomes a new version: folders of
 their own, named by one small file that is replaced by rename. A crash before that leaves the old version. Two commands

@@ -1,4 +1,4 @@
-"""The shim: one process per attempt that outlives everybody, watches the runner and writes the verdict (spec work §3).
+"""The shim: one process per attempt that outlives everybody, watches the runner and writes the verdict.
 
 Standard library only, one thread. It is forked by the launcher with the attempt's lock already held; the lock is shared
 with the runner, so it is free exactly when nothing of the attempt is left. Files of an attempt's folder:

@@ -1,4 +1,4 @@
-"""Starting attempts and finding them again, whoever started them (spec work §3)."""
+"""Starting attempts and finding them again, whoever started them."""
 
 from __future__ import annotations
 

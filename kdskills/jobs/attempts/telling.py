@@ -1,4 +1,4 @@
-"""From an engine's result to the verdict, with declared outputs as files beside it (spec work §3)."""
+"""From an engine's result to the verdict, with declared outputs as files beside it."""
 
 from __future__ import annotations
 

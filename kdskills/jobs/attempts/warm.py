@@ -1,4 +1,4 @@
-"""The worker's end of the launcher: a process that has the engines imported and forks a shim per order (spec work §3)."""
+"""The worker's end of the launcher: a process that has the engines imported and forks a shim per order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Services: readiness, and ports that are reached from the host (spec work §3).
+"""Services: readiness, and ports that are reached from the host.
 
 A service's runner keeps a companion process beside it, `companion.py`, which watches for readiness and carries
 connections into the sandbox's network. Restarts are new attempts, started by the task's workflow after `restart_delay_s`.

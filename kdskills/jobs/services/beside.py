@@ -1,4 +1,4 @@
-"""The runner's end of a service's companion (spec work §3)."""
+"""The runner's end of a service's companion."""
 
 from __future__ import annotations
 

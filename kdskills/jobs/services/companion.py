@@ -1,4 +1,4 @@
-"""Beside a service: says when it is ready, and carries connections into its sandbox (spec work §3).
+"""Beside a service: says when it is ready, and carries connections into its sandbox.
 
 Started as a script by the runner: the standard library and RE2 only, one thread, ends with its standard input or its parent.
 It listens on 127.0.0.1 first and then enters the sandbox's network: a socket belongs to the network it was made in, so

@@ -1,4 +1,4 @@
-"""A service from its start to readiness, and its ports for as long as it runs (spec work §3)."""
+"""A service from its start to readiness, and its ports for as long as it runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AGAIN_S: Final = 0.5
 
 
 class StartupTimeout(KdskillsError):
-    """A service was not ready in its time; its program is ended (spec work §2)."""
+    """A service was not ready in its time; its program is ended."""
 
     code = "startup_timeout"
 

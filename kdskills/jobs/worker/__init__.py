@@ -1,4 +1,4 @@
-"""The worker: the one process that takes work from the queue and sees it through (spec work §3).
+"""The worker: the one process that takes work from the queue and sees it through.
 
 `Worker` holds a slot, beats, recovers and runs the two workflows; `TaskRun` sees one task through, `JobRun` one job.
 """

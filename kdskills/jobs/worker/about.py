@@ -1,4 +1,4 @@
-"""What the lines of a worker's log are about: the task and the job in hand, as facts of each line (spec service §5)."""
+"""What the lines of a worker's log are about: the task and the job in hand, as facts of each line."""
 
 from __future__ import annotations
 

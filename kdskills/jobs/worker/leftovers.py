@@ -1,4 +1,4 @@
-"""Ending programs whose task is over or is another host's by now: nobody would look at what they do (spec work §3)."""
+"""Ending programs whose task is over or is another host's by now: nobody would look at what they do."""
 
 from __future__ import annotations
 

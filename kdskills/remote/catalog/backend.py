@@ -1,4 +1,4 @@
-"""`client.catalog`: brings a catalog to the model, and reports what became of it (spec remote §3)."""
+"""`client.catalog`: brings a catalog to the model, and reports what became of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Session:
 
 
 class CodexCatalog:
-    """The catalog backend of a client (spec remote §3).
+    """The catalog backend of a client.
 
     Attributes:
         channel: What models have seen of their catalogs.
@@ -119,7 +119,7 @@ class CodexCatalog:
                 return not_applied(await self._known(change.session_id, began), problem, pending=pending)
 
     async def context_for(self, session_id: str, tools: Sequence[JsonObject], instruction_text: str) -> CatalogContext:
-        """Return how the catalog travels with the next message (spec remote §2.3 Context).
+        """Return how the catalog travels with the next message.
 
         A catalog that is not in force is not described to the model either.
         """
@@ -145,7 +145,7 @@ class CodexCatalog:
         return session.believed
 
     async def facts(self, session_id: str) -> JsonObject:
-        """Return what a receipt tells of the catalog (spec remote §5 Receipt).
+        """Return what a receipt tells of the catalog.
 
         The keys are `strategy strategy_asked digest context_digest tools`.
         """

@@ -1,4 +1,4 @@
-"""One change of one thread's catalog by each way (spec remote §3 Strategies)."""
+"""One change of one thread's catalog by each way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The context channel of a client's threads: what each model has seen of its catalog (spec remote §2.3 Context)."""
+"""The context channel of a client's threads: what each model has seen of its catalog."""
 
 from __future__ import annotations
 

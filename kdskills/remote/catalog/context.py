@@ -1,4 +1,4 @@
-"""The catalog's text beside a message, sent once per change and again after a compaction (spec remote §2.3 Context)."""
+"""The catalog's text beside a message, sent once per change and again after a compaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A catalog's identity, its shape on the wire, and how two catalogs differ; pure functions (spec remote §2.3, §3)."""
+"""A catalog's identity, its shape on the wire, and how two catalogs differ; pure functions."""
 
 from __future__ import annotations
 

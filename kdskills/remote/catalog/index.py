@@ -1,4 +1,4 @@
-"""The server's index of a thread's history, which points into the rollout file by byte (spec remote §3 Guarded reload).
+"""The server's index of a thread's history, which points into the rollout file by byte.
 
 Newer servers keep, beside the files, where in the file each turn begins. A first line of another length moves every turn, and a
 revert would then cut the history at the wrong place. So a line keeps its length where it can (`rollout.padded`); where it cannot,

@@ -1,4 +1,4 @@
-"""Finishing what a crash cut off: first lines put back, and the server's pointers with them (spec remote §3).
+"""Finishing what a crash cut off: first lines put back, and the server's pointers with them.
 
 The backup beside a file is written before anything is changed and goes last. So whatever moment a change died at, the backup is
 there, and says that neither line 1 nor the server's index can be trusted: both are settled before it is dropped. Dropping rows of

@@ -1,4 +1,4 @@
-"""The guarded reload: a thread is closed, its file's first line replaced, and the thread resumed (spec remote §3)."""
+"""The guarded reload: a thread is closed, its file's first line replaced, and the thread resumed."""
 
 from __future__ import annotations
 

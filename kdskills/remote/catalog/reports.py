@@ -1,4 +1,4 @@
-"""The dicts that say what became of a catalog (spec remote §3)."""
+"""The dicts that say what became of a catalog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread's rollout file: reading its first line, replacing it behind a backup, and putting it back (spec remote §3)."""
+"""A thread's rollout file: reading its first line, replacing it behind a backup, and putting it back."""
 
 from __future__ import annotations
 

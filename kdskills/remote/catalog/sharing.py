@@ -1,4 +1,4 @@
-"""Workers that share a journal free threads for each other (spec remote §3 Busy and windows)."""
+"""Workers that share a journal free threads for each other."""
 
 from __future__ import annotations
 

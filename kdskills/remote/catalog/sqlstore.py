@@ -1,4 +1,4 @@
-"""Records of catalogs in the journal's database, shared by every worker that opens it (spec remote §3 Busy and windows)."""
+"""Records of catalogs in the journal's database, shared by every worker that opens it."""
 
 from __future__ import annotations
 

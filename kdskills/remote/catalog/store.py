@@ -1,4 +1,4 @@
-"""What is remembered of each thread's catalog (spec remote §2.3, §3)."""
+"""What is remembered of each thread's catalog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which way a thread's catalog takes; pure functions (spec remote §3 Strategies)."""
+"""Which way a thread's catalog takes; pure functions."""
 
 from __future__ import annotations
 

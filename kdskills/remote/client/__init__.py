@@ -1,4 +1,4 @@
-"""The client of a Codex app-server: sessions, turns, signals and answers (spec remote §2.1).
+"""The client of a Codex app-server: sessions, turns, signals and answers.
 
 `link` is one connection with its pending calls, `server` what outlives a connection, `threads` what is known of each thread;
 `sessions`, `calls`, `waits` and `stream` are the names a caller sees; `base` puts them together, `blocking` serves callers

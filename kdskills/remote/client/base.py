@@ -1,4 +1,4 @@
-"""The client without its facade and probe: what the probe itself can use (spec remote §2.1)."""
+"""The client without its facade and probe: what the probe itself can use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same client for callers without an event loop: a private loop on a thread of its own (spec remote §2.1)."""
+"""The same client for callers without an event loop: a private loop on a thread of its own."""
 
 from __future__ import annotations
 

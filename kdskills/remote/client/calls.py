@@ -1,4 +1,4 @@
-"""`client.tool_calls`, `client.wait` and the plain turn other parts need (spec remote §2.1, §2.2)."""
+"""`client.tool_calls`, `client.wait` and the plain turn other parts need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long, and how patiently, a client tries to come back after its connection was lost (spec remote §2.2)."""
+"""How long, and how patiently, a client tries to come back after its connection was lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client is made with: options, the child's environment and command line (spec remote §2.1)."""
+"""What a client is made with: options, the child's environment and command line."""
 
 from __future__ import annotations
 

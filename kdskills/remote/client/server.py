@@ -1,4 +1,4 @@
-"""The app-server as a client sees it across connections: requests, watched threads, pending calls (spec remote §2.2)."""
+"""The app-server as a client sees it across connections: requests, watched threads, pending calls."""
 
 from __future__ import annotations
 

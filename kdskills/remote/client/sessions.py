@@ -1,4 +1,4 @@
-"""`client.sessions`: threads as sessions (spec remote §2.1)."""
+"""`client.sessions`: threads as sessions."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Sessions:
     async def resume(
         self, session_id: str, dynamic_tools: list[JsonObject] | None = None, **keywords: Any
     ) -> JsonObject:
-        """Subscribe to a session; with `dynamic_tools`, change its catalog as `prepare_catalog` does (spec remote §3)."""
+        """Subscribe to a session; with `dynamic_tools`, change its catalog as `prepare_catalog` does."""
         if dynamic_tools is not None:
             change = CatalogChange(
                 session_id, dynamic_tools, tools_text(dynamic_tools), wait=True, timeout_s=_RESUME_SECONDS
@@ -141,7 +141,7 @@ class Sessions:
         return {"status": "ok", "session": self._session(thread), "numTurns": num_turns}
 
     async def tool_calls(self, session_id: str) -> JsonObject:
-        """Return `{"data": rows}` of the calls that wait for an answer (spec remote §1 Signals)."""
+        """Return `{"data": rows}` of the calls that wait for an answer."""
         return {"data": self._server.pending.rows(session_id)}
 
     async def delete(self, session_id: str) -> JsonObject:

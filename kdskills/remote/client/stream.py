@@ -1,4 +1,4 @@
-"""`client.stream`: what the server says, as signals (spec remote §1 Signals, §2.1)."""
+"""`client.stream`: what the server says, as signals."""
 
 from __future__ import annotations
 

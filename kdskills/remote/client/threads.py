@@ -1,4 +1,4 @@
-"""What the notifications of a connection say of its threads and turns; no I/O (spec remote §2.3)."""
+"""What the notifications of a connection say of its threads and turns; no I/O."""
 
 from __future__ import annotations
 

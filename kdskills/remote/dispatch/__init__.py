@@ -1,4 +1,4 @@
-"""Running a call once and always answering it (spec remote §4).
+"""Running a call once and always answering it.
 
 `Dispatcher` is made once per facade: it names the call, asks the journal whether to run, wait or replay, checks the
 arguments, runs the handler in a bounded pool under its deadline, and commits the answer before anybody submits it.

@@ -1,4 +1,4 @@
-"""Arguments checked against the whole schema before a handler sees them (spec remote §4 Running)."""
+"""Arguments checked against the whole schema before a handler sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a call is written down, and how its row is asked for: claims, waits, journals that are away (spec remote §4)."""
+"""Where a call is written down, and how its row is asked for: claims, waits, journals that are away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one way a call is run: named, claimed, checked, run, written down, and only then answered (spec remote §4)."""
+"""The one way a call is run: named, claimed, checked, run, written down, and only then answered."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """Runs the calls of one facade (spec remote §4).
+    """Runs the calls of one facade.
 
     Args:
         driver: What may be waited for: a sync facade's never suspends.

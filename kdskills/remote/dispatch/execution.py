@@ -1,4 +1,4 @@
-"""One run of a handler, from its slot to the committed answer (spec remote §4 Running)."""
+"""One run of a handler, from its slot to the committed answer."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Execution:
         """Call the handler in the caller's context; what it raises is kept."""
         try:
             return self.context.run(self._handler)
-        except BaseException as error:  # noqa: BLE001 - every exception of a handler is answered (spec remote §4)
+        except BaseException as error:  # noqa: BLE001 - every exception of a handler is answered
             self.raised = error
             return None
 

@@ -1,4 +1,4 @@
-"""The thread that keeps leases alive, which no handler can block (spec remote §4 Journal)."""
+"""The thread that keeps leases alive, which no handler can block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call came to, and the words of every refusal (spec remote §1 RemoteSkillDispatch, §4)."""
+"""What a call came to, and the words of every refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model must be told about calls it never saw answered (spec remote §4, context `kdskills_outcomes`)."""
+"""What a model must be told about calls it never saw answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers fit for the wire: pre-shaped payloads checked, long texts cut with their rest kept (spec remote §4 Answers)."""
+"""Answers fit for the wire: pre-shaped payloads checked, long texts cut with their rest kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets taken out of exception texts before a model, a log or a journal sees them (spec remote §4 Answers)."""
+"""Secrets taken out of exception texts before a model, a log or a journal sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounded running under a deadline: threads for sync sessions, tasks and threads for async ones (spec remote §4 Running)."""
+"""Bounded running under a deadline: threads for sync sessions, tasks and threads for async ones."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ async def _caught(value: Awaitable[Any], execution: Execution) -> Any:
     """Await a handler's awaitable; what it raises is kept, so that not even `SystemExit` reaches the loop."""
     try:
         return await value
-    except BaseException as error:  # noqa: BLE001 - every exception of a handler is answered (spec remote §4)
+    except BaseException as error:  # noqa: BLE001 - every exception of a handler is answered
         execution.raised = error
         return None
 

@@ -1,4 +1,4 @@
-"""Where the rest of a long answer is kept (spec remote §4 Answers)."""
+"""Where the rest of a long answer is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Daemon threads for handlers: one that hangs keeps its slot, never the interpreter's end (spec remote §4 Running)."""
+"""Daemon threads for handlers: one that hangs keeps its slot, never the interpreter's end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a handler returned, as text for the model (spec remote §1, "JSON per value")."""
+"""What a handler returned, as text for the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What names a call: strong for good, weak while this facade lives, or nothing (spec remote §4 Identity)."""
+"""What names a call: strong for good, weak while this facade lives, or nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`MemoryJournal`: the calls of one process, for clients without a backend and for weak identities (spec remote §4)."""
+"""`MemoryJournal`: the calls of one process, for clients without a backend and for weak identities."""
 
 from __future__ import annotations
 

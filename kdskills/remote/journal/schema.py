@@ -1,4 +1,4 @@
-"""Brings a database to the newest revision of the tables of remote skills (spec remote §4 Journal)."""
+"""Brings a database to the newest revision of the tables of remote skills."""
 
 from __future__ import annotations
 

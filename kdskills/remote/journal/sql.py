@@ -1,4 +1,4 @@
-"""`SqlJournal`: calls in a database, shared by every worker that opens it (spec remote §4 Journal)."""
+"""`SqlJournal`: calls in a database, shared by every worker that opens it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MICRO: Final = 1_000_000
 
 
 class JournalUnavailable(OperatorMustAct):
-    """The journal of calls does not answer, or its URL is no database URL (spec remote §4)."""
+    """The journal of calls does not answer, or its URL is no database URL."""
 
     code = "journal_unavailable"
 

@@ -1,4 +1,4 @@
-"""The SQL of the journal, built once per journal: every call would pay for building it again (spec remote §4 Journal)."""
+"""The SQL of the journal, built once per journal: every call would pay for building it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of a call as a table (spec remote §4 Journal); both journals read their rules here.
+"""The life of a call as a table; both journals read their rules here.
 
 ::
 

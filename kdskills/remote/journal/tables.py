@@ -1,4 +1,4 @@
-"""The tables of remote skills, as SQLAlchemy Core sees them; the migrations beside it make them (spec remote §4, §5)."""
+"""The tables of remote skills, as SQLAlchemy Core sees them; the migrations beside it make them."""
 
 from __future__ import annotations
 

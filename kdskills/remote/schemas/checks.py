@@ -1,4 +1,4 @@
-"""Explicit schemas, checked on the way in: valid, pure JSON, and all references inside (spec remote §1 Schemas)."""
+"""Explicit schemas, checked on the way in: valid, pure JSON, and all references inside."""
 
 from __future__ import annotations
 

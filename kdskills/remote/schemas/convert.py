@@ -1,4 +1,4 @@
-"""Arguments as what annotations ask for: dataclasses, pydantic models and Enum members arrive as instances (spec remote §1)."""
+"""Arguments as what annotations ask for: dataclasses, pydantic models and Enum members arrive as instances."""
 
 from __future__ import annotations
 

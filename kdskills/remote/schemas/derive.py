@@ -1,4 +1,4 @@
-"""What a handler says of itself: its schemas, descriptions, and how its arguments are made (spec remote §1 Schemas)."""
+"""What a handler says of itself: its schemas, descriptions, and how its arguments are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Google docstrings: the first paragraph, what is said of each parameter, and of the result (spec remote §1 Schemas)."""
+"""Google docstrings: the first paragraph, what is said of each parameter, and of the result."""
 
 from __future__ import annotations
 

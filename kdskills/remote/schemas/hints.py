@@ -1,4 +1,4 @@
-"""Annotations as types: each is resolved on its own, so that one unknown name spoils nothing else (spec remote §1 Schemas)."""
+"""Annotations as types: each is resolved on its own, so that one unknown name spoils nothing else."""
 
 from __future__ import annotations
 

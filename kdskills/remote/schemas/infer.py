@@ -1,4 +1,4 @@
-"""JSON Schemas of annotations (spec remote §1 Schemas)."""
+"""JSON Schemas of annotations."""
 
 from __future__ import annotations
 

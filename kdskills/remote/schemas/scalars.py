@@ -1,4 +1,4 @@
-"""Types that are one JSON scalar, and how they are read back (spec remote §1 Schemas)."""
+"""Types that are one JSON scalar, and how they are read back."""
 
 from __future__ import annotations
 

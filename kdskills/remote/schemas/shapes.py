@@ -1,4 +1,4 @@
-"""Classes as objects: which members a dataclass, TypedDict, pydantic model or plain class has (spec remote §1 Schemas)."""
+"""Classes as objects: which members a dataclass, TypedDict, pydantic model or plain class has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How messages reach a Codex app-server and come back (spec remote §2.2).
+"""How messages reach a Codex app-server and come back.
 
 `framing` tells messages apart, `stdio` and `websocket` carry them, `peer` matches answers to requests, `pending` keeps the
 server's own requests until they are answered. Nothing here knows what a thread or a tool is.

@@ -1,4 +1,4 @@
-"""One JSON object per line or frame, without a `jsonrpc` member; pure functions (spec remote §2.2)."""
+"""One JSON object per line or frame, without a `jsonrpc` member; pure functions."""
 
 from __future__ import annotations
 

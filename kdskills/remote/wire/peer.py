@@ -1,4 +1,4 @@
-"""Requests and answers over one connection: who asked what, and which answers nobody asked for (spec remote §2.2)."""
+"""Requests and answers over one connection: who asked what, and which answers nobody asked for."""
 
 from __future__ import annotations
 

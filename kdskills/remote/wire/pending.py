@@ -1,4 +1,4 @@
-"""The server's calls that wait for an answer: it lists none itself, so the client keeps them (spec remote §2.2)."""
+"""The server's calls that wait for an answer: it lists none itself, so the client keeps them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PendingCall:
         return str(self.params.get("turnId") or "")
 
     def row(self) -> JsonObject:
-        """Return the row of `sessions.tool_calls` (spec remote §1 Signals)."""
+        """Return the row of `sessions.tool_calls`."""
         keys = ("tool", "arguments", "callId", "threadId", "turnId", "namespace")
         return {"requestId": self.handle, **{key: self.params.get(key) for key in keys}}
 

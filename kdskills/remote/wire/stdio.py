@@ -1,4 +1,4 @@
-"""A child `codex app-server` in its own process group, spoken to over its pipes (spec remote §2.2)."""
+"""A child `codex app-server` in its own process group, spoken to over its pipes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One message per text frame of a websocket; a capability token travels as a bearer (spec remote §2.2)."""
+"""One message per text frame of a websocket; a capability token travels as a bearer."""
 
 from __future__ import annotations
 

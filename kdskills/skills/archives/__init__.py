@@ -1,5 +1,5 @@
 """Skills as zip archives: judged by their directory before anything is inflated, unpacked to disk in pieces, written the
-same everywhere (spec service §1).
+same everywhere.
 
 `unpack_skill` is the way in, `write_archive` the way out. `directory` reads what the zip says about itself, `rules` decides
 about names, kinds and amounts without a file being opened, `inflate` counts what really comes out. Nothing of a refused

@@ -1,4 +1,4 @@
-"""Every rule an archive can break, by its stable code (spec service §1)."""
+"""Every rule an archive can break, by its stable code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why an archive is not taken, and how much of everything it may hold (spec service §1)."""
+"""Why an archive is not taken, and how much of everything it may hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIB = 1024 * 1024
 
 class ArchiveRefused(CallerMustAct):
     """The archive breaks a rule and nothing of it was kept; `details` has `entry`, `reason` and, for a skill file that cannot
-    be used, `diagnostics` (spec service §1).
+    be used, `diagnostics`.
 
     Args:
         code: Stable code of the rule.
@@ -34,7 +34,7 @@ class ArchiveRefused(CallerMustAct):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveLimits:
-    """Bounds of an archive; the defaults are those of spec service §1.
+    """Bounds of an archive; the defaults are those of `docs/reference/archives.md`.
 
     Attributes:
         archive_bytes: Size of the zip file itself.

@@ -1,4 +1,4 @@
-"""Decide about an archive by its directory alone: names, kinds, amounts; nothing is inflated (spec service §1)."""
+"""Decide about an archive by its directory alone: names, kinds, amounts; nothing is inflated."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def plan(entries: Sequence[Entry], limits: ArchiveLimits) -> Plan:
 
 
 def check_skill_name(name: str, *, entry: str | None) -> None:
-    """Refuse a folder or skill whose name is not one by the grammar of names (spec skills §1.2)."""
+    """Refuse a folder or skill whose name is not one by the grammar of names."""
     findings = Findings("spec", entry or "")
     check_name(name, "", findings, None)
     wrong = [found for found in findings.items if found.severity == "error"]

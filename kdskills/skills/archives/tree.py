@@ -1,4 +1,4 @@
-"""The normalised tree of a skill: its files with their execute bits, and the version that is its hash (spec service §1)."""
+"""The normalised tree of a skill: its files with their execute bits, and the version that is its hash."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TreeFile(NamedTuple):
 def version_of(files: Iterable[TreeFile]) -> str:
     """Return the version: a digest over `[[path, size, hex], ...]` by path bytes, `"x"` added to files that may be run.
 
-    A skill without such files has its tree digest as version (spec skills §2.3). Times, owners, other modes, empty
+    A skill without such files has its tree digest as version. Times, owners, other modes, empty
     folders, the order and packing of an archive do not count.
     """
     ordered = sorted(files, key=lambda each: os.fsencode(each.path))

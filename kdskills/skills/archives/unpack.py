@@ -1,4 +1,4 @@
-"""Unpack an archive into a folder of its own, or leave nothing behind (spec service §1)."""
+"""Unpack an archive into a folder of its own, or leave nothing behind."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def unpack_skill(archive: Path, into: Path, *, limits: ArchiveLimits | None = No
     Args:
         archive: The zip file.
         into: A folder that is not there yet; it is made, and on any failure it is gone again.
-        limits: Bounds; those of spec service §1 when omitted.
+        limits: Bounds; those of `docs/reference/archives.md` when omitted.
 
     Raises:
         ArchiveRefused: A rule is broken. Nothing stays.

@@ -1,4 +1,4 @@
-"""Write a skill's folder as a zip that has the same bytes everywhere (spec service §1).
+"""Write a skill's folder as a zip that has the same bytes everywhere.
 
 Files are stored, not deflated: what a compressor makes of the same bytes differs between its versions, and a digest over
 the archive would differ with it.

@@ -24,7 +24,7 @@ class Case:
 
     Attributes:
         name: Its file below `programs`, without suffix.
-        area: Area of spec execution §9.
+        area: Area of the table of hostile programs in `docs/reference/isolation.md`.
         must: What must be true, as a sentence.
         statuses: How the run may end.
         says: Words its standard output must hold, when it comes to its end.

@@ -1,4 +1,4 @@
-"""The table of hostile programs, in the order of their areas (spec execution §9)."""
+"""The table of hostile programs, in the order of their areas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of hostile programs and engines in the reference, made from a run (spec execution §9)."""
+"""The table of hostile programs and engines in the reference, made from a run."""
 
 from __future__ import annotations
 

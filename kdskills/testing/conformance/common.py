@@ -16,11 +16,11 @@ PROGRAMS = Path(__file__).parents[1] / "programs"
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """One promise of spec execution, as a check any engine can be put through.
+    """One promise of an engine, as a check that any engine can be put through.
 
     Attributes:
         name: What is promised, as an identifier.
-        section: Section of the spec.
+        section: Heading of `docs/reference/isolation.md` that states it.
         check: Raises AssertionError when *executor* breaks the promise.
         level: Weakest engine the promise is made for.
     """

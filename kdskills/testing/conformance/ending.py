@@ -1,4 +1,4 @@
-"""How runs end: time, cancelling, signals, whole trees (spec execution §5)."""
+"""How runs end: time, cancelling, signals, whole trees."""
 
 from __future__ import annotations
 
@@ -127,15 +127,15 @@ async def _until(true: object) -> None:
 
 
 PROMISES = (
-    Promise("timeout", "§5", timeout),
-    Promise("stubborn_timeout", "§5", stubborn_timeout),
-    Promise("timeout_with_children", "§5", timeout_with_children),
-    Promise("daemon_does_not_hold_the_result", "§5", daemon_does_not_hold_the_result),
-    Promise("output_before_a_timeout", "§5", output_before_a_timeout),
-    Promise("cancelling_the_task", "§5", cancelling_the_task),
-    Promise("cancelling_the_handle", "§5", cancelling_the_handle),
-    Promise("signals_and_tail", "§1", signals_and_tail),
-    Promise("waiting_can_be_given_up", "§1", waiting_can_be_given_up),
-    Promise("many_at_once", "§1", many_at_once),
-    Promise("reap_leaves_the_living", "§5", reap_leaves_the_living),
+    Promise("timeout", "Ending", timeout),
+    Promise("stubborn_timeout", "Ending", stubborn_timeout),
+    Promise("timeout_with_children", "Ending", timeout_with_children),
+    Promise("daemon_does_not_hold_the_result", "Ending", daemon_does_not_hold_the_result),
+    Promise("output_before_a_timeout", "Ending", output_before_a_timeout),
+    Promise("cancelling_the_task", "Ending", cancelling_the_task),
+    Promise("cancelling_the_handle", "Ending", cancelling_the_handle),
+    Promise("signals_and_tail", "Asking for a run", signals_and_tail),
+    Promise("waiting_can_be_given_up", "Asking for a run", waiting_can_be_given_up),
+    Promise("many_at_once", "Asking for a run", many_at_once),
+    Promise("reap_leaves_the_living", "Ending", reap_leaves_the_living),
 )

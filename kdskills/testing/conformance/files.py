@@ -1,4 +1,4 @@
-"""What goes in and what comes out: environment, arguments, inputs, outputs (spec execution §4)."""
+"""What goes in and what comes out: environment, arguments, inputs, outputs."""
 
 from __future__ import annotations
 
@@ -184,17 +184,17 @@ async def refused(executor: Executor, name: str, **request: Any) -> None:
 
 
 PROMISES = (
-    Promise("environment_is_exact", "§4", environment_is_exact),
-    Promise("hooks_are_refused", "§4", hooks_are_refused),
-    Promise("arguments_are_exact", "§4", arguments_are_exact),
-    Promise("bad_requests_are_refused", "§1", bad_requests_are_refused),
-    Promise("inputs_are_copies", "§4", inputs_are_copies),
-    Promise("linked_inputs_are_refused", "§4", linked_inputs_are_refused),
-    Promise("outputs_are_plain_files", "§4", outputs_are_plain_files),
-    Promise("output_names_are_plain", "§4", output_names_are_plain),
-    Promise("output_caps_hold", "§4", output_caps_hold),
-    Promise("sparse_output", "§4", sparse_output),
-    Promise("runs_leave_nothing_to_each_other", "§4", runs_leave_nothing_to_each_other),
-    Promise("shared_memory_is_not_shared", "§4", shared_memory_is_not_shared, IsolationLevel.NAMESPACE),
-    Promise("workdir_is_made", "§1", workdir_is_made),
+    Promise("environment_is_exact", "Asking for a run", environment_is_exact),
+    Promise("hooks_are_refused", "Asking for a run", hooks_are_refused),
+    Promise("arguments_are_exact", "Asking for a run", arguments_are_exact),
+    Promise("bad_requests_are_refused", "Asking for a run", bad_requests_are_refused),
+    Promise("inputs_are_copies", "Asking for a run", inputs_are_copies),
+    Promise("linked_inputs_are_refused", "Asking for a run", linked_inputs_are_refused),
+    Promise("outputs_are_plain_files", "Asking for a run", outputs_are_plain_files),
+    Promise("output_names_are_plain", "Asking for a run", output_names_are_plain),
+    Promise("output_caps_hold", "Asking for a run", output_caps_hold),
+    Promise("sparse_output", "Asking for a run", sparse_output),
+    Promise("runs_leave_nothing_to_each_other", "Asking for a run", runs_leave_nothing_to_each_other),
+    Promise("shared_memory_is_not_shared", "Asking for a run", shared_memory_is_not_shared, IsolationLevel.NAMESPACE),
+    Promise("workdir_is_made", "Asking for a run", workdir_is_made),
 )

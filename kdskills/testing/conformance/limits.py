@@ -1,4 +1,4 @@
-"""What a wall holds back: limits, identity, network (spec execution §2, §3)."""
+"""What a wall holds back: limits, identity, network."""
 
 from __future__ import annotations
 
@@ -123,17 +123,17 @@ async def allow_list_is_never_ignored(executor: Executor) -> None:
 
 
 PROMISES = (
-    Promise("probe_is_functional", "§2", probe_is_functional),
-    Promise("consent_is_needed", "§2", consent_is_needed),
-    Promise("processor_time", "§3", processor_time),
-    Promise("open_files", "§3", open_files),
-    Promise("file_size", "§3", file_size),
-    Promise("memory_of_one", "§3", memory_of_one, IsolationLevel.LANDLOCK),
-    Promise("memory_of_all", "§3", memory_of_all, IsolationLevel.LANDLOCK),
-    Promise("processes", "§3", processes, IsolationLevel.LANDLOCK),
-    Promise("folder_sizes", "§3", folder_sizes, IsolationLevel.NAMESPACE),
-    Promise("nothing_else_is_writable", "§3", nothing_else_is_writable, IsolationLevel.NAMESPACE),
-    Promise("identity", "§3", identity, IsolationLevel.NAMESPACE),
-    Promise("host_is_out_of_sight", "§2", host_is_out_of_sight, IsolationLevel.NAMESPACE),
-    Promise("allow_list_is_never_ignored", "§2", allow_list_is_never_ignored),
+    Promise("probe_is_functional", "Engines", probe_is_functional),
+    Promise("consent_is_needed", "Engines", consent_is_needed),
+    Promise("processor_time", "Limits", processor_time),
+    Promise("open_files", "Limits", open_files),
+    Promise("file_size", "Limits", file_size),
+    Promise("memory_of_one", "Limits", memory_of_one, IsolationLevel.LANDLOCK),
+    Promise("memory_of_all", "Limits", memory_of_all, IsolationLevel.LANDLOCK),
+    Promise("processes", "Limits", processes, IsolationLevel.LANDLOCK),
+    Promise("folder_sizes", "Limits", folder_sizes, IsolationLevel.NAMESPACE),
+    Promise("nothing_else_is_writable", "Limits", nothing_else_is_writable, IsolationLevel.NAMESPACE),
+    Promise("identity", "Limits", identity, IsolationLevel.NAMESPACE),
+    Promise("host_is_out_of_sight", "Engines", host_is_out_of_sight, IsolationLevel.NAMESPACE),
+    Promise("allow_list_is_never_ignored", "Engines", allow_list_is_never_ignored),
 )

@@ -1,4 +1,4 @@
-"""What a result says: exit codes, signals, streams, errors of generated code (spec execution §1, §6)."""
+"""What a result says: exit codes, signals, streams, errors of generated code."""
 
 from __future__ import annotations
 
@@ -146,20 +146,20 @@ async def changed_skill(executor: Executor) -> None:
 
 
 PROMISES = (
-    Promise("success", "§1", success),
-    Promise("exit_codes", "§1", exit_codes),
-    Promise("death_by_signal", "§1", death_by_signal),
-    Promise("missing_program", "§1", missing_program),
-    Promise("exception_is_named", "§1", exception_is_named),
-    Promise("syntax_error", "§1", syntax_error),
-    Promise("system_exit", "§1", system_exit),
-    Promise("value_and_globals", "§6", value_and_globals),
-    Promise("large_payload", "§6", large_payload),
-    Promise("code_has_empty_stdin", "§6", code_has_empty_stdin),
-    Promise("stdin_arrives", "§3", stdin_arrives),
-    Promise("unread_stdin", "§5", unread_stdin),
-    Promise("flood", "§3", flood),
-    Promise("script_of_a_skill", "§1", script_of_a_skill),
-    Promise("skills_are_read_only", "§3", skills_are_read_only, IsolationLevel.LANDLOCK),
-    Promise("changed_skill", "§6", changed_skill),
+    Promise("success", "Asking for a run", success),
+    Promise("exit_codes", "Asking for a run", exit_codes),
+    Promise("death_by_signal", "Asking for a run", death_by_signal),
+    Promise("missing_program", "Asking for a run", missing_program),
+    Promise("exception_is_named", "Asking for a run", exception_is_named),
+    Promise("syntax_error", "Asking for a run", syntax_error),
+    Promise("system_exit", "Asking for a run", system_exit),
+    Promise("value_and_globals", "What a result says", value_and_globals),
+    Promise("large_payload", "What a result says", large_payload),
+    Promise("code_has_empty_stdin", "What a result says", code_has_empty_stdin),
+    Promise("stdin_arrives", "Limits", stdin_arrives),
+    Promise("unread_stdin", "Ending", unread_stdin),
+    Promise("flood", "Limits", flood),
+    Promise("script_of_a_skill", "Asking for a run", script_of_a_skill),
+    Promise("skills_are_read_only", "Limits", skills_are_read_only, IsolationLevel.LANDLOCK),
+    Promise("changed_skill", "What a result says", changed_skill),
 )

@@ -1,4 +1,4 @@
-"""Storms: workers killed with -9 and databases taken away while work goes on, and what came of it (spec work §6)."""
+"""Storms: workers killed with -9 and databases taken away while work goes on, and what came of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The storms of the promises, small enough for every run: workers killed with -9, servers taken away (spec work §6)."""
+"""The storms of the promises, small enough for every run: workers killed with -9, servers taken away."""
 
 import asyncio
 

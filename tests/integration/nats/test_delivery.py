@@ -1,4 +1,4 @@
-"""Delivery over a real bus: one execution a call, whatever dies in between (spec service §3)."""
+"""Delivery over a real bus: one execution a call, whatever dies in between."""
 
 import asyncio
 import random

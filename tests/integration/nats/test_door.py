@@ -1,4 +1,4 @@
-"""The door of the bus with a real server: answers, refusals, reads, streams (spec service §3)."""
+"""The door of the bus with a real server: answers, refusals, reads, streams."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What becomes of commands when the bus loses what a gateway relies on: it recovers, or says so (spec service §3)."""
+"""What becomes of commands when the bus loses what a gateway relies on: it recovers, or says so."""
 
 import asyncio
 import contextlib

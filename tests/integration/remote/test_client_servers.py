@@ -1,4 +1,4 @@
-"""The client against whole servers: the emulator, and the real binary where it is installed (spec remote §2)."""
+"""The client against whole servers: the emulator, and the real binary where it is installed."""
 
 import asyncio
 import os

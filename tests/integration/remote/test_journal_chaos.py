@@ -1,4 +1,4 @@
-"""Effects happen once: real workers on one journal, killed where it hurts, counted by what they left behind (spec remote §6)."""
+"""Effects happen once: real workers on one journal, killed where it hurts, counted by what they left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One blocking client under many threads and many calls (spec remote §1, §4)."""
+"""One blocking client under many threads and many calls."""
 
 import threading
 from pathlib import Path

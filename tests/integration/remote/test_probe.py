@@ -1,4 +1,4 @@
-"""The probe on emulated and real servers, its cache, and what it does with servers that misbehave (spec remote §3 Probe)."""
+"""The probe on emulated and real servers, its cache, and what it does with servers that misbehave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`codex.probe` and `codex.receipts` at the command line and as operations (spec remote §3 Probe, §5 Receipt)."""
+"""`codex.probe` and `codex.receipts` at the command line and as operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Skills of bundles in Codex sessions, judged by what the model is shown and reads (spec remote §5)."""
+"""Skills of bundles in Codex sessions, judged by what the model is shown and reads."""
 
 from __future__ import annotations
 

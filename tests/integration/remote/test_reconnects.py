@@ -1,4 +1,4 @@
-"""Connections that are cut and servers that die: one effect, every delivery answered, skills as before (spec remote §2.2, §4)."""
+"""Connections that are cut and servers that die: one effect, every delivery answered, skills as before."""
 
 from __future__ import annotations
 

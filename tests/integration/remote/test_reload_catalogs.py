@@ -1,4 +1,4 @@
-"""Catalog changes judged by what the model was shown, on the emulator and on the real binary (spec remote §3)."""
+"""Catalog changes judged by what the model was shown, on the emulator and on the real binary."""
 
 import asyncio
 import json

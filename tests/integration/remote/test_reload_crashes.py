@@ -1,4 +1,4 @@
-"""Catalog changes that died half-way, and threads that took another's place (spec remote §3)."""
+"""Catalog changes that died half-way, and threads that took another's place."""
 
 import asyncio
 import json

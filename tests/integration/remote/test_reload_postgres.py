@@ -1,4 +1,4 @@
-"""Records of catalogs in PostgreSQL, shared by workers of several machines (spec remote §3 Busy and windows)."""
+"""Records of catalogs in PostgreSQL, shared by workers of several machines."""
 
 import secrets
 from concurrent.futures import ThreadPoolExecutor

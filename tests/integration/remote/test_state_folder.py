@@ -1,4 +1,4 @@
-"""What a client keeps in its state folder, and what it leaves alone (spec remote §4 Journal)."""
+"""What a client keeps in its state folder, and what it leaves alone."""
 
 import asyncio
 import gc

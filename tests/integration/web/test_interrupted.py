@@ -1,4 +1,4 @@
-"""Callers that stop halfway, come twice, read slowly, or lose their token meanwhile (spec service §1-§3)."""
+"""Callers that stop halfway, come twice, read slowly, or lose their token meanwhile."""
 
 from __future__ import annotations
 

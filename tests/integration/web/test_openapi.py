@@ -1,4 +1,4 @@
-"""What OpenAPI says of the service is true, judged by schemathesis (spec service §3)."""
+"""What OpenAPI says of the service is true, judged by schemathesis."""
 
 from __future__ import annotations
 

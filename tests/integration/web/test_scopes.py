@@ -1,4 +1,4 @@
-"""Who may do what: tokens x projects x operations (spec service §2)."""
+"""Who may do what: tokens x projects x operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kdskills serve` as a process: its first token, its logs, and how it stops (spec service, head and §5)."""
+"""`kdskills serve` as a process: its first token, its logs, and how it stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads over HTTP: streamed to disk, refused with a code, and nothing kept of what was refused (spec service §1)."""
+"""Uploads over HTTP: streamed to disk, refused with a code, and nothing kept of what was refused."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def _peak_kib(pid):
 
 
 def test_a_bomb_costs_little_memory(tmp_path, archive):
-    """A bomb of 600 KiB that would be 600 MiB costs the service less than 20 MiB (spec service §1)."""
+    """A bomb of 600 KiB that would be 600 MiB costs the service less than 20 MiB."""
     data = huge()
     assert 500 * 1024 < len(data) < 700 * 1024
     env = {**os.environ, "KDSKILLS_STATE_DIR": str(tmp_path / "state"), "KDSKILLS_INDEX_DIR": str(tmp_path / "index")}

@@ -36,7 +36,7 @@ async def call(toolset: Any, name: str, **arguments: Any) -> Any:
 
 @pytest.mark.parametrize("path", sorted(Path(adapter.__file__).parent.glob("*.py")), ids=lambda path: path.name)
 def test_an_adapter_is_thin(path: Path) -> None:
-    """At most 120 lines, and of the runtime only sessions, specs, instructions and calls (spec runtime §6)."""
+    """At most 120 lines, and of the runtime only sessions, specs, instructions and calls."""
     text = path.read_text()
     assert len(text.splitlines()) <= 120
     used = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}

@@ -1,4 +1,4 @@
-"""Callers elsewhere get what their project and agent may have, and nothing of this machine (spec service §2)."""
+"""Callers elsewhere get what their project and agent may have, and nothing of this machine."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Conversation sessions at the doors: one caller's session is nobody else's (spec runtime §2, §5)."""
+"""Conversation sessions at the doors: one caller's session is nobody else's."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Logs are JSON lines with the request's id and without secrets (spec service §5)."""
+"""Logs are JSON lines with the request's id and without secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The skills of a Host's own bundle, asked for by many at once (spec service §2)."""
+"""The skills of a Host's own bundle, asked for by many at once."""
 
 import asyncio
 import threading

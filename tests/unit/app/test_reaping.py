@@ -1,4 +1,4 @@
-"""What a killed kdskills left is ended before an engine is used again (spec execution §5)."""
+"""What a killed kdskills left is ended before an engine is used again."""
 
 import logging
 

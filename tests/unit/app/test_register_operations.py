@@ -1,4 +1,4 @@
-"""Operations of plugins: offered at every door, never over shipped or reserved names (spec service §2)."""
+"""Operations of plugins: offered at every door, never over shipped or reserved names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `new` makes works as it is, and is made whole or not at all (spec service §3)."""
+"""What `new` makes works as it is, and is made whole or not at all."""
 
 import importlib.util
 import subprocess

@@ -1,4 +1,4 @@
-"""Metrics and spans through the OpenTelemetry API (spec service §5)."""
+"""Metrics and spans through the OpenTelemetry API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kdskills token`: made, listed and revoked from the command line (spec service §2)."""
+"""`kdskills token`: made, listed and revoked from the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens: shown once, kept as a hash, bound to a project and an agent, ended at once (spec service §2)."""
+"""Tokens: shown once, kept as a hash, bound to a project and an agent, ended at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`db upgrade` brings databases of earlier releases up to date, and everything in them stays (spec service §5).
+"""`db upgrade` brings databases of earlier releases up to date, and everything in them stays.
 
 `schemas/NNNN.sql` is what a release of that schema left: a project, a disabled skill, a token and a task. A new revision adds
 a file of its own; the files of earlier ones stay.

@@ -1,4 +1,4 @@
-"""The descriptor: every accepted form, and every typo that must not lose a denial (spec skills §3.1)."""
+"""The descriptor: every accepted form, and every typo that must not lose a denial."""
 
 from __future__ import annotations
 

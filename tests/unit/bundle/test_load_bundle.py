@@ -1,4 +1,4 @@
-"""Loading bundles: which file, what it may do, and what it cannot talk the loader into (spec skills §3.2)."""
+"""Loading bundles: which file, what it may do, and what it cannot talk the loader into."""
 
 from __future__ import annotations
 

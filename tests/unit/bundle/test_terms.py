@@ -1,4 +1,4 @@
-"""A descriptor as plain values says exactly what the model says (spec skills §3.1)."""
+"""A descriptor as plain values says exactly what the model says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of hostile programs is made of what came of them (spec execution §9)."""
+"""The table of hostile programs is made of what came of them."""
 
 import dataclasses
 

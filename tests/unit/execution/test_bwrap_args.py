@@ -1,4 +1,4 @@
-"""The sandbox's argument list: what the wall is made of, and in which order (spec execution §3)."""
+"""The sandbox's argument list: what the wall is made of, and in which order."""
 
 from pathlib import Path
 

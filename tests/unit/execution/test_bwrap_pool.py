@@ -1,4 +1,4 @@
-"""The pool's own decisions: what an order says, which workers are kept (spec execution §7)."""
+"""The pool's own decisions: what an order says, which workers are kept."""
 
 import json
 import threading

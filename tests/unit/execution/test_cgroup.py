@@ -1,4 +1,4 @@
-"""Cgroup leaves over a plain folder that looks like a hierarchy (spec execution §3)."""
+"""Cgroup leaves over a plain folder that looks like a hierarchy."""
 
 import os
 from pathlib import Path

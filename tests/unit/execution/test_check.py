@@ -1,4 +1,4 @@
-"""Request checks: everything is decided before anything runs (spec execution §1, §4)."""
+"""Request checks: everything is decided before anything runs."""
 
 from pathlib import Path
 
@@ -235,7 +235,7 @@ def test_every_problem_is_listed():
 
 
 def test_limits_are_refused_or_best_effort():
-    """A limit an engine cannot hold is refused unless the operator lists it (spec execution §2)."""
+    """A limit an engine cannot hold is refused unless the operator lists it."""
     can = LIMIT_NAMES - {"memory"}
     require_limits(can, frozenset({"memory"}), "x")
     with pytest.raises(ExecRefused) as caught:

@@ -1,4 +1,4 @@
-"""What children take over from this process: whether it hears of their end, and its limits (spec execution §3, §5)."""
+"""What children take over from this process: whether it hears of their end, and its limits."""
 
 import resource
 import signal

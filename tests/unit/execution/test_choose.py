@@ -1,4 +1,4 @@
-"""Choosing an engine: refuse, never degrade (spec execution §2)."""
+"""Choosing an engine: refuse, never degrade."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Collecting outputs from a folder an untrusted program filled (spec execution §4)."""
+"""Collecting outputs from a folder an untrusted program filled."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""The host's half of the talk with a container's first program (spec execution §3)."""
+"""The host's half of the talk with a container's first program."""
 
 from __future__ import annotations
 

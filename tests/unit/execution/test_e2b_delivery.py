@@ -1,4 +1,4 @@
-"""What is brought into a sandbox, and what a template must answer before anything is run in it (spec execution §8)."""
+"""What is brought into a sandbox, and what a template must answer before anything is run in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records and leases of E2B sandboxes: one holder at a time, tokens that only rise (spec execution §8, work §5)."""
+"""Records and leases of E2B sandboxes: one holder at a time, tokens that only rise."""
 
 from __future__ import annotations
 

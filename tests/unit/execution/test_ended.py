@@ -1,4 +1,4 @@
-"""How an end becomes status, exit code, signal and error (spec execution §1)."""
+"""How an end becomes status, exit code, signal and error."""
 
 from __future__ import annotations
 

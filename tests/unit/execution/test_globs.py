@@ -1,4 +1,4 @@
-"""Output globs (spec execution §4)."""
+"""Output globs."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What a Landlock run is made of: rights by kernel, rules, filter, uids, the order (spec execution §3)."""
+"""What a Landlock run is made of: rights by kernel, rules, filter, uids, the order."""
 
 from __future__ import annotations
 

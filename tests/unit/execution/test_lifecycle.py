@@ -1,4 +1,4 @@
-"""Telling leftovers of dead owners from what living ones use (spec execution §5)."""
+"""Telling leftovers of dead owners from what living ones use."""
 
 import json
 import os

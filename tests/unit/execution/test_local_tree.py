@@ -1,4 +1,4 @@
-"""Folders of runs without a pid namespace: found again by whoever cleans up, never taken while in use (spec execution §5)."""
+"""Folders of runs without a pid namespace: found again by whoever cleans up, never taken while in use."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Logs of long runs: exact by offset, bounded on disk, whatever comes (spec work §3)."""
+"""Logs of long runs: exact by offset, bounded on disk, whatever comes."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Telling leftovers of dead owners from runs of living ones (spec execution §5)."""
+"""Telling leftovers of dead owners from runs of living ones."""
 
 from __future__ import annotations
 

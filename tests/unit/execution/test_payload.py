@@ -1,4 +1,4 @@
-"""The work order of generated code, as the host writes it (spec execution §6)."""
+"""The work order of generated code, as the host writes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the host believes of a report (spec execution §§1, 6)."""
+"""What the host believes of a report."""
 
 from __future__ import annotations
 

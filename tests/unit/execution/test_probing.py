@@ -1,4 +1,4 @@
-"""Judging what the canary saw (spec execution §2)."""
+"""Judging what the canary saw."""
 
 from __future__ import annotations
 

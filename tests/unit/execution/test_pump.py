@@ -1,4 +1,4 @@
-"""The pump: counting, tail-keeping, never held up (spec execution §3, §5)."""
+"""The pump: counting, tail-keeping, never held up."""
 
 import contextlib
 import os

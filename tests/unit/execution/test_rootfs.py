@@ -1,4 +1,4 @@
-"""The prepared tree: what goes in, under which name, and what never does (spec execution §3, image)."""
+"""The prepared tree: what goes in, under which name, and what never does."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""The system call filter, run by a small interpreter of our own (spec execution §3)."""
+"""The system call filter, run by a small interpreter of our own."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""What srt is asked to do: settings and script, byte-exact, run here by bash without any sandbox (spec execution §§3, 4)."""
+"""What srt is asked to do: settings and script, byte-exact, run here by bash without any sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staged copies: what was checked is what is seen (spec execution §4)."""
+"""Staged copies: what was checked is what is seen."""
 
 import fcntl
 import os

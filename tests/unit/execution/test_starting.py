@@ -1,4 +1,4 @@
-"""Cancelling while a run is being started (spec execution §5)."""
+"""Cancelling while a run is being started."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Looking without waiting, and what an operator accepts (spec runtime §5 "Root" 2-4)."""
+"""Looking without waiting, and what an operator accepts."""
 
 from __future__ import annotations
 

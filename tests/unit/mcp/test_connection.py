@@ -1,4 +1,4 @@
-"""One kept connection: what it answers, when it ends, and what is asked again (spec runtime §5)."""
+"""One kept connection: what it answers, when it ends, and what is asked again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kdskills mcp published` and `kdskills mcp accept`: what an operator sees and says (spec runtime §5)."""
+"""`kdskills mcp published` and `kdskills mcp accept`: what an operator sees and says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cassettes: their form, and the comparison of a request with what was recorded (spec runtime §4)."""
+"""Cassettes: their form, and the comparison of a request with what was recorded."""
 
 import pytest
 from hypothesis import given

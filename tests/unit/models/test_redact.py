@@ -1,4 +1,4 @@
-"""Secrets stay out of what is written down (spec runtime §4)."""
+"""Secrets stay out of what is written down."""
 
 import json
 

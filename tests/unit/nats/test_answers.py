@@ -1,4 +1,4 @@
-"""Kept answers: what a call gets that comes again (spec service §3)."""
+"""Kept answers: what a call gets that comes again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payloads of the bus: what is a command, and what is told back (spec service §3)."""
+"""Payloads of the bus: what is a command, and what is told back."""
 
 import json
 

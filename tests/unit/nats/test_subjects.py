@@ -1,4 +1,4 @@
-"""Subjects, and who calls by them (spec service §3)."""
+"""Subjects, and who calls by them."""
 
 import pytest
 from hypothesis import given

@@ -81,7 +81,7 @@ class Wait:
 
 
 class MemoryClient:
-    """A duck-typed client (spec remote §2.1) without a backend.
+    """A duck-typed client without a backend.
 
     `calls` is what was called, in order. `script[name]` holds answers given instead of the usual ones, in order; an exception
     in it is raised, a callable is asked.

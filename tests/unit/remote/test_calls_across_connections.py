@@ -1,4 +1,4 @@
-"""A call that is delivered again on another connection, and handlers that change what they are given (spec remote §4, §7)."""
+"""A call that is delivered again on another connection, and handlers that change what they are given."""
 
 from __future__ import annotations
 

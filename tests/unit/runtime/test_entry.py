@@ -1,4 +1,4 @@
-"""The in-sandbox entry, run as a real process (spec execution §§1, 6)."""
+"""The in-sandbox entry, run as a real process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sending a dead program's outputs out of a container (spec execution §4)."""
+"""Sending a dead program's outputs out of a container."""
 
 from __future__ import annotations
 

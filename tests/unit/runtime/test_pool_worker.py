@@ -1,4 +1,4 @@
-"""The process that waits in a prepared sandbox: ready, one order, done (spec execution §7)."""
+"""The process that waits in a prepared sandbox: ready, one order, done."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Unpacking what was delivered: only bytes with the digest, only plain things, all or nothing (spec execution §8)."""
+"""Unpacking what was delivered: only bytes with the digest, only plain things, all or nothing."""
 
 from __future__ import annotations
 

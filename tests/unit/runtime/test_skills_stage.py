@@ -1,4 +1,4 @@
-"""Stage 1 of the entry: the descriptor's skills are in force, or nothing starts (spec execution §6)."""
+"""Stage 1 of the entry: the descriptor's skills are in force, or nothing starts."""
 
 from __future__ import annotations
 

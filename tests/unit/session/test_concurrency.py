@@ -1,4 +1,4 @@
-"""Many callers at once (spec runtime §1 "Safety")."""
+"""Many callers at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spoilt folders, forged snapshots, floods of names: answers, in little time (spec runtime §1)."""
+"""Spoilt folders, forged snapshots, floods of names: answers, in little time."""
 
 import hashlib
 import time

@@ -1,4 +1,4 @@
-"""Arguments and schemas of the four tools (spec runtime §2)."""
+"""Arguments and schemas of the four tools."""
 
 from __future__ import annotations
 

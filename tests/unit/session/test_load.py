@@ -1,4 +1,4 @@
-"""Load, unload, imports, freshness, removal (spec runtime §1)."""
+"""Load, unload, imports, freshness, removal."""
 
 from __future__ import annotations
 

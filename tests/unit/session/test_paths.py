@@ -1,4 +1,4 @@
-"""Paths a model may name (spec runtime §2 "Paths")."""
+"""Paths a model may name."""
 
 from __future__ import annotations
 

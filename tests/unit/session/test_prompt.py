@@ -1,4 +1,4 @@
-"""The top-level text, tools offered, compaction and wire forms (spec runtime §2, §3, §6)."""
+"""The top-level text, tools offered, compaction and wire forms."""
 
 from __future__ import annotations
 

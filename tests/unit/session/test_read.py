@@ -1,4 +1,4 @@
-"""`skills.read` and `describe` (spec runtime §2)."""
+"""`skills.read` and `describe`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`skills.run_script`: checks, request, result, environment, approval (spec runtime §2)."""
+"""`skills.run_script`: checks, request, result, environment, approval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions: ids, expiry, eviction, listing, configuration, snapshots, the blocking facade (spec runtime §1)."""
+"""Sessions: ids, expiry, eviction, listing, configuration, snapshots, the blocking facade."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transitions of a session as pure functions (spec runtime §1 "Load")."""
+"""Transitions of a session as pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store in memory keeps every promise of a store (spec runtime §1)."""
+"""The store in memory keeps every promise of a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocking facade from many threads: nobody is left waiting for ever (spec runtime §1)."""
+"""The blocking facade from many threads: nobody is left waiting for ever."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""A turn's pool of sources, grown by several calls at once (spec runtime §3 "Citations")."""
+"""A turn's pool of sources, grown by several calls at once."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

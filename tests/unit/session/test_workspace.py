@@ -1,4 +1,4 @@
-"""The turn's files: bounded copies in, safe writes back (spec runtime §4, execution §4)."""
+"""The turn's files: bounded copies in, safe writes back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports: order, cycles, privacy, and what is left out (spec skills §4.3)."""
+"""Imports: order, cycles, privacy, and what is left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Explanations: every step, with the rule and the place it stands (spec skills §4.2)."""
+"""Explanations: every step, with the rule and the place it stands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""References and rules: what is written, what it means, what it matches (spec skills §4.1)."""
+"""References and rules: what is written, what it means, what it matches."""
 
 from __future__ import annotations
 

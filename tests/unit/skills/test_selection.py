@@ -1,4 +1,4 @@
-"""The gate's seven steps, row by row, and what they are called (spec skills §4.2)."""
+"""The gate's seven steps, row by row, and what they are called."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from kdskills.errors import FileRefused
 from kdskills.skills import parse_skill, parse_skill_bytes, validate_skill
 from kdskills.skills.codes import all_codes, code_row
 
-# Spec skills §1.5, word for word: lenient, spec, skills-ref.
+# The table of `docs/reference/skill-format.md`: lenient, spec, skills-ref.
 TABLE = {
     **dict.fromkeys(
         (

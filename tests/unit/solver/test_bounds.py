@@ -1,4 +1,4 @@
-"""The numbers and barriers of spec runtime §4, one by one."""
+"""The bounds and barriers of a turn, one by one."""
 
 from pydantic import BaseModel
 

@@ -1,4 +1,4 @@
-"""Tool calls of a reply: checks, order, limits, one answer each (spec runtime §4, "Dispatch")."""
+"""Tool calls of a reply: checks, order, limits, one answer each."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Events, transcripts, results, secrets (spec runtime §4)."""
+"""Events, transcripts, results, secrets."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Pure rules: groups of calls, circles, refs (spec runtime §4)."""
+"""Pure rules: groups of calls, circles, refs."""
 
 from contextlib import suppress
 

@@ -1,4 +1,4 @@
-"""Towards a model a refused skill reads like an unknown one at every door, and nothing names places of this host (spec runtime §0)."""
+"""Towards a model a refused skill reads like an unknown one at every door, and nothing names places of this host."""
 
 import json
 

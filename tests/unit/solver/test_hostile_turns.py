@@ -1,4 +1,4 @@
-"""Hostile replies, hostile tools, spoilt folders: a turn ends with a result and an answer for every call (spec runtime §4)."""
+"""Hostile replies, hostile tools, spoilt folders: a turn ends with a result and an answer for every call."""
 
 import asyncio
 import json

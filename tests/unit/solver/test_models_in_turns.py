@@ -1,4 +1,4 @@
-"""Model calls of a turn: tries, windows, bounds, generators (spec runtime §4)."""
+"""Model calls of a turn: tries, windows, bounds, generators."""
 
 import asyncio
 

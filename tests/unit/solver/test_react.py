@@ -1,4 +1,4 @@
-"""Activation, sessions, streams and cancellation (spec runtime §4)."""
+"""Activation, sessions, streams and cancellation."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Registered Python functions are tools of a solver, sync and async sessions alike (spec runtime §4)."""
+"""Registered Python functions are tools of a solver, sync and async sessions alike."""
 
 import threading
 from dataclasses import dataclass

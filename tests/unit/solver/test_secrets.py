@@ -1,4 +1,4 @@
-"""Markers planted wherever secrets come in are in nothing that goes out (spec runtime §4, "Events")."""
+"""Markers planted wherever secrets come in are in nothing that goes out."""
 
 import json
 

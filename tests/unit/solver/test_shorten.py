@@ -1,4 +1,4 @@
-"""Cutting long results (spec runtime §3, "one tool result 10 %")."""
+"""Cutting long results."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of a turn, read back through the SDK's in-memory exporter (spec runtime §4, "OpenTelemetry")."""
+"""OpenTelemetry spans of a turn, read back through the SDK's in-memory exporter."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Opening and closing a system: models, engines, names (spec runtime §4)."""
+"""Opening and closing a system: models, engines, names."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tools: typed functions, a bundle's `tools.py`, names (spec runtime §4)."""
+"""Tools: typed functions, a bundle's `tools.py`, names."""
 
 import json
 from collections.abc import Callable

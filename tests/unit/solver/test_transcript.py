@@ -1,4 +1,4 @@
-"""Transcripts read back, and prompts told in them (spec runtime §4, "Events")."""
+"""Transcripts read back, and prompts told in them."""
 
 import hashlib
 import json

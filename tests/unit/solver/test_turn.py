@@ -1,4 +1,4 @@
-"""A turn from the request to a cited answer (spec runtime §4)."""
+"""A turn from the request to a cited answer."""
 
 from kdskills.solver import TurnResult
 from kdskills.testing.models import ScriptedModel, call, say, together

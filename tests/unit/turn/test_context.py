@@ -1,4 +1,4 @@
-"""What is active: set by handles, reset on every exit, never made up (spec skills §4.4)."""
+"""What is active: set by handles, reset on every exit, never made up."""
 
 from __future__ import annotations
 

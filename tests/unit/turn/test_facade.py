@@ -1,4 +1,4 @@
-"""The functions over what is active: same gate, no names, numbers of the turn (spec skills §4.4, §5.3)."""
+"""The functions over what is active: same gate, no names, numbers of the turn."""
 
 from __future__ import annotations
 

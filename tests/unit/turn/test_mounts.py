@@ -1,4 +1,4 @@
-"""Logical URIs and mounts: longest prefix by components, nothing outside (spec skills §3.3)."""
+"""Logical URIs and mounts: longest prefix by components, nothing outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Export and restore: the far side answers as the host, or nothing becomes active (spec skills §3.3)."""
+"""Export and restore: the far side answers as the host, or nothing becomes active."""
 
 from __future__ import annotations
 

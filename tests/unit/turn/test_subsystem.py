@@ -1,4 +1,4 @@
-"""The subsystem: registry, refresh, fingerprint, roots (spec skills §2.3, §4)."""
+"""The subsystem: registry, refresh, fingerprint, roots."""
 
 from __future__ import annotations
 

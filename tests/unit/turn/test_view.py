@@ -1,4 +1,4 @@
-"""The view: numbers, names, lists, refusals by every way of naming a skill (spec skills §4, §4.1, §4.2)."""
+"""The view: numbers, names, lists, refusals by every way of naming a skill."""
 
 from __future__ import annotations
 

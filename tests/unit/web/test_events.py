@@ -1,4 +1,4 @@
-"""Server-sent events: every event once and in order, and an end whatever happens (spec service §3)."""
+"""Server-sent events: every event once and in order, and an end whatever happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of tokens: rate, and size of bodies, whatever a header says (spec service §2)."""
+"""Limits of tokens: rate, and size of bodies, whatever a header says."""
 
 from __future__ import annotations
 

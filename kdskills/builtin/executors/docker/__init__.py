@@ -1,4 +1,4 @@
-"""Docker: one locked-down container per run, from an image made offline (spec execution §3).
+"""Docker: one locked-down container per run, from an image made offline.
 
 The engine talks to the daemon through its SDK, never through command lines. Blocking calls run in a few threads of the
 engine's own, which also queue runs: docker does not get faster by more callers. Inputs and outputs pass through
@@ -70,13 +70,13 @@ class DockerExecutor:
         self._threads = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="kdskills-docker")
 
     async def probe(self) -> ProbeReport:
-        """Run the canary in a container as any other program; the answer is kept (spec execution §2)."""
+        """Run the canary in a container as any other program; the answer is kept."""
         if self._report is None:
             self._report = await self._probe()
         return self._report
 
     async def run(self, request: ExecRequest) -> ExecResult:
-        """Run to the end (spec execution §1)."""
+        """Run to the end."""
         return await to_the_end(self, request)
 
     async def start(self, request: ExecRequest) -> DockerRun | FinishedRun:
@@ -90,7 +90,7 @@ class DockerExecutor:
         return run
 
     async def reap(self) -> ReapReport:
-        """Remove containers whose owner is dead (spec execution §5)."""
+        """Remove containers whose owner is dead."""
         return await asyncio.to_thread(self._reap)
 
     def _connect(self) -> DockerClient:

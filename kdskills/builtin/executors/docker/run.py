@@ -1,4 +1,4 @@
-"""One run in a container, from its place in the queue to its removal (spec execution §3)."""
+"""One run in a container, from its place in the queue to its removal."""
 
 from __future__ import annotations
 

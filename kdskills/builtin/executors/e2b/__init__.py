@@ -1,4 +1,4 @@
-"""E2B: programs in remote virtual machines, one per owner, reused while they live (spec execution §8).
+"""E2B: programs in remote virtual machines, one per owner, reused while they live.
 
 Only the SDK's public calls are used. Inside a sandbox, `kdskills_runtime.remote_init` walls each run in once more, so
 that runs of one owner do not meet and limits are held where they can be. Orders, outputs and answers are files.
@@ -60,7 +60,7 @@ class E2bExecutor:
         self._report: ProbeReport | None = None
 
     async def probe(self) -> ProbeReport:
-        """Run the canary in a sandbox as any other program; a good answer is kept (spec execution §2)."""
+        """Run the canary in a sandbox as any other program; a good answer is kept."""
         if self._report is None:
             report = await self._probe()
             if not report.ok:
@@ -69,7 +69,7 @@ class E2bExecutor:
         return self._report
 
     async def run(self, request: ExecRequest) -> ExecResult:
-        """Run to the end (spec execution §1)."""
+        """Run to the end."""
         return await to_the_end(self, request)
 
     async def start(self, request: ExecRequest) -> E2bRun | FinishedRun:
@@ -83,7 +83,7 @@ class E2bExecutor:
         return run
 
     async def reap(self) -> ReapReport:
-        """End sandboxes of dead owners and those over their time (spec execution §5)."""
+        """End sandboxes of dead owners and those over their time."""
         return await asyncio.to_thread(self._reap)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Getting code and skills into a sandbox: archives named by their digest, verified there, unpacked whole (spec §8)."""
+"""Getting code and skills into a sandbox: archives named by their digest, verified there, unpacked whole."""
 
 from __future__ import annotations
 

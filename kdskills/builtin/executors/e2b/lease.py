@@ -1,4 +1,4 @@
-"""Which sandbox an owner has, and who may use it now: records on disk, leases with fencing tokens (spec execution §8).
+"""Which sandbox an owner has, and who may use it now: records on disk, leases with fencing tokens.
 
 One record per owner. A lease is held by one run; the next waits. A holder that died, or that held on beyond its time,
 loses the lease to the next, whose token is higher. The far side refuses lower tokens, so a holder that comes back late
@@ -29,7 +29,7 @@ VERSION: Final = 1
 
 
 def owner_key(owner: Owner, *more: str) -> str:
-    """Return the owner's name in records: a hash over length-prefixed parts, so that no two owners meet (spec work §5)."""
+    """Return the owner's name in records: a hash over length-prefixed parts, so that no two owners meet."""
     parts = [owner.tenant, owner.project, owner.agent, owner.conversation, *more]
     text = b"".join(len(part.encode()).to_bytes(8, "big") + part.encode("utf-8", "surrogatepass") for part in parts)
     return hashlib.sha256(text).hexdigest()

@@ -1,4 +1,4 @@
-"""The talk with `kdskills_runtime.remote_init`: the order written as a file, the answer read as one (spec execution §8)."""
+"""The talk with `kdskills_runtime.remote_init`: the order written as a file, the answer read as one."""
 
 from __future__ import annotations
 

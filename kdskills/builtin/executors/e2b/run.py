@@ -1,4 +1,4 @@
-"""One run in a sandbox, from the wait for its lease to the answer (spec execution §8)."""
+"""One run in a sandbox, from the wait for its lease to the answer."""
 
 from __future__ import annotations
 

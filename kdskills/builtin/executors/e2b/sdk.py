@@ -1,4 +1,4 @@
-"""What the engine needs of E2B's SDK, and one error for everything that can go wrong with it (spec execution §8).
+"""What the engine needs of E2B's SDK, and one error for everything that can go wrong with it.
 
 Nothing here judges a failure by words a program printed: whether a sandbox is gone is asked of the API.
 """

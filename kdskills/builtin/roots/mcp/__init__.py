@@ -1,4 +1,4 @@
-"""Skills of an MCP server as a root: `mcp+https://host/mcp#label` (spec runtime §5 "Root").
+"""Skills of an MCP server as a root: `mcp+https://host/mcp#label`.
 
 What a server lists is known at once, its files are fetched only when a skill is loaded, and nothing of it is trusted:
 each read is checked against the listing, and a listing that changed is refused until the operator accepts it.

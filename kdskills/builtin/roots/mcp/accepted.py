@@ -1,4 +1,4 @@
-"""The sets of files an operator accepted, kept in a file that several processes share (spec runtime §5)."""
+"""The sets of files an operator accepted, kept in a file that several processes share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""URIs of MCP roots: where a server is, and the label that names it everywhere (spec runtime §5)."""
+"""URIs of MCP roots: where a server is, and the label that names it everywhere."""
 
 from __future__ import annotations
 

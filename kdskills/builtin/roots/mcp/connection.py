@@ -1,4 +1,4 @@
-"""A connection to an MCP server that is kept between questions (spec runtime §5).
+"""A connection to an MCP server that is kept between questions.
 
 Questions come from any thread, also from one whose event loop is busy, so the connection lives in a thread and loop of
 its own. It ends when nobody asked for a while, and with the first thing that goes wrong: questions that are under way are

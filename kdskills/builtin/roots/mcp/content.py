@@ -1,4 +1,4 @@
-"""Files of one remote skill: fetched when used, checked on every read, kept by digest (spec runtime §5)."""
+"""Files of one remote skill: fetched when used, checked on every read, kept by digest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries of a server's listing, checked before anything is made of them (spec runtime §5)."""
+"""Entries of a server's listing, checked before anything is made of them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Entry:
 
     @property
     def tree(self) -> str | None:
-        """Digest of the tree that these files make, as of a folder (spec skills §2.3)."""
+        """Digest of the tree that these files make, as of a folder."""
         if self.files is None:
             return None
         rows = sorted(self.files.values(), key=lambda file: file.path.encode())

@@ -1,4 +1,4 @@
-"""The catalog of an MCP root: made of entries alone, with the sets of files the operator accepted (spec runtime §5)."""
+"""The catalog of an MCP root: made of entries alone, with the sets of files the operator accepted."""
 
 from __future__ import annotations
 

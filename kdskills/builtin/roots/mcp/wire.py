@@ -1,4 +1,4 @@
-"""Speaking to an MCP server with the official SDK (spec runtime §5).
+"""Speaking to an MCP server with the official SDK.
 
 One connection to a server is kept between questions. A server that hangs costs one question; one that was restarted
 costs none, since what a kept connection fails at is asked once more on a new one.

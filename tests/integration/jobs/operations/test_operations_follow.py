@@ -1,4 +1,4 @@
-"""Work in the background as operations: status, watches, logs, cancel, jobs and services (spec work §2, §7)."""
+"""Work in the background as operations: status, watches, logs, cancel, jobs and services."""
 
 from __future__ import annotations
 

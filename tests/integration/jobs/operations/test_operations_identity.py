@@ -1,4 +1,4 @@
-"""Whose work it is: another project's ids do not exist, and no two scopes ever share a session (spec work §5)."""
+"""Whose work it is: another project's ids do not exist, and no two scopes ever share a session."""
 
 from __future__ import annotations
 

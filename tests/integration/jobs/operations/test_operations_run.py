@@ -1,4 +1,4 @@
-"""Commands as operations, with a real worker and a real sandbox: what goes in, what comes out (spec work §2)."""
+"""Commands as operations, with a real worker and a real sandbox: what goes in, what comes out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The emulated old version: what it lacks, and what its files do not change (spec remote §2.3 "old", §6)."""
+"""The emulated old version: what it lacks, and what its files do not change."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def beta(n: int = 0) -> str:
 
 
 class TestCatalog:
-    """A catalog change really reaches the model (§3)."""
+    """A catalog change really reaches the model."""
 
     async def test_replacing_a_tool(self, lab):
         """After a sync the model has the new tool and not the old one, calls it, and remembers the conversation."""
@@ -208,7 +208,7 @@ class TestCatalog:
 
 
 class TestAnswers:
-    """Whatever a handler does, the model gets an answer (§4)."""
+    """Whatever a handler does, the model gets an answer."""
 
     async def test_bad_handlers(self, lab):
         """Raising, leaving, odd values, bad payloads and bad arguments: each has an answer that says what happened."""
@@ -286,7 +286,7 @@ class TestAnswers:
 
 
 class TestOnce:
-    """Side effects happen once (§4)."""
+    """Side effects happen once."""
 
     async def test_two_workers_on_one_journal(self, lab):
         """Both workers receive every call, and every effect happens once."""

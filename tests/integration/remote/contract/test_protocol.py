@@ -1,4 +1,4 @@
-"""What the server does, measured on the emulator and on the real binary alike (spec remote §§2.2, 2.3, 3 facts)."""
+"""What the server does, measured on the emulator and on the real binary alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations about projects: who may, what of it, in pieces (spec service §1, §2)."""
+"""The operations about projects: who may, what of it, in pieces."""
 
 from __future__ import annotations
 

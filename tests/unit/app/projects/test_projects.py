@@ -1,4 +1,4 @@
-"""Uploaded skills: versions, one pointer, enabled, pins, deletion, retention, audit (spec service §1)."""
+"""Uploaded skills: versions, one pointer, enabled, pins, deletion, retention, audit."""
 
 from __future__ import annotations
 

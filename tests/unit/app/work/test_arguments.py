@@ -1,4 +1,4 @@
-"""Arguments of the work operations: everything out of shape is refused before anything runs, with its path (spec work §2)."""
+"""Arguments of the work operations: everything out of shape is refused before anything runs, with its path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a caller's commands run: the policy gate decides first, for every caller and every way in (spec work §5)."""
+"""Where a caller's commands run: the policy gate decides first, for every caller and every way in."""
 
 from __future__ import annotations
 

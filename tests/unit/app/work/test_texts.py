@@ -1,4 +1,4 @@
-"""Output as text: whole characters only, nothing lost, nothing invented (spec work §7)."""
+"""Output as text: whole characters only, nothing lost, nothing invented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches: they tell what changed, join by key, and are never in anybody's way (spec work §1, §2, §7)."""
+"""Watches: they tell what changed, join by key, and are never in anybody's way."""
 
 from __future__ import annotations
 

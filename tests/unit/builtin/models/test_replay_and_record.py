@@ -1,4 +1,4 @@
-"""Replaying and recording providers (spec runtime §4)."""
+"""Replaying and recording providers."""
 
 import pytest
 
@@ -90,7 +90,7 @@ async def test_a_recording_replays_equal(tmp_path):
 
 
 async def test_a_recording_holds_no_secret(tmp_path):
-    """Values of a call's env are masked, also where the text repeats them (spec runtime §4)."""
+    """Values of a call's env are masked, also where the text repeats them."""
     path = tmp_path / "c.yaml"
     replies = [
         together(say("using sesame-open"), call("skills_run_script", path="scripts/a.py", env={"KEY": "sesame-open"})),

@@ -1,4 +1,4 @@
-"""What the context channel carries, and when (spec remote §2.3 Context)."""
+"""What the context channel carries, and when."""
 
 from hypothesis import given
 from hypothesis import strategies as st

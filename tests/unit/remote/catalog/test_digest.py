@@ -1,4 +1,4 @@
-"""A catalog's identity and its shape on the wire (spec remote §2.3, §3)."""
+"""A catalog's identity and its shape on the wire."""
 
 import hashlib
 import json

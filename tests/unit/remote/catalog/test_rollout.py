@@ -1,4 +1,4 @@
-"""A rollout file under a change: nothing but line 1 differs, and what is cut off is put back (spec remote §3)."""
+"""A rollout file under a change: nothing but line 1 differs, and what is cut off is put back."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Records of catalogs, in memory and in the journal's database (spec remote §3 Busy and windows)."""
+"""Records of catalogs, in memory and in the journal's database."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

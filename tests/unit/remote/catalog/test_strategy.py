@@ -1,4 +1,4 @@
-"""Which way a catalog takes (spec remote §3 Strategies)."""
+"""Which way a catalog takes."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""What the catalog backend refuses, and how it says so, over a server in memory (spec remote §3)."""
+"""What the catalog backend refuses, and how it says so, over a server in memory."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Sessions, answers, waits and signals over a server in memory (spec remote §1 Signals, §2)."""
+"""Sessions, answers, waits and signals over a server in memory."""
 
 import asyncio
 

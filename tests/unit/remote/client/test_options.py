@@ -1,4 +1,4 @@
-"""What a child is started with (spec remote §2.1, §2.2)."""
+"""What a child is started with."""
 
 import tomllib
 

@@ -1,4 +1,4 @@
-"""A connection that is lost: what is told meanwhile, what is taken up after, and when a client gives up (spec remote §2.2)."""
+"""A connection that is lost: what is told meanwhile, what is taken up after, and when a client gives up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One worker's part in freeing threads, over a server in memory (spec remote §3 Busy and windows)."""
+"""One worker's part in freeing threads, over a server in memory."""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What notifications say of threads and turns (spec remote §2.3)."""
+"""What notifications say of threads and turns."""
 
 import asyncio
 

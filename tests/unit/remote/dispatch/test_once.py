@@ -1,4 +1,4 @@
-"""A call is run once, whoever delivers it how often; what is answered is written down first (spec remote §4)."""
+"""A call is run once, whoever delivers it how often; what is answered is written down first."""
 
 from __future__ import annotations
 

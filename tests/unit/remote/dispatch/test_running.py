@@ -1,4 +1,4 @@
-"""How handlers are run in sync sessions: bounded, under deadlines, whatever they do (spec remote §4 Running)."""
+"""How handlers are run in sync sessions: bounded, under deadlines, whatever they do."""
 
 from __future__ import annotations
 

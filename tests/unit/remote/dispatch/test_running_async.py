@@ -1,4 +1,4 @@
-"""How handlers are run in async sessions: tasks and threads, cancelled or kept (spec remote §4 Running)."""
+"""How handlers are run in async sessions: tasks and threads, cancelled or kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fake model: what it receives, what it answers, and how it reads which tools a request shows (spec remote §6)."""
+"""The fake model: what it receives, what it answers, and how it reads which tools a request shows."""
 
 from __future__ import annotations
 

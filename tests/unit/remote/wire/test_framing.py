@@ -1,4 +1,4 @@
-"""Messages of the wire: what is one, and what is not (spec remote §2.2)."""
+"""Messages of the wire: what is one, and what is not."""
 
 import json
 

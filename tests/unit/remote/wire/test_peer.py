@@ -1,4 +1,4 @@
-"""Answers reach who asked, and nothing the other side does stops the connection (spec remote §2.2)."""
+"""Answers reach who asked, and nothing the other side does stops the connection."""
 
 import asyncio
 import json

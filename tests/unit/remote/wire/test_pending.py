@@ -1,4 +1,4 @@
-"""The pending store: each call is answered once, under handles that outlive nothing (spec remote §2.2)."""
+"""The pending store: each call is answered once, under handles that outlive nothing."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,4 @@
-"""The pipes of a child process, whatever the child does (spec remote §2.2, §7 number 5)."""
+"""The pipes of a child process, whatever the child does."""
 
 import asyncio
 import json

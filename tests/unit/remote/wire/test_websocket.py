@@ -1,4 +1,4 @@
-"""Messages over a websocket (spec remote §2.2)."""
+"""Messages over a websocket."""
 
 import asyncio
 import json

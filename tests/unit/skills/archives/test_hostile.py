@@ -1,4 +1,4 @@
-"""Every hostile archive is refused with the code of its rule, named, and leaves nothing behind (spec service §1)."""
+"""Every hostile archive is refused with the code of its rule, named, and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Good archives unpack to what they hold, and come out again the same (spec service §1)."""
+"""Good archives unpack to what they hold, and come out again the same."""
 
 from __future__ import annotations
 
