@@ -19,7 +19,7 @@ from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.logs import OperatorLog
 from kdskills.app.operations.calling import require_allowed, require_own_words, require_text, validated
 from kdskills.app.operations.overloads import OperationCalls
-from kdskills.app.operations.table import Context
+from kdskills.app.operations.table import RUNS, Context
 from kdskills.app.plugins import Answers, Filter, PluginManager, Registers, collect, made_by, plugin_manager
 from kdskills.app.project_skills import ProjectSkills
 from kdskills.app.settings import Settings
@@ -294,6 +294,8 @@ class Host(OperationCalls):
             require_allowed(found, context.identity)
             require_text(context)
             given = validated(found, arguments)
+            if found.runs_command(dict(given)):
+                require_allowed(self.operations[RUNS], context.identity)
             require_own_words(found, given, context.identity)
             with self.telling_operator():
                 return await found.run(self, given, context)

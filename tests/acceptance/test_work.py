@@ -305,6 +305,13 @@ def test_hostile_output_does_not_reach_the_terminal(desk: Desk) -> None:
     assert raw.stdout == b"\x1b]0;owned\x07\x1b[2J<<\x00\xff>>\n"
 
 
+def test_a_query_runs_at_the_command_line(desk: Desk) -> None:
+    """A user, who may run commands, asks by one how something stands."""
+    query = {"provider": "cmd", "query_command": "echo asked", "skill_name": "hello"}
+    answer = json.loads(desk.run("tool", "skills.task_status", "--json", json.dumps(query)).stdout)
+    assert (answer["provider"], answer["task_id"], answer["query"]["stdout"]) == ("cmd", None, "asked\n")
+
+
 def test_arguments_out_of_shape_exit_with_usage(desk: Desk) -> None:
     """What is no JSON, no object, no operation or no argument is one clear error in JSON, and exit code 2."""
     for words, code in (

@@ -233,6 +233,7 @@ _ROWS: Final = (
         scope="work:read",
         reads=True,
         ui_allowed=True,
+        commands=("provider", "query_command", "skill_name", "env", "timeout_sec"),
     ),
     Shipped(
         "skills.job_status",

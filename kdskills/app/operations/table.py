@@ -6,7 +6,7 @@ operation therefore knows where its models and its function are, and imports the
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from kdskills.app.host import Host
 
 Emit = Callable[[Any], None]
+
+#: The operation whose gate holds for every call that runs a command.
+RUNS: Final = "skills.run_cmd"
 
 #: What a shipped operation asks its implementation for.
 IMPLEMENTED: Final = frozenset({"summary", "input", "output", "errors", "run"})
@@ -61,6 +64,8 @@ class Operation:
         ui_allowed: Whether pages of the console may call it.
         profile: The list of tools it belongs to: what a model works with, what an author does, or the operator's.
         for_models: Whether models call it themselves, so that arguments out of shape are theirs to mend.
+        commands: Arguments that make it run a command. A call with one of them is for callers who may run `RUNS`, too,
+            and is no read, whatever `reads` says of the others.
     """
 
     name: str
@@ -75,6 +80,17 @@ class Operation:
     ui_allowed: bool = False
     profile: Profile = "operator"
     for_models: bool = False
+    commands: tuple[str, ...] = ()
+
+    def runs_command(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether a call with *arguments* runs a command that an argument names."""
+        fields = self.input.model_fields if self.commands else {}
+        usual = {name: fields[name].get_default(call_default_factory=True) for name in self.commands}
+        return any(arguments.get(name, default) != default for name, default in usual.items())
+
+    def only_reads(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether a call with *arguments* changes nothing."""
+        return self.reads and not self.runs_command(arguments)
 
 
 @dataclass(frozen=True)
@@ -109,6 +125,7 @@ class Shipped(Operation):
         ui_allowed: Whether pages of the console may call it.
         profile: The list of tools it belongs to; every operation says which.
         for_models: Whether models call it themselves.
+        commands: Arguments that make it run a command.
     """
 
     at: str
@@ -125,9 +142,11 @@ class Shipped(Operation):
         reads: bool = False,
         ui_allowed: bool = False,
         for_models: bool = False,
+        commands: tuple[str, ...] = (),
     ) -> None:
         facts: dict[str, object] = {"name": name, "at": at, "scope": scope, "local": local, "reads": reads}
         facts |= {"profile": profile, "ui_allowed": ui_allowed, "for_models": for_models}
+        facts["commands"] = commands
         facts |= {} if summary is None else {"summary": summary}
         for fact, value in facts.items():
             object.__setattr__(self, fact, value)

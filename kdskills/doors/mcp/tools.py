@@ -14,6 +14,7 @@ from kdskills.app.identity import Identity
 from kdskills.app.logs import number_of
 from kdskills.app.operations import Context, Operation
 from kdskills.app.operations.calling import host_words, require_allowed
+from kdskills.app.operations.table import RUNS
 from kdskills.app.wire import as_text, json_text
 from kdskills.doors.mcp.skills import WhoAsks
 from kdskills.errors import CallRefused, KdskillsError
@@ -57,7 +58,7 @@ class Tools:
         self._operations = {
             name: row for row in host.operations.values() for name in dict.fromkeys((row.name, safe_name(row.name)))
         }
-        self._tools: dict[tuple[str, bool], types.Tool] = {}
+        self._tools: dict[tuple[str, bool, bool], types.Tool] = {}
 
     async def list(self, ctx: Ctx, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         """List the caller's tools."""
@@ -68,21 +69,25 @@ class Tools:
         return types.ListToolsResult(tools=tools, ttl_ms=0, cache_scope="private")
 
     def _tool(self, name: str, operation: Operation, identity: Identity) -> types.Tool:
-        """Return an operation as a tool: made when it is first listed, and the same from then on."""
-        known = self._tools.get((name, identity.sees_all))
+        """Return an operation as a tool: made when it is first listed, and the same from then on.
+
+        Who may not run commands is not told of arguments that do, so that the tool reads and nothing else.
+        """
+        runs = bool(operation.commands) and _may_run(self._host.operations[RUNS], identity)
+        known = self._tools.get((name, identity.sees_all, runs))
         if known is None:
             schema = operation.input.model_json_schema()
-            if not identity.sees_all:
-                for word in host_words(operation):
-                    schema.get("properties", {}).pop(word, None)
+            hidden = () if identity.sees_all else tuple(host_words(operation))
+            for word in hidden if runs else (*hidden, *operation.commands):
+                schema.get("properties", {}).pop(word, None)
             known = types.Tool(
                 name=name,
                 title=operation.name,
                 description=operation.summary,
                 input_schema=compact(schema),
-                annotations=types.ToolAnnotations(read_only_hint=operation.reads),
+                annotations=types.ToolAnnotations(read_only_hint=operation.reads and not runs),
             )
-            self._tools[name, identity.sees_all] = known
+            self._tools[name, identity.sees_all, runs] = known
         return known
 
     async def call(self, ctx: Ctx, params: types.CallToolRequestParams) -> types.CallToolResult:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Final
 
 from nats.js import JetStreamContext
@@ -50,9 +51,9 @@ class Answers:
         self._bucket: KeyValue | None = None
 
     @staticmethod
-    def keeps(operation: Operation | None) -> bool:
-        """Whether answers of *operation* are kept: it changes something and has no record of its own."""
-        return operation is not None and not operation.reads and operation.name not in RECORDED
+    def keeps(operation: Operation | None, arguments: Mapping[str, object]) -> bool:
+        """Whether the answer of a call is kept: it changes something and has no record of its own."""
+        return operation is not None and not operation.only_reads(arguments) and operation.name not in RECORDED
 
     async def of(self, address: Address, call: str, body: str) -> Answer | None:
         """Return the answer that the call had before.

@@ -155,7 +155,7 @@ class Gateway:
 
     async def _run(self, address: Address, command: Command) -> Answer:
         """Run the operation, or return the answer its first run had."""
-        if not self._answers.keeps(self._host.operations.get(address.operation)):
+        if not self._answers.keeps(self._host.operations.get(address.operation), command.arguments):
             return await self._invoke(address, command.tool_call_id, command.arguments)
         body = body_of(command)
         try:

@@ -70,6 +70,6 @@ async def _answer(host: Host, subject: str, data: bytes) -> Answer:
 async def _read(host: Host, address: Address, command: Command) -> BaseModel:
     context = Context(identity=identity_of(address, host.settings.bus), request_id=command.tool_call_id[:64])
     found = host.operations.get(address.operation)
-    if found is not None and not found.reads:
+    if found is not None and not found.only_reads(command.arguments):
         raise BadRequest(f"{address.operation} is no quick read: send it as a command", code="not_a_read")
     return await host.invoke(address.operation, command.arguments, context)

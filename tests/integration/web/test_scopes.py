@@ -169,6 +169,21 @@ def test_allowed_tools_are_enforced_when_run(service):
             )
 
 
+@pytest.mark.needs("bubblewrap")
+def test_a_token_that_only_reads_runs_no_query(service):
+    """With `work:read` alone a task's status is told and a query command refused, and not run; with `work:run` it runs."""
+    path = "/projects/local/tools/skills.task_status"
+    query = {"provider": "cmd", "query_command": "echo asked", "skill_name": "profile"}
+    with service.client(service.token(scopes=["work:read"])) as client:
+        assert problem(client.post(path, json=query)) == (403, "scope_missing")
+        assert problem(client.post(path, json={"task_id": "task_1"})) == (404, "not_found")
+    with service.client(service.token(scopes=["work:run"])) as client:
+        assert problem(client.post(path, json=query)) == (403, "scope_missing")
+    with service.client(service.token(scopes=["work:read", "work:run"])) as client:
+        assert client.get("/projects/local/tasks").json()["tasks"] == []
+        assert client.post(path, json=query).json()["query"]["stdout"] == "asked\n"
+
+
 def test_an_agent_is_the_tokens_own(service):
     """A header may narrow who asks, and never widens it."""
     with service.client(service.token(agent="writer", scopes=["skills:read"])) as client:

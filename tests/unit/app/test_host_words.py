@@ -208,13 +208,35 @@ async def test_resources_are_a_callers_own(host):
         ({"scopes": ("work:read", "work:run"), "allowed_tools": frozenset({"skills.task_status"})}, "tool_not_allowed"),
     ],
 )
-async def test_a_look_runs_no_command_its_caller_may_not(host, powers, code):
+@pytest.mark.parametrize("door", ["http", "mcp", "nats"])
+async def test_a_look_runs_no_command_its_caller_may_not(host, powers, code, door):
     """A status that runs a command is for callers who may run commands: scope and allowed tools are asked again."""
-    caller = remote(*powers["scopes"], **{name: value for name, value in powers.items() if name != "scopes"})
+    caller = remote(*powers["scopes"], door=door, **{name: value for name, value in powers.items() if name != "scopes"})
     given = {"provider": "cmd", "query_command": ["true"], "skill_name": "public.open"}
     with pytest.raises(CallRefused) as caught:
         await host.invoke("skills.task_status", given, caller)
     assert caught.value.code == code
+
+
+def test_reads_have_no_argument_that_runs_a_command():
+    """Where an operation that is marked as a read takes a command, the arguments that belong to it are marked, too."""
+    known = {
+        name: set(row.input.model_fields) & {"command", "query_command", "env", "provider", "timeout_sec"}
+        for name, row in OPERATIONS.items()
+        if row.reads and row.input.model_fields.keys() & {"command", "query_command"}
+    }
+    assert {name: set(OPERATIONS[name].commands) - {"skill_name"} for name in known} == known
+    assert list(known) == ["skills.task_status"]
+
+
+async def test_a_quick_read_of_the_bus_runs_no_command(host):
+    """What runs a command goes the way of commands, which has its effect once; a read is told so."""
+    subject = "cg.v1.local.bot.req.tool.skills.task_status"
+    query = {"provider": "cmd", "query_command": ["true"], "skill_name": "public.open"}
+    for given, code in ((query, "not_a_read"), ({"task_id": "nothing"}, "not_found")):
+        body = {"tool_call_id": "c", "tool_name": "skills.task_status", "arguments": given}
+        answer = await _answer(host, subject, json.dumps(body).encode())
+        assert answer.error.code == code
 
 
 def test_administrators_are_not_the_machine():

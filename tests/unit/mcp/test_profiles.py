@@ -193,6 +193,32 @@ async def test_resources_are_bounded_like_tools(tmp_path, powers, code):
     await made.storage.aclose()
 
 
+@pytest.mark.parametrize(
+    ("powers", "runs"),
+    [
+        ({"scopes": frozenset({"work:read"})}, False),
+        ({"scopes": frozenset({"work:read", "work:run"}), "allowed_tools": frozenset({"skills.task_status"})}, False),
+        ({"scopes": frozenset({"work:read", "work:run"})}, True),
+    ],
+)
+async def test_a_tool_that_reads_runs_no_command(host, powers, runs):
+    """The mark of a read is true: who may run commands gets the arguments without it, others the tool without them."""
+    caller = Identity(agent="bot", token="t0", **powers)
+    found = await listed(host, caller)
+    (tool,) = [tool for tool in found.tools if tool.name == "skills_task_status"]
+    words = {"provider", "query_command", "skill_name", "env", "timeout_sec"}
+    assert tool.input_schema["properties"].keys() & words == (words if runs else set())
+    assert tool.input_schema["properties"].keys() >= {"task_id", "tail_bytes"}
+    assert tool.annotations.read_only_hint is not runs
+    query = {"provider": "cmd", "query_command": "true", "skill_name": "public.x"}
+    refused = await code_of(host, caller, "skills.task_status", query)
+    if runs:
+        assert refused == "no_bundle"  # past the gate: there is nothing to run here
+    else:
+        assert refused == ("tool_not_allowed" if "allowed_tools" in powers else "scope_missing")
+    assert await code_of(host, caller, "skills.task_status", {"task_id": "nothing"}) == "not_found"
+
+
 async def test_the_list_is_small(host):
     """What the default profile lists takes at most 32 KiB of a client's room."""
     found = await listed(host, await client_identity(host, "skills", "local", "local", None))

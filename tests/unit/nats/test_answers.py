@@ -118,11 +118,13 @@ def test_what_is_kept():
     """Operations that change something and have no record of their own; nothing for what is unknown."""
     from kdskills.app.operations import OPERATIONS
 
-    kept = {name for name, row in OPERATIONS.items() if Answers.keeps(row)}
+    kept = {name for name, row in OPERATIONS.items() if Answers.keeps(row, {})}
     assert kept & RECORDED == set()
     assert {"tokens.create", "tokens.revoke", "project_skills.upload"} <= kept
     assert not any(OPERATIONS[name].reads for name in kept)
-    assert not Answers.keeps(None)
+    assert not Answers.keeps(None, {})
+    query = {"provider": "cmd", "query_command": "true", "skill_name": "public.open"}
+    assert Answers.keeps(OPERATIONS["skills.task_status"], query)
 
 
 JSON = st.recursive(
