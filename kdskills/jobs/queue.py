@@ -78,6 +78,7 @@ class WorkQueue:
         self._host = host
         self._pooled = pooled
         self._limit = global_concurrency
+        self._questions: dict[tuple[bool, bool, bool], sa.Select[Any]] = {}
 
     def announce(self, link: sa.Connection, word: str = "queue") -> None:
         """Wake the workers once the transaction of *link* commits; SQLite's watch the file and need no telling."""
@@ -188,22 +189,31 @@ class WorkQueue:
         self, link: sa.Connection, executor: str, capacity: Capacity, in_hand: Collection[str]
     ) -> Sequence[sa.Row[Any]]:
         """Return what may be claimed now: orphans first, then what waited longest."""
+        room = (capacity.batch > 0, capacity.service > 0, capacity.jobs > 0)
+        question = self._questions.get(room)
+        if question is None:
+            question = self._questions[room] = self._question(*room)
+        given = {"executor": executor, "in_hand": sorted(in_hand), "most": _limit_of(capacity)}
+        return link.execute(question, given).all()
+
+    def _question(self, batch: bool, service: bool, jobs: bool) -> sa.Select[Any]:
+        """Return the question for what may be claimed with room for these: made once, as it takes longer than its answer."""
         import sqlalchemy as sa
 
-        parts = [self._orphans("task", executor, in_hand), self._orphans("job", executor, in_hand)]
-        modes = [mode for mode, room in (("batch", capacity.batch), ("service", capacity.service)) if room > 0]
-        limit = _limit_of(capacity)
+        parts = [self._orphans("task"), self._orphans("job")]
+        modes = [mode for mode, room in (("batch", batch), ("service", service)) if room]
         if modes:
             mode = self._records.table("task").c.mode
             parts += [part.where(mode.in_(modes)) for part in (self._waiting("task"), self._waiting_steps())]
-        if capacity.jobs > 0:
+        if jobs:
             parts.append(self._waiting("job"))
+        most = sa.bindparam("most", type_=sa.Integer)
         limited = [
-            sa.select(part.order_by(part.selected_columns.created_at, part.selected_columns.id).limit(limit).subquery())
+            sa.select(part.order_by(part.selected_columns.created_at, part.selected_columns.id).limit(most).subquery())
             for part in parts
         ]
         every = sa.union_all(*limited).subquery()
-        return link.execute(sa.select(every).order_by(every.c.rank, every.c.created_at, every.c.id)).all()
+        return sa.select(every).order_by(every.c.rank, every.c.created_at, every.c.id)
 
     def _columns(self, kind: Kind, rank: int) -> sa.Select[Any]:
         """Begin a question for rows of *kind*."""
@@ -265,13 +275,15 @@ class WorkQueue:
         ours = sa.exists().where(jobs.c.id == tasks.c.job_id, jobs.c.host == self._host)
         return self._columns("task", 1).where(_in(tasks, ("queued",)), tasks.c.job_id.is_not(None), ours)
 
-    def _orphans(self, kind: Kind, executor: str, in_hand: Collection[str]) -> sa.Select[Any]:
+    def _orphans(self, kind: Kind) -> sa.Select[Any]:
         """Return the question for what began and nobody alive sees through: of this host, or of one that is gone."""
         import sqlalchemy as sa
 
         table, workers = self._records.table(kind), self._records.tables.workers
         live = sa.select(workers.c.executor).where(workers.c.state == "live")
-        forgotten = sa.and_(table.c.executor == executor, table.c.id.not_in(sorted(in_hand)))
+        executor = sa.bindparam("executor", type_=sa.String)
+        in_hand = sa.bindparam("in_hand", type_=sa.String, expanding=True)
+        forgotten = sa.and_(table.c.executor == executor, table.c.id.not_in(in_hand))
         nobodys = sa.or_(table.c.executor.is_(None), table.c.executor.not_in(live), forgotten)
         reach = table.c.host == self._host
         if self._pooled:

@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("kdskills.jobs")
 FENCE_US: Final = 5_000_000
 """Microseconds a host's shims have, after its lease, to end what they run before another host begins."""
+
+_UNIX_DAY: Final = 2_440_587.5
+_DAY_US: Final = 86_400_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +76,9 @@ class Roster:
 
     def beat(self, executor: str) -> list[str] | None:
         """Renew the worker's lease, bury workers that are dead, and return those; None when it was buried itself. Blocks."""
-        table = self._table
 
         def change(link: sa.Connection) -> list[str] | None:
-            mine = table.update().where(table.c.executor == executor, table.c.state == "live")
-            alive = link.execute(mine.values(beat_at=micros(utc_now()), lease_until=self._lease())).rowcount > 0
+            alive = link.execute(self._renewal, {"mine": executor, "now": micros(utc_now())}).rowcount > 0
             return self._bury(link, executor) if alive else None
 
         return self._work.database.change(change)
@@ -111,16 +113,10 @@ class Roster:
 
     def _bury(self, link: sa.Connection, mine: str | None) -> list[str]:
         """As `bury`, in the transaction of *link*; one question when nobody died."""
-        import sqlalchemy as sa
-
         table = self._table
-        over = sa.func.coalesce(table.c.lease_until < self._clock() - FENCE_US, sa.false()).label("over")
-        rows = link.execute(
-            sa.select(table.c.executor, table.c.host, table.c.slot, over).where(table.c.state == "live")
-        )
         dead = [
             row.executor
-            for row in rows
+            for row in link.execute(self._living)
             if row.executor != mine
             and (row.over or (row.host == self._work.host and not slot_taken(self._work.state_dir, row.slot)))
         ]
@@ -131,6 +127,24 @@ class Roster:
         for executor in buried:
             _LOG.warning("worker %s is dead", executor)
         return buried
+
+    @cached_property
+    def _renewal(self) -> sa.Update:
+        """The change of the beat of the worker `mine` at `now`."""
+        import sqlalchemy as sa
+
+        table = self._table
+        mine = table.update().where(table.c.executor == sa.bindparam("mine"), table.c.state == "live")
+        return mine.values(beat_at=sa.bindparam("now"), lease_until=self._lease())
+
+    @cached_property
+    def _living(self) -> sa.Select[tuple[str, str, int, bool]]:
+        """The question for workers that were not buried, and whether the lease of each is over."""
+        import sqlalchemy as sa
+
+        table = self._table
+        over = sa.func.coalesce(table.c.lease_until < self._clock() - FENCE_US, sa.false()).label("over")
+        return sa.select(table.c.executor, table.c.host, table.c.slot, over).where(table.c.state == "live")
 
     def live(self, link: sa.Connection) -> list[WorkerRow]:
         """Return the workers that were not buried."""
@@ -160,7 +174,7 @@ class Roster:
 
         if self._work.database.dialect == "postgresql":
             return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1_000_000, sa.BigInteger)
-        return sa.literal(micros(utc_now()), sa.BigInteger)
+        return sa.cast((sa.func.julianday("now") - _UNIX_DAY) * _DAY_US, sa.BigInteger)
 
 
 def slot_file(state_dir: Path, slot: int) -> Path:

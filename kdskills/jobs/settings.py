@@ -74,7 +74,7 @@ class JobsSettings(BaseModel):
         2.0, gt=0, le=10, description="Seconds between two looks for work of which no notification came."
     )
     watch_s: float = Field(
-        0.03, gt=0, le=10, description="Seconds between two looks at whether SQLite's file was written to."
+        0.03, gt=0, le=10, description="Least seconds between two looks at SQLite's file that each found it changed."
     )
     beat_s: float = Field(
         2.0, gt=0, le=60, description="Seconds between two beats of a worker, each of which buries dead ones."

@@ -154,7 +154,8 @@ class Attempt:
         try:
             loop.add_reader(fd, over.set)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(over.wait(), patience_s)
+                async with asyncio.timeout(patience_s):
+                    await over.wait()
         finally:
             loop.remove_reader(fd)
             os.close(fd)

@@ -43,7 +43,8 @@ class JobRun:
             if head is None or head.terminal or head.executor != self._desk.executor or await self._step(head):
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), _LOOK_S)
+                async with asyncio.timeout(_LOOK_S):
+                    await changed.wait()
 
     async def _step(self, head: JobHead) -> bool:
         """Do what the plan says; whether the job is over."""

@@ -141,7 +141,8 @@ class TaskRun:
         if restarted:
             pause = restart_delay_s(head.restarts, settings.restart_backoff_s, settings.restart_backoff_max_s)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asked.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await asked.wait()
         if asked.is_set():
             await self._finish(head, verdict.model_copy(update=_ENDED_BETWEEN), attempt)
             return False

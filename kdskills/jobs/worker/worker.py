@@ -121,7 +121,8 @@ class Worker:
             except DatabaseUnavailable as error:
                 LOG.warning("%s; there is no worker here until it does", error.message)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._over.wait(), pause)
+                    async with asyncio.timeout(pause):
+                        await self._over.wait()
                 pause = min(2 * pause, _RETRY_MAX_S)
         return False
 
@@ -169,7 +170,10 @@ class Worker:
         self.desk.wake.set()
         while True:
             try:
-                await asyncio.wait_for(self.desk.wake.wait(), self._work.settings.poll_s)
+                async with asyncio.timeout(
+                    self._work.settings.poll_s
+                ):  # `wait_for` would lose a cancel that meets a wake
+                    await self.desk.wake.wait()
             except TimeoutError:
                 self._look_for_cancels = True  # a notification may have been lost
             self.desk.wake.clear()
