@@ -54,9 +54,9 @@ class Findings:
     @property
     def refused(self) -> bool:
         """Whether one of them is an error."""
-        return any(item.severity == "error" for item in self.items)
+        return bool(self.items) and any(item.severity == "error" for item in self.items)
 
 
 def shown(path: str) -> str:
     """Return *path* as text that can be printed; bytes that are no UTF-8 become U+FFFD."""
-    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return path if path.isascii() else path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

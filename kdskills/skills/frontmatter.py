@@ -80,13 +80,17 @@ def decode(data: bytes, findings: Findings) -> str | None:
 
 def split(text: str, findings: Findings) -> Split | None:
     """Cut *text* at its fences, or return None after an error."""
+    lenient = findings.verdict == "lenient"
+    position = text.find("\n---", 3) if text.startswith("---\n") else -1
+    if text.startswith("\n---\n", position) and not (lenient and text.find("\n...", 3, position + 1) >= 0):
+        return Split(text, 4, position + 1, position + 5, dots=False)  # as nearly all are written
     opening = _FENCE.match(text)
     if opening is None:
         findings.add("no_frontmatter", "The first line is not `---`.", place=(1, 1))
         return None
     start = min(opening.end() + 1, len(text))
-    lenient = findings.verdict == "lenient"
-    closing = _closing(text, start, lenient) if opening.end() < len(text) else None
+    fence = _FENCE_OR_DOTS if lenient else _FENCE
+    closing = fence.search(text, start) if opening.end() < len(text) else None
     if closing is None:
         if not lenient:
             dots = _FENCE_OR_DOTS.search(text, start)
@@ -98,15 +102,6 @@ def split(text: str, findings: Findings) -> Split | None:
     if dots_close:
         _report_dots(text, closing.start(), findings)
     return Split(text, start, closing.start(), min(closing.end() + 1, len(text)), dots_close)
-
-
-def _closing(text: str, start: int, lenient: bool) -> re.Match[str] | None:
-    """Return the first line from *start* on that closes the frontmatter: `---`, and dots where *lenient* allows them."""
-    position = text.find("\n---", start - 1)
-    fence = _FENCE.match(text, position + 1) if position >= 0 else None
-    if fence is not None and not (lenient and text.find("\n...", start - 1, position + 1) >= 0):
-        return fence  # nearly always: two plain searches instead of a look at each character
-    return (_FENCE_OR_DOTS if lenient else _FENCE).search(text, start)
 
 
 def _report_dots(text: str, position: int, findings: Findings) -> None:

@@ -85,7 +85,8 @@ def list_folder(descriptor: int, path: str) -> Listing:
             count += 1
             size += _size(entry)
     folders.sort()
-    notes.sort(key=lambda note: note.path or "")
+    if notes:
+        notes.sort(key=lambda note: note.path or "")
     skill_file = next((name for name in SKILL_FILES if name in files), None) if files else None
     return Listing(stamp, folders, files, count, size, notes, skill_file)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kdskills.errors import Diagnostic, FileRefused
@@ -21,7 +20,7 @@ from kdskills.skills.digest import bytes_digest
 from kdskills.skills.findings import Findings
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES
 from kdskills.skills.listing import Listing, Subtree, join, shown
-from kdskills.skills.marks import NO_STAMP, SkillRecord, newest_of, stamp_of
+from kdskills.skills.marks import NO_STAMP, SkillRecord, make_record, newest_of, stamp_of
 from kdskills.skills.model import ParsedSkill, SkillTool
 from kdskills.skills.names import fallback_id
 from kdskills.skills.parse import parse_parts
@@ -32,19 +31,22 @@ from kdskills.skills.texts import RegistryContent, Source
 
 T = TypeVar("T")
 
+_COMPANIONS = ((COMPACT_FILE,), SOURCES_FILES, TOOLS_FILES)
 _AS_IS = frozenset({"symlink", "too_large"})
 
 
-@dataclass(slots=True)
 class _Read:
     """The files read, what they mean together, and the skill file's bytes unless it was refused."""
 
-    files: list[str] = field(default_factory=list)
-    digests: list[str] = field(default_factory=list)
-    stamps: bytes = b""
-    findings: list[Diagnostic] = field(default_factory=list)
-    data: bytes | None = None
-    tools: tuple[SkillTool, ...] = ()
+    __slots__ = ("data", "digests", "files", "findings", "stamps", "tools")
+
+    def __init__(self) -> None:
+        self.files: tuple[str, ...] = ()
+        self.digests: tuple[str, ...] = ()
+        self.stamps = b""
+        self.findings: list[Diagnostic] = []
+        self.data: bytes | None = None
+        self.tools: tuple[SkillTool, ...] = ()
 
 
 class SkillLoader:
@@ -80,20 +82,20 @@ class SkillLoader:
         if (
             old is not None
             and old.layout_namespace == layout_namespace
-            and (old.files, old.digests) == (tuple(read.files), tuple(read.digests))
+            and (old.files, old.digests) == (read.files, read.digests)
             and all(read.digests)
         ):
             parsed = ParsedSkill(old.skill, old.diagnostics, old.full_id)
         else:
             parsed = self._parse(path, name, layout_namespace, read)
         assert parsed.full_id is not None  # known for every folder
-        stamps = b"".join(mark.stamp for mark in subtree.marks) + read.stamps
-        return SkillRecord(
+        stamps = b"".join([mark.stamp for mark in subtree.marks]) + read.stamps
+        return make_record(
             path,
             layout_namespace,
-            tuple(mark.path for mark in subtree.marks[1:]),
-            tuple(read.files),
-            tuple(read.digests),
+            tuple([mark.path for mark in subtree.marks[1:]]),
+            read.files,
+            read.digests,
             stamps,
             newest_of(stamps),
             tuple(subtree.nested),
@@ -117,7 +119,7 @@ class SkillLoader:
             fixed_namespace=fixed,
             layer=self._root.kind,
             file=f"{self._source.base}/{path}/{name}",
-            content=lambda full_id: self.content(path, full_id, tuple(read.files), tuple(read.digests)),
+            content=lambda full_id: self.content(path, full_id, read.files, read.digests),
             form=compact_mapping,
             tools=read.tools,
             findings=read.findings,
@@ -135,7 +137,7 @@ class SkillLoader:
             read.findings += findings.items
         else:
             read.data = got
-        for names in ((COMPACT_FILE,), SOURCES_FILES, TOOLS_FILES):
+        for names in _COMPANIONS if len(listing.files) > 1 else ():
             companion = next((each for each in names if each in listing.files), None)
             if companion is not None:
                 self._companion(descriptor, path, companion, read, listing)
@@ -177,6 +179,6 @@ class SkillLoader:
 
     @staticmethod
     def _mark(read: _Read, name: str, stamp: bytes, digest: str) -> None:
-        read.files.append(name)
-        read.digests.append(digest)
+        read.files += (name,)
+        read.digests += (digest,)
         read.stamps += stamp

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kdskills.errors import Diagnostic
+from kdskills.skills.bulk import maker_of
 from kdskills.skills.model import Skill
 from kdskills.skills.stamps import NO_STAMP, RACY_NS, STAMP_BYTES, newest_of, sizes_of, stamp_of
 
@@ -61,6 +62,10 @@ class SkillRecord:
         return sizes_of(self.stamps[-STAMP_BYTES * len(self.files) :])
 
 
+make_record = maker_of(SkillRecord)
+"""Makes a `SkillRecord` as `SkillRecord(…)` does, for who makes thousands."""
+
+
 @dataclass(frozen=True, slots=True)
 class RootScan:
     """Everything found in one root.
@@ -83,4 +88,4 @@ class RootScan:
     present: bool
 
 
-__all__ = ["NO_STAMP", "RACY_NS", "PlainFolder", "RootScan", "SkillRecord", "newest_of", "stamp_of"]
+__all__ = ["NO_STAMP", "RACY_NS", "PlainFolder", "RootScan", "SkillRecord", "make_record", "newest_of", "stamp_of"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kdskills.errors import Diagnostic
 from kdskills.skills.listing import join, shown
@@ -13,8 +14,7 @@ from kdskills.skills.roots import SkillRoot
 from kdskills.skills.snapshot import InvalidSkill
 
 
-@dataclass(frozen=True, slots=True)
-class Winner:
+class Winner(NamedTuple):
     """The record that answers to a full id, and its root."""
 
     record: SkillRecord

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from kdskills.errors import Diagnostic
+from kdskills.skills.bulk import maker_of
 
 Disclosure = Literal["normal", "hidden"]
 Insert = Literal["instructions", "user-message"]
@@ -143,6 +144,10 @@ class Skill:
     def tree_digest(self) -> str:
         """Return the digest over every file of the skill."""
         return self.content.tree_digest()
+
+
+make_skill = maker_of(Skill)
+"""Makes a `Skill` as `Skill(…)` does, for who makes thousands."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,10 @@ def check_name(name: str, folder: str, findings: Findings, place: Place) -> None
     def say(code: str, message: str) -> None:
         findings.add(code, message, place=place, ref="name")
 
-    if unsafe_name(name):
+    clean = _CLEAN.fullmatch(name) is not None and len(name) <= MAX_NAME
+    if not clean and unsafe_name(name):
         say("name_unsafe", f"The name {name!r} has path or control characters.")
-    if not (_CLEAN.fullmatch(name) and len(name) <= MAX_NAME):
+    if not clean:
         if not all(c.isalnum() or c == "-" for c in name):
             say("name_bad_chars", f"The name {name!r} has something but letters, digits and hyphens.")
         if name != name.lower():

@@ -18,7 +18,16 @@ from kdskills.skills.fields import FieldReader
 from kdskills.skills.findings import Findings
 from kdskills.skills.folder import DiskContent, FolderParts, TextContent, open_skill
 from kdskills.skills.frontmatter import Frontmatter, read_frontmatter
-from kdskills.skills.model import ParsedSkill, RootKind, Skill, SkillContent, SkillTool, Verdict, estimate_tokens
+from kdskills.skills.model import (
+    ParsedSkill,
+    RootKind,
+    Skill,
+    SkillContent,
+    SkillTool,
+    Verdict,
+    estimate_tokens,
+    make_skill,
+)
 from kdskills.skills.names import (
     DEFAULT_NAMESPACE,
     RESERVED_NAMESPACES,
@@ -123,7 +132,7 @@ def _skill(reader: FieldReader, front: Frontmatter, notes: Findings, facts: _Fac
         fields["arguments"] = read_arguments(reader.nodes.get("arguments"), hint, notes, reader.place("arguments"))
     if "insert" in reader.nodes:
         fields["insert"] = reader.insert()
-    return Skill(
+    return make_skill(
         name=facts.name,
         namespace=facts.namespace,
         id=facts.own_id,

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from kdskills.errors import CallerMustAct, Diagnostic
 from kdskills.errors.arguments import StrPath
+from kdskills.skills.bulk import collector_paused
 from kdskills.skills.content import ContentReader
 from kdskills.skills.discovery import SCAN_LIMITS, ScanLimits, Scanner
 from kdskills.skills.index import IndexStore
@@ -134,7 +135,7 @@ class SkillRegistry:
 
     def _lead(self, run: _Run) -> tuple[Snapshot, RefreshReport]:
         try:
-            with self._building:
+            with self._building, collector_paused():
                 outcome = run.outcome = self._rebuild()
         except Exception as error:
             run.error = error

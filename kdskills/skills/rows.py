@@ -10,12 +10,13 @@ import base64
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
 from kdskills.errors import Diagnostic
-from kdskills.skills.marks import PlainFolder, RootScan, SkillRecord
-from kdskills.skills.model import RootKind, Skill, SkillArgument, SkillContent, SkillTool
+from kdskills.skills.marks import PlainFolder, RootScan, SkillRecord, make_record
+from kdskills.skills.model import RootKind, Skill, SkillArgument, SkillContent, SkillTool, make_skill
 from kdskills.skills.roots import SkillRoot
 
 Row = list[Any]
@@ -62,13 +63,16 @@ def compact_mapping(values: dict[str, Any]) -> JsonMapping:
 
 def json_text(value: Any) -> str:
     """Return compact JSON; text that is no UTF-8 is escaped."""
-    return json.dumps(value, separators=(",", ":"), default=_mapping)
+    return _ENCODER.encode(value)
 
 
 def _mapping(value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} has no place in an index")
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_mapping)
 
 
 # ---- diagnostics -------------------------------------------------------------------------------------------------
@@ -150,7 +154,7 @@ def skill_from(
         tags, when, imports, include_for, disclosure, metadata, allowed, allowed_names, no_model, invocable,
         arguments, insert, tools, size, tokens,
     ) = row  # fmt: skip
-    return Skill(
+    return make_skill(
         name,
         sys.intern(namespace),
         name if skill_id is None else skill_id,
@@ -211,12 +215,18 @@ def record_row(record: SkillRecord) -> Row:
     ]
 
 
+@lru_cache(maxsize=256)
+def _file_names(names: str) -> tuple[str, ...]:
+    """Return names of files that were joined; thousands of skills have the same ones."""
+    return tuple(map(sys.intern, names.split("/")))
+
+
 def _record_from(
     row: Row, frontmatter: str, stamps: bytes, root: SkillRoot, base: str, content: ContentMaker
 ) -> SkillRecord:
     """Return the record a row describes; *base* is the resolved root."""
     path, namespace, below, names, hashes, _, newest, nested, notes, full_id, values, findings = row
-    files = tuple(map(sys.intern, names.split("/")))
+    files = _file_names(names)
     digests = tuple(hashes.split(" "))
     diagnostics = notes_from(findings)
     skill = None
@@ -224,7 +234,7 @@ def _record_from(
         source = content(path, full_id, files, digests)
         file = f"{base}/{path}/{files[0]}"
         skill = skill_from(values, frontmatter, diagnostics, source, root.kind, file, digests[0])
-    return SkillRecord(
+    return make_record(
         path,
         sys.intern(namespace),
         tuple(below) if below else (),

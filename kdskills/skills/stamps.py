@@ -23,11 +23,15 @@ def stamp_of(found: os.stat_result) -> bytes:
     return _STAMP.pack(found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
 
 
-def stamps_of(paths: Iterable[str]) -> bytes:
-    """Return the stamps of several files or folders, packed one after the other. Raises `OSError`."""
-    look, pack = os.lstat, _STAMP.pack
+def stamps_of(root: int, paths: Iterable[str]) -> bytes:
+    """Return the stamps of files or folders below an open folder, packed one after the other. Raises `OSError`."""
+    look, pack = os.stat, _STAMP.pack  # asked relative to the folder, the system has shorter ways to go
     return b"".join(
-        [pack(facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_ctime_ns) for facts in map(look, paths)]
+        [
+            pack(facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_ctime_ns)
+            for path in paths
+            for facts in (look(path, dir_fd=root, follow_symlinks=False),)
+        ]
     )
 
 

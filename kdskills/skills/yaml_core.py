@@ -244,39 +244,47 @@ class _LineReader:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._position = 0
-        self._number = 0
         self._count = 0
         self.duplicates: list[tuple[str, Any]] = []
 
     def read(self, limits: Limits) -> Document | None:
         """Return the text as nodes; None sends it to libyaml, also when a bound may be exceeded."""
-        text = self._text
+        text, size = self._text, len(self._text)
         root = Fields(_Mark(0, 0, 0), flow=False)
-        while self._position < len(text):
-            line = _LINE.match(text, self._position)
+        position = number = 0
+        while position < size:
+            line = _LINE.match(text, position)
             if line is None:
                 return None
             key, value, indentation = line.groups()
-            node = None if value is not None else self._inner(line.end(), indentation)
+            mark = _Mark(number, 0, position)
+            node: Scalar | Fields | None
             if value is not None:
-                self._put(root, key, value, line.start(2) - self._position)
-                self._number += line.group().count("\n")
-                self._position = line.end()
-            elif node is None:
-                return None
+                start = line.start(2)
+                node = _scalar(value, number, start - position, start)
+                number += 1 + value.count("\n")
+                position = line.end()
             else:
-                self._enter(root, key, node, _Mark(self._number, 0, self._position))
-                self._number += 1 + len(node.items)
-                self._position = node.end
+                node = self._inner(line.end(), number + 1, indentation)
+                if node is None:
+                    return None
+                number += 1 + len(node.items)
+                position = node.end
+            self._count += 1
+            key = sys.intern(key)
+            if key in root.items:
+                self.duplicates.append((key, mark))
+            else:
+                root.items[key] = node
+                root.keys[key] = mark
         if not 0 < 2 * self._count < limits.nodes or limits.depth < 2:
             return None
-        root.end = len(text)
+        root.end = size
         return Document(root, text, self.duplicates)
 
-    def _inner(self, position: int, indentation: str) -> Fields | None:
+    def _inner(self, position: int, number: int, indentation: str) -> Fields | None:
         """Return the mapping whose lines begin at *position*; None when a line is another kind or a key stands twice."""
-        text, number, width = self._text, self._number + 1, len(indentation)
+        text, width = self._text, len(indentation)
         inner = Fields(_Mark(number, width, position + width), flow=False)
         while text.startswith(" ", position):
             line = _INNER_LINE.match(text, position)
@@ -290,19 +298,6 @@ class _LineReader:
         self._count += len(inner.items)
         inner.end = position
         return inner
-
-    def _put(self, root: Fields, key: str, value: str, offset: int) -> None:
-        mark = _Mark(self._number, 0, self._position)
-        self._enter(root, key, _scalar(value, self._number, offset, self._position + offset), mark)
-
-    def _enter(self, root: Fields, key: str, node: Node, mark: _Mark) -> None:
-        self._count += 1
-        key = sys.intern(key)
-        if key in root.items:
-            self.duplicates.append((key, mark))
-        else:
-            root.items[key] = node
-            root.keys[key] = mark
 
 
 def _scalar(value: str, line: int, column: int, index: int) -> Scalar:
