@@ -17,6 +17,13 @@ OPEN_SCOPES: Final[frozenset[Scope]] = SCOPES - {"admin"}
 PROFILES: Final[tuple[Profile, ...]] = get_args(Profile)
 """What a list of tools is for, the narrowest first; each has the tools of those before it."""
 
+SCOPES_OF: Final[dict[Profile, frozenset[Scope]]] = {
+    "skills": frozenset({"skills:read", "work:run", "work:read"}),
+    "author": frozenset({"skills:read", "skills:write", "work:run", "work:read"}),
+    "operator": frozenset(),
+}
+"""What a client of MCP without a token may do, by profile; the operator's needs one."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
@@ -154,3 +161,17 @@ def wider(new: Identity, maker: Identity) -> tuple[str, ...]:
 def _within(new: frozenset[str] | None, maker: frozenset[str] | None) -> bool:
     """Whether a set of names is part of another; None is all names."""
     return maker is None or (new is not None and new <= maker)
+
+
+def own_client(profile: Profile, project: str, agent: str, tools: frozenset[str] | None) -> Identity:
+    """Return who a client of MCP is that this account starts without a token, for one project and agent.
+
+    Args:
+        profile: What is served; an author's client works on files of this machine.
+        project: Its project.
+        agent: Its agent.
+        tools: Tools it holds; None when that is not asked for.
+    """
+    return Identity(
+        project=project, agent=agent, scopes=SCOPES_OF[profile], local=profile != "skills", tools=tools, profile=profile
+    )

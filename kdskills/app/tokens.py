@@ -208,6 +208,14 @@ class Tokens:
         token = _token(row)
         return token if token.valid(self._clock()) else None
 
+    async def client(self, token_id: str) -> Identity:
+        """Return who a caller with the token of this public id is. Raises NotFound when it opens nothing."""
+        row = await self._row(token_id)
+        token = None if row is None else _token(row)
+        if token is None or not token.valid(self._clock()):
+            raise NotFound(f"no token {token_id!r} opens anything", token=token_id)
+        return token.identity
+
     async def going(self, token_id: str) -> bool:
         """Whether the token with this public id opens anything now; for what goes on long after its request was let in."""
         row = await self._row(token_id)

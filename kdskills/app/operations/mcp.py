@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from kdskills.app.identity import Identity
+from kdskills.app.identity import Identity, own_client
+from kdskills.app.operations.calling import require_allowed
 from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.errors import Conflict, NotFound
@@ -25,6 +27,22 @@ class PublishedInput(Input):
 
     project: str = Field("local", max_length=64, description="Project whose skills are served.")
     agent: str = Field("local", max_length=128, description="Consumer that the policy of skills is asked for.")
+    profile: Literal["skills", "author"] = Field(
+        "skills", description="Profile that is served on standard input, without a token."
+    )
+    tools: tuple[str, ...] | None = Field(
+        None, description="Tools a client without a token holds; left out, no skill is asked what it needs."
+    )
+    token: str | None = Field(
+        None, max_length=64, description="Public id of a client's token over HTTP; it says all the rest."
+    )
+
+    @model_validator(mode="after")
+    def _token_says_all(self) -> Self:
+        rest = (self.project, self.agent, self.profile, self.tools)
+        if self.token is not None and rest != ("local", "local", "skills", None):
+            raise ValueError("a token says its project, agent and tools, and its profile is skills")
+        return self
 
 
 class PublishedSkill(Output):
@@ -47,11 +65,13 @@ class PublishedOut(Output):
 
 async def published(host: Host, given: PublishedInput, context: Context) -> PublishedOut:
     """Tell what a client of this project and agent is offered."""
-    publication = await host.publication(Identity(project=given.project, agent=given.agent, tools=None), {})
+    client = await _client(host, given)
+    require_allowed(host.operations["skills.list"], client)
+    publication = await host.publication(client, {})
     entries, notes = await asyncio.to_thread(publication.entries)
     return PublishedOut(
-        project=given.project,
-        agent=given.agent,
+        project=client.project,
+        agent=client.agent,
         published=tuple(
             PublishedSkill(
                 uri=entry.uri,
@@ -63,6 +83,14 @@ async def published(host: Host, given: PublishedInput, context: Context) -> Publ
         ),
         diagnostics=tuple(Finding.of(note) for note in sorted(notes, key=lambda note: note.ref or "")),
     )
+
+
+async def _client(host: Host, given: PublishedInput) -> Identity:
+    """Return the client that is asked about. Raises NotFound for a token that opens nothing."""
+    if given.token is not None:
+        return replace(await host.tokens.client(given.token), door="mcp", profile="skills")
+    held = None if given.tools is None else frozenset(given.tools)
+    return replace(own_client(given.profile, given.project, given.agent, held), door="mcp")
 
 
 class AcceptInput(Input):
@@ -137,7 +165,7 @@ def _shown(change: SetChange) -> ChangedSkill:
     )
 
 
-PUBLISHED = Implementation(PublishedInput, PublishedOut, ("no_bundle",), published)
+PUBLISHED = Implementation(PublishedInput, PublishedOut, ("no_bundle", "not_found", "database_unavailable"), published)
 ACCEPT = Implementation(
     AcceptInput, AcceptOut, ("mcp_server_unknown", "mcp_server_failed", CHANGED, "missing_extra"), accept
 )

@@ -15,6 +15,10 @@ app = typer.Typer()
 
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Project = Annotated[str, typer.Option("--project", help="Project whose skills are served.")]
+Tools = Annotated[
+    str | None,
+    typer.Option("--tools", help="Tools a client without a token holds, comma-separated; '' means none."),
+]
 Agent = Annotated[str, typer.Option("--agent", help="Consumer that the policy of skills is asked for.")]
 
 
@@ -27,22 +31,35 @@ def serve(
     profile: Annotated[
         str, typer.Option("--profile", help="Tools that are served: `skills`, `author` or `operator`.")
     ] = "skills",
-    tools: Annotated[
-        str | None,
-        typer.Option("--tools", help="Tools a client without a token holds, comma-separated; '' means none."),
-    ] = None,
+    tools: Tools = None,
 ) -> None:
     """Serve MCP to one client on standard input and output, or to many over HTTP; or do what a further word says."""
     if ctx.invoked_subcommand is None:
-        held = None if tools is None else tuple(word.strip() for word in tools.split(",") if word.strip())
-        doors.mcp(ctx, http=http, project=project, agent=agent, profile=profile, tools=held)
+        doors.mcp(ctx, http=http, project=project, agent=agent, profile=profile, tools=_held(tools))
+
+
+def _held(tools: str | None) -> tuple[str, ...] | None:
+    return None if tools is None else tuple(word.strip() for word in tools.split(",") if word.strip())
 
 
 @app.command("published")
-def published(ctx: typer.Context, project: Project = "local", agent: Agent = "local", as_json: Json = False) -> None:
+def published(
+    ctx: typer.Context,
+    project: Project = "local",
+    agent: Agent = "local",
+    profile: Annotated[
+        str, typer.Option("--profile", help="Profile on standard input, without a token: `skills` or `author`.")
+    ] = "skills",
+    tools: Tools = None,
+    token: Annotated[
+        str | None, typer.Option("--token", help="Public id of a client's token over HTTP; it says all the rest.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """List the skills that MCP clients see, and those they do not, with the reason."""
     with failing(as_json=as_json):
-        found: Any = run(ctx, lambda host: ask(host, "mcp.published", {"project": project, "agent": agent}))
+        arguments = {"project": project, "agent": agent, "profile": profile, "tools": _held(tools), "token": token}
+        found: Any = run(ctx, lambda host: ask(host, "mcp.published", arguments))
         if as_json:
             print_json(found)
             return

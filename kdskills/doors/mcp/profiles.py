@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 from urllib.parse import parse_qs
 
 from kdskills.app import Host
 from kdskills.app.authentication import Unauthenticated
-from kdskills.app.identity import PROFILES, Identity, Profile, Scope
+from kdskills.app.identity import PROFILES, Identity, Profile, own_client
 from kdskills.errors import BadRequest, CallRefused
-
-SCOPES_OF: Final[dict[Profile, frozenset[Scope]]] = {
-    "skills": frozenset({"skills:read", "work:run", "work:read"}),
-    "author": frozenset({"skills:read", "skills:write", "work:run", "work:read"}),
-    "operator": frozenset(),
-}
-"""What a client without a token may do, by profile; the operator's needs one."""
 
 
 def profile_of(name: str) -> Profile:
@@ -84,11 +76,10 @@ async def client_identity(
         Unauthenticated: The token is not known.
         CallRefused: `scope_missing`, as `within`.
     """
-    secret, here = host.settings.stdio_token, profile != "skills"
+    secret = host.settings.stdio_token
     if secret is None:
-        identity = Identity(project=project, agent=agent, scopes=SCOPES_OF[profile], local=here, tools=tools)
-        return within(identity, profile)
+        return within(own_client(profile, project, agent, tools), profile)
     found = await host.tokens.authenticate(secret.get_secret_value())
     if found is None:
         raise Unauthenticated("the token of the setting stdio_token is not known")
-    return within(replace(found, local=here), profile)
+    return within(replace(found, local=profile != "skills"), profile)

@@ -15,14 +15,14 @@ from pydantic import BaseModel
 
 from kdskills.app import Host, Settings
 from kdskills.app.authentication import Unauthenticated, of_header
-from kdskills.app.identity import LOCAL, SCOPES, Identity, TokenLimits
+from kdskills.app.identity import LOCAL, SCOPES, SCOPES_OF, Identity, TokenLimits
 from kdskills.app.operations import OPERATIONS
 from kdskills.app.operations.calling import HOST_WORDS
 from kdskills.doors.mcp import McpHttp, command
 from kdskills.doors.mcp.command import http_app
-from kdskills.doors.mcp.profiles import SCOPES_OF, client_identity, profile_of_query, within
+from kdskills.doors.mcp.profiles import client_identity, profile_of_query, within
 from kdskills.doors.mcp.tools import Tools, safe_name
-from kdskills.errors import BadRequest, CallRefused
+from kdskills.errors import BadRequest, CallRefused, NotFound
 
 CTX = SimpleNamespace(request_id="1")
 LIST_BYTES = 32 * 1024
@@ -217,6 +217,63 @@ async def test_a_tool_that_reads_runs_no_command(host, powers, runs):
     else:
         assert refused == ("tool_not_allowed" if "allowed_tools" in powers else "scope_missing")
     assert await code_of(host, caller, "skills.task_status", {"task_id": "nothing"}) == "not_found"
+
+
+GATED = "tools:\n  - id: web.search\n    role: look\n    why: It looks things up.\n    required: true\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ["gated", "open"]),
+        ({"tools": ()}, ["open"]),
+        ({"tools": ("web.search",)}, ["gated", "open"]),
+        ({"tools": (), "profile": "author"}, ["open", "people"]),
+        ({"token": {}}, ["open"]),
+        ({"token": {"person": True}}, ["open", "people"]),
+        ({"token": {"tools": ["web.search"]}}, ["gated", "open"]),
+        ({"token": {"scopes": ["work:read"]}}, "scope_missing"),
+        ({"token": {"allowed_tools": ["skills.load"]}}, "tool_not_allowed"),
+    ],
+)
+async def test_a_preview_is_what_the_client_sees(tmp_path, given, expected):
+    """`mcp.published` lists what a client with those tools, that profile or that token is told, and refuses where it is refused."""
+    for name, head in (("open", ""), ("people", "disable-model-invocation: true\n"), ("gated", "")):
+        folder = tmp_path / "bundle" / "skills" / "public" / name
+        folder.mkdir(parents=True)
+        (folder / "SKILL.md").write_text(f"---\nname: {name}\ndescription: D.\n{head}---\nBody.\n")
+    (tmp_path / "bundle" / "skills" / "public" / "gated" / "tools.yaml").write_text(GATED)
+    (tmp_path / "bundle" / "skills_descriptor.yaml").write_text("{}\n")
+    made = Host(Settings(state_dir=tmp_path / "state", bundle=tmp_path / "bundle"), entry_points=False)
+    if "token" in given:
+        powers = {"scopes": ["skills:read"], **given["token"]}
+        token, text = await made.tokens.create("local", "bot", powers.pop("scopes"), who="test", **powers)
+        asked, caller = {"token": token.id}, within(await made.tokens.authenticate(text), "skills")
+    else:
+        asked, profile, tools = given, given.get("profile", "skills"), given.get("tools")
+        caller = await client_identity(made, profile, "local", "local", None if tools is None else frozenset(tools))
+    answer = await told(made, caller, "skills/list", {})
+    if isinstance(expected, str):
+        assert answer["error"]["data"]["code"] == expected
+        with pytest.raises(CallRefused) as caught:
+            await made.call("mcp.published", **asked)
+        assert caught.value.code == expected
+    else:
+        uris = [skill["uri"] for skill in answer["result"]["skills"]]
+        assert uris == [f"skill://public/{name}/SKILL.md" for name in expected]
+        assert [row.uri for row in (await made.call("mcp.published", **asked)).published] == uris
+    await made.storage.aclose()
+
+
+async def test_a_preview_of_a_token_that_opens_nothing(host):
+    """A token that nobody made, or that was revoked, has no client; beside one nothing else is said."""
+    token, _ = await host.tokens.create("local", "bot", ["skills:read"], who="test")
+    await host.tokens.revoke(token.id, who="test")
+    for name in (token.id, "0123456789abcdef"):
+        with pytest.raises(NotFound):
+            await host.call("mcp.published", token=name)
+    with pytest.raises(BadRequest):
+        await host.call("mcp.published", token=token.id, agent="bot")
 
 
 async def test_the_list_is_small(host):
