@@ -22,12 +22,15 @@ class Storage:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._present = False
 
     @property
     def present(self) -> bool:
         """Whether there may be anything to read: reading must not make a database nobody asked for."""
-        file = sqlite_file(self._host.settings.work_database)
-        return file is None or file.exists()
+        if not self._present:  # every call asks; once there is a database it stays
+            file = sqlite_file(self._host.settings.work_database)
+            self._present = file is None or file.exists()
+        return self._present
 
     @cached_property
     def database(self) -> Database:

@@ -328,6 +328,17 @@ def set_pragmas(connection: sqlite3.Connection, *more: str) -> None:
 
 
 def _begin_sqlite(link: sa.Connection) -> None:
+    import sqlalchemy as sa
+
     # a writer takes its lock at once: a read that becomes a write later cannot wait and would fail
     reads = link.get_execution_options().get("kdskills_reads", False)
-    link.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+    words = "BEGIN" if reads else "BEGIN IMMEDIATE"
+    connection = link.connection.driver_connection
+    assert isinstance(connection, sqlite3.Connection)
+    try:
+        connection.execute(
+            words
+        ).close()  # by the driver: what SQLAlchemy does for a statement costs more than this one
+    except sqlite3.Error as error:
+        kind = sa.exc.OperationalError if isinstance(error, sqlite3.OperationalError) else sa.exc.DatabaseError
+        raise kind(words, None, error) from error

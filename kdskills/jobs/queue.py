@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from kdskills.jobs.attempts import Verdict
 from kdskills.jobs.database import micros, upsert, utc_now
 from kdskills.jobs.outcome import ending, follows
-from kdskills.jobs.records import task_of
+from kdskills.jobs.records import in_states, task_of
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -98,7 +98,7 @@ class WorkQueue:
         tasks, jobs = self._records.table("task"), self._records.table("job")
         latest = [
             sa.select(sa.func.max(table.c.created_at))
-            .where(table.c.session_key == session_key, _in(table, _OPEN))
+            .where(table.c.session_key == session_key, in_states(table, _OPEN))
             .scalar_subquery()
             for table in (tasks, jobs)
         ]
@@ -113,7 +113,7 @@ class WorkQueue:
         if not self._pooled:
             alive = alive.where(workers.c.host == self._host)
         tables = [self._records.table(kind) for kind in ("task", "job")]
-        waits = [sa.exists().where(_in(table, ("queued",)), self._near(table)) for table in tables]
+        waits = [sa.exists().where(in_states(table, ("queued",)), self._near(table)) for table in tables]
         return bool(link.execute(sa.select(sa.and_(sa.or_(*waits), ~alive))).scalar())
 
     def _near(self, table: sa.Table) -> sa.ColumnElement[bool]:
@@ -247,7 +247,7 @@ class WorkQueue:
         here = table.c.home == self._host
         if self._pooled:
             here = here | (table.c.home.is_(None) & ~far)
-        question = self._columns(kind, 1).where(_in(table, ("queued",)), here)
+        question = self._columns(kind, 1).where(in_states(table, ("queued",)), here)
         for other in ("task", "job"):
             question = question.where(~self._in_front(kind, other))
         return question.where(table.c.job_id.is_(None)) if kind == "task" else question
@@ -260,9 +260,9 @@ class WorkQueue:
         before = sa.or_(
             front.c.created_at < table.c.created_at,
             sa.and_(front.c.created_at == table.c.created_at, front.c.id < table.c.id),
-            _in(front, _ACTIVE),
+            in_states(front, _ACTIVE),
         )
-        same = sa.exists().where(front.c.session_key == table.c.session_key, _in(front, _OPEN), before)
+        same = sa.exists().where(front.c.session_key == table.c.session_key, in_states(front, _OPEN), before)
         if other == "task":
             same = same.where(front.c.job_id.is_(None))  # a job's steps are not in its way: it holds the session
         return same.where(front.c.id != table.c.id) if kind == other else same
@@ -273,7 +273,7 @@ class WorkQueue:
 
         tasks, jobs = self._records.table("task"), self._records.table("job")
         ours = sa.exists().where(jobs.c.id == tasks.c.job_id, jobs.c.host == self._host)
-        return self._columns("task", 1).where(_in(tasks, ("queued",)), tasks.c.job_id.is_not(None), ours)
+        return self._columns("task", 1).where(in_states(tasks, ("queued",)), tasks.c.job_id.is_not(None), ours)
 
     def _orphans(self, kind: Kind) -> sa.Select[Any]:
         """Return the question for what began and nobody alive sees through: of this host, or of one that is gone."""
@@ -288,14 +288,14 @@ class WorkQueue:
         reach = table.c.host == self._host
         if self._pooled:
             reach = reach | (table.c.home.is_(None) & table.c.host.not_in(self._roster.occupied()))
-        return self._columns(kind, 0).where(_in(table, _ACTIVE), nobodys, reach)
+        return self._columns(kind, 0).where(in_states(table, _ACTIVE), nobodys, reach)
 
     def _running(self, link: sa.Connection) -> int:
         """Return how many commands run in the whole pool; exact, because claims happen one at a time."""
         import sqlalchemy as sa
 
         table = self._records.table("task")
-        count = sa.select(sa.func.count()).select_from(table).where(_in(table, _ACTIVE), table.c.mode == "batch")
+        count = sa.select(sa.func.count()).select_from(table).where(in_states(table, _ACTIVE), table.c.mode == "batch")
         return int(link.execute(count).scalar_one())
 
     def _begin(self, link: sa.Connection, items: Sequence[str], executor: str) -> list[TaskHead]:
@@ -361,10 +361,3 @@ class WorkQueue:
 
 def _limit_of(capacity: Capacity) -> int:
     return max(1, capacity.batch + capacity.service + capacity.jobs)
-
-
-def _in(table: sa.FromClause, states: Sequence[str]) -> sa.ColumnElement[bool]:
-    """Return whether a row is in one of *states*, written into the statement: only so a partial index can serve it."""
-    import sqlalchemy as sa
-
-    return table.c.status.in_([sa.literal_column(f"'{state}'") for state in states])

@@ -76,7 +76,7 @@ class Records:
         counts = []
         for table in (self.tables.tasks, self.tables.jobs):
             mine = [table.c[name] == sa.bindparam(name) for name in ("tenant", "project", "agent")]
-            query = sa.select(table.c.id).where(*mine, table.c.status.in_(OPEN)).limit(sa.bindparam("most"))
+            query = sa.select(table.c.id).where(*mine, in_states(table, OPEN)).limit(sa.bindparam("most"))
             if table is self.tables.tasks:
                 query = query.where(table.c.job_id.is_(None))
             counts.append(sa.select(sa.func.count()).select_from(query.subquery()).scalar_subquery())
@@ -156,7 +156,7 @@ class Records:
             table = self.table(kind)
             query = (
                 sa.select(table.c.created_at, table.c.id)
-                .where(table.c.session_key == session_key, table.c.id != but, table.c.status.in_(OPEN))
+                .where(table.c.session_key == session_key, table.c.id != but, in_states(table, OPEN))
                 .order_by(table.c.created_at)
                 .limit(1)
             )
@@ -230,6 +230,17 @@ class Records:
             earlier = sa.and_(table.c.created_at == moment, table.c.id < item)
             query = query.where(sa.or_(table.c.created_at < moment, earlier))
         return query.order_by(table.c.created_at.desc(), table.c.id.desc()).limit(wanted.limit)
+
+
+def in_states(table: sa.FromClause, states: Sequence[str]) -> sa.ColumnElement[bool]:
+    """Return whether a row is in one of *states*.
+
+    They are written into the statement: only so a partial index can serve it, and parameters for `IN` are put together
+    anew each time it is run.
+    """
+    import sqlalchemy as sa
+
+    return table.c.status.in_([sa.literal_column(f"'{state}'") for state in states])
 
 
 def new_row(

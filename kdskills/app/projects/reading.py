@@ -199,14 +199,13 @@ class ProjectReads:
 
     def _ingredients(self, link: sa.Connection, project: str, *, known: bool) -> Ingredients | None:
         """Return what a project's skills are made of; with *known* None for a project that was never made."""
-        rows = self._records.projects(link, project)
-        if known and not rows:
+        found = self._records.in_use(link, project)
+        if known and found is None:
             return None
-        skills = self._records.in_use(link, project) if rows else []
-        named = Path(rows[0].bundle) if rows and rows[0].bundle is not None else None
-        bundle = named or self._bundle_of(project)
+        named, generation, skills = found or (None, 0, ())
+        bundle = self._bundle_of(project) if named is None else Path(named)
         return Ingredients(
-            generation=rows[0].generation if rows else 0,
+            generation=generation,
             bundle=bundle,
             descriptor=descriptor_mark(bundle),
             uploaded=tuple(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kdskills.app.projects.model import AuditRow, Project, SkillState, SkillVersion
 from kdskills.app.projects.tables import ProjectTables
@@ -16,6 +16,20 @@ from kdskills.skills.archives import TreeFile
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+
+class SkillsInUse(NamedTuple):
+    """A project's bundle and generation, and its uploaded skills, sorted by name.
+
+    Attributes:
+        bundle: Folder of its bundle, if its row names one.
+        generation: Grows with each change.
+        skills: Name, full id, active version and whether it is enabled, of each.
+    """
+
+    bundle: str | None
+    generation: int
+    skills: tuple[tuple[str, str, str | None, bool], ...]
 
 
 class Records:
@@ -30,6 +44,7 @@ class Records:
         self._tables = tables
         self._clock = clock
         self._new_pin: Any = None
+        self._new_hold: Any = None
 
     # Statements that every request asks are made once: making one costs more than what SQLite does for it.
 
@@ -37,9 +52,12 @@ class Records:
     def _in_use(self) -> sa.Select[Any]:
         import sqlalchemy as sa
 
-        table = self._tables.skills
-        query = table.select().with_only_columns(table.c.name, table.c.full_id, table.c.active, table.c.enabled)
-        return query.where(table.c.project == sa.bindparam("of"), table.c.deleted_at.is_(None)).order_by(table.c.name)
+        projects, skills = self._tables.projects, self._tables.skills
+        its_own = (skills.c.project == projects.c.project) & skills.c.deleted_at.is_(None)
+        columns = (projects.c.bundle, projects.c.generation)
+        query = sa.select(*columns, skills.c.name, skills.c.full_id, skills.c.active, skills.c.enabled)
+        query = query.select_from(projects.outerjoin(skills, its_own)).where(projects.c.project == sa.bindparam("of"))
+        return query.order_by(skills.c.name)
 
     @cached_property
     def _one_project(self) -> sa.Select[Any]:
@@ -122,9 +140,15 @@ class Records:
             for row in link.execute(query).mappings()
         ]
 
-    def in_use(self, link: sa.Connection, project: str) -> list[tuple[str, str, str | None, bool]]:
-        """Return name, full id, active version and whether it is enabled, of the project's skills, sorted by name."""
-        return [(row[0], row[1], row[2], row[3]) for row in link.execute(self._in_use, {"of": project})]
+    def in_use(self, link: sa.Connection, project: str) -> SkillsInUse | None:
+        """Return what a project has now, or None for one that was never made; one question, since every call asks it."""
+        rows = link.execute(self._in_use, {"of": project}).all()
+        if not rows:
+            return None
+        skills = tuple(
+            (name, full_id, active, enabled) for _, _, name, full_id, active, enabled in rows if name is not None
+        )
+        return SkillsInUse(rows[0][0], rows[0][1], skills)
 
     def _descriptions(self, link: sa.Connection, project: str) -> dict[tuple[str, str | None], str]:
         """Return what each version says it does; under None what the latest of a skill says."""
@@ -257,10 +281,24 @@ class Records:
     def hold(self, link: sa.Connection, project: str, name: str, version: str, holder: str) -> bool:
         """As `pin`, for a version nobody else changes until the transaction ends; False when there is none."""
         wanted = {"of_project": project, "of_name": name, "of_version": version}
-        if link.execute(self._held_version, wanted).first() is None:
-            return False
-        self.pin(link, project, name, version, holder)
-        return True
+        if self._new_hold is None:
+            self._new_hold = self._pin_of_version(link.dialect.name)
+        if link.execute(self._new_hold, {**wanted, "of_holder": holder, "now": self.now()}).first() is not None:
+            return True
+        return link.execute(self._held_version, wanted).first() is not None  # it is there, and was held already
+
+    def _pin_of_version(self, dialect: str) -> Any:
+        """Return the statement that pins a version if there is one, and returns nothing where it was pinned before."""
+        import sqlalchemy as sa
+
+        table, pins = self._tables.versions, self._tables.pins
+        holder, now = (
+            sa.bindparam("of_holder", type_=pins.c.holder.type),
+            sa.bindparam("now", type_=pins.c.pinned_at.type),
+        )
+        row = self._held_version.with_only_columns(table.c.project, holder, table.c.name, table.c.version, now)
+        add = upsert(dialect, pins).from_select(["project", "holder", "name", "version", "pinned_at"], row)
+        return add.on_conflict_do_nothing().returning(pins.c.version)
 
     def unpin(self, link: sa.Connection, project: str, holder: str) -> int:
         """Let *holder* go of everything; return how much that was."""

@@ -23,6 +23,7 @@ from kdskills.doors.web.draining import Drain
 from kdskills.doors.web.entrance import Accounted, Entrance, OwnOrigin
 from kdskills.doors.web.mounts import mounts
 from kdskills.doors.web.problems import Problem, response_of
+from kdskills.doors.web.routing import RoutesByPath
 from kdskills.doors.web.skills import skills_router
 from kdskills.doors.web.tools import shape_error, tools_router
 from kdskills.doors.web.work import work_router
@@ -85,7 +86,8 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
     app.add_api_route("/healthz", _healthz, include_in_schema=False)
     app.add_api_route("/readyz", _readyz, include_in_schema=False)
     for router in (skills_router(), work_router(), tools_router(host)):
-        app.include_router(router)
+        app.router.routes.extend(router.routes)  # as routes of its own: a router that is included is walked twice
+    app.router.routes.insert(0, RoutesByPath(app.router.routes))
     app.openapi = partial(_openapi, app, app.openapi)  # type: ignore[method-assign]  # FastAPI's own way to change it
     for path, mount in mounted.items():
         app.router.routes.append(Route(f"/{path}", mount, include_in_schema=False))

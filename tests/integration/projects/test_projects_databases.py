@@ -54,6 +54,19 @@ async def test_names_are_sorted_by_code_point(hosts, archive) -> None:
     assert [state.name for state in await host.projects.list("acme")] == sorted(names)
 
 
+async def test_holding_a_version_twice_is_holding_it_once(hosts, archive) -> None:
+    """Work holds a version in its own transaction, again without harm; what is not there is held by nobody."""
+    host = hosts()
+    version = (await host.projects.upload("acme", archive(), who="ann")).version
+    for versions in ({"brief": version}, {"brief": version}, {"brief": "sha256:0"}, {"other": version}):
+        await host.storage.database.write(
+            lambda link, versions=versions: host.projects.hold(link, "acme", "task_1", versions)
+        )
+    assert await host.projects.holders() == [("acme", "task_1")]
+    assert (await host.projects.version("acme", "brief")).pins == 1
+    assert await host.projects.unpin("acme", "task_1") == 1
+
+
 async def test_an_empty_database_opened_at_once(hosts, archive) -> None:
     """Hosts that open a new database at one time make its tables once, and none fails."""
     made = [hosts() for _ in range(4)]

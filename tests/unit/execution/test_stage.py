@@ -65,6 +65,19 @@ def test_the_same_tree_elsewhere_uses_the_same_copy(skill, tmp_path):
     assert stage_skill(skill, tmp_path / "cache") == first
 
 
+def test_a_copy_takes_the_times_it_was_compared_with(skill: SkillMount, tmp_path: Path) -> None:
+    """A skill with other times costs its digest once, and an edit of the same size after that is refused all the same."""
+    copy = stage_skill(skill, tmp_path / "cache")
+    original = skill.root / "SKILL.md"
+    os.utime(original, (1, 1))
+    stage_skill(skill, tmp_path / "cache")
+    assert (copy / "SKILL.md").stat().st_mtime_ns == original.stat().st_mtime_ns
+    original.write_text(original.read_text().replace("body", "BODY"))
+    with pytest.raises(RootChanged):
+        stage_skill(skill, tmp_path / "cache")
+    assert tree_digest(copy) == skill.tree
+
+
 @pytest.mark.parametrize("change", ["edit", "same size", "add", "remove", "gone"])
 def test_a_skill_changed_after_staging_is_refused(skill, tmp_path, change):
     """A copy from before does not hide that the skill itself is another one now."""

@@ -61,6 +61,20 @@ def test_a_file_that_stays_locked_is_said_to_be(database, tmp_path, monkeypatch)
         database.ask(lambda link: link.exec_driver_sql("SELECT x FROM t").scalar())
 
 
+def test_a_writer_that_waits_in_vain_is_told_so(database, tmp_path, monkeypatch):
+    """Whoever cannot begin, since another writes, is told that the database is locked, and the next one writes."""
+    monkeypatch.setattr(room, "BUSY_MS", 50)
+    database.change(lambda link: link.exec_driver_sql("CREATE TABLE t (x)"))
+    with closing(sqlite3.connect(tmp_path / "work.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(DatabaseUnavailable, match=r"OperationalError \(SQLITE_BUSY\)") as told:
+            database.change(lambda link: link.exec_driver_sql("INSERT INTO t VALUES (1)"))
+        assert isinstance(told.value.__cause__, sa.exc.OperationalError)  # a worker waits for the end of such an outage
+        other.execute("ROLLBACK")
+    database.change(lambda link: link.exec_driver_sql("INSERT INTO t VALUES (2)"))
+    assert database.ask(lambda link: link.exec_driver_sql("SELECT x FROM t").scalar()) == 2
+
+
 def test_what_is_no_database_is_not_tried_again(tmp_path):
     """A file of something else is refused at once."""
     (tmp_path / "work.db").write_bytes(b"not a database at all, but long enough to be looked at\n" * 20)
