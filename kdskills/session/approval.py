@@ -79,8 +79,8 @@ class Approvals:
         self._lock = threading.Lock()
         self._remembered: OrderedDict[tuple[str | None, Key], None] = OrderedDict()
 
-    async def require(self, request: ApprovalRequest, sink: Sink | None, shown: str | None = None) -> None:
-        """Return once *request* is approved; events name the skill as *shown*.
+    async def require(self, request: ApprovalRequest, sink: Sink | None, display_name: str | None = None) -> None:
+        """Return once *request* is approved; events name the skill by *display_name*.
 
         Raises:
             ToolCallRefused: `approval_unavailable` when nobody can be asked, `approval_denied` on a no.
@@ -91,7 +91,7 @@ class Approvals:
                 return
         if self._approve is None:
             raise refuse("approval_unavailable", "this run needs approval, and nobody can be asked here")
-        facts = {"skill": shown or request.skill, "path": request.path, "executor": request.executor}
+        facts = {"skill": display_name or request.skill, "path": request.path, "executor": request.executor}
         send(sink, SessionEvent("approval.requested", request.session, {**facts, "env_names": list(request.env_names)}))
         answer = await self._approve(request)
         send(
@@ -101,8 +101,8 @@ class Approvals:
             ),
         )
         if not answer.allowed:
-            said = f": {answer.reason}" if answer.reason else ""
-            raise refuse("approval_denied", f"the run was not approved{said}", reason=answer.reason)
+            reason = f": {answer.reason}" if answer.reason else ""
+            raise refuse("approval_denied", f"the run was not approved{reason}", reason=answer.reason)
         # Without a skill there is no digest to bind an answer to, so it holds for the call alone.
         if answer.remember != "call" and request.tree_digest is not None:
             with self._lock:

@@ -53,12 +53,13 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _CachedBody:
     stamp: Stamp
     read_ns: int
     body: Body
 
     def serves(self, stamp: Stamp) -> bool:
+        # A file changed within one clock tick of the read may have the same stamp and another text.
         return self.stamp == stamp and self.read_ns - stamp[1] > RACY_NS
 
 
@@ -83,11 +84,11 @@ def read_pieces(folder: Path, name: str, limit: int, abandoned: threading.Event)
 
 
 class Bodies:
-    """Reads SKILL.md files, once for all who ask at the same time; a failed read is never remembered.
+    """Reads SKILL.md files: callers that ask at the same time share one read, and a failed read is never cached.
 
     Args:
         limit: Largest SKILL.md in bytes.
-        reader: Reads the bytes; another one only in tests.
+        reader: Reads the bytes; tests pass their own.
         clock_ns: Nanoseconds since the epoch.
     """
 
@@ -96,7 +97,7 @@ class Bodies:
         self._reader = reader
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
-        self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._cached: OrderedDict[str, _CachedBody] = OrderedDict()
         self._texts: OrderedDict[str, Body] = OrderedDict()
         self._size = 0
         self._flights: Flights[Body] = Flights()
@@ -110,17 +111,17 @@ class Bodies:
         if skill.path is None:
             return await self.fresh(skill)
         stamp = _stamp(skill.path)
-        seen = self._lookup(skill.full_id)
-        if stamp is not None and seen is not None and seen.serves(stamp):
-            return seen.body
+        entry = self._lookup(skill.full_id)
+        if stamp is not None and entry is not None and entry.serves(stamp):
+            return entry.body
         return await self.fresh(skill)
 
     async def fresh(self, skill: Skill) -> Body:
-        """Return the text of *skill* read anew, whatever is remembered. Raises as `current`."""
-        far = far_content(skill)
-        if far is not None:
-            key = (skill.full_id, f"{skill.digest} {id(far)}")
-            return await self._flights.fetch(key, lambda _: self._fetch(skill, far))
+        """Return the text of *skill*, read again whatever is cached. Raises as `current`."""
+        content = far_content(skill)
+        if content is not None:
+            key = (skill.full_id, f"{skill.digest} {id(content)}")
+            return await self._flights.fetch(key, lambda _: self._fetch(skill, content))
         if skill.path is None:
             return Body(skill.digest, skill.body, None, "", skill.frontmatter)
         return await self._flights.fetch(
@@ -134,8 +135,8 @@ class Bodies:
         except ToolCallRefused:
             return None
 
-    def known(self, digest: str) -> Body | None:
-        """Return the text of *digest* if it is in memory."""
+    def cached_body(self, digest: str) -> Body | None:
+        """Return the text with this digest if it is in memory."""
         with self._lock:
             body = self._texts.get(digest)
             if body is not None:
@@ -157,14 +158,14 @@ class Bodies:
         """Stop reading."""
         self._flights.close()
 
-    def _lookup(self, full_id: str) -> _Seen | None:
+    def _lookup(self, full_id: str) -> _CachedBody | None:
         with self._lock:
-            return self._seen.get(full_id)
+            return self._cached.get(full_id)
 
-    def _fetch(self, skill: Skill, far: FarContent) -> Body:
-        """Return the text of a skill that lies elsewhere; what is not as listed is never returned."""
+    def _fetch(self, skill: Skill, content: FarContent) -> Body:
+        """Fetch the text of a skill whose files are on another host; it must match its listed digest."""
         try:
-            data = far.fetch(SKILL_FILE, self._limit)
+            data = content.fetch(SKILL_FILE, self._limit)
         except FileRefused as error:
             reason = error.details.get("reason", error.code)
             raise refuse("skill_unreadable", f"{SKILL_FILE} of this skill: {error.message}", reason=reason) from error
@@ -191,10 +192,10 @@ class Bodies:
         body = parsed(data, skill, path.name, tree)
         if stamp is not None and stamp == _stamp(path):
             with self._lock:
-                self._seen[skill.full_id] = _Seen(stamp, now, body)
-                self._seen.move_to_end(skill.full_id)
-                while len(self._seen) > 1024:
-                    self._seen.popitem(last=False)
+                self._cached[skill.full_id] = _CachedBody(stamp, now, body)
+                self._cached.move_to_end(skill.full_id)
+                while len(self._cached) > 1024:
+                    self._cached.popitem(last=False)
         return body
 
 
@@ -205,19 +206,19 @@ def parsed(data: bytes, skill: Skill, file_name: str, tree: str) -> Body:
         ToolCallRefused: `skill_unreadable` with the findings' codes.
     """
     folder = skill.folder.name if skill.folder is not None else skill.id
-    found = parse_skill_bytes(data, folder=folder, file_name=file_name)
-    if found.skill is None:
-        errors = [item for item in found.diagnostics if item.severity == "error"]
-        said = errors[0].message if errors else "it cannot be parsed"
+    result = parse_skill_bytes(data, folder=folder, file_name=file_name)
+    if result.skill is None:
+        errors = [item for item in result.diagnostics if item.severity == "error"]
+        problem = errors[0].message if errors else "it cannot be parsed"
         codes = [item.code for item in errors]
-        raise refuse("skill_unreadable", f"the SKILL.md of this skill does not parse now: {said}", codes=codes)
+        raise refuse("skill_unreadable", f"the SKILL.md of this skill does not parse now: {problem}", codes=codes)
     raw = data.decode("utf-8")
-    return Body(bytes_digest(data), found.skill.body, raw, tree, found.skill.frontmatter)
+    return Body(bytes_digest(data), result.skill.body, raw, tree, result.skill.frontmatter)
 
 
 def _stamp(path: Path) -> Stamp | None:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    return (found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
+    return (status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)

@@ -45,8 +45,8 @@ class SkillCatalog:
         if not folder.is_dir():
             raise CallerMustAct(f"there is no folder {str(path)!r}", code="path_missing")
         root = SkillRoot(uri="catalog://", path=folder.absolute(), label="catalog", kind="bundle")
-        found = SkillRegistry([root], index_dir=None).snapshot()
-        return cls(found.skills.values(), found.diagnostics)
+        snapshot = SkillRegistry([root], index_dir=None).snapshot()
+        return cls(snapshot.skills.values(), snapshot.diagnostics)
 
     def add(self, skill: Skill) -> None:
         """Add a skill.
@@ -67,13 +67,13 @@ class SkillCatalog:
             ToolCallRefused: `skill_not_found`.
         """
         gate = self.gate("")
-        found = gate.resolve(name, by="code")
+        grant = gate.resolve(name, by="code")
         with self._lock:
-            if isinstance(found, Refused) or found.full_id not in self._skills:
+            if isinstance(grant, Refused) or grant.full_id not in self._skills:
                 raise not_found([name], gate.names)
-            self._skills = {full_id: skill for full_id, skill in self._skills.items() if full_id != found.full_id}
+            self._skills = {full_id: skill for full_id, skill in self._skills.items() if full_id != grant.full_id}
             self._changed()
-        return found.full_id
+        return grant.full_id
 
     def gate(self, consumer: str) -> Gate:
         """Return the view of *consumer* as the catalog is now."""

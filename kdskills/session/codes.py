@@ -13,43 +13,43 @@ from kdskills.errors import ToolCallRefused, Who
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class ToolErrorCode:
     """One code: who must act, and when it is given."""
 
     who: Who
     when: str
 
 
-CODES: Final[Mapping[str, Code]] = MappingProxyType(
+CODES: Final[Mapping[str, ToolErrorCode]] = MappingProxyType(
     {
-        "invalid_argument": Code(
+        "invalid_argument": ToolErrorCode(
             "model", "the arguments are out of shape, hold a NUL or a blank path, or pass a limit"
         ),
-        "skill_not_found": Code("model", "the skill is unknown or refused; both read the same"),
-        "too_many_active": Code("model", "the next set would hold more skills than the session allows"),
-        "active_budget_exceeded": Code(
+        "skill_not_found": ToolErrorCode("model", "the skill is unknown or refused; both read the same"),
+        "too_many_active": ToolErrorCode("model", "the next set would hold more skills than the session allows"),
+        "active_budget_exceeded": ToolErrorCode(
             "model", "the next set would need more tokens than the budget for active skills"
         ),
-        "no_active_skills": Code("model", "nothing is loaded in this session"),
-        "skill_not_active": Code("model", "this visible skill is not loaded"),
-        "path_denied": Code("model", "the path has a form that is never followed, or leads over a link"),
-        "resource_not_found": Code("model", "there is no such file in the skill"),
-        "not_a_file": Code("model", "the path names a directory or something that is no regular file"),
-        "not_text": Code("model", "the file is not UTF-8 text; read it as binary"),
-        "too_large": Code("author", "the file is larger than max_read_bytes"),
-        "skill_unreadable": Code("author", "the skill's SKILL.md cannot be read or parsed now"),
-        "extension_not_allowed": Code("author", "no interpreter is registered for the script's suffix"),
-        "run_disabled": Code("operator", "scripts are switched off in this runtime"),
-        "interpreter_missing": Code("operator", "the interpreter is not installed in the executor"),
-        "store_unavailable": Code("operator", "the session store does not answer"),
-        "executor_unavailable": Code("operator", "no executor accepts the run; no defect of the script"),
-        "executor_failed": Code("operator", "the executor broke; no defect of the script"),
-        "approval_denied": Code("user", "a person or the configuration said no"),
-        "approval_unavailable": Code("operator", "the run needs approval and nobody can be asked"),
-        "skill_denied": Code("operator", "a policy plugin refused this action on a visible skill"),
-        "tool_not_found": Code("model", "there is no such tool"),
-        "conflict": Code("caller", "five tries to commit were overtaken by other calls"),
-        "cancelled": Code("caller", "the call was cancelled"),
+        "no_active_skills": ToolErrorCode("model", "nothing is loaded in this session"),
+        "skill_not_active": ToolErrorCode("model", "this visible skill is not loaded"),
+        "path_denied": ToolErrorCode("model", "the path has a form that is never followed, or leads over a link"),
+        "resource_not_found": ToolErrorCode("model", "there is no such file in the skill"),
+        "not_a_file": ToolErrorCode("model", "the path names a directory or something that is no regular file"),
+        "not_text": ToolErrorCode("model", "the file is not UTF-8 text; read it as binary"),
+        "too_large": ToolErrorCode("author", "the file is larger than max_read_bytes"),
+        "skill_unreadable": ToolErrorCode("author", "the skill's SKILL.md cannot be read or parsed now"),
+        "extension_not_allowed": ToolErrorCode("author", "no interpreter is registered for the script's suffix"),
+        "run_disabled": ToolErrorCode("operator", "scripts are switched off in this runtime"),
+        "interpreter_missing": ToolErrorCode("operator", "the interpreter is not installed in the executor"),
+        "store_unavailable": ToolErrorCode("operator", "the session store does not answer"),
+        "executor_unavailable": ToolErrorCode("operator", "no executor accepts the run; no defect of the script"),
+        "executor_failed": ToolErrorCode("operator", "the executor broke; no defect of the script"),
+        "approval_denied": ToolErrorCode("user", "a person or the configuration said no"),
+        "approval_unavailable": ToolErrorCode("operator", "the run needs approval and nobody can be asked"),
+        "skill_denied": ToolErrorCode("operator", "a policy plugin refused this action on a visible skill"),
+        "tool_not_found": ToolErrorCode("model", "there is no such tool"),
+        "conflict": ToolErrorCode("caller", "five tries to commit were overtaken by other calls"),
+        "cancelled": ToolErrorCode("caller", "the call was cancelled"),
     }
 )
 """Every code a runtime tool answers with, in the order of the reference page."""
@@ -87,38 +87,38 @@ def invalid(message: str, *errors: tuple[str, str]) -> ToolCallRefused:
     return refuse("invalid_argument", message, errors=[{"path": path, "problem": problem} for path, problem in errors])
 
 
-def not_found(asked: Iterable[str], visible: Iterable[str], refusals: tuple[object, ...] = ()) -> ToolCallRefused:
+def not_found(requested: Iterable[str], visible: Iterable[str], refusals: tuple[object, ...] = ()) -> ToolCallRefused:
     """Build `skill_not_found` naming what was asked for and up to 5 near visible names.
 
     The text and details are the same for an unknown and a refused skill.
     """
-    names = list(asked)
+    names = list(requested)
     pool = sorted(visible)
-    near: list[str] = []
+    similar: list[str] = []
     for name in names[:MAX_COMPARED]:
-        near += [match for match in _close(name, pool) if match not in near]
-        if len(near) >= 5:
+        similar += [match for match in _similar_names(name, pool) if match not in similar]
+        if len(similar) >= 5:
             break
     listed = ", ".join(repr(name) for name in names)
-    hint = f"; near names: {', '.join(near[:5])}" if near else ""
-    return refuse("skill_not_found", f"no such skill: {listed}{hint}", refusal=refusals, names=names, near=near[:5])
+    hint = f"; near names: {', '.join(similar[:5])}" if similar else ""
+    return refuse("skill_not_found", f"no such skill: {listed}{hint}", refusal=refusals, names=names, near=similar[:5])
 
 
-def _close(name: str, pool: Iterable[str]) -> list[str]:
+def _similar_names(name: str, pool: Iterable[str]) -> list[str]:
     """Return up to 5 near names; only those that share most runs of three characters are compared in full."""
-    wanted = _threes(name)
-    alike = sorted(((len(wanted & _threes(other)), other) for other in pool), reverse=True)[:MAX_ALIKE]
-    return get_close_matches(name, sorted(other for shared, other in alike if shared), n=5, cutoff=0.5)
+    trigrams = _trigrams(name)
+    alike = sorted(((len(trigrams & _trigrams(candidate)), candidate) for candidate in pool), reverse=True)[:MAX_ALIKE]
+    return get_close_matches(name, sorted(candidate for shared, candidate in alike if shared), n=5, cutoff=0.5)
 
 
-def _threes(name: str) -> set[str]:
+def _trigrams(name: str) -> set[str]:
     text = f" {name} "
-    return {text[at : at + 3] for at in range(len(text) - 2)}
+    return {text[start : start + 3] for start in range(len(text) - 2)}
 
 
 def path_denied(path: str, reason: str) -> ToolCallRefused:
     """Build `path_denied` with one of `PATH_REASONS`."""
-    said = {
+    problem = {
         "absolute": "begins with a slash; paths are relative to the skill's folder",
         "dotdot": "holds '..'; name the file from the skill's folder down",
         "backslash": "holds a backslash; use forward slashes",
@@ -128,4 +128,4 @@ def path_denied(path: str, reason: str) -> ToolCallRefused:
         "symlink": "leads over a link, and links are never followed",
         "outside_scripts": "is not below scripts/",
     }[reason]
-    return refuse("path_denied", f"the path {path!r} {said}", path=path, reason=reason)
+    return refuse("path_denied", f"the path {path!r} {problem}", path=path, reason=reason)

@@ -29,12 +29,12 @@ def compact(
     """
     view = list(messages)
     used = sum(_size(message, count) for message in view)
-    kept = set(pins)
+    active_pins = set(pins)
     for position, step in _old_results(view):
         if used <= budget:
             break
         message = view[position]
-        if message.pin is not None and kept & set(message.pin.split()):
+        if message.pin is not None and active_pins & set(message.pin.split()):
             continue
         line = f"[result of {message.tool or 'tool'} at step {step} left out: {len(message.text)} characters]"
         shorter = replace(message, text=line, pin=None)
@@ -58,11 +58,11 @@ def _old_results(messages: Sequence[Message]) -> list[tuple[int, int]]:
     """Return `(position, step)` of results that may be shortened: all but those of the last steps."""
     steps = [position for position, message in enumerate(messages) if message.role == "assistant" and message.calls]
     border = steps[-KEEP_LAST] if len(steps) >= KEEP_LAST else 0
-    found: list[tuple[int, int]] = []
+    positions: list[tuple[int, int]] = []
     step = 0
     for position, message in enumerate(messages):
         if message.role == "assistant" and message.calls:
             step += 1
         elif message.role == "tool" and position < border:
-            found.append((position, step))
-    return found
+            positions.append((position, step))
+    return positions

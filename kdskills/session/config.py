@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from pydantic import SecretStr
 
@@ -18,9 +18,6 @@ from kdskills.session.limits import RuntimeLimits
 from kdskills.session.source import Locations
 from kdskills.session.wiring import Deny
 from kdskills.skills.model import Skill, TokenCounter, estimate_tokens
-
-if TYPE_CHECKING:
-    pass
 
 BodyIn = Literal["instructions", "result"]
 ScriptApproval = Literal["allow", "ask", "deny"]
@@ -68,7 +65,7 @@ def merged_interpreters(extra: Mapping[str, Sequence[str]]) -> Mapping[str, tupl
 
 
 def config_invalid(message: str) -> BadRequest:
-    """Build the error of a runtime that cannot be built as asked."""
+    """Build the error for arguments a runtime cannot be built with."""
     return BadRequest(message, code="config_invalid")
 
 
@@ -89,7 +86,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeConfig:
-    """Everything a runtime was given beside its source and store; see `SkillRuntime`."""
+    """The arguments of a `SkillRuntime`, except its source and store."""
 
     consumer: str
     max_active: int | None
@@ -122,7 +119,7 @@ class RuntimeConfig:
         if self.max_sessions < 1:
             raise config_invalid("max_sessions must be at least 1")
         if self.idle_ttl <= timedelta(0):
-            raise config_invalid("idle_ttl must be longer than nothing")
+            raise config_invalid("idle_ttl must be longer than zero")
         if self.run_scripts and self.executor is None:
             raise config_invalid("run_scripts=True needs an executor")
         for name, value, allowed in (

@@ -21,7 +21,7 @@ from kdskills.session.config import Budget, RuntimeConfig
 from kdskills.session.events import SessionEvent, send
 from kdskills.session.flights import Tickets
 from kdskills.session.scope import TurnScope
-from kdskills.session.source import Gate, Source
+from kdskills.session.source import Gate, SkillSource
 from kdskills.session.state import LoadedSkill, SessionRecord, without
 from kdskills.session.store import MemoryStore, SessionStore, StoreConflict, StoreUnavailable
 from kdskills.session.wiring import UNDECIDED, AccessKind, AccessRequest, arguments_digest, denial_of
@@ -29,13 +29,13 @@ from kdskills.skills.model import Skill
 from kdskills.skills.selection import By, Granted, Refused
 
 TRIES: Final = 5
-MAX_TOLD: Final = 4096
+MAX_REPORTED: Final = 4096
 _SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """A session as it stands under its gate: the record, the gate, and every skill its entries need by full id."""
+class GatedSession:
+    """A session checked against its gate: the record, the gate, and every skill its entries need, by full id."""
 
     record: SessionRecord
     gate: Gate
@@ -44,7 +44,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Whose call it is: the session id and the turn it belongs to."""
+    """The session a call is made in, and the turn it belongs to."""
 
     session_id: str
     scope: TurnScope
@@ -53,7 +53,7 @@ class Call:
 class Core:
     """What the operations of a runtime share. One per runtime; safe from any thread or loop."""
 
-    def __init__(self, config: RuntimeConfig, source: Source, store: SessionStore, bodies: Bodies) -> None:
+    def __init__(self, config: RuntimeConfig, source: SkillSource, store: SessionStore, bodies: Bodies) -> None:
         self.config = config
         self.source = source
         self.store = store
@@ -62,7 +62,7 @@ class Core:
         self.approvals = Approvals(config.approve)
         self._lock = threading.Lock()
         self._resident: OrderedDict[str, SessionRecord] = OrderedDict()
-        self._told: OrderedDict[Hashable, None] = OrderedDict()
+        self._reported: OrderedDict[Hashable, None] = OrderedDict()
 
     # ---- records ----
 
@@ -81,7 +81,7 @@ class Core:
                 record = None
             if record is None:
                 self.drop(session_id)
-                raise gone(session_id)
+                raise session_not_found(session_id)
             if touch:
                 await self.store.touch(session_id, now)
         if touch:
@@ -89,7 +89,7 @@ class Core:
         return record
 
     async def record_expired(self, session_id: str) -> None:
-        """Forget a session whose id is wanted again but which has expired."""
+        """Delete the expired session of an id that is about to be used again."""
         with store_errors():
             record = await self.store.get(session_id)
             if record is not None and self.config.clock() - record.touched_at > self.config.idle_ttl:
@@ -125,13 +125,13 @@ class Core:
             self._resident.move_to_end(record.session_id)
             while len(self._resident) > self.config.max_sessions:
                 evicted.append(self._resident.popitem(last=False)[0])
-        if isinstance(self.store, MemoryStore):  # a durable store keeps what is merely not resident
+        if isinstance(self.store, MemoryStore):  # a durable store keeps sessions this process evicts from memory
             for session_id in evicted:
                 await self.store.delete(session_id)
-                self.tickets.session_closed(session_id, gone(session_id))
+                self.tickets.session_closed(session_id, session_not_found(session_id))
 
     def resident(self, session_id: str) -> SessionRecord | None:
-        """Return the record last seen in this process, without asking the store."""
+        """Return this process's copy of the record, without asking the store."""
         with self._lock:
             return self._resident.get(session_id)
 
@@ -142,14 +142,14 @@ class Core:
         self.approvals.forget(session_id)
 
     def first_time(self, fact: Hashable) -> bool:
-        """Whether *fact* has not been told before; the last 4,096 are remembered."""
+        """Whether *fact* was never reported before; the last 4,096 facts are remembered."""
         with self._lock:
-            known = fact in self._told
-            self._told[fact] = None
-            self._told.move_to_end(fact)
-            while len(self._told) > MAX_TOLD:
-                self._told.popitem(last=False)
-        return not known
+            repeated = fact in self._reported
+            self._reported[fact] = None
+            self._reported.move_to_end(fact)
+            while len(self._reported) > MAX_REPORTED:
+                self._reported.popitem(last=False)
+        return not repeated
 
     # ---- the gate ----
 
@@ -157,62 +157,62 @@ class Core:
         """Return the view in force: the turn's, or the live one."""
         return scope.view if scope.view is not None else self.source.gate(record.consumer)
 
-    def resolve(self, record: SessionRecord, scope: TurnScope, gate: Gate, ref: str, by: By) -> Granted | Refused:
+    def resolve(self, record: SessionRecord, scope: TurnScope, gate: Gate, ref: str, loader: By) -> Granted | Refused:
         """Resolve *ref*; under a turn's frozen view a skill that was removed since is refused as well."""
-        found = gate.resolve(ref, by=by)
-        if isinstance(found, Refused) or scope.view is None:
-            return found
-        now = self.source.gate(record.consumer).resolve(found.full_id, by="code")
-        if isinstance(now, Refused) and now.code in {"unknown_skill", "skill_invalid"}:
-            return Refused(now.code, now.reason, ref, found.full_id)
-        return found
+        grant = gate.resolve(ref, by=loader)
+        if isinstance(grant, Refused) or scope.view is None:
+            return grant
+        live_grant = self.source.gate(record.consumer).resolve(grant.full_id, by="code")
+        if isinstance(live_grant, Refused) and live_grant.code in {"unknown_skill", "skill_invalid"}:
+            return Refused(live_grant.code, live_grant.reason, ref, grant.full_id)
+        return grant
 
-    async def standing(self, call: Call, *, touch: bool = True) -> Standing:
-        """Return the session under its gate; what is no longer granted is pruned first."""
+    async def gated_session(self, call: Call, *, touch: bool = True) -> GatedSession:
+        """Return the session checked against its gate; skills no longer granted are unloaded first."""
         for _ in range(TRIES):
             record = await self.record(call.session_id, touch=touch)
             gate = self.gate(record, call.scope)
             skills: dict[str, Skill] = {}
-            kept: list[LoadedSkill] = []
-            lost: list[Refused] = []
+            entries: list[LoadedSkill] = []
+            refusals: list[Refused] = []
             for entry in record.active:
-                found = self.resolve(record, call.scope, gate, entry.id, loader_of(entry))
-                if isinstance(found, Refused):
-                    lost.append(found)
+                grant = self.resolve(record, call.scope, gate, entry.id, loader_of(entry))
+                if isinstance(grant, Refused):
+                    refusals.append(grant)
                     continue
-                brought = {skill.full_id: skill for skill in found.closure}
-                skills |= brought
-                kept.append(replace(entry, imports=tuple(item for item in entry.imports if item.id in brought)))
-            if not lost:
-                return Standing(replace(record, active=tuple(kept)), gate, skills)
+                closure = {skill.full_id: skill for skill in grant.closure}
+                skills |= closure
+                entries.append(replace(entry, imports=tuple(item for item in entry.imports if item.id in closure)))
+            if not refusals:
+                return GatedSession(replace(record, active=tuple(entries)), gate, skills)
             try:
-                await self.commit(record, without(record.active, {item.full_id or item.ref for item in lost}))
+                await self.commit(record, without(record.active, {item.full_id or item.ref for item in refusals}))
             except StoreConflict:
                 continue
-            for item in lost:
+            for item in refusals:
                 self.emit(call, "skill.pruned", id=item.full_id or item.ref, code=item.code)
         raise conflict(call.session_id)
 
-    def granted(self, call: Call, standing: Standing, refs: Iterable[str], by: By) -> list[Granted]:
+    def granted(self, call: Call, session: GatedSession, refs: Iterable[str], loader: By) -> list[Granted]:
         """Return the grants of *refs*, each skill once in first-seen order.
 
         Raises:
             ToolCallRefused: `skill_not_found` naming every ref that was refused.
         """
         grants: dict[str, Granted] = {}
-        refused: list[Refused] = []
-        asked: list[str] = []
+        refusals: list[Refused] = []
+        refused_refs: list[str] = []
         for ref in refs:
-            found = self.resolve(standing.record, call.scope, standing.gate, ref, by)
-            if isinstance(found, Refused):
-                refused.append(found)
-                asked.append(ref)
+            grant = self.resolve(session.record, call.scope, session.gate, ref, loader)
+            if isinstance(grant, Refused):
+                refusals.append(grant)
+                refused_refs.append(ref)
             else:
-                grants.setdefault(found.full_id, found)
-        if refused:
-            for item in refused:
+                grants.setdefault(grant.full_id, grant)
+        if refusals:
+            for item in refusals:
                 self.emit(call, "skill.refused", ref=item.ref, code=item.code)
-            raise not_found(asked, standing.gate.names, tuple(refused))
+            raise not_found(refused_refs, session.gate.names, tuple(refusals))
         return list(grants.values())
 
     def ask(
@@ -248,20 +248,20 @@ class Core:
 
     async def body(self, skill: Skill, digest: str) -> Body | None:
         """Return the text of *digest*: from memory, the store, or the file if it is still the same; else None."""
-        known = self.bodies.known(digest)
-        if known is not None:
-            return known
+        cached = self.bodies.cached_body(digest)
+        if cached is not None:
+            return cached
         with store_errors():
             raw = await self.store.get_body(digest)
         if raw is not None:
             return self.bodies.keep(parsed(raw.encode("utf-8"), skill, "SKILL.md", ""))
         try:
             current = await self.bodies.current(skill)
-        except ToolCallRefused:  # gone or broken now: the text of this digest is lost
+        except ToolCallRefused:  # the file is gone or broken now, so no text has this digest any more
             return None
         return self.bodies.keep(current) if current.digest == digest else None
 
-    # ---- small things ----
+    # ---- budgets and events ----
 
     def budget(self, scope: TurnScope) -> Budget:
         """Return the token shares in force."""
@@ -285,7 +285,7 @@ def store_errors() -> Iterator[None]:
         raise refuse("store_unavailable", "the session store does not answer; try again later") from error
 
 
-def gone(session_id: str) -> SessionError:
+def session_not_found(session_id: str) -> SessionError:
     """Build `session_not_found`: unknown, expired, evicted and closed sessions read the same."""
     return SessionError(f"there is no session {session_id!r}", code="session_not_found", session_id=session_id)
 
@@ -323,6 +323,6 @@ def uuid7() -> str:
 
 
 def loader_of(entry: LoadedSkill) -> By:
-    """Return who loaded *entry*, as the gate asks for it."""
-    by = entry.loaded_by
-    return "user" if by == "user" else "code" if by == "code" else "model"
+    """Return who loaded *entry*, as the argument of the gate."""
+    loader = entry.loaded_by
+    return "user" if loader == "user" else "code" if loader == "code" else "model"

@@ -15,29 +15,29 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OURS: Final = frozenset({"PATH", "HOME", "PYTHONPATH", "PYTHONHOME"})
 
 
-def call_env_problems(env: Mapping[str, str], most: int) -> list[tuple[str, str]]:
+def call_env_problems(env: Mapping[str, str], max_count: int) -> list[tuple[str, str]]:
     """Return `(JSON pointer, problem)` for everything a call may not set; values are never repeated."""
-    found: list[tuple[str, str]] = []
+    problems: list[tuple[str, str]] = []
     total = 0
-    if len(env) > most:
-        found.append(("/env", f"holds more than {most} variables"))
+    if len(env) > max_count:
+        problems.append(("/env", f"holds more than {max_count} variables"))
     for name, value in env.items():
-        place = "/env/" + name[:64].replace("~", "~0").replace("/", "~1")
+        pointer = "/env/" + name[:64].replace("~", "~0").replace("/", "~1")
         size = len(value.encode("utf-8", "surrogatepass"))
         total += len(name.encode("utf-8", "surrogatepass")) + size
         if not _NAME.fullmatch(name):
-            found.append((place, "is no variable name"))
+            problems.append((pointer, "is no variable name"))
         elif len(name) > MAX_ENV_NAME:
-            found.append((place, f"has a name longer than {MAX_ENV_NAME} bytes"))
+            problems.append((pointer, f"has a name longer than {MAX_ENV_NAME} bytes"))
         elif name in _OURS or name.startswith("KDSKILLS_") or env_problem(name):
-            found.append((place, "may not be set by a call"))
+            problems.append((pointer, "may not be set by a call"))
         if "\0" in value:
-            found.append((place, "holds NUL"))
+            problems.append((pointer, "holds NUL"))
         elif size > MAX_ENV_VALUE:
-            found.append((place, f"has a value longer than {MAX_ENV_VALUE} bytes"))
+            problems.append((pointer, f"has a value longer than {MAX_ENV_VALUE} bytes"))
     if total > MAX_ENV_TOTAL:
-        found.append(("/env", f"has more than {MAX_ENV_TOTAL} bytes in all"))
-    return found
+        problems.append(("/env", f"has more than {MAX_ENV_TOTAL} bytes in all"))
+    return problems
 
 
 def script_environment(
@@ -58,9 +58,9 @@ def script_environment(
     return {**env, **operator, **call}
 
 
-def check_call_env(env: Mapping[str, str], most: int) -> None:
+def check_call_env(env: Mapping[str, str], max_count: int) -> None:
     """Raise `invalid_argument` when a call sets what it may not."""
-    problems = call_env_problems(env, most)
+    problems = call_env_problems(env, max_count)
     if problems:
         raise invalid(
             "the env of this call is not allowed: " + "; ".join(f"{p} {t}" for p, t in problems[:5]), *problems

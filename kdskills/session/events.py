@@ -17,7 +17,7 @@ class SessionEvent:
     Attributes:
         type: `skill.loaded`, `skill.unloaded`, `skill.stale`, `skill.pruned`, `skill.refused`, `catalog.truncated`,
             `approval.requested`, `approval.decided`, `script.started`, `script.finished`, `diagnostic`.
-        session_id: Where.
+        session_id: The session it happened in.
         data: JSON-able facts; hidden skills appear under their alias, values of `env` never.
     """
 

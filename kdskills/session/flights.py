@@ -128,7 +128,7 @@ class Ticket:
         self._wakers: list[Callable[[], None]] = []
 
     def watch(self, ids: Iterable[str]) -> None:
-        """Care for *ids* from now on, and for removals of them since the ticket was opened."""
+        """End the load when one of *ids* is removed, or was since the ticket was opened."""
         with self._lock:
             self._watched = frozenset(ids)
         self._look()

@@ -54,7 +54,7 @@ class ReadInput(_Input):
     offset: int = Field(0, ge=0, description="Where to begin: characters of text, bytes of binary.")
 
 
-class RunInput(_Input):
+class RunScriptInput(_Input):
     """Arguments of `skills.run_script`."""
 
     path: str = Field(description="Script to run, relative to the skill's folder; it begins with scripts/.")
@@ -71,7 +71,12 @@ class RunInput(_Input):
 
 
 INPUTS: Final[Mapping[str, type[_Input]]] = MappingProxyType(
-    {"skills.load": LoadInput, "skills.unload": UnloadInput, "skills.read": ReadInput, "skills.run_script": RunInput}
+    {
+        "skills.load": LoadInput,
+        "skills.unload": UnloadInput,
+        "skills.read": ReadInput,
+        "skills.run_script": RunScriptInput,
+    }
 )
 """The four tools by dotted id, in the order they are offered."""
 
@@ -104,9 +109,9 @@ def parse(model: type[I], arguments: Mapping[str, Any] | str) -> I:
 
 
 def _problems(error: ValidationError) -> ToolCallRefused:
-    found = [(pointer(item["loc"]), item["msg"]) for item in error.errors(include_url=False, include_input=False)]
-    said = "; ".join(f"{path or 'the arguments'}: {problem}" for path, problem in found[:5])
-    return invalid(f"invalid arguments: {said}", *found)
+    problems = [(pointer(item["loc"]), item["msg"]) for item in error.errors(include_url=False, include_input=False)]
+    summary = "; ".join(f"{path or 'the arguments'}: {problem}" for path, problem in problems[:5])
+    return invalid(f"invalid arguments: {summary}", *problems)
 
 
 def pointer(loc: Sequence[int | str]) -> str:

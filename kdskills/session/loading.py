@@ -12,7 +12,7 @@ from kdskills.prompts import hidden_alias
 from kdskills.session.approval import origin_of
 from kdskills.session.bodies import Body
 from kdskills.session.codes import invalid, refuse
-from kdskills.session.core import TRIES, Call, Core, Standing, conflict, store_errors
+from kdskills.session.core import TRIES, Call, Core, GatedSession, conflict, store_errors
 from kdskills.session.flights import Ticket
 from kdskills.session.receipts import ActiveSkill, LoadReceipt, SkillReceipt, UnloadReceipt
 from kdskills.session.scope import NO_TURN
@@ -33,8 +33,12 @@ from kdskills.skills.selection import By, Granted, Refused
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """One text of the prompt: the skill, its text as loaded, and who imports it (None for a loaded skill)."""
+class PromptText:
+    """One text of the prompt, as it was loaded.
+
+    `importer` is the full id of the skill that imports it, None for a loaded skill; `stale` tells that its file has changed
+    since, and `current` is the digest of the file now, None when it cannot be read.
+    """
 
     skill: Skill
     body: Body
@@ -44,18 +48,18 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedTexts:
     """A session with its texts, in prompt order."""
 
-    standing: Standing
-    shown: tuple[Shown, ...] = field(default=())
+    session: GatedSession
+    texts: tuple[PromptText, ...] = field(default=())
 
-    def of(self, full_id: str) -> Shown:
-        """Return the text of a skill that is shown."""
-        return next(item for item in self.shown if item.skill.full_id == full_id)
+    def text_of(self, full_id: str) -> PromptText:
+        """Return the text of the skill *full_id*, which must be one of them."""
+        return next(item for item in self.texts if item.skill.full_id == full_id)
 
 
-def clean_names(names: Sequence[str], most: int) -> list[str]:
+def clean_names(names: Sequence[str], max_count: int) -> list[str]:
     """Return *names* trimmed, without blanks.
 
     Raises:
@@ -63,57 +67,63 @@ def clean_names(names: Sequence[str], most: int) -> list[str]:
     """
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise invalid("names must be a list of skill names", ("/names", "must be a list of strings"))
-    if len(names) > most:
-        raise invalid(f"at most {most} names are allowed", ("/names", f"holds more than {most} names"))
+    if len(names) > max_count:
+        raise invalid(f"at most {max_count} names are allowed", ("/names", f"holds more than {max_count} names"))
     for number, name in enumerate(names):
         if "\0" in name or len(name) > 512:
             raise invalid("a name is too long or holds NUL", (f"/names/{number}", "is no skill name"))
     return [name.strip() for name in names if name.strip()]
 
 
-async def load(core: Core, call: Call, names: Sequence[str], mode: str | None, by: By) -> LoadReceipt:
-    """Load skills; nothing changes unless everything asked for can be had."""
+async def load(core: Core, call: Call, names: Sequence[str], mode: str | None, loader: By) -> LoadReceipt:
+    """Load skills: all of *names*, or none when one of them cannot be loaded."""
     await core.record(call.session_id)
-    wanted = load_mode(mode)
-    if wanted is None:
+    load_kind = load_mode(mode)
+    if load_kind is None:
         raise invalid(f"mode must be replace or add, not {mode!r}", ("/mode", "must be replace or add"))
     refs = clean_names(names, core.config.limits.max_names)
     if not refs:
         raise invalid("name at least one skill", ("/names", "is empty"))
     with core.tickets.opened(call.session_id) as ticket:
         for _ in range(TRIES):
-            standing = await core.standing(call)
-            grants = core.granted(call, standing, refs, by)
+            session = await core.gated_session(call)
+            grants = core.granted(call, session, refs, loader)
             ticket.watch(skill.full_id for grant in grants for skill in grant.closure)
             for grant in grants:
-                core.ask(call, standing.record, "load", grant.skill, {"names": refs, "mode": wanted})
-            receipt = await _attempt(core, call, ticket, standing, grants, wanted, by)
+                core.ask(call, session.record, "load", grant.skill, {"names": refs, "mode": load_kind})
+            receipt = await _attempt(core, call, ticket, session, grants, load_kind, loader)
             if receipt is not None:
                 return receipt
     raise conflict(call.session_id)
 
 
 async def _attempt(
-    core: Core, call: Call, ticket: Ticket, standing: Standing, grants: list[Granted], mode: LoadMode, by: By | None
+    core: Core,
+    call: Call,
+    ticket: Ticket,
+    session: GatedSession,
+    grants: list[Granted],
+    mode: LoadMode,
+    loader: By | None,
 ) -> LoadReceipt | None:
-    """Try once to commit; None when another call was faster. Without *by*, entries keep who loaded them."""
-    record = standing.record
+    """Try once to commit; None when another call was faster. Without *loader*, entries keep who loaded them."""
+    record = session.record
     order = next_ids(record.ids, [grant.full_id for grant in grants], mode)
     if record.max_active is not None and len(order) > record.max_active:
         message = f"{len(order)} skills would be active; at most {record.max_active} may be"
-        active = _names(standing, record.ids)
+        active = _names(session, record.ids)
         raise refuse("too_many_active", message, limit=record.max_active, would_be=len(order), active=active)
     texts = await ticket.race(_read(core, grants))
     before = {entry.id: entry.loaded_by for entry in record.active}
-    fresh = [_entry(core, grant, texts, by or before[grant.full_id]) for grant in grants]
+    fresh = [_entry(core, grant, texts, loader or before[grant.full_id]) for grant in grants]
     entries = merge_entries(record.active, fresh, order)
-    skills = {**standing.skills, **{skill.full_id: skill for grant in grants for skill in grant.closure}}
-    following = Standing(record.with_active(entries, record.touched_at), standing.gate, skills)
+    skills = {**session.skills, **{skill.full_id: skill for grant in grants for skill in grant.closure}}
+    following = GatedSession(record.with_active(entries, record.touched_at), session.gate, skills)
     loaded = await texts_of(core, following, texts)
-    tokens = sum(core.count(call.scope, item.body.text) for item in loaded.shown)
+    tokens = sum(core.count(call.scope, item.body.text) for item in loaded.texts)
     limit = core.budget(call.scope).active
     if tokens > limit:
-        active = _names(standing, record.ids)
+        active = _names(session, record.ids)
         message = f"the active skills would take {tokens} tokens; {limit} are allowed. Load fewer, or replace"
         raise refuse("active_budget_exceeded", message, limit=limit, would_be=tokens, active=active)
     with store_errors():
@@ -134,19 +144,21 @@ async def _attempt(
     for entry in fresh:
         core.emit(call, "skill.loaded", id=public_id(skills[entry.id]), digest=entry.digest, by=entry.loaded_by)
     adopt(call, loaded)
-    return _receipt(core, call, Loaded(Standing(committed, standing.gate, skills), loaded.shown), changed, tokens)
+    return _receipt(
+        core, call, LoadedTexts(GatedSession(committed, session.gate, skills), loaded.texts), changed, tokens
+    )
 
 
 async def _undo(core: Core, call: Call, ids: Iterable[str]) -> None:
-    """Take back what was committed in the moment its skill was removed."""
-    gone = set(ids)
+    """Unload skills that were removed from the catalog while their load was being committed."""
+    removed = set(ids)
     for _ in range(TRIES):
         with store_errors():
             record = await core.store.get(call.session_id)
-        if record is None or not gone & set(record.ids):
+        if record is None or not removed & set(record.ids):
             return
         try:
-            await core.commit(record, without(record.active, gone))
+            await core.commit(record, without(record.active, removed))
         except StoreConflict:
             continue
         return
@@ -158,39 +170,39 @@ async def _read(core: Core, grants: Iterable[Granted]) -> dict[str, Body]:
     return {full_id: core.bodies.keep(body) for full_id, body in zip(skills, bodies, strict=True)}
 
 
-def _entry(core: Core, grant: Granted, texts: Mapping[str, Body], by: str) -> LoadedSkill:
+def _entry(core: Core, grant: Granted, texts: Mapping[str, Body], loader: str) -> LoadedSkill:
     body = texts[grant.full_id]
     imports = tuple(
         ImportedSkill(skill.full_id, texts[skill.full_id].digest, texts[skill.full_id].tree)
         for skill in grant.closure
         if skill.full_id != grant.full_id
     )
-    return LoadedSkill(grant.full_id, body.digest, body.tree, core.config.clock(), by, imports)
+    return LoadedSkill(grant.full_id, body.digest, body.tree, core.config.clock(), loader, imports)
 
 
-async def texts_of(core: Core, standing: Standing, fresh: Mapping[str, Body] = MappingProxyType({})) -> Loaded:
-    """Return every text of a session in prompt order; one that is lost is left out (`body_lost` is told by callers).
+async def texts_of(core: Core, session: GatedSession, fresh: Mapping[str, Body] = MappingProxyType({})) -> LoadedTexts:
+    """Return every text of a session in prompt order; a text nobody has any more is left out.
 
-    What is in *fresh* was read just now and is not looked at again.
+    Callers report those as `body_lost`. Files in *fresh* were read just now and are not read again.
     """
-    shown: list[Shown] = []
-    for full_id, digest, importer in prompt_order(standing.record.active):
-        skill = standing.skills[full_id]
+    texts: list[PromptText] = []
+    for full_id, digest, importer in prompt_order(session.record.active):
+        skill = session.skills[full_id]
         body = await core.body(skill, digest)
         if body is None:
             continue
         now = fresh.get(full_id)
         current = now.digest if now is not None else await core.bodies.current_digest(skill)
-        shown.append(Shown(skill, body, importer, current != digest, current))
-    return Loaded(standing, tuple(shown))
+        texts.append(PromptText(skill, body, importer, current != digest, current))
+    return LoadedTexts(session, tuple(texts))
 
 
-async def loaded_now(core: Core, call: Call, *, touch: bool = True) -> Loaded:
+async def loaded_now(core: Core, call: Call, *, touch: bool = True) -> LoadedTexts:
     """Return the session with its texts; entries whose text is lost are pruned with `body_lost`."""
     for _ in range(TRIES):
-        loaded = await texts_of(core, await core.standing(call, touch=touch))
-        record = loaded.standing.record
-        lost = set(record.ids) - {item.skill.full_id for item in loaded.shown}
+        loaded = await texts_of(core, await core.gated_session(call, touch=touch))
+        record = loaded.session.record
+        lost = set(record.ids) - {item.skill.full_id for item in loaded.texts}
         if not lost:
             return loaded
         try:
@@ -205,62 +217,62 @@ async def loaded_now(core: Core, call: Call, *, touch: bool = True) -> Loaded:
 async def active(core: Core, call: Call) -> list[ActiveSkill]:
     """Return the loaded skills with their texts, in load order, imports left out."""
     loaded = await loaded_now(core, call)
-    return [_active(core, call, loaded, entry) for entry in loaded.standing.record.active]
+    return [_active(core, call, loaded, entry) for entry in loaded.session.record.active]
 
 
 async def unload(core: Core, call: Call, names: Sequence[str], everything: bool) -> UnloadReceipt:
-    """Unload skills; what is not loaded has no effect, unknown names come back."""
+    """Unload skills; a visible skill that is not loaded changes nothing, unknown names are returned as `ignored`."""
     await core.record(call.session_id)
     refs = clean_names(names, core.config.limits.max_names)
     if not everything and not refs:
         raise invalid("name the skills to unload, or say all", ("/names", "is empty and all is false"))
     for _ in range(TRIES):
-        standing = await core.standing(call)
-        record = standing.record
+        session = await core.gated_session(call)
+        record = session.record
         ignored: list[str] = []
         ids: set[str] = set(record.ids) if everything else set()
         for ref in () if everything else refs:
-            found = loaded_ref(core, call, standing, ref)
-            if isinstance(found, Refused):
+            full_id_or_refusal = loaded_ref(core, call, session, ref)
+            if isinstance(full_id_or_refusal, Refused):
                 ignored.append(ref)
             else:
-                ids.add(found)
-        gone = [entry.id for entry in record.active if entry.id in ids]
-        if gone:
+                ids.add(full_id_or_refusal)
+        unloaded = [entry.id for entry in record.active if entry.id in ids]
+        if unloaded:
             try:
                 record = await core.commit(record, without(record.active, ids))
             except StoreConflict:
                 continue
-        for full_id in gone:
-            core.emit(call, "skill.unloaded", id=public_id(standing.skills[full_id]))
-        loaded = await texts_of(core, Standing(record, standing.gate, standing.skills))
-        return UnloadReceipt(_receipts(core, call, loaded), tuple(dict.fromkeys(ignored)), bool(gone))
+        for full_id in unloaded:
+            core.emit(call, "skill.unloaded", id=public_id(session.skills[full_id]))
+        loaded = await texts_of(core, GatedSession(record, session.gate, session.skills))
+        return UnloadReceipt(_receipts(core, call, loaded), tuple(dict.fromkeys(ignored)), bool(unloaded))
     raise conflict(call.session_id)
 
 
-def loaded_ref(core: Core, call: Call, standing: Standing, ref: str) -> str | Refused:
+def loaded_ref(core: Core, call: Call, session: GatedSession, ref: str) -> str | Refused:
     """Return the full id *ref* means; the alias of a loaded hidden skill is a ref too."""
-    for entry in standing.record.active:
-        if ref == public_id(standing.skills[entry.id]):
+    for entry in session.record.active:
+        if ref == public_id(session.skills[entry.id]):
             return entry.id
-    found = core.resolve(standing.record, call.scope, standing.gate, ref, "code")
-    if isinstance(found, Refused) or found.full_id in standing.record.ids:
-        return found if isinstance(found, Refused) else found.full_id
-    # What is not loaded is named by a model: a skill only people and code start is as good as unknown to it.
-    named = core.resolve(standing.record, call.scope, standing.gate, ref, "model")
-    return named if isinstance(named, Refused) else named.full_id
+    grant = core.resolve(session.record, call.scope, session.gate, ref, "code")
+    if isinstance(grant, Refused) or grant.full_id in session.record.ids:
+        return grant if isinstance(grant, Refused) else grant.full_id
+    # Only loaded skills were named by code above; a model must not learn of skills that only people and code may load.
+    model_grant = core.resolve(session.record, call.scope, session.gate, ref, "model")
+    return model_grant if isinstance(model_grant, Refused) else model_grant.full_id
 
 
 async def refresh(core: Core, call: Call) -> LoadReceipt:
     """Read every loaded skill again, in the same order."""
     with core.tickets.opened(call.session_id) as ticket:
         for _ in range(TRIES):
-            standing = await core.standing(call)
-            if not standing.record.active:
+            session = await core.gated_session(call)
+            if not session.record.active:
                 return LoadReceipt((), False, 0)
-            grants = core.granted(call, standing, standing.record.ids, "code")
+            grants = core.granted(call, session, session.record.ids, "code")
             ticket.watch(skill.full_id for grant in grants for skill in grant.closure)
-            receipt = await _attempt(core, call, ticket, standing, grants, "replace", None)
+            receipt = await _attempt(core, call, ticket, session, grants, "replace", None)
             if receipt is not None:
                 return receipt
     raise conflict(call.session_id)
@@ -282,10 +294,10 @@ async def prune_everywhere(core: Core, full_id: str) -> None:
         after = page[-1].session_id
 
 
-def adopt(call: Call, loaded: Loaded) -> None:
+def adopt(call: Call, loaded: LoadedTexts) -> None:
     """Bring the sources of every shown skill into the turn's pool, in prompt order."""
     if call.scope.sources is not None:
-        for item in loaded.shown:
+        for item in loaded.texts:
             call.scope.sources.adopt(item.skill, "", digest=item.body.digest)
 
 
@@ -333,15 +345,15 @@ def _places(skill: Skill, locations: Locations) -> tuple[str | None, str | None]
     return skill.location, skill.location.rpartition("/")[0]
 
 
-def _names(standing: Standing, ids: Iterable[str]) -> list[str]:
-    names = names_by_id(standing.gate)
-    return [public_name(standing.skills[full_id], names) for full_id in ids]
+def _names(session: GatedSession, ids: Iterable[str]) -> list[str]:
+    names = names_by_id(session.gate)
+    return [public_name(session.skills[full_id], names) for full_id in ids]
 
 
-def _active(core: Core, call: Call, loaded: Loaded, entry: LoadedSkill) -> ActiveSkill:
-    names = names_by_id(loaded.standing.gate)
-    item = loaded.of(entry.id)
-    imports = tuple(public_name(loaded.standing.skills[brought.id], names) for brought in entry.imports)
+def _active(core: Core, call: Call, loaded: LoadedTexts, entry: LoadedSkill) -> ActiveSkill:
+    names = names_by_id(loaded.session.gate)
+    item = loaded.text_of(entry.id)
+    imports = tuple(public_name(loaded.session.skills[imported.id], names) for imported in entry.imports)
     receipt = skill_receipt(
         item.skill, item.body, names, core.config.locations,
         stale=item.stale, current=item.current, imports=imports, tree=entry.tree_digest,
@@ -350,17 +362,17 @@ def _active(core: Core, call: Call, loaded: Loaded, entry: LoadedSkill) -> Activ
     return ActiveSkill(receipt, entry.id, text, core.count(call.scope, text), item.skill.hidden, entry.loaded_by)
 
 
-def shown_text(call: Call, item: Shown) -> str:
+def shown_text(call: Call, item: PromptText) -> str:
     """Return the text as the prompt shows it: with the pool's sids inside a turn, as written outside."""
     if call.scope.sources is None:
         return item.body.text
     return call.scope.sources.adopt(item.skill, item.body.text, digest=item.body.digest)
 
 
-def _receipts(core: Core, call: Call, loaded: Loaded) -> tuple[SkillReceipt, ...]:
-    return tuple(_active(core, call, loaded, entry).receipt for entry in loaded.standing.record.active)
+def _receipts(core: Core, call: Call, loaded: LoadedTexts) -> tuple[SkillReceipt, ...]:
+    return tuple(_active(core, call, loaded, entry).receipt for entry in loaded.session.record.active)
 
 
-def _receipt(core: Core, call: Call, loaded: Loaded, changed: bool, tokens: int) -> LoadReceipt:
-    skills = tuple(_active(core, call, loaded, entry) for entry in loaded.standing.record.active)
+def _receipt(core: Core, call: Call, loaded: LoadedTexts, changed: bool, tokens: int) -> LoadReceipt:
+    skills = tuple(_active(core, call, loaded, entry) for entry in loaded.session.record.active)
     return LoadReceipt(tuple(skill.receipt for skill in skills), changed, tokens, skills)

@@ -23,7 +23,7 @@ def clean_path(path: str) -> str:
     if "\0" in path:
         raise path_denied(path, "nul")
     if not path.isprintable() and any("\ud800" <= char <= "\udfff" for char in path):
-        raise invalid("the path is no text", ("/path", "holds half a character"))
+        raise invalid("the path is not valid text", ("/path", "holds half of a surrogate pair"))
     if "\\" in path:
         raise path_denied(path, "backslash")
     if path.startswith("/"):
@@ -33,10 +33,10 @@ def clean_path(path: str) -> str:
     parts = path.split("/")
     if ".." in parts:
         raise path_denied(path, "dotdot")
-    kept = [part for part in parts if part not in {"", "."}]
-    if not kept:
+    names = [part for part in parts if part not in {"", "."}]
+    if not names:
         raise path_denied(path, "root")
-    return "/".join(kept)
+    return "/".join(names)
 
 
 def script_path(path: str) -> str:
@@ -46,8 +46,8 @@ def script_path(path: str) -> str:
         ToolCallRefused: As `clean_path`, in that order, then `outside_scripts`.
     """
     clean = clean_path(path)
-    first, _, rest = clean.partition("/")
-    if first != "scripts" or not rest:
+    first, _, inner = clean.partition("/")
+    if first != "scripts" or not inner:
         raise path_denied(path, "outside_scripts")
     return clean
 

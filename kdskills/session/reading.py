@@ -12,7 +12,7 @@ from typing import Final, NoReturn, TypeVar
 
 from kdskills.errors import FileRefused
 from kdskills.session.codes import invalid, not_found, path_denied, refuse
-from kdskills.session.core import Call, Core, Standing
+from kdskills.session.core import Call, Core, GatedSession
 from kdskills.session.loading import loaded_ref, public_name, skill_receipt
 from kdskills.session.paths import clean_path
 from kdskills.session.receipts import Encoding, ReadResult, SkillReceipt, bytes_digest
@@ -27,7 +27,7 @@ from kdskills.skills.selection import Refused
 T = TypeVar("T")
 
 SMALL: Final = 64 * 1024
-"""Bytes that are hashed and decoded on the spot: handing them to a thread would take longer."""
+"""Files up to this many bytes are hashed and decoded on the event loop: a thread would take longer."""
 
 MAX_SIBLINGS = 20
 MAX_ENTRIES = 100
@@ -37,20 +37,20 @@ MAX_ENTRIES = 100
 class Target:
     """The skill a call is about, and the loaded entry it belongs to."""
 
-    standing: Standing
+    session: GatedSession
     skill: Skill
     entry: LoadedSkill
 
     @property
     def digest(self) -> str:
         """Digest of the SKILL.md the session holds of it."""
-        brought = {item.id: item.digest for item in self.entry.imports}
-        return brought.get(self.skill.full_id, self.entry.digest)
+        import_digests = {item.id: item.digest for item in self.entry.imports}
+        return import_digests.get(self.skill.full_id, self.entry.digest)
 
     @property
     def name(self) -> str:
         """The name a model knows it by."""
-        return public_name(self.skill, names_by_id(self.standing.gate))
+        return public_name(self.skill, names_by_id(self.session.gate))
 
 
 async def target(core: Core, call: Call, ref: str | None) -> Target:
@@ -61,35 +61,35 @@ async def target(core: Core, call: Call, ref: str | None) -> Target:
     Raises:
         ToolCallRefused: `no_active_skills`, `skill_not_found` or `skill_not_active`, in this order.
     """
-    standing = await core.standing(call)
-    record = standing.record
+    session = await core.gated_session(call)
+    record = session.record
     recent = most_recent(record)
     if recent is None:
         raise refuse("no_active_skills", "no skill is loaded; load one first")
-    wanted = (ref or "").strip()
-    if not wanted:
-        return Target(standing, standing.skills[recent], record.active[-1])
-    found = loaded_ref(core, call, standing, wanted)
-    imported = _imported(standing, wanted, found)
+    wanted_name = (ref or "").strip()
+    if not wanted_name:
+        return Target(session, session.skills[recent], record.active[-1])
+    loaded_id = loaded_ref(core, call, session, wanted_name)
+    imported = _imported(session, wanted_name, loaded_id)
     if imported is not None:
         return imported
-    if isinstance(found, Refused):
-        core.granted(call, standing, [wanted], "model")  # raises `skill_not_found`, as every refusal does
-        raise refuse("skill_not_found", f"no such skill: {wanted!r}", names=[wanted], near=[])
-    entry = next((entry for entry in record.active if entry.id == found), None)
+    if isinstance(loaded_id, Refused):
+        core.granted(call, session, [wanted_name], "model")  # raises `skill_not_found`, as every refusal does
+        raise refuse("skill_not_found", f"no such skill: {wanted_name!r}", names=[wanted_name], near=[])
+    entry = next((entry for entry in record.active if entry.id == loaded_id), None)
     if entry is None:
-        raise refuse("skill_not_active", f"the skill {wanted!r} is not loaded; load it first", name=wanted)
-    return Target(standing, standing.skills[found], entry)
+        raise refuse("skill_not_active", f"the skill {wanted_name!r} is not loaded; load it first", name=wanted_name)
+    return Target(session, session.skills[loaded_id], entry)
 
 
-def _imported(standing: Standing, ref: str, found: str | Refused) -> Target | None:
-    full_id = found.full_id if isinstance(found, Refused) else found
-    names = names_by_id(standing.gate)
-    for entry in standing.record.active:
+def _imported(session: GatedSession, ref: str, resolved: str | Refused) -> Target | None:
+    full_id = resolved.full_id if isinstance(resolved, Refused) else resolved
+    names = names_by_id(session.gate)
+    for entry in session.record.active:
         for item in entry.imports:
-            known = full_id == item.id or ref == item.id or ref == public_name(standing.skills[item.id], names)
-            if known and item.id not in standing.record.ids:
-                return Target(standing, standing.skills[item.id], entry)
+            matches = full_id == item.id or ref == item.id or ref == public_name(session.skills[item.id], names)
+            if matches and item.id not in session.record.ids:
+                return Target(session, session.skills[item.id], entry)
     return None
 
 
@@ -105,8 +105,8 @@ async def read(core: Core, call: Call, path: str, skill: str | None, encoding: s
     aim = await target(core, call, skill)
     clean = clean_path(path)
     data = await asyncio.to_thread(skill_file, aim.skill, clean, core.config.limits.max_read_bytes)
-    shown = {"path": clean, "encoding": encoding, "offset": offset}
-    core.ask(call, aim.standing.record, "read", aim.skill, shown, clean)
+    arguments = {"path": clean, "encoding": encoding, "offset": offset}
+    core.ask(call, aim.session.record, "read", aim.skill, arguments, clean)
     facts = ReadResult(aim.name, clean, "binary", media_type(clean), len(data), "", offset)
     if encoding == "binary":
         return await asyncio.to_thread(_binary, facts, data, offset)
@@ -121,9 +121,9 @@ def skill_file(skill: Skill, clean: str, limit: int) -> bytes:
     Raises:
         ToolCallRefused: `path_denied`, `resource_not_found`, `not_a_file`, `too_large` or `skill_unreadable`.
     """
-    far = far_content(skill)
-    if far is not None:
-        return _far_file(far, clean, lambda: far.fetch(clean, limit))
+    content = far_content(skill)
+    if content is not None:
+        return _remote_file(content, clean, lambda: content.fetch(clean, limit))
     if skill.folder is None:
         raise refuse("resource_not_found", "this skill has no files", path=clean, siblings=[])
     try:
@@ -132,30 +132,30 @@ def skill_file(skill: Skill, clean: str, limit: int) -> bytes:
         explain(error, skill.folder, clean, limit)
 
 
-def script_there(skill: Skill, clean: str, limit: int) -> None:
-    """Return when the script is there; of a skill that lies elsewhere nothing is fetched before it is approved.
+def check_script(skill: Skill, clean: str, limit: int) -> None:
+    """Check that the script exists; the files of a skill on another host are not fetched before the run is approved.
 
     Raises:
         ToolCallRefused: As `skill_file`.
     """
-    far = far_content(skill)
-    if far is None:
+    content = far_content(skill)
+    if content is None:
         skill_file(skill, clean, limit)
     else:
-        _far_file(far, clean, lambda: far.check(clean))
+        _remote_file(content, clean, lambda: content.check(clean))
 
 
-def _far_file(far: FarContent, clean: str, look: Callable[[], T]) -> T:
-    """Return what *look* gives, with the refusals of a file on this host."""
+def _remote_file(content: FarContent, clean: str, look: Callable[[], T]) -> T:
+    """Return the result of *look*; a file that cannot be had is refused as one on this host would be."""
     try:
         return look()
     except FileRefused as error:
         if error.code in {"file_missing", "not_regular"}:
-            beside = [path for path in far.paths if path.rpartition("/")[0] == clean.rpartition("/")[0]]
-            inside = [path for path in far.paths if path.startswith(f"{clean}/")]
+            neighbours = [path for path in content.paths if path.rpartition("/")[0] == clean.rpartition("/")[0]]
+            inside = [path for path in content.paths if path.startswith(f"{clean}/")]
             if error.code == "not_regular":
                 raise refuse("not_a_file", f"{clean!r} is no file", path=clean, entries=inside[:MAX_ENTRIES]) from error
-            siblings = beside[:MAX_SIBLINGS]
+            siblings = neighbours[:MAX_SIBLINGS]
             raise refuse("resource_not_found", f"there is no file {clean!r}", path=clean, siblings=siblings) from error
         if error.code == "too_large":
             raise refuse("too_large", error.message, path=clean, limit=error.details.get("limit", 0)) from error
@@ -178,8 +178,8 @@ def explain(error: FileRefused, root: Path, clean: str, limit: int = 0) -> NoRet
         ) from error
     if error.code == "not_regular":
         entries = entries_of(root, clean)
-        said = f"; it holds: {', '.join(entries[:MAX_SIBLINGS])}" if entries else ""
-        raise refuse("not_a_file", f"{clean!r} is no file{said}", path=clean, entries=entries) from error
+        contents = f"; it holds: {', '.join(entries[:MAX_SIBLINGS])}" if entries else ""
+        raise refuse("not_a_file", f"{clean!r} is no file{contents}", path=clean, entries=entries) from error
     if error.code == "too_large":
         raise refuse("too_large", f"{clean!r} has more than {limit} bytes", path=clean, limit=limit) from error
     raise refuse("skill_unreadable", f"{clean!r} cannot be read now", path=clean, reason=error.code) from error
@@ -196,8 +196,8 @@ def entries_of(root: Path, folder: str) -> list[str]:
             deeper = open_folder_at(current, part, folder)
             os.close(current)
             current = deeper
-        with os.scandir(current) as found:
-            names = sorted(entry.name + ("/" if entry.is_dir(follow_symlinks=False) else "") for entry in found)
+        with os.scandir(current) as listing:
+            names = sorted(entry.name + ("/" if entry.is_dir(follow_symlinks=False) else "") for entry in listing)
     except (FileRefused, OSError):
         return []
     finally:
@@ -226,10 +226,10 @@ def _text(core: Core, call: Call, aim: Target, facts: ReadResult, data: bytes) -
     if call.scope.sources is not None and facts.path.lower().endswith(".md"):
         text = call.scope.sources.adopt(aim.skill, text, digest=aim.digest)
     stop = facts.offset + core.config.limits.read_window_chars
-    more = stop < len(text)
+    truncated = stop < len(text)
     return ReadResult(
         facts.skill, facts.path, encoding, facts.media_type, len(data), digest, facts.offset,
-        truncated=more, next_offset=stop if more else None, text=text[facts.offset : stop],
+        truncated=truncated, next_offset=stop if truncated else None, text=text[facts.offset : stop],
     )  # fmt: skip
 
 
@@ -237,16 +237,16 @@ async def describe(core: Core, call: Call | None, ref: str) -> SkillReceipt:
     """Return the receipt of any visible skill, hashed afresh; without a session, for the runtime's consumer."""
     gate, resolved = core.source.gate(core.config.consumer), None
     if call is not None:
-        standing = await core.standing(call)
-        gate, resolved = standing.gate, core.granted(call, standing, [ref], "code")[0]
-    found = resolved or gate.resolve(ref, by="code")
-    if isinstance(found, Refused):
-        raise not_found([ref], gate.names, (found,))
-    body = await core.bodies.fresh(found.skill)
-    tree = await asyncio.to_thread(fresh_tree, found.skill)
+        session = await core.gated_session(call)
+        gate, resolved = session.gate, core.granted(call, session, [ref], "code")[0]
+    grant = resolved or gate.resolve(ref, by="code")
+    if isinstance(grant, Refused):
+        raise not_found([ref], gate.names, (grant,))
+    body = await core.bodies.fresh(grant.skill)
+    tree = await asyncio.to_thread(fresh_tree, grant.skill)
     names = names_by_id(gate)
-    imports = tuple(public_name(skill, names) for skill in found.closure if skill.full_id != found.full_id)
-    return skill_receipt(found.skill, body, names, core.config.locations, imports=imports, tree=tree)
+    imports = tuple(public_name(skill, names) for skill in grant.closure if skill.full_id != grant.full_id)
+    return skill_receipt(grant.skill, body, names, core.config.locations, imports=imports, tree=tree)
 
 
 def fresh_tree(skill: Skill) -> str:

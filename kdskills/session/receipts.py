@@ -45,7 +45,7 @@ class SkillReceipt:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object as in `docs/reference/runtime-tools.md`; `current_digest` only when stale."""
-        found: dict[str, Any] = {
+        receipt: dict[str, Any] = {
             "name": self.name,
             "id": self.id,
             "location": self.location,
@@ -59,8 +59,8 @@ class SkillReceipt:
             "properties": dict(self.properties),
         }
         if self.current_digest is None:
-            del found["current_digest"]
-        return found
+            del receipt["current_digest"]
+        return receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class ScriptResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer of `skills.run_script`."""
-        found: dict[str, Any] = {
+        receipt: dict[str, Any] = {
             "skill": self.skill,
             "path": self.path,
             "exit_code": self.exit_code,
@@ -223,10 +223,10 @@ class ScriptResult:
             "artifacts": [item.to_json() for item in self.artifacts],
         }
         if self.dropped:
-            found["dropped"] = [{"path": path, "problem": problem} for path, problem in self.dropped]
+            receipt["dropped"] = [{"path": path, "problem": problem} for path, problem in self.dropped]
         if self.note:
-            found["note"] = self.note
-        return found
+            receipt["note"] = self.note
+        return receipt
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from kdskills.session.receipts import (
 from kdskills.session.scope import NO_TURN, TurnScope
 from kdskills.session.session import Session
 from kdskills.session.snapshots import SessionSnapshot
-from kdskills.session.source import FrozenSource, Gate, LiveSource, Locations, Source, Subsystem
+from kdskills.session.source import FrozenSource, Gate, LiveSource, Locations, SkillSource, Subsystem
 from kdskills.session.state import SessionHead
 from kdskills.session.store import MemoryStore, SessionStore
 from kdskills.session.sync import SyncFacade
@@ -69,18 +69,18 @@ class SkillRuntime:
         idle_ttl: How long an unused session lives, as a timedelta or seconds.
         run_scripts: Whether `skills.run_script` is offered; needs *executor*.
         executor: Runs scripts.
-        profile: Set-up asked of the executor.
+        profile: Name of the executor profile that scripts run under; None: the executor's default.
         interpreters: Further suffixes, `{".rb": ["ruby", "{path}"]}`.
         limits: Bounds of the tools.
         locations: How receipts and catalogs name places: `logical` (`skill://` URIs), `host` (paths of this host, which a
             model then reads) or `none`.
         body_in: Where bodies reach the model: in the `instructions`, or in the `result` of a load.
         store: Where sessions are kept; memory by default.
-        approve: Asks a person.
+        approve: Asks a person whether a run is approved.
         script_approval: When scripts are asked about: `allow`, `ask` or `deny`.
         script_env: Secrets for the scripts of a skill.
-        deny: Policy plugins.
-        events: Told what happens.
+        deny: Asks the policy plugins before a load, read or run.
+        events: Called with every `SessionEvent`.
         clock: The time now.
         window: Tokens of the model's window, for budgets; None: unknown.
         count: Counts tokens.
@@ -210,7 +210,7 @@ class SkillRuntime:
         """Bring a session back; what the gate refuses now is dropped (`restore_dropped`, `body_lost`).
 
         Args:
-            snapshot: What `snapshot` gave, or its JSON.
+            snapshot: The result of `snapshot`, or its JSON.
             consumer: Whose session it must be; the runtime's own consumer when omitted.
             session_id: Id of the restored session; the snapshot's when omitted.
             overwrite: Replace a session of that id.
@@ -326,10 +326,10 @@ class SkillRuntime:
         self, session_id: str | None = None, *, style: str = "safe", scope: TurnScope = NO_TURN
     ) -> tuple[ToolSpec, ...]:
         """Return the tools to offer: none when nothing is visible or active. Does no I/O on the store."""
-        known = self._core.resident(session_id) if session_id is not None else None
-        gate = scope.view or self._core.source.gate(known.consumer if known else self.config.consumer)
+        record = self._core.resident(session_id) if session_id is not None else None
+        gate = scope.view or self._core.source.gate(record.consumer if record else self.config.consumer)
         names = sorted(gate.names)
-        if not names and not (known and known.active):
+        if not names and not (record and record.active):
             return ()
         return self._catalogs.specs(tools.offered(self._core, scope.tools), tuple(names), style)
 
@@ -339,10 +339,10 @@ class SkillRuntime:
         return self._catalog
 
 
-def _source(subsystem: Subsystem | None, view: Gate | None, catalog: SkillCatalog | None, consumer: str) -> Source:
-    given = [item for item in (subsystem, view, catalog) if item is not None]
-    if len(given) != 1:
-        raise config_invalid(f"exactly one of subsystem, view and catalog must be given, not {len(given)}")
+def _source(subsystem: Subsystem | None, view: Gate | None, catalog: SkillCatalog | None, consumer: str) -> SkillSource:
+    sources = [item for item in (subsystem, view, catalog) if item is not None]
+    if len(sources) != 1:
+        raise config_invalid(f"exactly one of subsystem, view and catalog must be given, not {len(sources)}")
     if subsystem is not None:
         return LiveSource(subsystem)
     if view is not None:

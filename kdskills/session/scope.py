@@ -25,9 +25,9 @@ class TurnSources:
 
     Args:
         pool: Sources the turn begins with.
-        merged: Told `(full id, MergeResult)` after a skill brought sources.
+        merged: Called with `(full id, MergeResult)` after the sources of a skill were merged.
         key: Overrides what makes two rows one source.
-        found: Told each finding about a skill's rows and citations once, so that no dropped one is silent.
+        found: Called once with each finding about a skill's rows and citations, so that none is dropped silently.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class TurnSources:
         return self._pool
 
     def replace(self, pool: SourcesPool) -> None:
-        """Put a pool in place that grew out of this one elsewhere, such as in an instruction block."""
+        """Use *pool* from now on: it grew out of this one elsewhere, such as in an instruction block."""
         with self._lock:
             self._pool = pool
 
@@ -80,17 +80,17 @@ class TurnSources:
         return rewritten.text
 
     def _tell(self, skill: Skill, findings: Iterable[Diagnostic]) -> None:
-        """Hand on what is new; a body is shown with every prompt, and its findings are the same each time."""
+        """Report new findings only: a body is rendered with every prompt, with the same findings each time."""
         if self._found is None:
             return
-        place = hidden_alias(skill.full_id) if skill.hidden else skill.location
+        location = hidden_alias(skill.full_id) if skill.hidden else skill.location
         for finding in findings:
-            placed = finding.at(place)
+            located = finding.at(location)
             with self._lock:
-                known = placed in self._told
-                self._told.add(placed)
-            if not known:
-                self._found(placed)
+                repeated = located in self._told
+                self._told.add(located)
+            if not repeated:
+                self._found(located)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class TurnScope:
         budget: Token shares of the model at hand, or None for the runtime's.
         count: The provider's token counter, or None for the runtime's.
         events: Listener of this turn, or None for the runtime's.
-        secrets: Told the secret values a script is given, before it runs.
+        secrets: Called with the secret values of a script before it runs, so that they can be masked.
     """
 
     view: Gate | None = None

@@ -21,7 +21,7 @@ from kdskills.session.environment import check_call_env, script_environment
 from kdskills.session.limits import MAX_ARG
 from kdskills.session.loading import public_id
 from kdskills.session.paths import clean_path, script_path, suffix_of
-from kdskills.session.reading import Target, entries_of, fresh_tree, script_there, target
+from kdskills.session.reading import Target, check_script, entries_of, fresh_tree, target
 from kdskills.session.receipts import ScriptResult, ScriptStatus
 from kdskills.session.workspace import Collected
 from kdskills.skills.far import far_content
@@ -47,7 +47,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class PreparedRun:
     """A run about to be handed to the executor."""
 
     run: Run
@@ -99,18 +99,18 @@ async def run_script(core: Core, call: Call, run: Run) -> ScriptResult:
     aim = await target(core, call, run.skill)
     run, note = await asyncio.to_thread(_unpacked, core, aim.skill, run)
     clean = script_path(run.path)
-    await asyncio.to_thread(script_there, aim.skill, clean, core.config.limits.max_read_bytes)
+    await asyncio.to_thread(check_script, aim.skill, clean, core.config.limits.max_read_bytes)
     workdir = await asyncio.to_thread(_workdir, call, aim.skill, run.workdir)
     command = core.config.interpreters.get(suffix_of(clean))
     if command is None:
-        known = ", ".join(core.config.interpreters)
-        raise refuse("extension_not_allowed", f"no interpreter for {clean!r}; known suffixes: {known}", path=clean)
-    shown = {"path": clean, "args": list(run.args), "env": sorted(run.env), "workdir": run.workdir}
-    core.ask(call, aim.standing.record, "run", aim.skill, shown, clean)
-    ready = Ready(run, aim, clean, command, workdir, executor)
+        suffixes = ", ".join(core.config.interpreters)
+        raise refuse("extension_not_allowed", f"no interpreter for {clean!r}; known suffixes: {suffixes}", path=clean)
+    arguments = {"path": clean, "args": list(run.args), "env": sorted(run.env), "workdir": run.workdir}
+    core.ask(call, aim.session.record, "run", aim.skill, arguments, clean)
+    prepared = PreparedRun(run, aim, clean, command, workdir, executor)
     tree = await asyncio.to_thread(fresh_tree, aim.skill)
-    await _approve(core, call, ready, tree)
-    result = await _execute(core, call, ready, tree)
+    await _approve(core, call, prepared, tree)
+    result = await _execute(core, call, prepared, tree)
     return replace(result, note=note) if note else result
 
 
@@ -118,7 +118,9 @@ _SHELL: Final = re.compile(r"[|&;<>]|\d?>")
 
 
 def _unpacked(core: Core, skill: Skill, run: Run) -> tuple[Run, str]:
-    """Take a command line in `path` apart when its first word is a script and the whole is none, and say so.
+    """Split a command line in `path` into script and arguments, and return a note that says so.
+
+    Models write `path: "scripts/a.py --flag"`; the run is returned as it is unless the first word alone names a script.
 
     Raises:
         ToolCallRefused: `invalid_argument` when it holds what only a shell would understand.
@@ -128,7 +130,7 @@ def _unpacked(core: Core, skill: Skill, run: Run) -> tuple[Run, str]:
         return run, ""
     try:
         words = shlex.split(run.path)
-    except ValueError:  # quotes that do not close: told as the path it is not
+    except ValueError:  # a quote that is not closed: refused later as a file that does not exist
         return run, ""
     if len(words) < 2 or not _is_script(skill, words[0], limit):
         return run, ""
@@ -147,7 +149,7 @@ def _unpacked(core: Core, skill: Skill, run: Run) -> tuple[Run, str]:
 
 def _is_script(skill: Skill, path: str, limit: int) -> bool:
     try:
-        script_there(skill, script_path(path), limit)
+        check_script(skill, script_path(path), limit)
     except ToolCallRefused:
         return False
     return True
@@ -186,56 +188,56 @@ def _files_below(folder: Path, workdir: str) -> list[TreeEntry]:
         ) from error
 
 
-async def _approve(core: Core, call: Call, ready: Ready, tree: str) -> None:
+async def _approve(core: Core, call: Call, prepared: PreparedRun, tree: str) -> None:
     mode = core.config.script_approval
-    origin = origin_of(ready.aim.skill.namespace)
+    origin = origin_of(prepared.aim.skill.namespace)
     if mode == "deny":
         raise refuse("approval_denied", "scripts are not approved here", reason="script_approval is deny")
-    foreign = any(origin_of(skill.namespace) is not None for skill in ready.aim.standing.skills.values())
+    foreign = any(origin_of(skill.namespace) is not None for skill in prepared.aim.session.skills.values())
     if mode == "allow" and not foreign:
         return
     await core.approvals.require(
         ApprovalRequest(
             session=call.session_id,
-            skill=ready.aim.skill.full_id,
+            skill=prepared.aim.skill.full_id,
             origin=origin,
             tree_digest=tree,
-            path=ready.clean,
-            argv=(*ready.command, *ready.run.args),
-            env_names=tuple(sorted(ready.run.env)),
-            executor=ready.executor.name,
+            path=prepared.clean,
+            argv=(*prepared.command, *prepared.run.args),
+            env_names=tuple(sorted(prepared.run.env)),
+            executor=prepared.executor.name,
         ),
         call.scope.events or core.config.events,
-        public_id(ready.aim.skill),
+        public_id(prepared.aim.skill),
     )
-    again = await asyncio.to_thread(fresh_tree, ready.aim.skill)
-    if again != tree:
+    tree_now = await asyncio.to_thread(fresh_tree, prepared.aim.skill)
+    if tree_now != tree:
         raise refuse("approval_denied", "the skill's files changed while the run was being approved", reason="changed")
 
 
-async def _execute(core: Core, call: Call, ready: Ready, tree: str) -> ScriptResult:
-    skill = ready.aim.skill
-    far = far_content(skill)
-    if far is not None:
-        files = far.materialized()
+async def _execute(core: Core, call: Call, prepared: PreparedRun, tree: str) -> ScriptResult:
+    skill = prepared.aim.skill
+    content = far_content(skill)
+    if content is not None:
+        files = content.materialized()
         try:
             folder = await in_thread(
                 files.__enter__, undo=lambda _: asyncio.to_thread(files.__exit__, None, None, None)
             )
         except FileRefused as error:
             reason = error.details.get("reason", error.code)
-            raise refuse("skill_unreadable", error.message, path=ready.clean, reason=reason) from error
+            raise refuse("skill_unreadable", error.message, path=prepared.clean, reason=reason) from error
         try:
-            return await _execute_in(core, call, ready, tree, folder)
+            return await _execute_in(core, call, prepared, tree, folder)
         finally:
             await asyncio.to_thread(files.__exit__, None, None, None)
     if skill.folder is None:
-        raise refuse("resource_not_found", "this skill has no files", path=ready.clean, siblings=[])
-    return await _execute_in(core, call, ready, tree, skill.folder)
+        raise refuse("resource_not_found", "this skill has no files", path=prepared.clean, siblings=[])
+    return await _execute_in(core, call, prepared, tree, skill.folder)
 
 
-async def _execute_in(core: Core, call: Call, ready: Ready, tree: str, folder: Path) -> ScriptResult:
-    skill = ready.aim.skill
+async def _execute_in(core: Core, call: Call, prepared: PreparedRun, tree: str, folder: Path) -> ScriptResult:
+    skill = prepared.aim.skill
     workspace = call.scope.workspace
     inputs = await asyncio.to_thread(_inputs, call)
     operator = {} if core.config.script_env is None else {
@@ -244,29 +246,29 @@ async def _execute_in(core: Core, call: Call, ready: Ready, tree: str, folder: P
     if call.scope.secrets is not None:
         call.scope.secrets(operator.values())
     request = ExecRequest(
-        script=ScriptCall(skill.full_id, ready.clean, ready.run.args),
-        interpreter=ready.command,
-        env=script_environment(skill.full_id, call.scope, operator, ready.run.env),
+        script=ScriptCall(skill.full_id, prepared.clean, prepared.run.args),
+        interpreter=prepared.command,
+        env=script_environment(skill.full_id, call.scope, operator, prepared.run.env),
         skills=(SkillMount(skill.full_id, folder, tree),),
         inputs=inputs,
         outputs=() if workspace is None else ("**",),
-        workdir=ready.workdir,
-        limits=script_limits(core, ready.run.timeout_s),
+        workdir=prepared.workdir,
+        limits=script_limits(core, prepared.run.timeout_s),
         profile=core.config.profile,
-        owner=Owner(agent=ready.aim.standing.record.consumer[:256], conversation=call.session_id),
+        owner=Owner(agent=prepared.aim.session.record.consumer[:256], conversation=call.session_id),
     )
-    core.emit(call, "script.started", skill=public_id(skill), path=ready.clean, engine=ready.executor.name)
+    core.emit(call, "script.started", skill=public_id(skill), path=prepared.clean, engine=prepared.executor.name)
     try:
-        result = await run_request(ready.executor, request)
+        result = await run_request(prepared.executor, request)
     except asyncio.CancelledError:
-        core.emit(call, "script.finished", skill=public_id(skill), path=ready.clean, status="cancelled")
+        core.emit(call, "script.finished", skill=public_id(skill), path=prepared.clean, status="cancelled")
         raise
     collected = Collected()
     if workspace is not None:
         collected = await asyncio.to_thread(workspace.collect, result.artifacts)
-    answer = _answer(ready, result, collected)
+    answer = _answer(prepared, result, collected)
     core.emit(
-        call, "script.finished", skill=public_id(skill), path=ready.clean, status=answer.status,
+        call, "script.finished", skill=public_id(skill), path=prepared.clean, status=answer.status,
         exit_code=answer.exit_code, duration_ms=answer.duration_ms, engine=answer.engine, level=answer.level,
         limits=sorted(result.limits_enforced), files=[item.path for item in answer.artifacts],
     )  # fmt: skip
@@ -284,8 +286,8 @@ def _inputs(call: Call) -> tuple[InputFile, ...]:
 
 def script_limits(core: Core, timeout_s: float) -> Limits:
     """Return the bounds of a run under this runtime."""
-    kept = core.config.limits.max_output_bytes
-    return Limits(wall_s=timeout_s, stdout=kept, stderr=kept)
+    output_bytes = core.config.limits.max_output_bytes
+    return Limits(wall_s=timeout_s, stdout=output_bytes, stderr=output_bytes)
 
 
 async def run_request(executor: Executor, request: ExecRequest) -> ExecResult:
@@ -313,13 +315,13 @@ async def run_request(executor: Executor, request: ExecRequest) -> ExecResult:
             "interpreter_missing", _blameless("the interpreter is not installed in the executor"), engine=executor.name
         )
     if result.status == "refused":
-        raise refuse("executor_unavailable", _blameless(_said(result)), engine=executor.name)
+        raise refuse("executor_unavailable", _blameless(_reason_of(result)), engine=executor.name)
     if result.status not in PROGRAM_STATUSES:
-        raise refuse("executor_failed", _blameless(_said(result)), engine=executor.name)
+        raise refuse("executor_failed", _blameless(_reason_of(result)), engine=executor.name)
     return result
 
 
-def _said(result: ExecResult) -> str:
+def _reason_of(result: ExecResult) -> str:
     return result.error.message if result.error else "the executor gave no reason"
 
 
@@ -346,11 +348,11 @@ def exit_code_of(result: ExecResult) -> int | None:
     return result.exit_code
 
 
-def _answer(ready: Ready, result: ExecResult, collected: Collected) -> ScriptResult:
+def _answer(prepared: PreparedRun, result: ExecResult, collected: Collected) -> ScriptResult:
     lost = tuple((item.path, item.message) for item in result.artifact_errors)
     return ScriptResult(
-        skill=ready.aim.name,
-        path=ready.clean,
+        skill=prepared.aim.name,
+        path=prepared.clean,
         status=cast(ScriptStatus, result.status),
         exit_code=exit_code_of(result),
         signal=result.signal,

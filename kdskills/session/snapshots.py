@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kdskills.errors import BadRequest, SessionError, ToolCallRefused
-from kdskills.session.core import Call, Core, checked_id, gone, loader_of, store_errors
+from kdskills.session.core import Call, Core, checked_id, loader_of, session_not_found, store_errors
 from kdskills.session.receipts import text_digest
 from kdskills.session.scope import NO_TURN
 from kdskills.session.state import ImportedSkill, LoadedSkill, SessionRecord, from_iso, iso
@@ -87,14 +87,14 @@ class SessionSnapshot:
             BadRequest: `snapshot_unsupported` for another schema or shape.
         """
         if value.get("schema") != SCHEMA:
-            found = value.get("schema")
-            raise BadRequest(f"not a snapshot of schema {SCHEMA}: {found!r}", code="snapshot_unsupported")
+            schema = value.get("schema")
+            raise BadRequest(f"not a snapshot of schema {SCHEMA}: {schema!r}", code="snapshot_unsupported")
         try:
             wire = _Wire.model_validate({key: item for key, item in value.items() if key != "schema"})
         except ValidationError as error:
             problem = error.errors(include_url=False, include_input=False)[0]
-            place = "/".join(str(part) for part in problem["loc"])
-            raise BadRequest(f"not a snapshot: {place}: {problem['msg']}", code="snapshot_unsupported") from None
+            location = "/".join(str(part) for part in problem["loc"])
+            raise BadRequest(f"not a snapshot: {location}: {problem['msg']}", code="snapshot_unsupported") from None
         return cls(_record(wire), dict(wire.bodies))
 
 
@@ -135,23 +135,23 @@ async def snapshot(core: Core, session_id: str, bodies: bool) -> SessionSnapshot
 
 @dataclass(frozen=True, slots=True)
 class RestoreOrder:
-    """How a snapshot is to be brought back, in the words of the program that does it.
+    """How the calling program wants a snapshot restored.
 
     Attributes:
         consumer: Whose session it must be; a snapshot of another consumer is refused.
         session_id: Id of the restored session; None: the snapshot's.
         overwrite: Whether a session of that id is replaced.
-        by: The most an entry's `loaded_by` counts for.
+        max_loader: The most an entry's `loaded_by` counts for.
     """
 
     consumer: str
     session_id: str | None = None
     overwrite: bool = False
-    by: By = "model"
+    max_loader: By = "model"
 
     def loader(self, entry: LoadedSkill) -> By:
-        """Return who loaded *entry*, at most `by`: a snapshot cannot widen what its reader vouches for."""
-        return min(loader_of(entry), self.by, key=_LOADERS.index)
+        """Return who loaded *entry*, at most `max_loader`: a snapshot cannot widen what its reader vouches for."""
+        return min(loader_of(entry), self.max_loader, key=_LOADERS.index)
 
 
 _LOADERS: Final[tuple[By, ...]] = ("model", "user", "code")
@@ -160,8 +160,8 @@ _LOADERS: Final[tuple[By, ...]] = ("model", "user", "code")
 async def restore(core: Core, snapshot: SessionSnapshot, order: RestoreOrder) -> SessionRecord:
     """Bring a session back under the gate as it is now; the sequence of its skills stays.
 
-    A snapshot is somebody's word. It says which skills were loaded, never what they say: texts come from this
-    runtime's store or from the skill's own file.
+    Anybody may have edited a snapshot, so it only says which skills were loaded: their texts come from this runtime's
+    store or from the skill's own file.
 
     Raises:
         SessionError: `session_exists` when the id is taken and nothing may be overwritten.
@@ -187,24 +187,24 @@ async def restore(core: Core, snapshot: SessionSnapshot, order: RestoreOrder) ->
     gate = core.source.gate(record.consumer)
     active: list[LoadedSkill] = []
     for entry in {entry.id: entry for entry in record.active}.values():  # an id stands once
-        by = order.loader(entry)
-        granted = gate.resolve(entry.id, by=by)
+        loader = order.loader(entry)
+        granted = gate.resolve(entry.id, by=loader)
         if isinstance(granted, Refused):
             core.emit(call, "diagnostic", code="restore_dropped", id=entry.id, refusal=granted.code)
             continue
-        brought = {skill.full_id: skill for skill in granted.closure}
-        if not await _has_text(core, brought[entry.id], entry.digest, snapshot.bodies):
+        closure = {skill.full_id: skill for skill in granted.closure}
+        if not await _has_text(core, closure[entry.id], entry.digest, snapshot.bodies):
             core.emit(call, "diagnostic", code="body_lost", id=entry.id)
             continue
         imports = []
         for item in entry.imports:
-            if item.id not in brought:
+            if item.id not in closure:
                 core.emit(call, "diagnostic", code="restore_dropped", id=item.id, refusal="import")
-            elif not await _has_text(core, brought[item.id], item.digest, snapshot.bodies):
+            elif not await _has_text(core, closure[item.id], item.digest, snapshot.bodies):
                 core.emit(call, "diagnostic", code="body_lost", id=item.id)
             else:
                 imports.append(item)
-        active.append(replace(entry, loaded_by=by, imports=tuple(imports)))
+        active.append(replace(entry, loaded_by=loader, imports=tuple(imports)))
     restored = replace(
         record,
         session_id=session_id,
@@ -212,7 +212,7 @@ async def restore(core: Core, snapshot: SessionSnapshot, order: RestoreOrder) ->
         max_active=_cap(record.max_active, core.config.max_active),
         active=tuple(active),
     )
-    return await _put(core, restored, order.overwrite)
+    return await _store_record(core, restored, order.overwrite)
 
 
 async def _has_text(core: Core, skill: Skill, digest: str, bodies: Mapping[str, str]) -> bool:
@@ -254,7 +254,7 @@ def _cap(stored: int | None, configured: int | None) -> int | None:
     return min(caps) if caps else None
 
 
-async def _put(core: Core, record: SessionRecord, overwrite: bool) -> SessionRecord:
+async def _store_record(core: Core, record: SessionRecord, overwrite: bool) -> SessionRecord:
     with store_errors():
         present = await core.store.get(record.session_id)
     if present is not None and not overwrite:
@@ -262,8 +262,8 @@ async def _put(core: Core, record: SessionRecord, overwrite: bool) -> SessionRec
             f"a session {record.session_id!r} exists", code="session_exists", session_id=record.session_id
         )
     expect = None if present is None else present.version
-    placed = replace(record, version=1 if present is None else present.version + 1)
+    next_record = replace(record, version=1 if present is None else present.version + 1)
     if present is not None:
-        core.tickets.session_closed(record.session_id, gone(record.session_id))
-    await core.create(placed, expect=expect)
-    return placed
+        core.tickets.session_closed(record.session_id, session_not_found(record.session_id))
+    await core.create(next_record, expect=expect)
+    return next_record

@@ -88,7 +88,7 @@ class Subsystem(Protocol):
         ...
 
 
-class Source(Protocol):
+class SkillSource(Protocol):
     """Gives the gate in force for a consumer."""
 
     def gate(self, consumer: str) -> Gate:

@@ -53,8 +53,8 @@ async def dispatch(runtime: SkillRuntime, session_id: str, call: Mapping[str, An
     raise invalid("a tool call has a function, or is a tool_use block", ("", "has neither form"))
 
 
-def arguments_of(given: object) -> Mapping[str, Any] | str:
+def arguments_of(value: object) -> Mapping[str, Any] | str:
     """Return arguments as the runtime takes them: an object, or JSON text; nothing at all is an empty object."""
-    if given is None or given == "":
+    if value is None or value == "":
         return {}
-    return given if isinstance(given, Mapping | str) else json.dumps(given, default=str)
+    return value if isinstance(value, Mapping | str) else json.dumps(value, default=str)

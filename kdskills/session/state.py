@@ -89,18 +89,18 @@ def load_mode(mode: str | None) -> LoadMode | None:
 
 def next_ids(current: Sequence[str], requested: Sequence[str], mode: LoadMode) -> tuple[str, ...]:
     """Return the ids in force after a load: `add` moves what is loaded again to the end."""
-    wanted = tuple(dict.fromkeys(requested))
+    requested_ids = tuple(dict.fromkeys(requested))
     if mode == "replace":
-        return wanted
-    return tuple(name for name in current if name not in wanted) + wanted
+        return requested_ids
+    return tuple(name for name in current if name not in requested_ids) + requested_ids
 
 
 def merge_entries(
     current: Iterable[LoadedSkill], fresh: Iterable[LoadedSkill], order: Sequence[str]
 ) -> tuple[LoadedSkill, ...]:
     """Return entries in *order*, fresh ones before current ones of the same id."""
-    known = {entry.id: entry for entry in current} | {entry.id: entry for entry in fresh}
-    return tuple(known[name] for name in order)
+    entries = {entry.id: entry for entry in current} | {entry.id: entry for entry in fresh}
+    return tuple(entries[name] for name in order)
 
 
 def without(entries: Iterable[LoadedSkill], ids: Collection[str]) -> tuple[LoadedSkill, ...]:
@@ -111,20 +111,22 @@ def without(entries: Iterable[LoadedSkill], ids: Collection[str]) -> tuple[Loade
 def prompt_order(entries: Sequence[LoadedSkill]) -> tuple[tuple[str, str, str | None], ...]:
     """Return `(full id, digest, importer or None)`: imports once each, before their first importer.
 
-    A skill that is loaded itself is shown as loaded: at its own place unless an earlier one imports it, and then there.
+    A skill that is loaded itself is shown as loaded: at its own position unless an earlier one imports it, and then there.
     """
     loaded = {entry.id: entry for entry in entries}
-    seen: set[str] = set()
+    listed_ids: set[str] = set()
     order: list[tuple[str, str, str | None]] = []
     for entry in entries:
         for item in entry.imports:
-            if item.id in seen:
+            if item.id in listed_ids:
                 continue
-            seen.add(item.id)
-            own = loaded.get(item.id)
-            order.append((own.id, own.digest, None) if own else (item.id, item.digest, entry.id))
-        if entry.id not in seen:
-            seen.add(entry.id)
+            listed_ids.add(item.id)
+            loaded_entry = loaded.get(item.id)
+            order.append(
+                (loaded_entry.id, loaded_entry.digest, None) if loaded_entry else (item.id, item.digest, entry.id)
+            )
+        if entry.id not in listed_ids:
+            listed_ids.add(entry.id)
             order.append((entry.id, entry.digest, None))
     return tuple(order)
 

@@ -12,7 +12,7 @@ from kdskills.errors import CallerMustAct, OperatorMustAct
 from kdskills.session.state import SessionHead, SessionRecord
 
 SPARE_BODIES: Final = 256
-"""Texts kept though no session refers to them yet (or any longer)."""
+"""How many texts stay in memory that no session refers to, not yet or no longer."""
 
 
 class StoreConflict(CallerMustAct):
@@ -39,10 +39,10 @@ class SessionStore(Protocol):
         ...
 
     async def put(self, record: SessionRecord, *, expect: int | None) -> None:
-        """Keep *record* if the kept version is *expect*; None: if there is none.
+        """Store *record* if the stored version is *expect*; None: if there is none.
 
         Raises:
-            StoreConflict: Another version is kept.
+            StoreConflict: Another version is stored.
         """
         ...
 
@@ -87,36 +87,36 @@ class MemoryStore:
             return self._records.get(session_id)
 
     async def put(self, record: SessionRecord, *, expect: int | None) -> None:
-        """Keep *record* if the kept version is *expect*; raises StoreConflict otherwise."""
+        """Store *record* if the stored version is *expect*; raises StoreConflict otherwise."""
         with self._lock:
-            kept = self._records.get(record.session_id)
-            found = None if kept is None else kept.version
-            if found != expect:
+            current = self._records.get(record.session_id)
+            version = None if current is None else current.version
+            if version != expect:
                 raise StoreConflict(
-                    f"session {record.session_id} is at version {found}, not {expect}", expected=expect, found=found
+                    f"session {record.session_id} is at version {version}, not {expect}", expected=expect, found=version
                 )
             self._records[record.session_id] = record
             self._hold(record)
-            if kept is not None:
-                self._release(kept)
+            if current is not None:
+                self._release(current)
 
     async def touch(self, session_id: str, at: datetime) -> bool:
         """Renew the idle clock; False for an unknown id."""
         with self._lock:
-            kept = self._records.get(session_id)
-            if kept is None:
+            record = self._records.get(session_id)
+            if record is None:
                 return False
-            if at > kept.touched_at:
-                self._records[session_id] = replace(kept, touched_at=at)
+            if at > record.touched_at:
+                self._records[session_id] = replace(record, touched_at=at)
             return True
 
     async def delete(self, session_id: str) -> bool:
         """Forget the session; False for an unknown id."""
         with self._lock:
-            kept = self._records.pop(session_id, None)
-            if kept is not None:
-                self._release(kept)
-            return kept is not None
+            record = self._records.pop(session_id, None)
+            if record is not None:
+                self._release(record)
+            return record is not None
 
     async def page(self, *, consumer: str | None, after: str | None, limit: int) -> list[SessionHead]:
         """Return up to *limit* heads sorted by id."""
@@ -135,11 +135,11 @@ class MemoryStore:
     async def purge(self, idle_before: datetime) -> int:
         """Forget every session touched before *idle_before*."""
         with self._lock:
-            gone = [record for record in self._records.values() if record.touched_at < idle_before]
-            for record in gone:
+            idle = [record for record in self._records.values() if record.touched_at < idle_before]
+            for record in idle:
                 del self._records[record.session_id]
                 self._release(record)
-            return len(gone)
+            return len(idle)
 
     async def put_body(self, digest: str, text: str) -> None:
         """Keep the SKILL.md text of *digest*."""

@@ -28,8 +28,8 @@ class SyncFacade:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        found = getattr(self._target, name)
-        return self._blocking(found) if inspect.iscoroutinefunction(found) else found
+        attribute = getattr(self._target, name)
+        return self._blocking(attribute) if inspect.iscoroutinefunction(attribute) else attribute
 
     def _blocking(self, method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -52,7 +52,7 @@ class SyncFacade:
             result = future.result()
         except CancelledError as error:
             raise SessionError("the runtime was closed", code="cancelled") from error
-        except BaseException:  # raised again: who was interrupted leaves no work on the loop
+        except BaseException:  # raised again: an interrupted caller leaves no work on the loop
             future.cancel()
             raise
         finally:
@@ -61,7 +61,7 @@ class SyncFacade:
         return result
 
     def _begin(self, work: Coroutine[Any, Any, Any], *, closing: bool) -> Future[Any]:
-        with self._lock:  # handed over under the lock: a loop that is told to stop has everything it will ever get
+        with self._lock:  # under the lock, so that no work is handed to a loop that was told to stop
             self._closings += closing
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -73,11 +73,11 @@ class SyncFacade:
         asyncio.set_event_loop(loop)
         try:
             loop.run_forever()
-            left = asyncio.all_tasks(loop)  # somebody waits for each of them
-            for task in left:
+            unfinished = asyncio.all_tasks(loop)  # a thread waits for each of them
+            for task in unfinished:
                 task.cancel()
-            if left:
-                loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            if unfinished:
+                loop.run_until_complete(asyncio.gather(*unfinished, return_exceptions=True))
         finally:
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()

@@ -10,7 +10,7 @@ from kdskills.errors import KdskillsError, ModelMustAct, SessionError
 from kdskills.session import loading, reading, scripts
 from kdskills.session.codes import refuse
 from kdskills.session.core import Call, Core
-from kdskills.session.inputs import INPUTS, LoadInput, ReadInput, RunInput, UnloadInput, parse, safe_name
+from kdskills.session.inputs import INPUTS, LoadInput, ReadInput, RunScriptInput, UnloadInput, parse, safe_name
 from kdskills.session.receipts import (
     LoadReceipt,
     ReadResult,
@@ -24,21 +24,23 @@ from kdskills.session.receipts import (
 Answer = LoadReceipt | UnloadReceipt | ReadResult | ScriptResult
 
 
-def offered(core: Core, wanted: Sequence[str] | None = None) -> tuple[str, ...]:
+def offered(core: Core, selected: Sequence[str] | None = None) -> tuple[str, ...]:
     """Return the dotted ids of the tools in force, in their order."""
     enabled = tuple(tool for tool in INPUTS if tool != "skills.run_script" or core.config.run_scripts)
-    return enabled if wanted is None else tuple(tool for tool in enabled if tool in wanted)
+    return enabled if selected is None else tuple(tool for tool in enabled if tool in selected)
 
 
 def dotted(tool: str) -> str | None:
     """Return the dotted id of either spelling, or None."""
-    return next((known for known in INPUTS if tool in {known, safe_name(known)}), None)
+    return next((tool_id for tool_id in INPUTS if tool in {tool_id, safe_name(tool_id)}), None)
 
 
-def run_of(core: Core, given: RunInput) -> scripts.Run:
+def run_of(core: Core, arguments: RunScriptInput) -> scripts.Run:
     """Return the shaped call of `skills.run_script`."""
-    timeout = core.config.limits.script_timeout_s if given.timeout_s is None else given.timeout_s
-    return scripts.Run(given.path, given.skill, tuple(given.args), dict(given.env), given.workdir, timeout)
+    timeout = core.config.limits.script_timeout_s if arguments.timeout_s is None else arguments.timeout_s
+    return scripts.Run(
+        arguments.path, arguments.skill, tuple(arguments.args), dict(arguments.env), arguments.workdir, timeout
+    )
 
 
 async def answer(core: Core, call: Call, tool: str, arguments: Mapping[str, Any] | str) -> Answer:
@@ -51,15 +53,15 @@ async def answer(core: Core, call: Call, tool: str, arguments: Mapping[str, Any]
     model = INPUTS[tool]
     if tool == "skills.run_script" and not core.config.run_scripts:
         raise refuse("run_disabled", "scripts are switched off here")
-    given = parse(model, arguments)
-    if isinstance(given, LoadInput):
-        return await loading.load(core, call, given.names, given.mode, "model")
-    if isinstance(given, UnloadInput):
-        return await loading.unload(core, call, given.names, given.all)
-    if isinstance(given, ReadInput):
-        return await reading.read(core, call, given.path, given.skill, given.encoding, given.offset)
-    if isinstance(given, RunInput):
-        return await scripts.run_script(core, call, run_of(core, given))
+    request = parse(model, arguments)
+    if isinstance(request, LoadInput):
+        return await loading.load(core, call, request.names, request.mode, "model")
+    if isinstance(request, UnloadInput):
+        return await loading.unload(core, call, request.names, request.all)
+    if isinstance(request, ReadInput):
+        return await reading.read(core, call, request.path, request.skill, request.encoding, request.offset)
+    if isinstance(request, RunScriptInput):
+        return await scripts.run_script(core, call, run_of(core, request))
     raise refuse("tool_not_found", f"there is no tool {tool!r}", tool=tool)
 
 
@@ -69,15 +71,15 @@ async def reply(core: Core, call: Call, tool: str, arguments: Mapping[str, Any] 
     Errors of the calling program (`session_not_found`, `conflict`) become replies as well, so that each call has
     exactly one answer; cancellation is raised.
     """
-    known = dotted(tool)
-    if known is None:
+    tool_id = dotted(tool)
+    if tool_id is None:
         names = ", ".join(offered(core, call.scope.tools))
         return failed(tool, refuse("tool_not_found", f"there is no tool {tool!r}; there are {names}", tool=tool))
     try:
-        found = await answer(core, call, known, arguments)
+        receipt = await answer(core, call, tool_id, arguments)
     except (ModelMustAct, SessionError) as error:
-        return failed(known, error)
-    return succeeded(core, known, found)
+        return failed(tool_id, error)
+    return succeeded(core, tool_id, receipt)
 
 
 def failed(tool: str, error: KdskillsError) -> ToolReply:
@@ -86,13 +88,13 @@ def failed(tool: str, error: KdskillsError) -> ToolReply:
     return ToolFailure(tool, error=wire["error"], text=wire_text(wire))
 
 
-def succeeded(core: Core, tool: str, found: Answer) -> ToolReply:
+def succeeded(core: Core, tool: str, receipt: Answer) -> ToolReply:
     """Return the reply of an answer, with the bodies and their pins when bodies travel in results."""
-    wire = found.to_json()
+    wire = receipt.to_json()
     pin = None
-    if isinstance(found, LoadReceipt):
+    if isinstance(receipt, LoadReceipt):
         # Text of third parties is material for the model, not instructions: it always travels here.
-        bodies = [skill for skill in found.bodies if core.config.body_in == "result" or skill.receipt.origin]
+        bodies = [skill for skill in receipt.bodies if core.config.body_in == "result" or skill.receipt.origin]
         if bodies or core.config.body_in == "result":
             wire["bodies"] = [
                 {"name": skill.name, "origin": skill.receipt.origin, "text": skill.body} for skill in bodies

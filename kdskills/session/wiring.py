@@ -61,14 +61,14 @@ def denial_of(deny: Deny, request: AccessRequest) -> Denial | None:
         message = f"the policy check failed: {type(error).__name__}: {error}"
         raise PluginFailed(message, hook="kdskills_deny", found=type(error).__name__) from error
     if denial is not None and not isinstance(denial, Denial):
-        found = type(denial).__name__
-        message = f"the policy check answered a {found}, expected Denial | None"
-        raise PluginFailed(message, hook="kdskills_deny", found=found)
+        kind = type(denial).__name__
+        message = f"the policy check answered a {kind}, expected Denial | None"
+        raise PluginFailed(message, hook="kdskills_deny", found=kind)
     return denial
 
 
 UNDECIDED: Final = "it could not be checked whether this is allowed, so nothing was done; no defect of the call"
-"""What a model reads when a policy plugin failed; why is for the operator."""
+"""What a model reads when a policy plugin failed; the reason goes to the operator."""
 
 
 def arguments_digest(arguments: Mapping[str, Any]) -> str:

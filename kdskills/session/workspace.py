@@ -62,7 +62,7 @@ class Workspace(Protocol):
 def media_type(path: str) -> str:
     """Return the media type meant by the suffix of *path*, the same on every host."""
     guessed, encoding = MimeTypes(filenames=()).guess_type(path)
-    known = {
+    text_types = {
         ".md": "text/markdown",
         ".yaml": "application/yaml",
         ".yml": "application/yaml",
@@ -70,7 +70,7 @@ def media_type(path: str) -> str:
     }
     if encoding is not None:
         return {"gzip": "application/gzip", "bzip2": "application/x-bzip2"}.get(encoding, "application/octet-stream")
-    return known.get(Path(path).suffix.lower()) or guessed or "application/octet-stream"
+    return text_types.get(Path(path).suffix.lower()) or guessed or "application/octet-stream"
 
 
 class FolderWorkspace:
@@ -97,7 +97,7 @@ class FolderWorkspace:
         Raises:
             ToolCallRefused: `too_large` when there is more.
         """
-        found: list[InputFile] = []
+        copies: list[InputFile] = []
         total = 0
         for prefix, folder in [*sorted(self.mounts.items()), ("", self.root)]:
             for entry in self._entries(folder):
@@ -105,19 +105,19 @@ class FolderWorkspace:
                     continue  # links and pipes are never handed on
                 total += entry.size
                 path = f"{prefix}/{entry.path}" if prefix else entry.path
-                found.append(InputFile(path, (folder / entry.path).absolute()))
-        if len(found) > MAX_FILES or total > MAX_TOTAL:
+                copies.append(InputFile(path, (folder / entry.path).absolute()))
+        if len(copies) > MAX_FILES or total > MAX_TOTAL:
             raise refuse(
                 "too_large", f"the turn's files are more than {MAX_FILES} files or {MAX_TOTAL} bytes", size=total
             )
-        return tuple(found)
+        return tuple(copies)
 
     def has_folder(self, path: str) -> bool:
         """Whether *path* is a folder of the turn, never through a link; a mount's folders count."""
         if path in {"", "."}:
             return True
-        first, _, rest = path.partition("/")
-        base, parts = (self.mounts[first], rest) if first in self.mounts else (self.root, path)
+        first, _, inner = path.partition("/")
+        base, parts = (self.mounts[first], inner) if first in self.mounts else (self.root, path)
         try:
             with _folder(base, parts.split("/") if parts else [], make=False):
                 return True
@@ -132,8 +132,8 @@ class FolderWorkspace:
             FileRefused: It is missing, a link, no regular file or too large.
         """
         clean = clean_path(path)
-        first, _, rest = clean.partition("/")
-        base, inner = (self.mounts[first], rest) if first in self.mounts and rest else (self.root, clean)
+        first, _, below = clean.partition("/")
+        base, inner = (self.mounts[first], below) if first in self.mounts and below else (self.root, clean)
         return read_file(base, inner, limit=limit).data
 
     def files(self) -> list[TreeEntry]:
@@ -194,20 +194,20 @@ class FolderWorkspace:
 
     def collect(self, artifacts: Sequence[Artifact]) -> Collected:
         """Keep artifacts that are new or differ from what is here; inputs and mounts stay as they are."""
-        kept: list[ProducedFile] = []
+        written: list[ProducedFile] = []
         dropped: list[tuple[str, str]] = []
         for item in artifacts:
             if self._mounted(item.path) or item.path in self.protected:
-                if not self._same(item):
+                if not self._is_unchanged(item):
                     dropped.append((item.path, "is read-only; the change was not kept"))
                 continue
-            if self._same(item):
+            if self._is_unchanged(item):
                 continue
             try:
-                kept.append(self.write(item.path, item.content, "replace"))
+                written.append(self.write(item.path, item.content, "replace"))
             except ToolCallRefused as error:
                 dropped.append((item.path, error.message))
-        return Collected(tuple(kept), tuple(dropped))
+        return Collected(tuple(written), tuple(dropped))
 
     def _entries(self, folder: Path) -> list[TreeEntry]:
         with self._lock:  # a file that is being written lies beside its place under another name
@@ -216,15 +216,15 @@ class FolderWorkspace:
     def _mounted(self, path: str) -> bool:
         return path.partition("/")[0] in self.mounts
 
-    def _same(self, item: Artifact) -> bool:
-        first, _, rest = item.path.partition("/")
-        base, inner = (self.mounts[first], rest) if first in self.mounts else (self.root, item.path)
+    def _is_unchanged(self, artifact: Artifact) -> bool:
+        first, _, below = artifact.path.partition("/")
+        base, inner = (self.mounts[first], below) if first in self.mounts else (self.root, artifact.path)
         try:
             with open_file(base, inner) as stream:
                 hasher = hashlib.sha256()
                 while chunk := stream.read(MIB):
                     hasher.update(chunk)
-                return hasher.hexdigest() == item.sha256.removeprefix("sha256:")
+                return hasher.hexdigest() == artifact.sha256.removeprefix("sha256:")
         except FileRefused:
             return False
 
@@ -237,15 +237,15 @@ class FolderWorkspace:
             raise
 
     def _check_room(self, clean: str, size: int) -> None:
-        others = [entry for entry in self.files() if entry.path != clean]
-        total = size + sum(entry.size for entry in others)
-        for value, bound, what in (
+        other_files = [entry for entry in self.files() if entry.path != clean]
+        total = size + sum(entry.size for entry in other_files)
+        for value, bound, unit in (
             (size, MAX_FILE, "bytes in one file"),
-            (len(others) + 1, MAX_FILES, "files in a turn"),
+            (len(other_files) + 1, MAX_FILES, "files in a turn"),
             (total, MAX_TOTAL, "bytes in a turn"),
         ):
             if value > bound:
-                raise refuse("too_large", f"{clean!r} would make {value} {what}; {bound} are allowed", limit=bound)
+                raise refuse("too_large", f"{clean!r} would make {value} {unit}; {bound} are allowed", limit=bound)
 
     def _replace(self, clean: str, data: bytes) -> None:
         *folders, name = clean.split("/")

@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints
 
 from kdskills.app.operations.models import Output
 from kdskills.app.operations.table import Context, Implementation
-from kdskills.session.inputs import DESCRIPTIONS, LoadInput, ReadInput, RunInput, UnloadInput
+from kdskills.session.inputs import DESCRIPTIONS, LoadInput, ReadInput, RunScriptInput, UnloadInput
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
@@ -50,7 +50,7 @@ class ReadCall(ReadInput):
     session_id: SessionId = "main"
 
 
-class RunCall(RunInput):
+class RunCall(RunScriptInput):
     """Arguments of `skills.run_script`; the rules of paths answer NUL in one with `path_denied`."""
 
     MAY_HOLD_NUL: ClassVar[tuple[str, ...]] = ("/path",)

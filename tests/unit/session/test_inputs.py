@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from kdskills.errors import ToolCallRefused
-from kdskills.session.inputs import INPUTS, LoadInput, ReadInput, RunInput, UnloadInput, parse, pointer, schema, specs
+from kdskills.session.inputs import (
+    INPUTS,
+    LoadInput,
+    ReadInput,
+    RunScriptInput,
+    UnloadInput,
+    parse,
+    pointer,
+    schema,
+    specs,
+)
 
 
 @pytest.mark.parametrize("tool", INPUTS)
@@ -53,7 +63,7 @@ def test_defaults() -> None:
     assert parse(LoadInput, {"names": ["a"]}).mode == "replace"
     assert parse(UnloadInput, {}).model_dump() == {"names": [], "all": False}
     assert parse(ReadInput, {"path": "p"}).model_dump() == {"path": "p", "skill": None, "encoding": "text", "offset": 0}
-    run = parse(RunInput, '{"path": "scripts/a.py"}')
+    run = parse(RunScriptInput, '{"path": "scripts/a.py"}')
     assert (run.args, run.env, run.workdir, run.timeout_s) == ([], {}, ".", None)
 
 
@@ -75,10 +85,10 @@ def test_null_where_a_model_says_nothing() -> None:
         (LoadInput, {"names": ["a"], "session": "x"}, "/session"),
         (ReadInput, {"path": "p", "encoding": "utf8"}, "/encoding"),
         (ReadInput, {"path": "p", "offset": -1}, "/offset"),
-        (RunInput, {"path": "p", "args": "x"}, "/args"),
-        (RunInput, {"path": "p", "env": {"A": 1}}, "/env/A"),
-        (RunInput, {"path": "p", "timeout_s": 0}, "/timeout_s"),
-        (RunInput, {"path": "p", "timeout_s": float("nan")}, "/timeout_s"),
+        (RunScriptInput, {"path": "p", "args": "x"}, "/args"),
+        (RunScriptInput, {"path": "p", "env": {"A": 1}}, "/env/A"),
+        (RunScriptInput, {"path": "p", "timeout_s": 0}, "/timeout_s"),
+        (RunScriptInput, {"path": "p", "timeout_s": float("nan")}, "/timeout_s"),
         (LoadInput, '{"names": [', ""),
         (LoadInput, "[]", ""),
         (LoadInput, "null", ""),
@@ -94,7 +104,7 @@ def test_wrong_shapes_have_a_pointer(model: Any, arguments: Any, path: str) -> N
 def test_values_are_not_repeated() -> None:
     """A problem never repeats what was given: it may be a secret."""
     with pytest.raises(ToolCallRefused) as caught:
-        parse(RunInput, {"path": "p", "env": {"TOKEN": ["hunter2"]}})
+        parse(RunScriptInput, {"path": "p", "env": {"TOKEN": ["hunter2"]}})
     assert "hunter2" not in json.dumps(caught.value.to_json())
 
 
