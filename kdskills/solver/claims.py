@@ -32,6 +32,8 @@ _NO_REPORT: Final = re.compile(
     re.IGNORECASE,
 )
 _SOURCE: Final = re.compile(r"\b(?:from|using|with|on|of|per|via|reading|read|by|like|than|following)\s+(?:the |a )?(?:file )?[`\"'*(\[<]*$", re.IGNORECASE)  # fmt: skip
+_BEFORE: Final = 100
+"""Characters before a path that tell whether it is a source: with all of them, many paths in one sentence take for ever."""
 _PATH: Final = re.compile(_FILE)
 _CODE: Final = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
 _LIBRARY: Final = re.compile(r"[A-Z]\w*\.js")
@@ -77,7 +79,11 @@ def _files(sentence: str) -> Iterator[str]:
     for match in _PATH.finditer(sentence):
         path = match.group().removeprefix("./")
         suffix = path.rpartition(".")[2].lower()
-        if suffix in _NO_FILES or _LIBRARY.fullmatch(path) or _SOURCE.search(sentence[: match.start()]):
+        if (
+            suffix in _NO_FILES
+            or _LIBRARY.fullmatch(path)
+            or _SOURCE.search(sentence[max(0, match.start() - _BEFORE) : match.start()])
+        ):
             continue
         if suffix in _FURTHER or mimetypes.guess_type(path, strict=False)[0] is not None:
             yield path

@@ -24,6 +24,7 @@ from kdskills.skills.field_groups import _TOOL_NAME
 from kdskills.skills.findings import Findings
 from kdskills.skills.frontmatter import split, trim_body
 from kdskills.skills.refs import compile_rules
+from kdskills.solver.claims import claimed_files
 from kdskills.solver.python import extract_code
 
 MANY = 300_000
@@ -127,6 +128,25 @@ def test_secrets_are_masked_in_linear_time(text: str) -> None:
 def test_code_is_found_in_linear_time(text: str) -> None:
     """Fenced code is found at once in what a model wrote, whatever it wrote."""
     assert isinstance(extract_code(text), str)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I wrote " + "a.txt " * 50_000,
+        "I wrote " + "a/" * MANY,
+        "I wrote x.md from" + " " * MANY + "b.md",
+        "x.md was" + " aly" * MANY,
+        "saved to " * MANY,
+        "```\n~~~\n" * MANY,
+        "I wrote:\n" + "- a.md\n" * 50_000,
+        "a." * MANY,
+    ],
+)
+def test_claims_are_found_in_linear_time(text: str) -> None:
+    """Files that an answer says were written are looked for at once, whatever a model wrote."""
+    assert isinstance(claimed_files(text), tuple)
 
 
 @pytest.mark.timeout(60)
