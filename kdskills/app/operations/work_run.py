@@ -34,6 +34,7 @@ REFUSALS = (
 CALLERS_ERRORS: Final[Mapping[str, type[KdskillsError]]] = {
     "bad_request": BadRequest,
     "not_found": NotFound,
+    "artifact_missing": NotFound,
     "root_changed": Conflict,
     "root_missing": Conflict,
 }

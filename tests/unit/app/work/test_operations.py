@@ -144,6 +144,7 @@ async def test_a_repeated_call_needs_no_inputs(host: Host) -> None:
     ("code", "who", "kind"),
     [
         ("not_found", "caller", "NotFound"),
+        ("artifact_missing", "caller", "NotFound"),
         ("root_changed", "caller", "Conflict"),
         ("bad_request", "caller", "BadRequest"),
         ("engine_unavailable", "operator", "ExecRefused"),
@@ -159,10 +160,13 @@ async def test_who_must_act_when_a_command_could_not_start(host: Host, code: str
 
 
 def archive(name: str, body: str = "Do it.") -> str:
-    """Return a skill as a zip in base64."""
+    """Return a skill as a zip in base64; one of its files may be executed, which its version knows and its digest does not."""
     data = io.BytesIO()
+    program = zipfile.ZipInfo("scripts/run.sh")
+    program.external_attr = 0o100755 << 16
     with zipfile.ZipFile(data, "w") as out:
         out.writestr("SKILL.md", f"---\nname: {name}\ndescription: What {name} does.\n---\n{body}\n")
+        out.writestr(program, "#!/bin/sh\n")
     return base64.b64encode(data.getvalue()).decode()
 
 
@@ -172,7 +176,7 @@ async def test_the_version_of_a_task_is_one_that_can_be_activated(host: Host) ->
     task = await host.invoke("skills.run_cmd_async", {"skill_name": "up", "command": "true"}, Context())
     await host.invoke("project_skills.upload", {"data": archive("up", "Newer.")}, Context())
     told = await host.invoke("skills.task_status", {"task_id": task.task_id}, Context())
-    assert told.version_hash == first.version
+    assert told.version_hash == first.version != told.tree_digest
     versions = await host.invoke("project_skills.versions", {"skill": "up"}, Context())
     (mine,) = [row for row in versions.versions if row.version == first.version]
     assert (mine.tree_digest, mine.pins) == (told.tree_digest, 1)
