@@ -75,3 +75,36 @@ async def test_a_full_disk_is_the_operators(small_disk: Path, tmp_path: Path, ca
         answer = await client.post("/projects/local/skills:upload", files={"file": ("a.zip", archive())})
         assert answer.status_code == 201
     await host.storage.aclose()
+
+
+async def test_a_full_disk_is_told_when_work_is_opened(small_disk: Path, tmp_path: Path) -> None:
+    """The first look at work, which keeps the id of this host, is 507 without room and leaves no part of a file."""
+    state = small_disk / "state"
+    host = Host(Settings(state_dir=state, database_url=f"sqlite:///{tmp_path}/work.db"), entry_points=False)
+    transport = httpx.ASGITransport(app=build_app(host, open_on_loopback=True), client=("127.0.0.1", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8765") as client:
+        await host.projects.create("local", who="ann")
+        state.mkdir(mode=0o700, exist_ok=True)
+        ballast = small_disk / "ballast"
+        ballast.touch()
+        fill(ballast)
+        answer = await client.get("/projects/local/tasks")
+        assert (answer.status_code, answer.json()["code"]) == (507, "storage_full"), answer.text
+        assert [path.name for path in state.iterdir() if path.is_file()] == []
+        ballast.unlink()
+        assert (await client.get("/projects/local/tasks")).json()["tasks"] == []
+    await host.work.aclose()
+    await host.storage.aclose()
+
+
+async def test_readiness_answers_though_the_state_folder_is_spoilt(tmp_path: Path) -> None:
+    """What the system says no to while `/readyz` looks is a word of that part, not a failure of the look."""
+    state = tmp_path / "state"
+    (state / "host").mkdir(parents=True)  # where a file belongs
+    state.chmod(0o700)
+    host = Host(Settings(state_dir=state, database_url=f"sqlite:///{tmp_path}/work.db"), entry_points=False)
+    await host.projects.create("local", who="ann")
+    ready = await host.ready()
+    assert (ready.notices, ready.checks["database"]) == ({"workers": "state_unwritable"}, "ok")
+    await host.work.aclose()
+    await host.storage.aclose()

@@ -109,6 +109,12 @@ def test_the_first_token_is_in_a_private_file(start):
     assert httpx.get(f"{again.url}/projects/local/skills", headers=headers).status_code == 200
 
 
+def test_the_service_has_its_title(start):
+    """`ps` shows the service and where it listens."""
+    service = start("--no-auth")
+    assert Path(f"/proc/{service.process.pid}/cmdline").read_bytes().startswith(b"kdskills: serve 127.0.0.1:")
+
+
 def test_the_first_token_is_shown_to_a_terminal(tmp_path):
     """Where somebody looks at standard error, the token is shown there and written nowhere."""
     env = {**os.environ, "KDSKILLS_STATE_DIR": str(tmp_path / "state"), "KDSKILLS_INDEX_DIR": str(tmp_path / "index")}

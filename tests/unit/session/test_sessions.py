@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import uuid
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
@@ -373,12 +374,24 @@ async def test_restore_over(make):
 
 
 async def test_a_runtime_closes_with_its_block(make):
-    """`async with` gives the runtime and closes it on every way out."""
-    async with make() as runtime:
-        assert await runtime.create_session("s", initial=["sales"])
-    with pytest.raises(KdskillsError):
-        async with make() as runtime:
-            await runtime.load("nobody", ["sales"])
+    """`async with` gives the runtime and ends what it reads with, also when the block fails."""
+
+    def readers():
+        return {thread for thread in threading.enumerate() if thread.name.startswith("kdskills-read")}
+
+    before = readers()
+    kept = []
+    for raised in (None, LookupError):
+        with nullcontext() if raised is None else pytest.raises(raised):
+            async with make() as runtime:
+                kept.append(runtime)
+                assert await runtime.create_session("s", initial=["sales"])
+                assert readers() - before
+                if raised is not None:
+                    raise raised
+        async with asyncio.timeout(10):
+            while readers() - before:  # noqa: ASYNC110 - a thread ends without an event
+                await asyncio.sleep(0.01)
 
 
 async def test_a_reply_is_one_of_two_forms(runtime):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from kdskills.errors import ExecFailed, ExecRefused
+from kdskills.errors import ExecFailed, ExecRefused, ModelFailed
 from kdskills.models import ModelReply, ToolCall
 from kdskills.session.wiring import Denial
 from kdskills.solver import PlainWiring, ReactSolver, ToolContext, ToolError
@@ -299,6 +299,18 @@ async def test_a_read_that_finds_the_same_again_counts_across_other_calls(build)
     reads = [one.error for step in result.steps for one in step.calls if one.tool == "react.read"]
     assert reads == [None, None, "repeated_call", "repeated_call", "repeated_call"]
     assert (result.status, result.stop_reason) == ("stuck", "repeated_call")
+
+
+async def test_what_left_the_history_may_be_read_again(build):
+    """A model that is no longer shown what it read reads it again, and is not told to look where it does not stand."""
+    read = call("react_read", refs=["turn:in.txt"])
+    loads = [call("react_write", path=f"{n}.txt", text="x") for n in range(3)]
+    before = [one for load in loads for one in (read, load)]
+    model = ScriptedModel([*before, ModelFailed("full", code="context_full"), read, say("ok")])
+    async with build(model=model) as system:
+        result = await ReactSolver(system).run("x", files=[("in.txt", b"i" * 4000)])
+    reads = [one.error for step in result.steps for one in step.calls if one.tool == "react.read"]
+    assert (result.status, reads) == ("final", [None, None, "repeated_call", None])
 
 
 async def test_a_read_of_what_changed_is_new(build):
