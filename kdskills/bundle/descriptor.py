@@ -7,8 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_serializer, field_validator, model_validator
 
+from kdskills.bundle.late import LateModel
 from kdskills.bundle.rules import AgentRules
 from kdskills.bundle.terms import EVERYONE, AgentTerms, Terms, read_fields, rule_list
 from kdskills.errors import DescriptorError, Diagnostic
@@ -16,7 +17,7 @@ from kdskills.errors.arguments import StrPath
 from kdskills.skills.selection import Rules
 
 
-class SkillsDescriptor(BaseModel):
+class SkillsDescriptor(LateModel):
     """Where skills are and who may use which; frozen.
 
     Attributes:
@@ -33,7 +34,7 @@ class SkillsDescriptor(BaseModel):
         DescriptorError: Whatever is not understood, with `.code` and the key's path in `details["key"]`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     version: Literal[1] = 1
     custom_skills_root: str | None = None

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
+from kdskills.bundle.late import LateModel
 from kdskills.bundle.terms import AgentTerms
 from kdskills.skills.selection import ImportPolicy
 
 
-class AgentRules(BaseModel):
+class AgentRules(LateModel):
     """Which skills one consumer may use.
 
     Attributes:
@@ -22,8 +23,6 @@ class AgentRules(BaseModel):
     Raises:
         DescriptorError: A key or value that is not understood; a typo must not lose a denial.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: tuple[str, ...] | Literal[False] = ()
     disabled: tuple[str, ...] | Literal[True] = ()

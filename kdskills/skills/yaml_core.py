@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import cache
 from typing import Any, NamedTuple
 
 import yaml
@@ -36,15 +37,31 @@ _PRIVATE = ("\ue000", "\ue001", "\ue002")
 # Most frontmatters are nothing but lines `key: text`, texts that go on in indented lines, and mappings of such lines.
 # Those need no YAML parser: they mean to every YAML 1.2 parser what is written there, at positions that can be
 # counted. Everything else, and whatever is in doubt (comments, escapes, indicators, empty values), goes to libyaml.
-_QUIET = "\x20-\x22\x24-\x39\x3b-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff"
-"""Characters that mean nothing in the middle of a plain scalar: printable ones without `:` and `#`."""
-_PLAIN_TEXT = rf"[A-Za-z0-9(/.$+^_\xc0-\u2027](?:[{_QUIET}]++|:(?![ \n])|(?<! )#)*+(?<! )"
-_INSIDE = r"\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff"
-_QUOTED_TEXT = rf"\"[^\"\\{_INSIDE}]*+\"|'[^'{_INSIDE}]*+'"
-_KEY = "([A-Za-z][A-Za-z0-9_-]{0,63})"
-_LINE = re.compile(rf"{_KEY}:(?: ({_PLAIN_TEXT}(?:\n +{_PLAIN_TEXT})*|{_QUOTED_TEXT})\n|\n(?=( +)[A-Za-z]))")
-_INNER_LINE = re.compile(rf"( +){_KEY}: ({_PLAIN_TEXT}|{_QUOTED_TEXT})\n")
+_QUIET = "\x20-\x22\x24-\x39\x3b-\x7e"
+"""Characters of ASCII that mean nothing in the middle of a plain scalar: printable ones without `:` and `#`."""
+_BEYOND = "\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff"
+_NOT_INSIDE = r"\x80-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff"
 _FOLD = re.compile(r"\n +")
+
+
+class _Lines(NamedTuple):
+    """What lines are like: those of the top mapping, and those of a mapping in it."""
+
+    outer: re.Pattern[str]
+    inner: re.Pattern[str]
+
+
+@cache  # classes beyond ASCII cost milliseconds to compile and slow every match; most texts never need them
+def _lines(ascii_only: bool) -> _Lines:
+    first, beyond = ("", "") if ascii_only else ("\xc0-\u2027", _BEYOND)
+    plain = rf"[A-Za-z0-9(/.$+^_{first}](?:[{_QUIET}{beyond}]++|:(?![ \n])|(?<! )#)*+(?<! )"
+    inside = r"\x00-\x1f\x7f" + ("" if ascii_only else _NOT_INSIDE)
+    quoted = rf"\"[^\"\\{inside}]*+\"|'[^'{inside}]*+'"
+    key = "([A-Za-z][A-Za-z0-9_-]{0,63})"
+    return _Lines(
+        re.compile(rf"{key}:(?: ({plain}(?:\n +{plain})*|{quoted})\n|\n(?=( +)[A-Za-z]))"),
+        re.compile(rf"( +){key}: ({plain}|{quoted})\n"),
+    )
 
 
 def has_libyaml() -> bool:
@@ -244,6 +261,7 @@ class _LineReader:
 
     def __init__(self, text: str) -> None:
         self._text = text
+        self._lines = _lines(text.isascii())
         self._count = 0
         self.duplicates: list[tuple[str, Any]] = []
 
@@ -251,9 +269,10 @@ class _LineReader:
         """Return the text as nodes; None sends it to libyaml, also when a bound may be exceeded."""
         text, size = self._text, len(self._text)
         root = Fields(_Mark(0, 0, 0), flow=False)
+        match = self._lines.outer.match
         position = number = 0
         while position < size:
-            line = _LINE.match(text, position)
+            line = match(text, position)
             if line is None:
                 return None
             key, value, indentation = line.groups()
@@ -286,8 +305,9 @@ class _LineReader:
         """Return the mapping whose lines begin at *position*; None when a line is another kind or a key stands twice."""
         text, width = self._text, len(indentation)
         inner = Fields(_Mark(number, width, position + width), flow=False)
+        match = self._lines.inner.match
         while text.startswith(" ", position):
-            line = _INNER_LINE.match(text, position)
+            line = match(text, position)
             if line is None or line.group(1) != indentation or line.group(2) in inner.items:
                 return None
             key = sys.intern(line.group(2))
