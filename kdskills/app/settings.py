@@ -85,10 +85,14 @@ def config_files() -> tuple[Path, ...]:
 
 
 class BusSettings(BaseModel):
-    """Who may call over the command bus, and how much at once."""
+    """Where the command bus is, who may call over it, and how much at once."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    url: str | None = Field(
+        default=None,
+        description="Address of the bus that `kdskills serve` answers, too, such as `nats://127.0.0.1:4222`.",
+    )
     version: str = Field(default="v1", pattern=r"^[A-Za-z0-9_-]{1,64}$", description="Version in the subjects.")
     projects: tuple[str, ...] = Field(default=("local",), description="Projects that may call over the bus.")
     channels: dict[str, str] = Field(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import yaml
 
+from kdskills.app.logs import without_secrets
 from kdskills.app.operations.extras import EXTRAS
 from kdskills.app.operations.models import Input, Output
 from kdskills.app.operations.table import Context, Implementation
@@ -122,6 +123,8 @@ async def _parts(host: Host) -> list[Check]:
         looks["bundle"] = asyncio.to_thread(_bundle, host, settings.bundle), "mend `bundle`, or what it names"
     if settings.skill_roots:
         looks["skill roots"] = asyncio.to_thread(_roots, host), "mend `skill_roots`, or start what they name"
+    if settings.bus.url is not None:
+        looks["bus"] = _bus(settings.bus.url), "start the NATS server with JetStream, or mend `bus.url`"
     if settings.codex_binary != type(settings).model_fields["codex_binary"].default:
         looks["codex"] = asyncio.to_thread(_program, settings.codex_binary), "install it, or mend `codex_binary`"
     words = await asyncio.gather(*(_look(look) for look, _ in looks.values()))
@@ -138,10 +141,10 @@ async def _look(look: Awaitable[str]) -> tuple[bool, str]:
             return True, await look
     except KdskillsError as error:
         return False, f"{error.code}: {error.message}"
+    except TimeoutError:  # one of OSError's, without words of its own
+        return False, f"no answer in {PATIENCE_S:.0f} s"
     except OSError as error:
         return False, f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
-    except TimeoutError:
-        return False, f"no answer in {PATIENCE_S:.0f} s"
 
 
 def _writable(folder: Path) -> str:
@@ -205,6 +208,35 @@ async def _session_store(host: Host, url: str) -> str:
     store = await asyncio.to_thread(host.session_store, url)
     await store.get("doctor")
     return "answers"
+
+
+async def _bus(url: str) -> str:
+    """Connect to the command bus, and ask its JetStream something. Raises MissingExtra, OSError."""
+    try:
+        from nats.aio.client import Client
+        from nats.errors import Error as NatsError
+    except ModuleNotFoundError as error:
+        raise MissingExtra("the command bus", "service") from error
+
+    troubles: list[Exception] = []
+
+    async def told(error: Exception) -> None:
+        """Note what keeps the bus away: the error that is raised does not say it."""
+        troubles.append(error)
+
+    connection = Client()
+    try:
+        await connection.connect(
+            url, error_cb=told, allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0
+        )
+        try:
+            await connection.jetstream().account_info()
+        finally:
+            await connection.close()
+    except (NatsError, ValueError) as error:
+        reason = troubles[-1] if troubles else error
+        raise OSError(errno.EIO, without_secrets(f"{type(reason).__name__}: {reason}")) from error
+    return "answers, with JetStream"
 
 
 def _bundle(host: Host, path: Path) -> str:

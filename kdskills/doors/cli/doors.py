@@ -36,11 +36,15 @@ def serve(
     ctx: typer.Context,
     listen: Annotated[str | None, typer.Option("--listen", help="HOST:PORT; the setting when omitted.")] = None,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Ask for no token; on loopback only.")] = False,
-    nats: Annotated[str | None, typer.Option("--nats", help="Also answer the command bus at this URL.")] = None,
+    nats: Annotated[
+        str | None, typer.Option("--nats", help="Also answer the command bus at this URL; the setting when omitted.")
+    ] = None,
 ) -> None:
-    """Run the service: HTTP, MCP under /mcp, and with --nats the command bus; TERM lets running requests finish."""
+    """Run the service: HTTP, MCP under /mcp, and the command bus that is named; TERM lets running requests finish."""
     with failing(as_json=False):
-        door("serve")(host_of(ctx), listen=listen, no_auth=no_auth, nats=None if nats is None else (door("nats"), nats))
+        host = host_of(ctx)
+        url = host.settings.bus.url if nats is None else nats
+        door("serve")(host, listen=listen, no_auth=no_auth, nats=None if url is None else (door("nats"), url))
 
 
 def mcp(

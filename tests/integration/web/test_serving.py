@@ -170,9 +170,14 @@ def test_a_taken_address_is_one_sentence(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_bus_that_is_away_is_a_warning(start):
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [(("--nats", "nats://127.0.0.1:1"), {}), ((), {"KDSKILLS_BUS__URL": "nats://127.0.0.1:1"})],
+    ids=["option", "setting"],
+)
+def test_a_bus_that_is_away_is_a_warning(start, words, variables):
     """HTTP answers although the bus does not; the log says so, and the service stops in order."""
-    service = start("--no-auth", "--nats", "nats://127.0.0.1:1")
+    service = start("--no-auth", *words, **variables)
     until(lambda: '"logger": "kdskills.nats"' in service.said)
     assert httpx.get(f"{service.url}/healthz").status_code == 200
     assert service.stop() == 0
