@@ -34,7 +34,7 @@ class Leaf:
             (folder / "cgroup.procs").write_text(str(pid), encoding="ascii")
 
     def oom_kills(self) -> int:
-        """Return how many processes the kernel killed for want of memory."""
+        """Return how many processes the kernel killed because memory ran out."""
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         try:
             lines = (self.memory / name).read_text(encoding="ascii").splitlines()
@@ -44,16 +44,16 @@ class Leaf:
 
     def members(self) -> list[int]:
         """Return the processes inside."""
-        found: set[int] = set()
+        pids: set[int] = set()
         for folder in self.folders:
             try:
-                found.update(int(line) for line in (folder / "cgroup.procs").read_text(encoding="ascii").split())
+                pids.update(int(line) for line in (folder / "cgroup.procs").read_text(encoding="ascii").split())
             except OSError:
                 continue
-        return sorted(found)
+        return sorted(pids)
 
     def bounds(self) -> dict[str, int]:
-        """Return the limits as the kernel holds them."""
+        """Return the limits the kernel enforces."""
         memory = "memory.max" if self.version == 2 else "memory.limit_in_bytes"
         return {
             "memory": int((self.memory / memory).read_text(encoding="ascii")),
@@ -61,7 +61,7 @@ class Leaf:
         }
 
     def bound(self, memory: int, pids: int) -> None:
-        """Set other limits than it was made with. Raises OSError when the kernel will not hold them."""
+        """Change the limits. Raises OSError when the kernel refuses them."""
         if self.version == 2:
             _write(self.memory / "memory.max", memory)
         else:
@@ -72,21 +72,21 @@ class Leaf:
         _write(self.pids / "pids.max", pids)
 
     def remove(self, patience_s: float = 5.0) -> bool:
-        """Kill what is still inside and remove the leaf; False when the kernel will not let go of it in time."""
+        """Kill every process inside and remove the leaf; False when that fails for *patience_s*."""
         end = time.monotonic() + patience_s
-        left = list(self.folders)
+        folders = list(self.folders)
         while True:
             for pid in self.members():
                 _kill(pid)
-            left = [folder for folder in left if not _rmdir(folder)]
-            if not left or time.monotonic() >= end:
-                return not left
+            folders = [folder for folder in folders if not _rmdir(folder)]
+            if not folders or time.monotonic() >= end:
+                return not folders
             time.sleep(0.002)
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupParent:
-    """A place where leaves can be made."""
+    """A cgroup in which leaves can be made."""
 
     memory: Path
     pids: Path
@@ -126,29 +126,29 @@ class CgroupParent:
         return [Leaf(self.memory / name, self.pids / name, self.version) for name in sorted(names)]
 
 
-def find_parent(mount: Path = MOUNT, own: str | None = None) -> CgroupParent | None:
-    """Return where leaves can be made here, found by making one; None when nowhere.
+def find_parent(mount: Path = MOUNT, own_cgroups: str | None = None) -> CgroupParent | None:
+    """Return the folder in which leaves can be made, tested by making one; None when there is none.
 
     Args:
         mount: Where the hierarchies are mounted.
-        own: Text of `/proc/self/cgroup`; read when None.
+        own_cgroups: Text of `/proc/self/cgroup`; read when None.
     """
     if (mount / "cgroup.controllers").is_file():
-        text = own if own is not None else Path("/proc/self/cgroup").read_text(encoding="utf-8")
+        text = own_cgroups if own_cgroups is not None else Path("/proc/self/cgroup").read_text(encoding="utf-8")
         candidates = [CgroupParent(path, path, 2) for path in _v2_places(mount, text)]
     else:
         candidates = [CgroupParent(mount / "memory" / PARENT, mount / "pids" / PARENT, 1)]
     return next((parent for parent in candidates if _usable(parent)), None)
 
 
-def _v2_places(mount: Path, own: str) -> list[Path]:
+def _v2_places(mount: Path, own_cgroups: str) -> list[Path]:
     """Return where a version 2 parent may be: the top, or the highest folder above us that was delegated to us."""
-    places = [mount / PARENT]
-    path = next((line[3:] for line in own.splitlines() if line.startswith("0::/")), "/").lstrip("/")
+    candidates = [mount / PARENT]
+    path = next((line[3:] for line in own_cgroups.splitlines() if line.startswith("0::/")), "/").lstrip("/")
     parts = path.split("/") if path else []
     above = [mount.joinpath(*parts[:count]) for count in range(1, len(parts))]
-    places += [folder / PARENT for folder in above if os.access(folder, os.W_OK)]
-    return places
+    candidates += [folder / PARENT for folder in above if os.access(folder, os.W_OK)]
+    return candidates
 
 
 def _usable(parent: CgroupParent) -> bool:

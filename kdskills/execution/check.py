@@ -56,8 +56,8 @@ HOOK_NAMES = frozenset(
 )  # fmt: skip
 """Loader, interpreter and client hooks refused by name."""
 
-TOLD_NAMES = frozenset({"KDSKILLS_SKILL_DIR", "KDSKILLS_TURN_DIR"})
-"""Variables the runtime tools tell a script; a model's call may not set them."""
+RUNTIME_VARIABLES = frozenset({"KDSKILLS_SKILL_DIR", "KDSKILLS_TURN_DIR"})
+"""Variables the runtime tools set for a script; a model's call may not set them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ def check_request(request: ExecRequest) -> Plan:
         *_label_errors(request),
     ]
     if errors:
-        shown = "; ".join(errors[:5]) + (f"; and {len(errors) - 5} more" if len(errors) > 5 else "")
-        raise ExecRefused(f"the request cannot be run: {shown}", code="bad_request", who="caller", errors=errors)
+        summary = "; ".join(errors[:5]) + (f"; and {len(errors) - 5} more" if len(errors) > 5 else "")
+        raise ExecRefused(f"the request cannot be run: {summary}", code="bad_request", who="caller", errors=errors)
     return Plan(
         request=request,
         argv=_argv(request),
@@ -142,8 +142,8 @@ def path_problem(path: str) -> str | None:
 def output_problem(path: str) -> str | None:
     """Return why a file of this path never leaves a run, or None.
 
-    Programs choose the names of their outputs. One that a terminal would obey, that reads otherwise than it is written,
-    or that is no text is refused, by every engine alike.
+    Programs choose the names of their outputs. Every engine refuses names with control or direction characters, which a
+    terminal would obey or show in another order, and names that are not text.
     """
     if _DIRECTION.search(path):
         return "has characters that turn the direction of text"
@@ -169,7 +169,7 @@ def env_problem(name: str) -> str | None:
     """Return why an environment variable of this name is refused, or None."""
     if not _ENV_NAME.fullmatch(name):
         return "is no variable name"
-    if name in TOLD_NAMES:
+    if name in RUNTIME_VARIABLES:
         return None
     if name in HOOK_NAMES or any(name[: len(prefix)] == prefix for prefix in HOOK_PREFIXES):
         return "steers loaders or interpreters and is refused by name"
@@ -202,9 +202,9 @@ def _limit_errors(limits: Limits, longest: float) -> Iterator[str]:
 
 
 def _program_errors(request: ExecRequest) -> Iterator[str]:
-    given = [name for name in ("argv", "script", "code") if getattr(request, name) is not None]
-    if len(given) != 1:
-        yield f"exactly one of argv, script and code must be given, not {' and '.join(given) or 'none'}"
+    program_fields = [name for name in ("argv", "script", "code") if getattr(request, name) is not None]
+    if len(program_fields) != 1:
+        yield f"exactly one of argv, script and code must be given, not {' and '.join(program_fields) or 'none'}"
         return
     if len(request.stdin) > request.limits.stdin:
         yield f"stdin has {len(request.stdin)} bytes, more than {request.limits.stdin}"
@@ -257,21 +257,21 @@ def _env_errors(request: ExecRequest) -> Iterator[str]:
 
 
 def _skill_errors(request: ExecRequest) -> Iterator[str]:
-    seen: set[str] = set()
+    mounted_ids: set[str] = set()
     if len(request.skills) > MAX_SKILLS:
         yield f"more than {MAX_SKILLS} skills are mounted"
     for mount in request.skills:
         if not _MOUNT_ID.fullmatch(mount.id) or mount.id in {".", ".."}:
             yield f"skill id {mount.id!r} is no safe folder name"
-        if mount.id in seen:
+        if mount.id in mounted_ids:
             yield f"skill id {mount.id!r} is mounted twice"
-        seen.add(mount.id)
+        mounted_ids.add(mount.id)
 
 
 def _input_errors(request: ExecRequest) -> Iterator[str]:
-    most = MAX_BACKGROUND_INPUTS if request.background else MAX_INPUTS
-    if len(request.inputs) > most:
-        yield f"more than {most} inputs are given"
+    max_inputs = MAX_BACKGROUND_INPUTS if request.background else MAX_INPUTS
+    if len(request.inputs) > max_inputs:
+        yield f"more than {max_inputs} inputs are given"
     files: set[str] = set()
     total = 0
     for item in request.inputs:

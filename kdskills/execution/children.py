@@ -1,4 +1,4 @@
-"""What children take over from this process: signals, whether it hears of their end, and its own limits."""
+"""What child processes inherit from this one: ignored signals, SIGCHLD and resource limits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kdskills.errors import ExecRefused
 
 
 def require_endings(engine: str) -> None:
-    """Refuse to run programs where the kernel throws away how they end.
+    """Refuse to run programs where the kernel discards their exit codes.
 
-    A process started by a parent that ignores SIGCHLD ignores it too, without having said so. Then a failed program
+    A process started by a parent that ignores SIGCHLD inherits that. Then a failed program
     looks like one that succeeded, and launchers that wait for their children wait for ever.
 
     Raises:
@@ -21,17 +21,17 @@ def require_endings(engine: str) -> None:
     """
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         raise ExecRefused(
-            "this process ignores SIGCHLD, as whoever started it did, so nobody is told how programs end: start kdskills"
+            "this process ignores SIGCHLD, like the program that started it, so exit codes of programs are lost: start kdskills"
             " with SIGCHLD at its default, such as by env --default-signal=CHLD kdskills",
             engine=engine,
         )
 
 
 def signal_reset() -> Callable[[], None] | None:
-    """Return what a child calls before it becomes a program, so that the program ignores and blocks no signal.
+    """Return a function that a child calls before it becomes a program, so that the program ignores and blocks no signal.
 
-    A program started under `nohup`, by a shell in the background, or by a host that ignores SIGINT, would otherwise never hear
-    these signals. None when there is nothing to reset: then children start the fast way. Engines whose own watcher starts
+    A program started under `nohup`, by a shell in the background, or by a host that ignores SIGINT, would otherwise never
+    receive these signals. None when there is nothing to reset: then children start the fast way. Engines whose own watcher starts
     the program reset every signal there.
     """
     ignored = [
@@ -52,13 +52,15 @@ def _reset(ignored: Collection[int]) -> None:
 
 
 def within_ours(bounds: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """Return (soft, hard) *bounds* by short name, none above what this process itself may have.
+    """Return (soft, hard) *bounds* by short name, none above the hard limits of this process.
 
-    A child inherits our hard limits and nothing but privilege raises them, so a wider bound would be refused; the
-    narrower one that is in force keeps what was promised.
+    A child inherits our hard limits and only privilege raises them, so the kernel would refuse a wider bound. The
+    narrower limit in force keeps the promise too.
     """
-    kept = {}
+    narrowed = {}
     for name, (soft, hard) in bounds.items():
-        most = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
-        kept[name] = (soft, hard) if most == resource.RLIM_INFINITY else (min(soft, most), min(hard, most))
-    return kept
+        hard_limit = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
+        narrowed[name] = (
+            (soft, hard) if hard_limit == resource.RLIM_INFINITY else (min(soft, hard_limit), min(hard, hard_limit))
+        )
+    return narrowed

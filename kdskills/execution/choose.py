@@ -35,11 +35,11 @@ async def choose(
         ExecRefused: `engine_unavailable` with every probe and its cure, `isolation_too_weak`, or `policy_denied`.
     """
     if name != "auto":
-        return await _named(engines, name, min_isolation, allow_unisolated=allow_unisolated)
-    known = {engine.name: engine for engine in engines}
+        return await _engine_by_name(engines, name, min_isolation, allow_unisolated=allow_unisolated)
+    engines_by_name = {engine.name: engine for engine in engines}
     reports: list[ProbeReport] = []
     for candidate in AUTO_ORDER:
-        engine = known.get(candidate)
+        engine = engines_by_name.get(candidate)
         if engine is None:
             continue
         lowest = min(min_isolation, IsolationLevel.LANDLOCK) if candidate == "landlock" else min_isolation
@@ -89,13 +89,13 @@ def unavailable(reports: Sequence[ProbeReport]) -> ExecRefused:
     )
 
 
-async def _named(
+async def _engine_by_name(
     engines: Sequence[Executor], name: str, min_isolation: IsolationLevel, *, allow_unisolated: bool
 ) -> Executor:
     engine = next((engine for engine in engines if engine.name == name), None)
     if engine is None:
-        known = ", ".join(sorted(engine.name for engine in engines)) or "none"
-        raise ExecRefused(f"no engine is named {name!r}; there are: {known}", engine=name)
+        names = ", ".join(sorted(engine.name for engine in engines)) or "none"
+        raise ExecRefused(f"no engine is named {name!r}; there are: {names}", engine=name)
     if engine.level == IsolationLevel.NONE:
         if not allow_unisolated:
             raise ExecRefused(

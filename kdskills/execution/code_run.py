@@ -18,11 +18,11 @@ Start = Literal["started", "failed", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class CodeReport:
-    """What the entry and the program said. All of it after `started` is the program's own word.
+    """What the entry and the program reported. The program writes everything after `started`, so none of it is trusted.
 
     Attributes:
         start: First line of the report, or None when there was none: the entry itself did not run.
-        error: Why the program was not started, or the exception it ended with.
+        error: Why the program did not start, or the exception it ended with.
         value: What the program handed back.
         ended: Whether the last line came; a program killed or left by `os._exit` has none.
     """
@@ -34,7 +34,7 @@ class CodeReport:
 
 
 def read_report(data: bytes) -> CodeReport:
-    """Read the report lines, believing no more than their form; never raises."""
+    """Read the report lines and check their form; never raises."""
     lines = [_line(raw) for raw in data[:MAX_REPORT].split(b"\n") if raw]
     first = lines[0] if lines else {}
     match first.get("event"):
@@ -55,7 +55,7 @@ def apply_report(result: ExecResult, data: bytes) -> ExecResult:
 
     * Started: status and exit code are the engine's; an exception becomes `error`, a reported value `value`.
     * `skills_mismatch` and other refusals: status `refused`, and no exit code, as no program ran.
-    * The entry failed, or never spoke though the engine saw an end of its own accord: `infra_error`.
+    * The entry failed, or reported nothing although the engine saw it exit: `infra_error`.
     """
     report = read_report(data)
     if report.start == "started":
@@ -85,7 +85,7 @@ def _ended(line: dict[str, Any] | None) -> CodeReport:
 
 
 def _line(raw: bytes) -> dict[str, Any]:
-    """Parse one line; what is not a JSON object says nothing."""
+    """Parse one line; a line that is not a JSON object counts as an empty one."""
     try:
         line = json.loads(raw, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -105,7 +105,7 @@ def _text(line: dict[str, Any], key: str) -> str:
 
 
 def _last_words(result: ExecResult) -> str:
-    """Say why the entry did not speak, as far as its standard error tells."""
+    """Return why the entry reported nothing, with the end of its standard error."""
     words = result.stderr.text.strip()[-500:]
     return (
         f"the entry ended before the program started: {words}"

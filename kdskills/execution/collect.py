@@ -25,7 +25,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(slots=True)
 class Collection:
-    """What was collected so far, and what still may be."""
+    """The files and errors collected so far, and how much more may be collected."""
 
     globs: Sequence[OutputGlob]
     files_left: int
@@ -35,14 +35,14 @@ class Collection:
     errors: list[ArtifactError] = field(default_factory=list)
 
     def refuse(self, path: str, code: str, message: str) -> None:
-        """Note an output that was not collected, its name escaped; a flood of them is cut."""
+        """Add an error for an output that was not collected, its name escaped; at most 64 are kept."""
         if len(self.errors) < MAX_ERRORS:
             self.errors.append(ArtifactError(shown_path(path), code, message))
 
     def accept(self, path: str, data: bytes, mode: int) -> None:
-        """Take one regular file's bytes, within the caps that are left; *mode* is masked.
+        """Add one regular file, within the remaining caps; *mode* is masked.
 
-        Whatever engine reads the file, this is where its name is judged: `bad_name` for one that is no clean path.
+        Every engine's files come through here, so their names are checked here: `bad_name` for one that is no clean path.
         """
         problem = output_problem(path)
         if problem is not None:
@@ -69,101 +69,103 @@ def collect(folder: int, globs: Sequence[OutputGlob], limits: Limits) -> Collect
 
     Outputs that are links, special files, too large, too many, unreadable or missing become errors; nothing raises.
     """
-    found = new_collection(globs, limits)
+    collection = new_collection(globs, limits)
     if globs:
-        _walk(folder, (), found)
-        finish(found)
-    return found
+        _walk(folder, (), collection)
+        finish(collection)
+    return collection
 
 
-def finish(found: Collection) -> None:
-    """Sort what was found, and name every declared output nothing came for."""
-    found.artifacts.sort(key=lambda item: item.path)
-    paths = [item.path for item in found.artifacts] + [item.path for item in found.errors]
-    seen = [tuple(path.split("/")) for path in paths]
-    for glob in found.globs:
-        if not any(glob.matches(path) for path in seen):
-            found.refuse(glob.pattern, "missing", "the program left no such file")
+def finish(collection: Collection) -> None:
+    """Sort the files, and add an error for every declared output that no file matches."""
+    collection.artifacts.sort(key=lambda item: item.path)
+    paths = [item.path for item in collection.artifacts] + [item.path for item in collection.errors]
+    path_parts = [tuple(path.split("/")) for path in paths]
+    for glob in collection.globs:
+        if not any(glob.matches(path) for path in path_parts):
+            collection.refuse(glob.pattern, "missing", "the program left no such file")
 
 
-def _walk(folder: int, prefix: tuple[str, ...], found: Collection) -> None:
+def _walk(folder: int, prefix: tuple[str, ...], collection: Collection) -> None:
     try:
         with os.scandir(folder) as entries:
             names = []
             for entry in entries:
-                found.entries_left -= 1
-                if found.entries_left < 0:
-                    found.refuse("/".join(prefix) or ".", "too_many", f"more than {MAX_ENTRIES} entries to look at")
+                collection.entries_left -= 1
+                if collection.entries_left < 0:
+                    collection.refuse(
+                        "/".join(prefix) or ".", "too_many", f"more than {MAX_ENTRIES} entries to look at"
+                    )
                     break
                 names.append(entry.name)
     except OSError as error:
-        found.refuse("/".join(prefix) or ".", "unreadable", error.strerror or "cannot be listed")
+        collection.refuse("/".join(prefix) or ".", "unreadable", error.strerror or "cannot be listed")
         return
     for name in sorted(names):
-        _visit(folder, name, (*prefix, name), found)
+        _visit(folder, name, (*prefix, name), collection)
 
 
-def _visit(folder: int, name: str, path: tuple[str, ...], found: Collection) -> None:
-    matched = any(glob.matches(path) for glob in found.globs)
-    shown = "/".join(path)
+def _visit(folder: int, name: str, path: tuple[str, ...], collection: Collection) -> None:
+    matched = any(glob.matches(path) for glob in collection.globs)
+    file_path = "/".join(path)
     try:
         facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISDIR(facts.st_mode):
-            if any(glob.may_lie_below(path) for glob in found.globs):
-                _descend(folder, name, path, found)
+            if any(glob.may_lie_below(path) for glob in collection.globs):
+                _descend(folder, name, path, collection)
             return
         if not matched:
             if stat.S_ISLNK(facts.st_mode):
-                _link_on_the_way(path, shown, found)
+                _link_on_the_way(path, file_path, collection)
             return
         if not stat.S_ISREG(facts.st_mode):
             kind = "link" if stat.S_ISLNK(facts.st_mode) else "not_regular"
-            found.refuse(shown, kind, "is a link" if kind == "link" else "is no regular file")
+            collection.refuse(file_path, kind, "is a link" if kind == "link" else "is no regular file")
             return
-        _take(folder, name, shown, found)
+        _take(folder, name, file_path, collection)
     except OSError as error:
         if matched:
-            found.refuse(shown, "unreadable", error.strerror or "cannot be read")
+            collection.refuse(file_path, "unreadable", error.strerror or "cannot be read")
 
 
-def _link_on_the_way(path: tuple[str, ...], shown: str, found: Collection) -> None:
+def _link_on_the_way(path: tuple[str, ...], link_path: str, collection: Collection) -> None:
     """A link standing where a literal output names a folder explains why that output is not there."""
-    for glob in found.globs:
+    for glob in collection.globs:
         if glob.literal and glob.may_lie_below(path):
-            found.refuse(glob.pattern, "link", f"{shown_path(shown)} is a link")
+            collection.refuse(glob.pattern, "link", f"{shown_path(link_path)} is a link")
 
 
-def _descend(folder: int, name: str, path: tuple[str, ...], found: Collection) -> None:
+def _descend(folder: int, name: str, path: tuple[str, ...], collection: Collection) -> None:
     if len(path) > MAX_DEPTH:
-        found.refuse("/".join(path), "too_deep", f"more than {MAX_DEPTH} folders deep")
+        collection.refuse("/".join(path), "too_deep", f"more than {MAX_DEPTH} folders deep")
         return
     deeper = os.open(name, _FOLDER, dir_fd=folder)
     try:
-        _walk(deeper, path, found)
+        _walk(deeper, path, collection)
     finally:
         os.close(deeper)
 
 
-def _take(folder: int, name: str, shown: str, found: Collection) -> None:
+def _take(folder: int, name: str, file_path: str, collection: Collection) -> None:
     fd = os.open(name, _FILE, dir_fd=folder)
     try:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
-            found.refuse(shown, "not_regular", "is no regular file")
-        elif found.files_left <= 0:
-            found.refuse(shown, "too_many", "more files match than may be collected")
+            collection.refuse(file_path, "not_regular", "is no regular file")
+        elif collection.files_left <= 0:
+            collection.refuse(file_path, "too_many", "more files match than may be collected")
         else:
-            found.accept(shown, _read(fd, found.bytes_left + 1), facts.st_mode)
+            collection.accept(file_path, _read(fd, collection.bytes_left + 1), facts.st_mode)
     finally:
         os.close(fd)
 
 
-def _read(fd: int, most: int) -> bytes:
+def _read(fd: int, limit: int) -> bytes:
     pieces: list[bytes] = []
-    while most > 0:
-        piece = os.read(fd, min(most, 1024 * 1024))
+    while limit > 0:
+        piece = os.read(fd, min(limit, 1024 * 1024))
         if not piece:
             break
         pieces.append(piece)
-        most -= len(piece)
+        limit -= len(piece)
     return b"".join(pieces)

@@ -1,7 +1,7 @@
-"""The host's half of the talk with `kdskills_runtime.container_init`: write its order, read its answer.
+"""The host's half of the exchange with `kdskills_runtime.container_init`: write its order, read its answer.
 
-What comes back went through a container an untrusted program was in charge of. Bytes before the nonce are the
-program's own output; what follows it is authentic, and still checked: paths, globs, sizes, counts.
+The answer comes out of a container that ran an untrusted program. Bytes before the nonce are the program's own output;
+what follows it is authentic, and is checked all the same: paths, globs, sizes, counts.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Demux:
 
 
 def _nowhere(data: bytes) -> None:
-    """Take bytes of a stream nobody asked for."""
+    """Drop bytes of an unknown stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,21 +184,21 @@ class Answer:
         return self.done or self.broken is not None
 
     def close(self) -> None:
-        """Say that no more comes."""
+        """Finish reading: standard output has ended."""
         if not self.answering:
             self.stdout.feed(bytes(self._buffer))
         elif not self.done and self.broken is None:
-            self.broken = "the answer broke off"
+            self.broken = "the answer ended too early"
         self._buffer.clear()
         finish(self.found)
 
     def _find_nonce(self) -> bool:
-        """Hand on the program's own output, and say whether the nonce came."""
-        at = self._buffer.find(self.nonce)
-        own = at if at >= 0 else len(self._buffer) - self._begun()
-        self.stdout.feed(bytes(self._buffer[:own]))
-        del self._buffer[: own + (NONCE_SIZE if at >= 0 else 0)]
-        self.answering = at >= 0
+        """Pass on the program's own output, and return whether the nonce was read."""
+        nonce_start = self._buffer.find(self.nonce)
+        output_end = nonce_start if nonce_start >= 0 else len(self._buffer) - self._begun()
+        self.stdout.feed(bytes(self._buffer[:output_end]))
+        del self._buffer[: output_end + (NONCE_SIZE if nonce_start >= 0 else 0)]
+        self.answering = nonce_start >= 0
         return self.answering
 
     def _begun(self) -> int:
@@ -207,7 +207,7 @@ class Answer:
         return next((size for size in sizes if self._buffer.endswith(self.nonce[:size])), 0)
 
     def _step(self) -> bool:
-        """Understand one line or one announced body; False when more bytes are needed."""
+        """Read one line or one announced body; False when more bytes are needed."""
         if self._body is not None:
             head, size = self._body
             if len(self._buffer) < size:
@@ -250,7 +250,7 @@ class Answer:
                 raise ValueError(line["kind"])
 
     def _accept(self, path: str, data: bytes, mode: int) -> None:
-        """Take a file that was asked for."""
+        """Collect a file, which a declared output must match."""
         if any(glob.matches(tuple(path.split("/"))) for glob in self.plan.globs):
             self.found.accept(path, data, mode)
         else:
@@ -262,9 +262,9 @@ def _ended(line: dict[str, Any], plan: Plan) -> Ended:
     trouble = None
     if "stage" in line:
         program = plan.argv[0] if plan.argv else "python3"
-        what = {"exec": program, "workdir": plan.cwd}.get(line["stage"], str(line["stage"]))
+        subject = {"exec": program, "workdir": plan.cwd}.get(line["stage"], str(line["stage"]))
         code = {"exec": "program_missing", "workdir": "workdir_missing"}.get(line["stage"], "setup_failed")
-        trouble = ExecError(str(line["stage"]), code, f"{what}: {os.strerror(int(line['errno']))}")
+        trouble = ExecError(str(line["stage"]), code, f"{subject}: {os.strerror(int(line['errno']))}")
     return Ended(
         reason="timeout" if line["reason"] == "timeout" else "exited",
         code=int(line["code"]) if "code" in line else None,

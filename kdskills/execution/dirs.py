@@ -41,7 +41,7 @@ def private_dir(path: Path, *, passable: bool = False, narrow: bool = True) -> P
         path: The folder.
         passable: Whether programs under a uid of their own must reach what lies in it: then others may pass it (0711), which
             shows them nothing but what they know by name.
-        narrow: Whether one of ours that others may read is closed to them.
+        narrow: Whether an existing folder of ours that others may read is closed to them.
 
     Raises:
         ExecRefused: The folder belongs to another user, is a link, or others may write to it.
@@ -61,7 +61,7 @@ def private_dir(path: Path, *, passable: bool = False, narrow: bool = True) -> P
 
 
 def write_note(path: Path, text: str) -> None:
-    """Write a new file (0600) that is seen whole or not at all by whoever looks for leftovers meanwhile."""
+    """Write a new file (0600) so that a search for leftovers meanwhile sees all of it or nothing."""
     aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -74,19 +74,19 @@ def write_note(path: Path, text: str) -> None:
 
 
 def discard_tree(path: Path) -> None:
-    """Remove a tree that is found by its name: the name goes first, so that nobody ever takes half a tree for a whole."""
+    """Remove a tree: it is renamed first, so that nobody takes a half-removed tree for a whole one."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
     aside = path.with_name(f".old-{secrets.token_hex(8)}")
-    with suppress(FileNotFoundError):  # somebody else was quicker
+    with suppress(FileNotFoundError):  # another process renamed it first
         path.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def _xdg(variable: str, fallback: str) -> Path:
-    given = os.environ.get(variable, "")
-    base = Path(given) if given.startswith("/") else Path(os.path.expanduser("~")) / fallback  # noqa: PTH111 - no raise
+    configured = os.environ.get(variable, "")
+    base = Path(configured) if configured.startswith("/") else Path(os.path.expanduser("~")) / fallback  # noqa: PTH111 - no raise
     if not base.is_absolute():
         raise ExecRefused(f"this user has no home: set {variable} to a folder of its own", variable=variable)
     return base

@@ -17,13 +17,13 @@ class FinishedRun:
         return self._result
 
     async def cancel(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: the run is over."""
 
     def signal(self, number: int) -> None:
-        """There is nobody to hear it."""
+        """Do nothing: no program is running."""
 
     def tail(self, limit: int = 8192) -> tuple[bytes, bytes]:
-        """Return nothing, for nothing was written."""
+        """Return two empty outputs: nothing was written."""
         return b"", b""
 
 

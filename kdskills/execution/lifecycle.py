@@ -1,4 +1,4 @@
-"""Telling what dead owners left from what living ones use, and ending it.
+"""Finding and ending what dead owners left, without touching what living ones use.
 
 A cgroup leaf is named after the process that made it, so it can be judged without any record; it holds every process
 of its run. Where there are no cgroups, a small record beside the state names the launcher instead.
@@ -26,7 +26,7 @@ _LEAF = re.compile(r"(?P<ns>\d+)-(?P<pid>\d+)-(?P<start>\d+)-[0-9a-f]{16}")
 
 _PROBE = re.compile(r"probe-\d+-(?P<made>\d+)")
 PROBE_S = 10
-"""Whether leaves can be made is found out by making one, for milliseconds; an older one was forgotten."""
+"""Seconds after which a leaf made by a probe counts as forgotten; the probe itself takes milliseconds."""
 
 
 def leaf_name() -> str:
@@ -39,14 +39,14 @@ def leaf_is_leftover(name: str) -> bool:
     probe = _PROBE.fullmatch(name)
     if probe is not None:
         return time.monotonic_ns() - int(probe["made"]) > PROBE_S * 10**9
-    found = _LEAF.fullmatch(name)
-    if found is None or int(found["ns"]) != _own_namespace():
+    owner = _LEAF.fullmatch(name)
+    if owner is None or int(owner["ns"]) != _own_namespace():
         return False
-    return process_start(int(found["pid"])) != found["start"]
+    return process_start(int(owner["pid"])) != owner["start"]
 
 
 ASIDE_S = 3600
-"""A record is written aside within moments; one that still lies there was left by a process that died."""
+"""Seconds after which a half-written record counts as left by a process that died."""
 
 
 class RunRecords:
@@ -64,7 +64,7 @@ class RunRecords:
         return path
 
     def leftovers(self) -> Iterator[tuple[Path, str, int, str]]:
-        """Return (file, run, launcher, its start) of every record nobody watches; an unreadable one has launcher 0."""
+        """Return (file, run, launcher, its start) of every record whose owner is dead; an unreadable record has launcher 0."""
         for path in sorted(self._top.glob("*.json")) if self._top.is_dir() else ():
             try:
                 facts = json.loads(path.read_bytes())
@@ -85,7 +85,7 @@ class RunRecords:
 
 
 def reap(records: RunRecords, parent: CgroupParent | None) -> ReapReport:
-    """End what dead owners left behind and say so, one line each."""
+    """End what dead owners left behind, and report one line for each."""
     ended: list[str] = []
     failed: list[str] = []
     for leaf in parent.leaves() if parent is not None else ():

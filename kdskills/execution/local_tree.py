@@ -38,14 +38,14 @@ class RunFolder:
 
     @classmethod
     def make(cls, top: Path, request: ExecRequest) -> RunFolder:
-        """Make the folders of a new run below *top*, and note who watches it."""
+        """Make the folders of a new run below *top*, and record its owner."""
         mark = secrets.token_hex(16)
         folder = cls(top / mark, mark)
         folder.path.mkdir(mode=0o700)
         labels = owner_labels(request.owner, request.request_id or mark)
         write_note(folder.path / "owner.json", json.dumps(labels))
-        for place in (folder.work, folder.tmp, folder.control):
-            place.mkdir(mode=0o700)
+        for subfolder in (folder.work, folder.tmp, folder.control):
+            subfolder.mkdir(mode=0o700)
         return folder
 
     @property
@@ -64,7 +64,7 @@ class RunFolder:
         return self.path / "control"
 
     def place(self, inputs: Sequence[tuple[str, bytes]], cwd: str, executable: Collection[str] = ()) -> None:
-        """Write the inputs, of which some may be executed, and make the folder *cwd* below /work; paths were checked, and nobody else was here yet."""
+        """Write the inputs and make the folder *cwd* below /work; the paths are checked, and no program has run here yet."""
         if cwd.startswith("/work/"):
             (self.work / cwd.removeprefix("/work/")).mkdir(parents=True, exist_ok=True)
         for path, data in inputs:
@@ -92,20 +92,20 @@ class RunFolder:
             subprocess.run([*command, "--", str(self.path)], stderr=subprocess.DEVNULL, check=False)
 
 
-def end_marked(mark: str, *known: int) -> list[int]:
-    """KILL every process bearing *mark*, and return whom; gives up after a second.
+def end_marked(mark: str, *reaped_pids: int) -> list[int]:
+    """KILL every process that carries *mark*, and return their pids; gives up after a second.
 
     Args:
         mark: The run's mark.
-        *known: Process ids somebody else reaps; they are not waited for.
+        *reaped_pids: Processes another part of the program reaps; they are not waited for.
     """
     ended: list[int] = []
     until = time.monotonic() + END_S
     while time.monotonic() < until:
-        found = [pid for pid in marked(mark) if pid not in known]
-        if not found:
+        pids = [pid for pid in marked(mark) if pid not in reaped_pids]
+        if not pids:
             break
-        for pid in found:
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
                 ended.append(pid)
@@ -116,17 +116,17 @@ def end_marked(mark: str, *known: int) -> list[int]:
 def marked(mark: str) -> list[int]:
     """Return the living processes whose environment carries *mark*."""
     needle = f"{RUN_MARK}={mark}".encode()
-    found = []
+    pids = []
     for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is needed
         if name.isdigit() and int(name) != os.getpid():
             with contextlib.suppress(OSError):
                 if needle in Path("/proc", name, "environ").read_bytes().split(b"\0"):
-                    found.append(int(name))
-    return found
+                    pids.append(int(name))
+    return pids
 
 
 def leftovers(top: Path) -> ReapReport:
-    """End what dead owners left below *top*."""
+    """End runs below *top* whose owners are dead."""
     ended: list[str] = []
     failed: list[str] = []
     for path in sorted(top.iterdir()):

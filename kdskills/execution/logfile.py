@@ -60,9 +60,9 @@ def read_log(path: Path, offset: int, size: int, limit: int) -> LogPiece:
         return LogPiece(0, b"", 0, truncated=False)
     try:
         total = os.fstat(fd).st_size
-        asked = max(0, total + offset) if offset < 0 else min(offset, total)
-        start = max(asked, first_kept(total, limit))
-        return LogPiece(start, os.pread(fd, max(0, size), start), total, truncated=start > asked)
+        requested = max(0, total + offset) if offset < 0 else min(offset, total)
+        start = max(requested, first_kept(total, limit))
+        return LogPiece(start, os.pread(fd, max(0, size), start), total, truncated=start > requested)
     finally:
         os.close(fd)
 
@@ -83,11 +83,11 @@ class LogWriter:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(self._path, flags, 0o600)
         try:
-            rest = memoryview(data)
+            remaining = memoryview(data)
             if not self._can_punch:
-                rest = rest[: max(0, self._limit * _UNSUPPORTED - os.fstat(fd).st_size)]
-            while rest:
-                rest = rest[os.write(fd, rest) :]
+                remaining = remaining[: max(0, self._limit * _UNSUPPORTED - os.fstat(fd).st_size)]
+            while remaining:
+                remaining = remaining[os.write(fd, remaining) :]
             self._bound(fd)
         finally:
             os.close(fd)

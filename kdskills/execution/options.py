@@ -58,7 +58,7 @@ class ExecutionOptions:
     e2b: E2bOptions = E2bOptions()
 
     def __post_init__(self) -> None:
-        """Take folders in either form. Raises TypeError for what is none."""
+        """Accept folders as paths or as text. Raises TypeError for anything else."""
         for name in ("cache_dir", "state_dir"):
             if (folder := getattr(self, name)) is not None:
                 object.__setattr__(self, name, path_argument(folder, name))

@@ -108,8 +108,10 @@ def remap_descriptor(descriptor: Mapping[str, Any], places: Mapping[str, str]) -
 def host_entry() -> Path:
     """Return the entry file of this installation: the host starts it, but never imports it."""
     spec = importlib.util.find_spec("kdskills_runtime")
-    found = Path(spec.origin).parent if spec and spec.origin else Path(__file__).parents[2] / "runtime/kdskills_runtime"
-    return found / "py_code_exec_entry.py"
+    package = (
+        Path(spec.origin).parent if spec and spec.origin else Path(__file__).parents[2] / "runtime/kdskills_runtime"
+    )
+    return package / "py_code_exec_entry.py"
 
 
 def entry_argv(python: str, entry: str, *, payload_fd: int, report_fd: int) -> tuple[str, ...]:

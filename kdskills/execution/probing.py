@@ -27,8 +27,8 @@ def judge(output: bytes, *, sockets: bool = True) -> tuple[ProbeCheck, ...]:
             without a network namespace promises.
     """
     try:
-        seen = json.loads(output)
-        return tuple(_checks(seen, sockets=sockets))
+        report = json.loads(output)
+        return tuple(_checks(report, sockets=sockets))
     except (ValueError, KeyError, TypeError) as error:
         return (ProbeCheck("canary", ok=False, found=f"the canary did not answer: {error!r}"),)
 
@@ -38,15 +38,17 @@ def failed(checks: Sequence[ProbeCheck]) -> str:
     return "; ".join(f"{check.name}: {check.found}" for check in checks if not check.ok)
 
 
-def _checks(seen: dict[str, Any], *, sockets: bool) -> Iterator[ProbeCheck]:
-    yield ProbeCheck("host_files", not seen["readable"], f"readable: {seen['readable']}")
-    yield ProbeCheck("core_pattern", not seen["core_pattern_writable"], f"writable: {seen['core_pattern_writable']}")
-    yield ProbeCheck("uid", seen["uid"] != 0, f"uid {seen['uid']}")
-    yield ProbeCheck("capabilities", seen["cap_bounding"] == 0, f"bounding set {seen['cap_bounding']:#x}")
-    yield ProbeCheck("seccomp", seen["seccomp"] == 2, f"mode {seen['seccomp']}")
-    yield ProbeCheck("no_new_privs", seen["no_new_privs"] == 1, str(seen["no_new_privs"]))
+def _checks(report: dict[str, Any], *, sockets: bool) -> Iterator[ProbeCheck]:
+    yield ProbeCheck("host_files", not report["readable"], f"readable: {report['readable']}")
+    yield ProbeCheck(
+        "core_pattern", not report["core_pattern_writable"], f"writable: {report['core_pattern_writable']}"
+    )
+    yield ProbeCheck("uid", report["uid"] != 0, f"uid {report['uid']}")
+    yield ProbeCheck("capabilities", report["cap_bounding"] == 0, f"bounding set {report['cap_bounding']:#x}")
+    yield ProbeCheck("seccomp", report["seccomp"] == 2, f"mode {report['seccomp']}")
+    yield ProbeCheck("no_new_privs", report["no_new_privs"] == 1, str(report["no_new_privs"]))
     if sockets:
-        yield ProbeCheck("network", seen["interfaces"] == ["lo"], f"interfaces {seen['interfaces']}")
+        yield ProbeCheck("network", report["interfaces"] == ["lo"], f"interfaces {report['interfaces']}")
     else:
-        yield ProbeCheck("network", seen["sockets"] == [], f"sockets {seen['sockets']}")
-    yield ProbeCheck("root_read_only", not seen["root_writable"], f"writable: {seen['root_writable']}")
+        yield ProbeCheck("network", report["sockets"] == [], f"sockets {report['sockets']}")
+    yield ProbeCheck("root_read_only", not report["root_writable"], f"writable: {report['root_writable']}")

@@ -78,7 +78,7 @@ class Preparable(Protocol):
     """
 
     def prepare(self) -> None:
-        """Do it. Raises ExecRefused."""
+        """Do that work now. Raises ExecRefused."""
         ...
 
 

@@ -20,7 +20,7 @@ from kdskills.execution.request import Stream
 CHUNK = 65536
 DRAIN_S = 0.3
 GRACE_S = 0.5
-LEFT_MOST = 2 * 1024 * 1024
+MAX_LATE_BYTES = 2 * 1024 * 1024
 """Bytes read after `DRAIN_S`: more than pipes hold, so that only a living writer can be cut off."""
 LONGEST_WAIT_S = 86_400.0
 """A selector takes milliseconds as an int; a longer run looks at its clock once a day."""
@@ -52,14 +52,14 @@ class TailBuffer:
     def tail(self, size: int) -> bytes:
         """Return the last *size* kept bytes."""
         with self._lock:
-            kept = min(size, self._limit)
-            return bytes(self._data[-kept:]) if kept else b""
+            length = min(size, self._limit)
+            return bytes(self._data[-length:]) if length else b""
 
     def stream(self) -> Stream:
-        """Return what was kept and how much came."""
-        kept = self.tail(self._limit)
+        """Return the kept tail and how many bytes came in all."""
+        tail = self.tail(self._limit)
         with self._lock:
-            return Stream(kept, self._total, self._total > len(kept))
+            return Stream(tail, self._total, self._total > len(tail))
 
 
 class HeadBuffer:
@@ -153,24 +153,24 @@ class Pump:
 
     def _loop(self, selector: selectors.BaseSelector, started: float) -> Ending:
         reason: Literal["exited", "timeout", "cancelled"] = "exited"
-        deadline, asked = started + self.wall_s, False
+        deadline, terminating = started + self.wall_s, False
         while True:
             now = time.monotonic()
-            if not asked and (self._cancelled or now >= deadline):
+            if not terminating and (self._cancelled or now >= deadline):
                 reason = "cancelled" if self._cancelled else "timeout"
-                asked, deadline = True, now + GRACE_S
+                terminating, deadline = True, now + GRACE_S
                 self.terminate()
-            elif asked and now >= deadline:
+            elif terminating and now >= deadline:
                 self.kill()
                 deadline = now + GRACE_S
-            gone = False
+            exited = False
             for key, _ in selector.select(min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT_S)):
-                gone = gone or key.data == "gone"
+                exited = exited or key.data == "gone"
                 if key.data == "wake":
                     os.read(key.fd, 64)
                 elif key.data != "gone":
                     _move(selector, key)
-            if gone:
+            if exited:
                 duration = time.monotonic() - started
                 self.kill()
                 _drain(selector, {self.pidfd, self._wake[0]})
@@ -181,9 +181,9 @@ def _move(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> bool:
     """Move one chunk; False when the pipe is finished, and closed."""
     try:
         if isinstance(key.data, memoryview):
-            rest = key.data[os.write(key.fd, key.data[:CHUNK]) :]
-            if rest:
-                selector.modify(key.fd, selectors.EVENT_WRITE, rest)
+            remaining = key.data[os.write(key.fd, key.data[:CHUNK]) :]
+            if remaining:
+                selector.modify(key.fd, selectors.EVENT_WRITE, remaining)
                 return True
         else:
             data = os.read(key.fd, CHUNK)
@@ -193,7 +193,7 @@ def _move(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> bool:
     except BlockingIOError:
         return True
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the reader went away: what it left unread is its own affair
+        pass  # the reader went away; what it did not read is dropped
     selector.unregister(key.fd)
     os.close(key.fd)
     return False
@@ -208,11 +208,11 @@ def _drain(selector: selectors.BaseSelector, keep: set[int]) -> None:
             selector.unregister(key.fd)
             os.close(key.fd)
     end, late = time.monotonic() + DRAIN_S, 0
-    while selector.get_map() and late < LEFT_MOST:
-        left = end - time.monotonic()
-        ready = selector.select(max(0.0, left))
-        if not ready and left <= 0:
+    while selector.get_map() and late < MAX_LATE_BYTES:
+        seconds_left = end - time.monotonic()
+        ready = selector.select(max(0.0, seconds_left))
+        if not ready and seconds_left <= 0:
             return
         for key, _ in ready:
             _move(selector, key)
-        late += CHUNK * len(ready) if left <= 0 else 0
+        late += CHUNK * len(ready) if seconds_left <= 0 else 0

@@ -52,7 +52,7 @@ class Limits:
 
 MAX_WALL_S = 600.0
 MAX_BACKGROUND_S = 10 * 366 * 86_400.0
-"""Bound of background runs: none that anybody would meet. Tasks and services have bounds of their own."""
+"""Upper bound of background runs, ten years; tasks and services have shorter bounds of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class SkillMount:
     tree: str
 
     def __post_init__(self) -> None:
-        """Take the folder in either form. Raises TypeError for what is none."""
+        """Accept the folder as a path or as text. Raises TypeError for anything else."""
         object.__setattr__(self, "root", path_argument(self.root, "root"))
 
 
@@ -77,7 +77,7 @@ class InputFile:
     executable: bool = False
 
     def __post_init__(self) -> None:
-        """Take a host file in either form. Raises TypeError for what is neither bytes nor a path."""
+        """Accept a host file as a path or as text. Raises TypeError for what is neither bytes nor a path."""
         if not isinstance(self.content, bytes):
             object.__setattr__(self, "content", path_argument(self.content, "content"))
 
@@ -110,7 +110,7 @@ class LogFiles:
     limit: int = 64 * MIB
 
     def __post_init__(self) -> None:
-        """Take the files in either form. Raises TypeError for what is none."""
+        """Accept the files as paths or as text. Raises TypeError for anything else."""
         for name in ("stdout", "stderr"):
             object.__setattr__(self, name, path_argument(getattr(self, name), name))
 

@@ -83,15 +83,18 @@ def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -
     """
     passable = os.geteuid() == 0  # then programs have a uid of their own, and some engines reach the tree by this path
     top = private_dir(private_dir(cache or cache_dir(), passable=passable) / "rootfs", passable=passable)
-    wanted = [*rootfs_copy.recipe(image_recipe_dir() / "packages.txt"), *((name, True) for name in sorted(packages))]
-    base_key, ours = _base_key(wanted), _our_files()
+    distributions = [
+        *rootfs_copy.recipe(image_recipe_dir() / "packages.txt"),
+        *((name, True) for name in sorted(packages)),
+    ]
+    base_key, ours = _base_key(distributions), _our_files()
     key = _digest([base_key, [(str(inside), _file_digest(source)) for inside, source in ours]])
     final = top / key[:40]
     entry = f"/{rootfs_copy.site_packages()}/kdskills_runtime/py_code_exec_entry.py"
     if not final.is_dir():
         with locked(top / ".lock"):
             if not final.is_dir():
-                base = _built(top, f"base-{base_key[:40]}", lambda work: _build_base(work, wanted))
+                base = _built(top, f"base-{base_key[:40]}", lambda work: _build_base(work, distributions))
                 _built(top, final.name, lambda work: _build_ours(base, work, ours))
                 _prune(top, final.name, base.name)
     os.utime(final)
@@ -134,11 +137,11 @@ def ground_floor_files() -> list[tuple[Path, Path]]:
 def _our_files() -> list[tuple[Path, Path]]:
     """Return (path below site-packages, host file) of the ground floor and the entry, sorted."""
     package, runtime = _package_dir(), _runtime_dir()
-    found = [(Path("kdskills") / name, package / name) for name in ("__init__.py", "py.typed")]
+    files = [(Path("kdskills") / name, package / name) for name in ("__init__.py", "py.typed")]
     for room in GROUND_FLOOR:
-        found += [(Path("kdskills") / path.relative_to(package), path) for path in _files(package / room)]
-    found += [(Path("kdskills_runtime") / path.relative_to(runtime), path) for path in _files(runtime)]
-    return sorted(found)
+        files += [(Path("kdskills") / path.relative_to(package), path) for path in _files(package / room)]
+    files += [(Path("kdskills_runtime") / path.relative_to(runtime), path) for path in _files(runtime)]
+    return sorted(files)
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -147,11 +150,11 @@ def _files(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _base_key(wanted: list[tuple[str, bool]]) -> str:
+def _base_key(distributions: list[tuple[str, bool]]) -> str:
     python = Path(rootfs_copy.base_python())
     info = python.stat()
     packages = {}
-    for name, needed in wanted:
+    for name, needed in distributions:
         try:
             packages[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -177,14 +180,14 @@ def _built(top: Path, name: str, build: rootfs_copy.Build) -> Path:
     return final
 
 
-def _build_base(work: Path, wanted: list[tuple[str, bool]]) -> None:
+def _build_base(work: Path, distributions: list[tuple[str, bool]]) -> None:
     for name in _FOLDERS:
         (work / name).mkdir(parents=True)
     copier = rootfs_copy.Copier(work)
     copier.merge_usr()
     copier.tools(rootfs_copy.recipe(image_recipe_dir() / "tools.txt"))
     copier.python()
-    for name, needed in wanted:
+    for name, needed in distributions:
         copier.distribution(name, needed=needed)
     copier.libraries()
     for name, text in _FILES.items():

@@ -42,12 +42,12 @@ def site_packages() -> str:
 
 def recipe(path: Path) -> list[tuple[str, bool]]:
     """Return (name, needed) of every line; `?` after a name says it may be missing."""
-    found = []
+    entries = []
     for line in path.read_text(encoding="utf-8").splitlines():
         words = line.split("#", 1)[0].split()
         if words:
-            found.append((words[0], "?" not in words[1:]))
-    return found
+            entries.append((words[0], "?" not in words[1:]))
+    return entries
 
 
 def place_module(source: Path, target: Path) -> None:
@@ -67,15 +67,15 @@ def place_module(source: Path, target: Path) -> None:
 def link_tree(source: Path, target: Path) -> None:
     """Fill the empty folder *target* with hard links to the files of *source*; both are read-only artifacts."""
     for entry in os.scandir(source):
-        place = target / entry.name
+        target_path = target / entry.name
         if entry.is_symlink():
-            place.symlink_to(os.readlink(entry.path))  # noqa: PTH115 - scandir entries are strings
+            target_path.symlink_to(os.readlink(entry.path))  # noqa: PTH115 - scandir entries are strings
         elif entry.is_dir():
-            place.mkdir()
-            place.chmod(0o755)
-            link_tree(Path(entry.path), place)
+            target_path.mkdir()
+            target_path.chmod(0o755)
+            link_tree(Path(entry.path), target_path)
         else:
-            os.link(entry.path, place)
+            os.link(entry.path, target_path)
 
 
 def settle_modes(top: Path) -> None:
@@ -94,13 +94,13 @@ def _bytecode(source: Path) -> bytes | None:
     head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(data)
     cached = Path(importlib.util.cache_from_source(str(source), optimization=""))
     try:
-        found = cached.read_bytes()
+        pyc = cached.read_bytes()
         info = source.stat()
     except OSError:
-        found, info = b"", source.stat()
+        pyc, info = b"", source.stat()
     stamp = (int(info.st_mtime) & 0xFFFFFFFF).to_bytes(4, "little") + (info.st_size & 0xFFFFFFFF).to_bytes(4, "little")
-    if found[:16] == importlib.util.MAGIC_NUMBER + bytes(4) + stamp:
-        return head + found[16:]
+    if pyc[:16] == importlib.util.MAGIC_NUMBER + bytes(4) + stamp:
+        return head + pyc[16:]
     import marshal
 
     try:
@@ -133,19 +133,19 @@ class Copier:
         folder = self._top / "usr/bin"
         folder.mkdir(parents=True, exist_ok=True)
         for name, needed in names:
-            found = shutil.which(name, path=_PATH)
-            if found is None:
+            program = shutil.which(name, path=_PATH)
+            if program is None:
                 if needed:
                     raise ExecFailed(f"the offline image needs the program {name}, which is not installed", tool=name)
                 continue
-            real = Path(found).resolve()
+            real = Path(program).resolve()
             shutil.copyfile(real, folder / name)
             (folder / name).chmod(0o755)
             self._note(real)
         for name in ("sh", "bash", "env"):  # scripts name them in both places
-            other = self._top / "bin" / name
-            if not other.exists() and (self._top / "bin").is_dir():
-                other.symlink_to(f"../usr/bin/{name}")
+            alias = self._top / "bin" / name
+            if not alias.exists() and (self._top / "bin").is_dir():
+                alias.symlink_to(f"../usr/bin/{name}")
 
     def python(self) -> None:
         """Copy the interpreter and its standard library below /usr/local, without tests and toolkits."""
@@ -176,19 +176,19 @@ class Copier:
     def distribution(self, name: str, *, needed: bool) -> None:
         """Copy the files of an installed distribution, as its RECORD lists them."""
         try:
-            found = importlib.metadata.distribution(name)
+            distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             if needed:
                 raise ExecFailed(f"the offline image needs the package {name}, which is not installed") from None
             return
-        if found.files is None:
+        if distribution.files is None:
             raise ExecFailed(f"the package {name} does not list its files; install it by pip", package=name)
         site = self._top / site_packages()
-        for item in found.files:
+        for item in distribution.files:
             parts = item.parts
             if ".." in parts or item.is_absolute() or {"__pycache__", "tests", "test"} & set(parts):
                 continue
-            source = Path(str(found.locate_file(item)))
+            source = Path(str(distribution.locate_file(item)))
             if source.is_file():
                 place_module(source, site / Path(*parts))
                 if ".so" in source.suffixes:
@@ -200,23 +200,23 @@ class Copier:
         lists = subprocess.run(
             ["ldd", *map(str, self._elf)], capture_output=True, text=True, check=False, env=env
         ).stdout
-        wanted: dict[str, Path] = {}
+        libraries: dict[str, Path] = {}
         for line in lists.splitlines():
-            found = _LDD.match(line)
-            if found:
-                wanted[found[1] or found[2]] = Path(found[2])
+            match = _LDD.match(line)
+            if match:
+                libraries[match[1] or match[2]] = Path(match[2])
         if "not found" in lists:
             missing = sorted({line.split()[0] for line in lists.splitlines() if line.endswith("not found")})
             raise ExecFailed(f"shared libraries are missing on this host: {', '.join(missing)}")
-        libc = next((path for name, path in wanted.items() if name.startswith(("libc.so", "libc.musl"))), None)
+        libc = next((path for name, path in libraries.items() if name.startswith(("libc.so", "libc.musl"))), None)
         if libc is None:
             raise ExecFailed("ldd names no C library for this Python")
-        for name, path in wanted.items():
+        for name, path in libraries.items():
             if "site-packages" in path.parts or "dist-packages" in path.parts:
                 continue  # came with its package, which finds it by its own rpath
             system = path.parts[1] in {"lib", "lib64", "usr"} and path.parts[1:3] != ("usr", "local")
-            place = (path if system else libc.parent / path.name) if "/" not in name else Path(name)
-            target = self._top / str(place).lstrip("/")
+            location = (path if system else libc.parent / path.name) if "/" not in name else Path(name)
+            target = self._top / str(location).lstrip("/")
             target.parent.mkdir(parents=True, exist_ok=True)
             if not target.exists():
                 shutil.copyfile(path.resolve(), target)

@@ -208,9 +208,17 @@ def _test(only: Only, deny: Instruction) -> list[Instruction]:
         return [load, Instruction(_JSET, 0, 1, mask), deny]
     count = len(only.values)
     if only.test == "not_in":  # a hit jumps over the refusal
-        return [load, *(Instruction(_JEQ, count - place, 0, value) for place, value in enumerate(only.values)), deny]
+        return [
+            load,
+            *(Instruction(_JEQ, count - position, 0, value) for position, value in enumerate(only.values)),
+            deny,
+        ]
     last = [Instruction(_JEQ, 0, 1, only.values[-1]), deny]
-    return [load, *(Instruction(_JEQ, count - 1 - place, 0, v) for place, v in enumerate(only.values[:-1])), *last]
+    return [
+        load,
+        *(Instruction(_JEQ, count - 1 - position, 0, v) for position, v in enumerate(only.values[:-1])),
+        *last,
+    ]
 
 
 def docker_profile() -> dict[str, object]:

@@ -45,17 +45,17 @@ def stage_skill(mount: SkillMount, cache: Path, *, passable: bool = False) -> Pa
         raise RootChanged(f"skill {mount.id} has no usable tree digest", id=mount.id, expected=mount.tree)
     top = private_dir(private_dir(cache, passable=passable) / "stage", passable=passable)
     final = top / name
-    if _used_lately(final) and _still(mount, final):
+    if _used_lately(final) and _is_current(mount, final):
         return final
     with locked(top / ".lock"):
         if final.is_dir():
-            if _still(mount, final):
+            if _is_current(mount, final):
                 return final
             discard_tree(final)
         work = Path(tempfile.mkdtemp(prefix=".new-", dir=top))
         try:
             _copy_tree(mount, work)
-            _demand(mount, tree_digest(work))
+            _require_digest(mount, tree_digest(work))
             work.chmod(0o755)
             work.rename(final)
         finally:
@@ -111,25 +111,25 @@ def _prune(top: Path) -> None:
 def _used_lately(copy: Path) -> bool:
     """Whether *copy* is there and nobody will prune it soon, so that it can be used without the lock."""
     try:
-        return stat.S_ISDIR((found := copy.lstat()).st_mode) and found.st_mtime > time.time() - KEEP_S / 2
+        return stat.S_ISDIR((status := copy.lstat()).st_mode) and status.st_mtime > time.time() - KEEP_S / 2
     except FileNotFoundError:
         return False
 
 
-def _still(mount: SkillMount, copy: Path) -> bool:
-    """Whether *copy* can be used: the skill itself is what it was, by sizes and times or else by its digest.
+def _is_current(mount: SkillMount, copy: Path) -> bool:
+    """Whether *copy* can be used: the skill has not changed, by sizes and times or else by its digest.
 
-    False when the skill is the same and the copy is not: then it is a part of one, left by a removal that was cut off.
+    False when the skill is unchanged but the copy is incomplete: a removal of it was interrupted.
     """
     if not mount.root.is_dir():
         raise RootMissing(f"the folder of skill {mount.id} is not there", id=mount.id)
     try:
-        here = _facts(mount.root)
-        if here != _facts(copy):
-            _demand(mount, tree_digest(mount.root))
-            if [facts[:4] for facts in here] != [facts[:4] for facts in _facts(copy)]:
+        skill_facts = _facts(mount.root)
+        if skill_facts != _facts(copy):
+            _require_digest(mount, tree_digest(mount.root))
+            if [facts[:4] for facts in skill_facts] != [facts[:4] for facts in _facts(copy)]:
                 return False
-            _date(copy, here)
+            _copy_times(copy, skill_facts)
     except FileRefused as error:
         raise RootChanged(f"skill {mount.id} cannot be read: {error.message}", id=mount.id) from error
     os.utime(copy)
@@ -143,20 +143,20 @@ def _facts(root: Path) -> list[tuple[str, str, int, str, int]]:
     ]
 
 
-def _date(copy: Path, facts: list[tuple[str, str, int, str, int]]) -> None:
-    """Give the files of *copy* the times of the same files elsewhere, so that the next look at those needs no digest."""
+def _copy_times(copy: Path, facts: list[tuple[str, str, int, str, int]]) -> None:
+    """Give the files of *copy* the times of the skill's own, so that the next check compares times and hashes nothing."""
     for path, kind, size, _, modified in facts:
         if kind == "file" and size:
             os.utime(copy / path, ns=(modified, modified), follow_symlinks=False)
 
 
-def _demand(mount: SkillMount, found: str) -> None:
-    if found != mount.tree:
+def _require_digest(mount: SkillMount, digest: str) -> None:
+    if digest != mount.tree:
         raise RootChanged(
             f"the files of skill {mount.id} are not the ones that were checked",
             id=mount.id,
             expected=mount.tree,
-            found=found,
+            found=digest,
         )
 
 
@@ -178,18 +178,18 @@ def _copy_tree(mount: SkillMount, target: Path) -> None:
 
 
 def _copy_entry(mount: SkillMount, entry: TreeEntry, target: Path) -> None:
-    place = target / entry.path
-    for parent in reversed(place.relative_to(target).parents[:-1]):
+    copy_path = target / entry.path
+    for parent in reversed(copy_path.relative_to(target).parents[:-1]):
         folder = target / parent
         if not folder.is_dir():
             folder.mkdir()
             folder.chmod(0o755)
     if entry.kind == "link":
-        place.symlink_to(entry.target)  # leads nowhere but inside the sandbox, and counts in the digest
+        copy_path.symlink_to(entry.target)  # leads nowhere but inside the sandbox, and counts in the digest
         return
     if entry.kind == "other":
         raise RootChanged(f"skill {mount.id} holds a special file, {entry.path!r}", id=mount.id)
-    fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(copy_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as sink, open_file(mount.root, entry.path) as stream:
         times = os.fstat(stream.fileno())
         room = MAX_TREE

@@ -1,4 +1,4 @@
-"""Starting runs, and making what they need, so that who is cancelled meanwhile leaves nothing behind."""
+"""Starting runs and preparing what they need, so that a cancelled caller leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 async def in_thread(make: Callable[[], T], undo: Callable[[T], Awaitable[object]]) -> T:
-    """Return what *make* makes, which blocks and so has a thread of its own.
+    """Run the blocking *make* in a thread of its own and return its result.
 
-    A thread cannot be stopped halfway: when the caller is cancelled what it made is undone as soon as it is there, and
-    only then does the cancel go on. Raises what *make* raises.
+    A thread cannot be stopped halfway: when the caller is cancelled, its result is undone as soon as it is there, and
+    only then is the cancellation raised. Raises what *make* raises.
     """
     making = asyncio.ensure_future(asyncio.to_thread(make))
     try:
@@ -28,7 +28,7 @@ async def in_thread(make: Callable[[], T], undo: Callable[[T], Awaitable[object]
 
 async def _undone(making: asyncio.Future[T], undo: Callable[[T], Awaitable[object]]) -> None:
     await asyncio.wait([making])
-    if making.exception() is None:  # one that failed has made nothing, and nobody waits for its words
+    if making.exception() is None:  # a failed *make* left nothing to undo
         await undo(making.result())
 
 

@@ -117,16 +117,16 @@ def run_arguments(
 
 def _folders(cwd: str, paths: Sequence[str]) -> list[str]:
     """Return every folder below /work that inputs and the workdir need, parents first."""
-    wanted: set[str] = set()
+    folders: set[str] = set()
     for path in paths:
-        wanted.update(str(parent) for parent in Path("/work", path).parents)
-    wanted.add(cwd)
-    wanted.update(str(parent) for parent in Path(cwd).parents)
-    return sorted(folder for folder in wanted if folder.startswith("/work/"))
+        folders.update(str(parent) for parent in Path("/work", path).parents)
+    folders.add(cwd)
+    folders.update(str(parent) for parent in Path(cwd).parents)
+    return sorted(folder for folder in folders if folder.startswith("/work/"))
 
 
-def _tmpfs(place: str, size: int, mode: str) -> tuple[str, ...]:
-    return ("--perms", mode, "--size", str(size), "--tmpfs", place)
+def _tmpfs(mount_point: str, size: int, mode: str) -> tuple[str, ...]:
+    return ("--perms", mode, "--size", str(size), "--tmpfs", mount_point)
 
 
 def rlimits(limits: Limits, *, memory: bool) -> dict[str, tuple[int, int]]:

@@ -26,15 +26,15 @@ from kdskills.execution.cgroup import Leaf
 from kdskills.execution.children import signal_reset
 
 SETUP_S = 30.0
-"""Long after a busy machine would have made a sandbox; what takes longer is broken."""
+"""Seconds a sandbox may take to come up: many times what a busy machine needs."""
 KILLED_S = 10.0
-"""A process that is still there so long after SIGKILL cannot be ended."""
+"""Seconds after SIGKILL within which every process of a sandbox must be gone."""
 _POLL_S = 0.0003
 _SIZE = 64 * 1024
 
 
 class BoxFailed(ExecFailed):
-    """The sandbox did not come up; the message ends with what the launcher said."""
+    """The sandbox did not come up; the message ends with the launcher's own."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Pipes:
         self.ours[name], self.theirs[name] = (reading, writing) if we_read else (writing, reading)
 
     def take(self, name: str) -> int:
-        """Hand over one of our ends to someone who closes it."""
+        """Return one of our ends; the caller closes it."""
         return self.ours.pop(name)
 
     def close_theirs(self) -> None:
@@ -70,7 +70,7 @@ class Pipes:
             os.close(self.theirs.popitem()[1])
 
     def close(self) -> None:
-        """Close everything still held."""
+        """Close every end that is still open here."""
         self.close_theirs()
         while self.ours:
             os.close(self.ours.popitem()[1])
@@ -136,7 +136,7 @@ class Box:
         try:
             os.write(fd, b"1")
         except BrokenPipeError:
-            return  # it died meanwhile, which the pump is about to see
+            return  # the sandbox died meanwhile; the pump sees that next
         finally:
             os.close(fd)
 
@@ -161,14 +161,14 @@ class Box:
         tree.kill(self.launcher_fd)
 
     def finish(self) -> int | None:
-        """Wait until nothing is left and return the program's exit code, None when it was never started or none came.
+        """Wait until every process is gone and return the program's exit code, None when it never started or left none.
 
         Raises:
             BoxFailed: A process survived KILL.
         """
         self.kill()
         self._launcher.wait()
-        if self.init_fd >= 0 and not tree.gone(self.init_fd, KILLED_S):
+        if self.init_fd >= 0 and not tree.wait_for_exit(self.init_fd, KILLED_S):
             raise BoxFailed("a process of the sandbox survived SIGKILL", pid=self.init)
         end = time.monotonic() + 0.2
         while self._read_status(end):
@@ -180,7 +180,7 @@ class Box:
         return None
 
     def close(self) -> None:
-        """Let go of everything; the sandbox is ended when it still lives."""
+        """Close every descriptor; a sandbox that is still running is ended."""
         self.kill()
         self._launcher.wait()
         self._stack.close()
@@ -193,12 +193,12 @@ class Box:
     def _first_status(self, end: float) -> dict[str, Any]:
         while b"\n" not in self._status:
             if not self._read_status(end):
-                raise ValueError("it said nothing")
+                raise ValueError("bwrap reported nothing")
         facts: dict[str, Any] = json.loads(self._status.splitlines()[0])
         return facts
 
     def _read_status(self, end: float) -> bool:
-        """Read more of what bwrap says about the sandbox; False at its end or when nothing comes in time."""
+        """Read more of bwrap's status lines; False at their end or when none comes in time."""
         fd = self._pipes.ours["status"]
         if len(self._status) > _SIZE or not select.select([fd], [], [], max(0.0, end - time.monotonic()))[0]:
             return False
@@ -208,15 +208,15 @@ class Box:
 
     def _await_root(self, rootfs: Path, end: float) -> None:
         """Wait until the sandbox's root is the prepared tree, which is the last thing bwrap does before it blocks."""
-        wanted = rootfs.stat()
+        rootfs_status = rootfs.stat()
         process = os.open(f"/proc/{self.init}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             while True:
-                found = os.stat("root", dir_fd=process)
-                if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                root_status = os.stat("root", dir_fd=process)
+                if (root_status.st_dev, root_status.st_ino) == (rootfs_status.st_dev, rootfs_status.st_ino):
                     return
                 if time.monotonic() >= end or select.select([self.launcher_fd], [], [], 0)[0]:
-                    raise ValueError("it did not reach its root")
+                    raise ValueError("bwrap did not switch to the prepared tree")
                 time.sleep(_POLL_S)
         finally:
             os.close(process)

@@ -41,7 +41,7 @@ _DEFAULTS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What cannot be changed once a sandbox stands: the skills (in staged copies named by digest) and its sizes."""
+    """What is fixed once a sandbox is up: the skills (staged copies named by digest) and its sizes."""
 
     skills: tuple[tuple[str, Path], ...]
     work_size: int
@@ -63,12 +63,12 @@ class Worker:
     leaf: Leaf | None
     fds: tuple[int, int]
     stack: ExitStack
-    made: float
+    made_at: float
 
     def usable(self) -> bool:
-        """Whether it still stands and is not too old."""
-        gone = select.select([self.box.launcher_fd], [], [], 0)[0]
-        return not gone and time.monotonic() - self.made < KEEP_S
+        """Whether its sandbox is still up and not too old."""
+        ended = select.select([self.box.launcher_fd], [], [], 0)[0]
+        return not ended and time.monotonic() - self.made_at < KEEP_S
 
     def give(self, job: Job, stack: ExitStack, *, memory_by_rlimit: bool) -> Standing:
         """Hand the worker over to one run; *stack* ends it.
@@ -125,11 +125,11 @@ def make_worker(ground: Ground, kind: Kind, python: str, program: str) -> Worker
         leaf = make_leaf(ground, limits, stack)
         fds = (pipes.theirs["payload"], pipes.theirs["report"])
         argv = [python, "-I", program, *map(str, fds), *(["skills"] if kind.skills else [])]
-        with ExitStack() as held:
-            seccomp = memory_file(held, ground.seccomp)
-            passed = Fds(pipes.theirs["args"], pipes.theirs["status"], pipes.theirs["block"], seccomp)
+        with ExitStack() as launch_stack:
+            seccomp = memory_file(launch_stack, ground.seccomp)
+            fds_of_launcher = Fds(pipes.theirs["args"], pipes.theirs["status"], pipes.theirs["block"], seccomp)
             bounds = rlimit_words({"core": (0, 0)})  # the worker itself takes on the run's, inside and for good
-            command = command_line(ground.launcher, ground.rootfs, limits, "/work", argv, passed, bounds)
+            command = command_line(ground.launcher, ground.rootfs, limits, "/work", argv, fds_of_launcher, bounds)
             box = launch(ground.spawner, command, pipes, [seccomp])
             stack.callback(box.close)
         if leaf is None:
@@ -144,7 +144,7 @@ def make_worker(ground: Ground, kind: Kind, python: str, program: str) -> Worker
 
 @dataclass(slots=True)
 class Pool:
-    """At most `size` workers of the kinds that were asked for last.
+    """At most `size` workers of the kinds that were requested last.
 
     `make` makes one worker. Workers are made by one thread of the pool's own, after the run that took one has ended.
     """
@@ -153,7 +153,7 @@ class Pool:
     make: Callable[[Kind], Worker]
     trouble: str | None = None
     _idle: list[Worker] = field(default_factory=list)
-    _wanted: SimpleQueue[Kind | None] = field(default_factory=SimpleQueue)
+    _requests: SimpleQueue[Kind | None] = field(default_factory=SimpleQueue)
     # Entered twice when the engine is collected as garbage in the middle of a step: its finalizer closes the pool.
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _thread: threading.Thread | None = None
@@ -163,7 +163,7 @@ class Pool:
         """Return a worker of *kind*, which is then the caller's; None when there is none."""
         while True:
             with self._lock:
-                worker = next((one for one in self._idle if one.kind == kind), None)
+                worker = next((idle_worker for idle_worker in self._idle if idle_worker.kind == kind), None)
                 if worker is None:
                     return None
                 self._idle.remove(worker)
@@ -174,17 +174,17 @@ class Pool:
     def idle(self, kind: Kind | None = None) -> int:
         """Return how many workers wait, of one kind or of all."""
         with self._lock:
-            return sum(kind in {None, one.kind} for one in self._idle)
+            return sum(kind in {None, worker.kind} for worker in self._idle)
 
     def want(self, kind: Kind) -> None:
-        """Ask for workers of *kind*; those of kinds not asked for lately make room."""
+        """Request workers of *kind*; idle workers of other kinds are ended to make room."""
         with self._lock:
             if self._closed:
                 return
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="kdskills-pool", daemon=True)
                 self._thread.start()
-        self._wanted.put(kind)
+        self._requests.put(kind)
 
     def close(self) -> None:
         """End every worker; the pool stays empty."""
@@ -192,7 +192,7 @@ class Pool:
             self._closed = True
             idle, self._idle = self._idle, []
             thread = self._thread
-        self._wanted.put(None)
+        self._requests.put(None)
         for worker in idle:
             worker.stack.close()
         if thread is not None and thread is not threading.current_thread():
@@ -206,11 +206,11 @@ class Pool:
                 self.trouble = str(error)  # runs go on without a pool; the next one asks again
 
     def _latest(self) -> Kind | None:
-        """Return the kind asked for last; what was asked for before it is out of date."""
-        kind = self._wanted.get()
+        """Return the kind requested last; earlier requests are out of date."""
+        kind = self._requests.get()
         while kind is not None:
             try:
-                kind = self._wanted.get_nowait()
+                kind = self._requests.get_nowait()
             except Empty:
                 break
         return kind
@@ -218,15 +218,15 @@ class Pool:
     def _fill(self, kind: Kind) -> None:
         while True:
             with self._lock:
-                if self._closed or sum(one.kind == kind for one in self._idle) >= self.size:
+                if self._closed or sum(idle_worker.kind == kind for idle_worker in self._idle) >= self.size:
                     return
-                old = next((one for one in self._idle if one.kind != kind), None)
-                if old is not None and len(self._idle) >= self.size:
-                    self._idle.remove(old)
+                surplus_worker = next((idle_worker for idle_worker in self._idle if idle_worker.kind != kind), None)
+                if surplus_worker is not None and len(self._idle) >= self.size:
+                    self._idle.remove(surplus_worker)
                 else:
-                    old = None
-            if old is not None:
-                old.stack.close()
+                    surplus_worker = None
+            if surplus_worker is not None:
+                surplus_worker.stack.close()
             worker = self.make(kind)
             with self._lock:
                 keep = not self._closed

@@ -61,7 +61,7 @@ class BubblewrapRun:
 
     @property
     def host_uid(self) -> int:
-        """Uid of the sandbox's processes as the host sees them; -1 before it stood."""
+        """Uid of the sandbox's processes as the host sees them; -1 before it is up."""
         return self._host_uid
 
     @property
@@ -94,16 +94,16 @@ class BubblewrapRun:
             pump.cancel()
         over = asyncio.wrap_future(self._result)
         await asyncio.wait({over})
-        over.exception()  # told to whoever waits for the result
+        over.exception()  # marks it as retrieved; `wait` raises it
 
     def signal(self, number: int) -> None:
-        """Send a signal to the program; one that is already gone hears nothing."""
+        """Send a signal to the program; nothing happens when it has ended."""
         with self._lock:
             if self._box is not None:
                 self._box.signal(number)
 
     def network_namespace(self) -> int | None:
-        """Return the host pid of a process whose network is the sandbox's; None before it stands and after it is gone."""
+        """Return the host pid of a process in the sandbox's network; None before it is up and after its end."""
         with self._lock:
             return None if self._box is None else self._box.init
 
@@ -118,7 +118,7 @@ class BubblewrapRun:
         except BoxFailed as error:
             status: Status = "cancelled" if self._cancelled else "infra_error"
             result = self._failed(status, ExecError("setup", error.code, error.message), time.monotonic() - began)
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits, not swallowed
+        except BaseException as error:  # noqa: BLE001 - raised again by `wait` and `begun`
             self._result.set_exception(error)
             if not self._started.done():
                 self._started.set_exception(error)
@@ -135,7 +135,7 @@ class BubblewrapRun:
         self._enforced = job.enforced
         with ExitStack() as stack:
             if pool is not None:
-                stack.callback(pool.want, Kind.of(job))  # last of all: making sandboxes does not hold up a run
+                stack.callback(pool.want, Kind.of(job))  # called last, so that making sandboxes never delays this run
             standing = self._stand(prepared, stack)
             box, leaf = standing.box, standing.leaf
             self._host_uid = box.host_uid
@@ -159,8 +159,8 @@ class BubblewrapRun:
             trouble = self._trouble(job, standing, exit_code, ending)
             if trouble is not None:
                 exit_code = None
-            found = self._collect(job, box, exit_code, ending)
-            return self._report_on(job, self._result_of(ending, exit_code, oom, found, trouble), exit_code)
+            outputs = self._collect(job, box, exit_code, ending)
+            return self._report_on(job, self._result_of(ending, exit_code, oom, outputs, trouble), exit_code)
 
     def _stand(self, prepared: Prepared, stack: ExitStack) -> Standing:
         """Return a sandbox of the pool, or one of its own."""
@@ -188,17 +188,17 @@ class BubblewrapRun:
         return collect(box.work, job.plan.globs, job.limits)
 
     def _trouble(self, job: Job, standing: Standing, exit_code: int | None, ending: Ending) -> ExecError | None:
-        """Say why no program ran, when none did."""
+        """Return why no program ran, or None when one did."""
         if ending.reason != "exited":
             return None
         if exit_code is None:
             return self._start_error()
         if not standing.waiting and job.payload is None:
-            return read_report(self._report.value()).error  # a prepared sandbox tells nothing else of a plain program
+            return read_report(self._report.value()).error  # how a pool worker tells that argv could not start
         return None
 
     def _result_of(
-        self, ending: Ending, exit_code: int | None, oom: int, found: Collection, trouble: ExecError | None
+        self, ending: Ending, exit_code: int | None, oom: int, outputs: Collection, trouble: ExecError | None
     ) -> ExecResult:
         number = _signal_of(exit_code)
         status, exit_code, number, error = status_of(
@@ -216,8 +216,8 @@ class BubblewrapRun:
             engine=self._engine,
             level=self._level,
             limits_enforced=self._enforced,
-            artifacts=tuple(found.artifacts),
-            artifact_errors=tuple(found.errors),
+            artifacts=tuple(outputs.artifacts),
+            artifact_errors=tuple(outputs.errors),
             error=error,
         )
 
@@ -227,7 +227,7 @@ class BubblewrapRun:
         return apply_report(result, self._report.value())
 
     def _start_error(self) -> ExecError:
-        """Say why no program ran; bwrap's last words tell a missing program from a broken sandbox."""
+        """Return why no program ran; bwrap's stderr tells a missing program from a broken sandbox."""
         words = self._stderr.tail(4096).decode("utf-8", "replace").strip()
         if words.startswith("bwrap: execvp "):
             return ExecError("exec", "program_missing", words.removeprefix("bwrap: execvp "))

@@ -1,4 +1,4 @@
-"""Sandboxes that stand and whose program has not started yet."""
+"""Sandboxes that are up and whose program has not started yet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kdskills.execution.lifecycle import RunRecords, leaf_name
 from kdskills.execution.request import ExecRequest, Limits
 
 OWN_PROCESSES = 2
-"""bwrap itself needs two processes beside the program's."""
+"""Processes bwrap itself needs, beside the program's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A sandbox that stands.
+    """A sandbox that is up.
 
     Attributes:
         box: The sandbox.
         pipes: Our ends of its pipes.
         leaf: Its cgroup.
-        feeds: Bytes to write once it is let go, by the pipe's name.
+        feeds: Bytes to write once its program starts, by the pipe's name.
         waiting: Whether its program waits behind bwrap's gate; one of the pool waits for its order instead.
     """
 
@@ -74,7 +74,7 @@ class Standing:
 
 
 def stand(ground: Ground, job: Job, stack: ExitStack) -> Standing:
-    """Make a sandbox for *job*; *stack* ends it and lets go of everything.
+    """Make a sandbox for *job*; *stack* ends it and closes its descriptors.
 
     Raises:
         BoxFailed: It did not come up.
@@ -84,9 +84,9 @@ def stand(ground: Ground, job: Job, stack: ExitStack) -> Standing:
     leaf = make_leaf(ground, job.limits, stack)
     bounds = rlimit_words(within_ours(rlimits(job.limits, memory=ground.cgroups is None)))
     argv = job.argv(pipes.theirs.get("payload", -1), pipes.theirs.get("report", -1))
-    with ExitStack() as held:  # the launcher's copies of what it only reads; ours are closed once it has them
-        seccomp = memory_file(held, ground.seccomp)
-        inputs = [(path, memory_file(held, data)) for path, data in job.inputs]
+    with ExitStack() as launch_stack:  # the launcher's copies of what it only reads; ours are closed once it has them
+        seccomp = memory_file(launch_stack, ground.seccomp)
+        inputs = [(path, memory_file(launch_stack, data)) for path, data in job.inputs]
         fds = Fds(pipes.theirs["args"], pipes.theirs["status"], pipes.theirs["block"], seccomp)
         command = command_line(ground.launcher, ground.rootfs, job.limits, job.plan.cwd, argv, fds, bounds)
         box = launch(ground.spawner, command, pipes, [seccomp, *(fd for _, fd in inputs)])

@@ -10,27 +10,27 @@ from pathlib import Path
 
 def children(pid: int) -> list[int]:
     """Return the direct children of *pid*, oldest first."""
-    found: list[int] = []
+    pids: list[int] = []
     try:
         for task in os.scandir(f"/proc/{pid}/task"):
-            found += [int(word) for word in Path(task.path, "children").read_text(encoding="ascii").split()]
+            pids += [int(word) for word in Path(task.path, "children").read_text(encoding="ascii").split()]
     except OSError:
-        return found
-    return found
+        return pids
+    return pids
 
 
 def descendants(pid: int) -> list[int]:
     """Return everything below *pid*; orphans of a pid namespace are children of its first process."""
-    found: list[int] = []
+    pids: list[int] = []
     queue = children(pid)
-    seen: set[int] = set()
+    visited: set[int] = set()
     while queue:
         current = queue.pop()
-        if current not in seen:
-            seen.add(current)
-            found.append(current)
+        if current not in visited:
+            visited.add(current)
+            pids.append(current)
             queue += children(current)
-    return found
+    return pids
 
 
 def send(pid: int, number: int, namespace: int) -> bool:
@@ -51,7 +51,7 @@ def send(pid: int, number: int, namespace: int) -> bool:
 
 
 def terminate(init: int, namespace: int) -> None:
-    """Send TERM to everything in the sandbox but its first process, which would not mind."""
+    """Send TERM to every process in the sandbox but its first, which ignores it."""
     for pid in descendants(init):
         send(pid, signal.SIGTERM, namespace)
 
@@ -64,8 +64,8 @@ def kill(pidfd: int) -> None:
         return
 
 
-def gone(pidfd: int, patience_s: float) -> bool:
-    """Wait until the process is dead; False when it is not in time."""
+def wait_for_exit(pidfd: int, patience_s: float) -> bool:
+    """Wait until the process is dead; False when it still lives after *patience_s*."""
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
     return bool(poller.poll(patience_s * 1000))

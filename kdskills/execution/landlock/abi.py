@@ -71,7 +71,7 @@ PROC_FILES: Final = (
     *("gid_map", "uid_map"),
 )
 PROC_FOLDERS: Final = ("fd", "fdinfo")
-"""What a program may read of itself below /proc; `net` is not among it, which tells of everybody's connections."""
+"""What a program may read of itself below /proc; `net` is left out: it lists the connections of every program."""
 
 SHEBANGS: Final = ("/bin/sh", "/bin/bash", "/usr/bin/bash", "/usr/bin/env")
 """Programs that first lines of scripts name by path, and which are therefore allowed where the host has them."""
@@ -102,9 +102,9 @@ class Rule:
 def version() -> tuple[int, str]:
     """Return (ABI version, why it is 0): Landlock's version on this kernel, asked of the kernel itself."""
     libc = ctypes.CDLL(None, use_errno=True)
-    found = libc.syscall(ctypes.c_long(CREATE_RULESET), None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG))
-    if found > 0:
-        return int(found), ""
+    abi = libc.syscall(ctypes.c_long(CREATE_RULESET), None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG))
+    if abi > 0:
+        return int(abi), ""
     number = ctypes.get_errno()
     reasons = {
         errno.ENOSYS: "this kernel is built without Landlock",
@@ -117,9 +117,9 @@ def version() -> tuple[int, str]:
 
 def handled(abi: int) -> Handled:
     """Return everything version *abi* can take away."""
-    known = {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)
+    fs_rights = {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)
     return Handled(
-        fs=(1 << known) - 1,
+        fs=(1 << fs_rights) - 1,
         net=0b11 if abi >= 4 else 0,  # binding and connecting TCP sockets
         scoped=0b11 if abi >= 6 else 0,  # abstract sockets and signals of processes outside
         size=24 if abi >= 6 else 16 if abi >= 4 else 8,
@@ -136,7 +136,7 @@ def rules(tree: Path, skills: Sequence[Path], control: Path, writable: Sequence[
         writable: The run's own folders.
         abi: Landlock's version here.
     """
-    wanted = [
+    all_rules = [
         Rule(str(tree), LOOK),
         *(Rule(str(skill), LOOK) for skill in skills),
         Rule(str(control), READ),
@@ -145,8 +145,8 @@ def rules(tree: Path, skills: Sequence[Path], control: Path, writable: Sequence[
         *(Rule(path, DEVICE) for path in DEVICES),
         *(Rule(path, READ) for path in FACTS),
     ]
-    known = handled(abi).fs
-    return [Rule(rule.path, access) for rule in wanted if (access := _fitting(rule, known))]
+    fs_mask = handled(abi).fs
+    return [Rule(rule.path, access) for rule in all_rules if (access := _fitting(rule, fs_mask))]
 
 
 def host_programs(tree: Path) -> Iterator[str]:
@@ -163,15 +163,15 @@ def host_programs(tree: Path) -> Iterator[str]:
 
 def library_folders(tree: Path) -> list[str]:
     """Return the folders of *tree* that hold shared libraries, relative to it."""
-    found = {str(path.parent.relative_to(tree)) for top in ("usr/lib", "usr/lib64", "lib", "lib64")
+    folders = {str(path.parent.relative_to(tree)) for top in ("usr/lib", "usr/lib64", "lib", "lib64")
              if (tree / top).is_dir() and not (tree / top).is_symlink()
              for path in (tree / top).rglob("*.so*")}  # fmt: skip
-    return sorted(found)
+    return sorted(folders)
 
 
-def _fitting(rule: Rule, known: int) -> int:
-    """Return the rights of *rule* that this kernel knows and that fit what is there; 0 when nothing is."""
+def _fitting(rule: Rule, fs_mask: int) -> int:
+    """Return the rights of *rule* that this kernel knows and that apply to its file or folder; 0 when there is none."""
     path = Path(rule.path)
     if not path.exists():
         return 0
-    return rule.access & known if path.is_dir() else rule.access & known & _FILE_RIGHTS
+    return rule.access & fs_mask if path.is_dir() else rule.access & fs_mask & _FILE_RIGHTS

@@ -47,8 +47,8 @@ BY_PATH: Final = Rule("truncate", 76, 45)
 def landlock_rules(abi: int) -> tuple[Rule, ...]:
     """Return the refused calls of a Landlock run."""
     replaced = {rule.name for rule in NO_SOCKETS}
-    kept = tuple(rule for rule in RULES if rule.name not in replaced)
-    return (*kept, *NO_SOCKETS, *SHARED, *((BY_PATH,) if abi < 3 else ()))
+    shared_table = tuple(rule for rule in RULES if rule.name not in replaced)
+    return (*shared_table, *NO_SOCKETS, *SHARED, *((BY_PATH,) if abi < 3 else ()))
 
 
 def shared_rules() -> tuple[Rule, ...]:

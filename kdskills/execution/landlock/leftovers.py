@@ -1,4 +1,4 @@
-"""Finding and ending what dead owners left of Landlock runs."""
+"""Finding and ending Landlock runs whose owners are dead."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kdskills.execution.protocol import ReapReport
 
 
 def note_uid(folder: RunFolder, uid: int) -> None:
-    """Note which uid a run has, beside its owner."""
+    """Write down which uid a run has, beside its owner."""
     write_note(folder.path / "uid", str(uid))
 
 
@@ -34,9 +34,9 @@ def leftovers(top: Path, uids: Uids) -> ReapReport:
             continue
         if not is_leftover(labels):
             continue
-        left = _end(uids, uid, ended) if uid in uids.all else 0
-        if left:
-            failed.append(f"run {path.name}: {left} processes of uid {uid} would not die")
+        survivors = _end(uids, uid, ended) if uid in uids.all else 0
+        if survivors:
+            failed.append(f"run {path.name}: {survivors} processes of uid {uid} could not be ended")
             continue
         RunFolder(path, path.name).remove()
         ended.append(f"run {path.name}")

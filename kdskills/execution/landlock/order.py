@@ -15,10 +15,10 @@ from kdskills.execution.landlock.abi import PROC_FILES, PROC_FOLDERS, READ, READ
 from kdskills.execution.local_tree import RunFolder
 
 TERM_ALL, KILL_ALL = b"\x00", b"\xff"
-"""Words on the control pipe; any other byte is a signal for the program."""
+"""Commands on the control pipe; any other byte is a signal for the program."""
 
 GUARD_SLACK: Final = 16 * 1024 * 1024
-"""What the workdir may take on the disk beyond its bound: folders take room there, which they do not in a tmpfs."""
+"""Bytes a folder may take on disk beyond its bound: subfolders take room on disk, but none in a tmpfs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +65,14 @@ def build_order(
     bounds = rlimits(limits) | {"nproc": (limits.pids, limits.pids)}
     if not cgroups:
         bounds["as"] = (limits.memory, limits.memory)
-    wanted = handled(wall.abi)
+    handled_rights = handled(wall.abi)
     order = {
         "argv": list(argv),
         "env": environment(wall.tree, plan, folder),
         "cwd": host_place(plan.cwd, places, folder.work),
         "uid": uid,
         "limits": within_ours(bounds),
-        "ruleset": wanted.attr().hex(),
+        "ruleset": handled_rights.attr().hex(),
         "rules": [(rule.path, rule.access) for rule in rules],
         "proc": [(name, READ if name in PROC_FOLDERS else READ_FILE) for name in (*PROC_FILES, *PROC_FOLDERS)],
         "seccomp": wall.seccomp.hex(),
@@ -93,11 +93,11 @@ def environment(tree: Path, plan: Plan, folder: RunFolder) -> dict[str, str]:
     reach on the host.
     """
     base = {
-        "PATH": ":".join(f"{tree}/{place}" for place in ("usr/local/bin", "usr/bin", "bin")),
+        "PATH": ":".join(f"{tree}/{folder_name}" for folder_name in ("usr/local/bin", "usr/bin", "bin")),
         "HOME": str(folder.work),
         "LANG": "C.UTF-8",
         "TMPDIR": str(folder.tmp),
-        "LD_LIBRARY_PATH": ":".join(f"{tree}/{place}" for place in library_folders(tree)),
+        "LD_LIBRARY_PATH": ":".join(f"{tree}/{folder_name}" for folder_name in library_folders(tree)),
     }
     return base | {name.decode(): value.decode("utf-8", "surrogateescape") for name, value in plan.env}
 
@@ -107,15 +107,15 @@ def host_argv(plan: Plan, places: Mapping[str, str]) -> tuple[str, ...]:
     script = plan.request.script
     if script is None:
         return plan.argv
-    inside, here = f"/skills/{script.skill}/{script.path}", f"{places[script.skill]}/{script.path}"
+    inside, host_path = f"/skills/{script.skill}/{script.path}", f"{places[script.skill]}/{script.path}"
     count = len(plan.argv) - len(script.args)
-    return (*(word.replace(inside, here) for word in plan.argv[:count]), *script.args)
+    return (*(word.replace(inside, host_path) for word in plan.argv[:count]), *script.args)
 
 
 def host_place(inside: str, places: Mapping[str, str], work: Path) -> str:
     """Return the host's path of a path below /work or /skills."""
-    top, _, rest = inside.lstrip("/").partition("/")
+    top, _, relative = inside.lstrip("/").partition("/")
     if top == "skills":
-        skill, _, rest = rest.partition("/")
-        return str(Path(places[skill]) / rest)
-    return str(work / rest)
+        skill, _, relative = relative.partition("/")
+        return str(Path(places[skill]) / relative)
+    return str(work / relative)

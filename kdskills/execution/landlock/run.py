@@ -107,7 +107,7 @@ class TreeRun:
         await asyncio.wait([asyncio.wrap_future(self._result)])
 
     def signal(self, number: int) -> None:
-        """Send a signal to the program; one that is already gone hears nothing."""
+        """Send a signal to the program; nothing happens when it has ended."""
         if 0 < number < KILL_ALL[0]:
             self._say(bytes([number]))
 
@@ -165,7 +165,7 @@ class TreeRun:
         )
 
     def _say(self, word: bytes) -> None:
-        """Tell the launcher something; one that is gone has already ended the tree."""
+        """Send the launcher a command; a launcher that is gone has already ended the tree."""
         with self._lock:
             if self._control >= 0:
                 try:
@@ -183,7 +183,7 @@ class TreeRun:
             if "left" not in facts:
                 facts = {**facts, "left": 0 if self._job.lease is None else end_uid(self._job.lease.uid)}
             result = self.result_of(ending, facts)
-        except BaseException as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it was
+        except BaseException as error:  # noqa: BLE001 - raised again by `wait`
             self._clean_up(pump)
             self._result.set_exception(error)
             return
@@ -201,13 +201,13 @@ class TreeRun:
             self._job.lease.close()
 
     def result_of(self, ending: Ending, facts: Mapping[str, Any]) -> ExecResult:
-        """Return the result of an end the launcher told of; the run's folders are still there."""
+        """Return the result of a run whose end the launcher reported; the run's folders still exist."""
         trouble = self._trouble(facts) if ending.reason == "exited" else None
         ended = Ended(ending.reason, facts.get("code"), facts.get("signal"), ending.duration_s, trouble)
         status, exit_code, number, error = status_of(ended)
         if facts["left"]:
             status, exit_code, number = "infra_error", None, None
-            error = ExecError("end", "survived", f"{facts['left']} processes would not die")
+            error = ExecError("end", "survived", f"{facts['left']} processes could not be ended")
         oom = self._leaf.oom_kills() if self._leaf is not None else 0
         if oom and ending.reason == "exited" and exit_code != 0 and trouble is None:
             status, error = "oom", None
@@ -228,8 +228,8 @@ class TreeRun:
         )
         if trouble is not None or facts["left"]:
             return result
-        found = self._collected()
-        result = replace(result, artifacts=tuple(found.artifacts), artifact_errors=tuple(found.errors))
+        outputs = self._collected()
+        result = replace(result, artifacts=tuple(outputs.artifacts), artifact_errors=tuple(outputs.errors))
         return apply_report(result, self._report.value()) if self._job.payload is not None else result
 
     def _collected(self) -> Collection:
@@ -240,15 +240,15 @@ class TreeRun:
             return collect(work, self._job.plan.globs, limits)
 
     def _trouble(self, facts: Mapping[str, Any]) -> ExecError | None:
-        """Say why no program ran, or why its end was not seen."""
+        """Return why no program ran or why its end was not seen, or None."""
         if facts.get("event") == "ended":
             return None
         if facts.get("event") == "failed":
             stage, number = str(facts["stage"]), int(facts["errno"])
             program = self._job.plan.argv[0] if self._job.plan.argv else "python3"
-            what = {"exec": program, "workdir": self._job.plan.cwd}.get(stage, stage)
+            subject = {"exec": program, "workdir": self._job.plan.cwd}.get(stage, stage)
             code = {"exec": "program_missing", "workdir": "workdir_missing"}.get(stage, "setup_failed")
-            return ExecError(stage, code, f"{what}: {os.strerror(number) if number else facts.get('found', '')}")
+            return ExecError(stage, code, f"{subject}: {os.strerror(number) if number else facts.get('found', '')}")
         words = self._stderr.tail(2000).decode("utf-8", "replace").strip()
         if facts.get("event") == "started":
             return ExecError("end", "init_lost", "the launcher ended before the program")
@@ -294,7 +294,7 @@ class _Pipes:
 
 
 def end_uid(uid: int) -> int:
-    """End every process of a leased uid from here, and return how many would not die."""
+    """End every process of a leased uid, and return how many could not be ended."""
     command = [sys.executable, "-I", str(host_entry().with_name("landlock_init.py")), "--end", str(uid)]
     return subprocess.run(
         command, env={"PATH": "/usr/bin:/bin"}, cwd="/", stdin=subprocess.DEVNULL, check=False
@@ -304,7 +304,7 @@ def end_uid(uid: int) -> int:
 def _facts(data: bytes) -> dict[str, Any]:
     """Return the launcher's last line."""
     lines = data.splitlines()
-    found: dict[str, Any] = json.loads(lines[-1]) if lines else {}
-    if found.get("event") == "failed":
-        found["left"] = 0
-    return found
+    facts: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    if facts.get("event") == "failed":
+        facts["left"] = 0
+    return facts

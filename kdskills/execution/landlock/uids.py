@@ -84,10 +84,10 @@ class Uids:
 
 def running_uids() -> set[int]:
     """Return the real, effective and saved uids of every process."""
-    found: set[int] = set()
+    all_uids: set[int] = set()
     for _, uids in _processes():
-        found.update(uids)
-    return found
+        all_uids.update(uids)
+    return all_uids
 
 
 def processes_of(uid: int) -> list[int]:

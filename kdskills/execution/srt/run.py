@@ -50,21 +50,23 @@ class SrtRun(TreeRun):
         word = self._answer("exit", 16).decode("ascii", "replace")
         report = self._answer("report", MAX_REPORT + 1)
         self.close()
-        told = {**facts, "signal": None, "code": None}
-        told.pop("signal")
+        program_facts = {**facts, "signal": None, "code": None}
+        program_facts.pop("signal")
         if facts.get("event") == "ended":
-            told["code"] = int(word) if word.isdigit() else facts.get("code")
+            program_facts["code"] = int(word) if word.isdigit() else facts.get("code")
             if word.isdigit() and 128 < int(word) <= 192:
-                told = {**told, "code": None, "signal": int(word) - 128}
-        result = super().result_of(ending, told)
+                program_facts = {**program_facts, "code": None, "signal": int(word) - 128}
+        result = super().result_of(ending, program_facts)
         if ending.reason != "exited" or result.status in {"infra_error", "limit", "oom"}:
             return result
         if not word.isdigit():
-            return replace(result, status="infra_error", exit_code=None, signal=None, error=self._silence(word, facts))
+            return replace(
+                result, status="infra_error", exit_code=None, signal=None, error=self._missing_exit_code(word, facts)
+            )
         return apply_report(result, report) if self._code else result
 
-    def _silence(self, word: str, facts: Mapping[str, Any]) -> ExecError:
-        """Say why there is no exit code."""
+    def _missing_exit_code(self, word: str, facts: Mapping[str, Any]) -> ExecError:
+        """Return why there is no exit code."""
         if word == MISSING:
             return ExecError("exec", "program_missing", f"{(self._plan.argv or ('python3',))[0]}: not found")
         if word == NO_WORKDIR:
@@ -73,9 +75,9 @@ class SrtRun(TreeRun):
         end = f"exit code {facts['code']}" if "code" in facts else f"signal {facts.get('signal')}"
         return ExecError("setup", "setup_failed", f"srt ended with {end} before the program did: {words}")
 
-    def _answer(self, name: str, most: int) -> bytes:
+    def _answer(self, name: str, limit: int) -> bytes:
         fd = self._answers.get(name)
-        return b"" if fd is None else os.pread(fd, most, 0)
+        return b"" if fd is None else os.pread(fd, limit, 0)
 
 
 def _inside(launcher: int, inner: int) -> Iterator[int]:

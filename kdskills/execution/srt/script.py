@@ -1,4 +1,4 @@
-"""What srt is asked to do: its settings, and the script it runs inside, as pure functions.
+"""The settings srt gets and the script it runs inside, as pure functions.
 
 srt takes no descriptor along and mixes its own faults with the program's exit code (killed by TERM, it exits with 0).
 So the script inside leaves the program's exit code in a file that was made before, is bound as that one file, and
@@ -55,7 +55,7 @@ class Files:
 
     @classmethod
     def of(cls, folder: RunFolder) -> Files:
-        """Return the files of a run; what is written is not below what is shown read-only."""
+        """Return the files of a run; those the sandbox writes lie outside the folders it sees read-only."""
         answers = folder.path / "answers"
         return cls(
             folder.control / "run.sh",
@@ -84,9 +84,9 @@ def settings(
         files: Files the sandbox fills.
     """
     writing = [*map(str, writable), *map(str, files.answers)]
-    reading = [*map(str, readable), str(control), *(place for place in SYSTEM if Path(place).exists())]
+    reading = [*map(str, readable), str(control), *(folder for folder in SYSTEM if Path(folder).exists())]
     if domains:
-        reading += [place for place in CERTIFICATES if Path(place).exists()]
+        reading += [folder for folder in CERTIFICATES if Path(folder).exists()]
     return json.dumps(
         {
             "network": {"allowedDomains": list(domains), "deniedDomains": []},
@@ -113,20 +113,20 @@ def run_script(argv: Sequence[bytes], env: Mapping[bytes, bytes], cwd: bytes, li
     bounds += f" && ulimit -St {cpu} && ulimit -Ht {cpu + 1} && ulimit -v {limits.memory // 1024} && ulimit -u {limits.pids + 3}"
     variables = b" ".join(_quoted(name + b"=" + value) for name, value in env.items())
     # The name localhost is not known inside, where the file that says so is closed.
-    kept = b" ".join(b'${%s+"%s=${%s//localhost:/127.0.0.1:}"}' % ((name.encode(),) * 3) for name in PROXIES)
+    proxy_variables = b" ".join(b'${%s+"%s=${%s//localhost:/127.0.0.1:}"}' % ((name.encode(),) * 3) for name in PROXIES)
     program = b" ".join(_quoted(word) for word in (*launcher, bytes(files.filter), *argv))
-    left = _quoted(bytes(files.exit))
+    exit_file = _quoted(bytes(files.exit))
     return b"\n".join(
         [
             b"exec 4>&2 2>/dev/null",  # what bash says of a killed child is no output of the program
-            b"cd -- %s || { printf %s >%s; exit 127; }" % (_quoted(cwd), NO_WORKDIR.encode(), left),
+            b"cd -- %s || { printf %s >%s; exit 127; }" % (_quoted(cwd), NO_WORKDIR.encode(), exit_file),
             b"PATH=%s type -P -- %s >/dev/null || { printf %s >%s; exit 127; }"
-            % (_quoted(env[b"PATH"]), _quoted(argv[0]), MISSING.encode(), left),
+            % (_quoted(env[b"PATH"]), _quoted(argv[0]), MISSING.encode(), exit_file),
             b"( " + bounds.encode() + b" || exit 126",
             b"  printf %%s $BASHPID >%s" % _quoted(bytes(files.pid)),
-            b"  exec env -i %s %s %s 2>&4 4>&-" % (variables, kept if proxy else b"", program) + (b" 3>%s" % _quoted(bytes(files.report)) if code else b""),
+            b"  exec env -i %s %s %s 2>&4 4>&-" % (variables, proxy_variables if proxy else b"", program) + (b" 3>%s" % _quoted(bytes(files.report)) if code else b""),
             b")",
-            b"printf %%s $? >%s" % left,
+            b"printf %%s $? >%s" % exit_file,
             b"",
         ]
     )  # fmt: skip

@@ -37,7 +37,7 @@ def test_version_2(tmp_path, kernel):
     top = tmp_path / "cg"
     top.mkdir()
     (top / "cgroup.controllers").write_text("memory pids")
-    parent = find_parent(top, own="0::/user.slice/me\n")
+    parent = find_parent(top, own_cgroups="0::/user.slice/me\n")
     assert parent == CgroupParent(top / "kdskills", top / "kdskills", 2)
     leaf = parent.leaf("x", 1000, 5)
     assert (leaf.memory / "memory.max").read_text() == "1000"
@@ -55,7 +55,7 @@ def test_version_2_falls_back_to_a_delegated_folder(tmp_path, kernel, monkeypatc
     (top / "cgroup.controllers").write_text("memory pids")
     usable = cgroup._usable
     monkeypatch.setattr(cgroup, "_usable", lambda parent: parent.memory.parent != top and usable(parent))
-    parent = find_parent(top, own="0::/user.slice/svc/me\n")
+    parent = find_parent(top, own_cgroups="0::/user.slice/svc/me\n")
     assert parent.memory == top / "user.slice/kdskills"
 
 
@@ -77,7 +77,7 @@ def test_no_hierarchy(tmp_path):
     """A host without one, or with one we may not write, has no parent."""
     assert find_parent(tmp_path / "none") is None
     (tmp_path / "cgroup.controllers").write_text("")
-    assert find_parent(tmp_path, own="0::/\n") is None
+    assert find_parent(tmp_path, own_cgroups="0::/\n") is None
 
 
 @pytest.mark.parametrize(("version", "name"), [(2, "memory.events"), (1, "memory.oom_control")])

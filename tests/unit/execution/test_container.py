@@ -127,7 +127,7 @@ def test_any_bytes_after_the_nonce(data):
 def test_an_answer_that_breaks_off():
     """Half an answer is none."""
     reader = read(NONCE + lines(END))
-    assert (reader.done, reader.broken) == (False, "the answer broke off")
+    assert (reader.done, reader.broken) == (False, "the answer ended too early")
 
 
 def test_a_line_without_end():

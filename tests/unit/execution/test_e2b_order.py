@@ -82,7 +82,7 @@ def test_files_nobody_declared_are_not_taken():
 def test_an_answer_that_breaks_off_is_not_done():
     """Without its last line an answer is broken."""
     read = read_answer(PLAN, answer(lines(END)))
-    assert (read.answer.done, read.answer.broken) == (False, "the answer broke off")
+    assert (read.answer.done, read.answer.broken) == (False, "the answer ended too early")
 
 
 @given(st.binary(max_size=200))

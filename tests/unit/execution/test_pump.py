@@ -177,7 +177,7 @@ def test_a_writer_without_end_is_cut_off_when_we_come_late(monkeypatch):
     thread.start()
     try:
         out, _ = drained(reading, monkeypatch)
-        assert out.total <= pumps.LEFT_MOST
+        assert out.total <= pumps.MAX_LATE_BYTES
     finally:
         os.close(reading)
         thread.join(60)
