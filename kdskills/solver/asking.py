@@ -1,4 +1,4 @@
-"""One model call: timeouts, tries, and what is told about it."""
+"""One model call: timeouts, tries, and the events about it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ BASE_S, CAP_S = 0.5, 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A reply, and what it took."""
+class TimedReply:
+    """A reply of a model, how often the call was tried again, and how long all tries took together."""
 
     reply: ModelReply
     retries: int
@@ -36,10 +36,10 @@ class Asker:
 
     Args:
         settings: Timeouts and tries.
-        bus: Where it is told.
-        pacing: How to wait.
-        streaming: Whether somebody reads the pieces of a reply.
-        step: The step it is told as.
+        bus: Gets the events of the call.
+        pacing: How to wait between tries.
+        streaming: Whether the reply is read piece by piece and each piece emitted.
+        step: Index of the step that the events belong to.
     """
 
     def __init__(self, settings: SolverSettings, bus: EventBus, pacing: Pacing, *, streaming: bool, step: int) -> None:
@@ -49,7 +49,7 @@ class Asker:
         self._pacing = pacing
         self._streaming = streaming
 
-    async def ask(self, provider: ModelProvider, request: ModelRequest) -> Asked:
+    async def ask(self, provider: ModelProvider, request: ModelRequest) -> TimedReply:
         """Return the reply, after further tries where a failure may pass.
 
         Raises:
@@ -78,13 +78,13 @@ class Asker:
                         raise self._masked(error) from None
                     attempt += 1
                     await self._wait(request.role, attempt, error)
-            reply = _whole(reply)
-            # Before anything of the reply is told: its text may repeat what its calls give away.
+            reply = _encodable(reply)
+            # Before any event about the reply: its text may repeat what its calls give away.
             for call in reply.calls:
                 self._bus.redactor.arguments(call.arguments)
             span.replied(replace(reply, text=self._bus.redactor.text(reply.text)))
-        self._tell(request.role, provider, reply)
-        return Asked(reply, attempt, round((time.monotonic() - begun) * 1000))
+        self._emit_reply(request.role, provider, reply)
+        return TimedReply(reply, attempt, round((time.monotonic() - begun) * 1000))
 
     async def _once(self, provider: ModelProvider, request: ModelRequest) -> ModelReply:
         limit = self._settings.model_timeout_s
@@ -110,16 +110,16 @@ class Asker:
 
     async def _read(self, provider: ModelProvider, request: ModelRequest) -> ModelReply:
         answer: ModelReply | None = None
-        waiting = ""  # the end of what was said, while it may be the beginning of a secret
+        unsent = ""  # the end of the text so far, while it may be the beginning of a secret
         async for item in provider.stream(request):
             if isinstance(item, TextDelta):
-                waiting += whole_text(item.text)
-                end = self._bus.redactor.whole(waiting)
-                shown, waiting = waiting[:end], waiting[end:]
+                unsent += whole_text(item.text)
+                end = self._bus.redactor.whole(unsent)
+                delta, unsent = unsent[:end], unsent[end:]
             else:
-                answer, shown, waiting = item, waiting, ""
-            if shown:
-                self._bus.emit(ModelDelta, step=self._step, role=request.role, text=shown)
+                answer, delta, unsent = item, unsent, ""
+            if delta:
+                self._bus.emit(ModelDelta, step=self._step, role=request.role, text=delta)
         if answer is None:
             raise ModelFailed(f"{provider.name} broke off its answer", retryable=True, model=provider.name)
         return answer
@@ -138,7 +138,7 @@ class Asker:
         )
         await self._pacing.sleep(delay)
 
-    def _tell(self, role: str, provider: ModelProvider, reply: ModelReply) -> None:
+    def _emit_reply(self, role: str, provider: ModelProvider, reply: ModelReply) -> None:
         self._bus.emit(
             ModelReplied,
             step=self._step,
@@ -151,7 +151,7 @@ class Asker:
         )
 
 
-def _whole(reply: ModelReply) -> ModelReply:
+def _encodable(reply: ModelReply) -> ModelReply:
     """Return *reply* with every text fit for any transport: the history is sent again with each request."""
     calls = tuple(
         replace(call, id=whole_text(call.id), tool=whole_text(call.tool), arguments=whole_text(call.arguments))

@@ -43,7 +43,7 @@ class Reader:
         self._more = asyncio.Event()
         self._closed = False
 
-    def put(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         """Add an event."""
         last = self._waiting[-1] if len(self._waiting) >= SLOW else None
         joined = None if last is None else merge(last, event)
@@ -71,12 +71,12 @@ class Reader:
 def merge(first: Event, second: Event) -> Event | None:
     """Return both as one, or None when they must stay apart."""
     if isinstance(first, ModelDelta) and isinstance(second, ModelDelta):
-        same = (first.step, first.role) == (second.step, second.role)
+        same_stream = (first.step, first.role) == (second.step, second.role)
     elif isinstance(first, ToolOutput) and isinstance(second, ToolOutput):
-        same = (first.call_id, first.stream) == (second.call_id, second.stream)
+        same_stream = (first.call_id, first.stream) == (second.call_id, second.stream)
     else:
         return None
-    if not same:
+    if not same_stream:
         return None
     return second.model_copy(update={"text": first.text + second.text, "merged": first.merged + second.merged + 1})
 
@@ -156,16 +156,16 @@ class EventBus:
         step = fields.pop("step", self.step)
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         raw = kind(seq=self._seq, ts=now, step=step, **self._ids, **fields)
-        written = self.redactor.value(raw.model_dump(mode="json"))
-        event = kind.model_validate(written)
+        masked_row = self.redactor.value(raw.model_dump(mode="json"))
+        event = kind.model_validate(masked_row)
         if self._file is not None:
             try:
-                self._file.write(json.dumps(written, ensure_ascii=False) + "\n")
+                self._file.write(json.dumps(masked_row, ensure_ascii=False) + "\n")
                 self._file.flush()
             except (OSError, ValueError) as error:
                 self._drop_transcript(error)
         for reader in self._readers:
-            reader.put(event)
+            reader.add(event)
 
     def diagnose(self, diagnostic: Diagnostic) -> None:
         """Keep a finding for the result, and tell it."""

@@ -9,8 +9,8 @@ from kdskills.sources.tokens import find_tokens
 
 def cited_sids(text: str, pool: SourcesPool) -> tuple[int, ...]:
     """Return the sids *text* cites that resolve, in order of first appearance."""
-    found = find_citations(text, known=pool)
-    return tuple(dict.fromkeys(sid for citation in found for sid in citation.sids if sid in pool))
+    citations = find_citations(text, known=pool)
+    return tuple(dict.fromkeys(sid for citation in citations for sid in citation.sids if sid in pool))
 
 
 def issues_of(text: str, pool: SourcesPool) -> tuple[CitationIssue, ...]:
@@ -42,12 +42,12 @@ def rendered(text: str, pool: SourcesPool) -> str:
     unknown: dict[tuple[int, int], list[int]] = {}
     for issue in issues_of(text, pool):
         unknown.setdefault(issue.span, []).append(issue.sid)
-    known = {(c.start, c.end): [sid for sid in c.sids if sid in pool] for c in find_citations(text, known=pool)}
-    pieces, at = [], 0
+    known_sids = {(c.start, c.end): [sid for sid in c.sids if sid in pool] for c in find_citations(text, known=pool)}
+    pieces, position = [], 0
     for start, end in sorted(unknown):
-        kept = known[(start, end)]
-        token = f"[[S:{','.join(map(str, kept))}]]" if kept else ""
+        sids = known_sids[(start, end)]
+        token = f"[[S:{','.join(map(str, sids))}]]" if sids else ""
         marks = "".join(f"[?{sid}]" for sid in unknown[(start, end)])
-        pieces.append(f"{text[at:start]}{token}{marks}")
-        at = end
-    return render_citations("".join([*pieces, text[at:]]), pool)
+        pieces.append(f"{text[position:start]}{token}{marks}")
+        position = end
+    return render_citations("".join([*pieces, text[position:]]), pool)

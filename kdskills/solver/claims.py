@@ -1,4 +1,4 @@
-"""Files an answer says were written: found in its text, to be held against what is there.
+"""Files an answer says were written, read from its text to be compared with the files there are.
 
 Only sentences that report a deed in the past are read ("I saved the table as out.csv"); plans, advice, questions and code
 are not. What is not recognised is not checked: this finds the usual false report, it does not prove an answer.
@@ -43,20 +43,20 @@ _FURTHER: Final = frozenset({"md", "yaml", "yml", "toml", "parquet", "ipynb", "l
 
 def claimed_files(text: str) -> tuple[str, ...]:
     """Return the paths that *text* reports as written, each once, in the order they are named."""
-    found: list[str] = []
+    paths: list[str] = []
     listing = False
     for line in _CODE.sub("", text).splitlines():
         bullet = re.match(r"\s*(?:[-*•]|\d+[.)])\s+", line)
         if listing and bullet:
             first = next(_files(line), None)
-            found += [first] if first else []
+            paths += [first] if first else []
             continue
         listing = listing and not line.strip()
         for sentence in re.split(r"(?<=[.!?])\s+", line):
             if _is_report(sentence):
-                found += _files(sentence)
+                paths += _files(sentence)
                 listing = listing or sentence.rstrip(" *_").endswith(":")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(paths))
 
 
 def missing_files(text: str, present: Collection[str]) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ def missing_files(text: str, present: Collection[str]) -> tuple[str, ...]:
     return tuple(
         path
         for path in claimed_files(text)
-        if not any(other == path or other.endswith(f"/{path}") or path.endswith(f"/{other}") for other in present)
+        if not any(file == path or file.endswith(f"/{path}") or path.endswith(f"/{file}") for file in present)
         and not ("/" not in path and path in names)
     )
 

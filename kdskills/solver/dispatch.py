@@ -39,8 +39,8 @@ ENGINE_GRACE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a call came to."""
+class CallAnswer:
+    """What the model is answered to a call, and what the turn keeps of it."""
 
     call: ToolCall
     tool: str
@@ -72,7 +72,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class CheckedCall:
     """A call that passed the checks that need no running."""
 
     call: ToolCall
@@ -89,7 +89,7 @@ class Ready:
         return self.tool.barrier(self.arguments)
 
 
-class Dispatcher:
+class CallDispatcher:
     """Dispatches the calls of a turn; keeps count of repeated and invalid ones."""
 
     def __init__(self, turn: Turn, offered: Sequence[str] = ()) -> None:
@@ -97,9 +97,9 @@ class Dispatcher:
         self._guard = CallGuard()
         self._diverged: ReplayError | None = None
         self.offered = frozenset(offered)
-        self.answered: list[Answer] = []
+        self.answered: list[CallAnswer] = []
 
-    async def run(self, calls: Sequence[ToolCall], *, step: int, room: int) -> list[Answer]:
+    async def run(self, calls: Sequence[ToolCall], *, step: int, room: int) -> list[CallAnswer]:
         """Return one answer per call, in call order.
 
         Args:
@@ -111,25 +111,25 @@ class Dispatcher:
             asyncio.CancelledError: The turn was cancelled; `answered` holds an answer for every call by then.
             ReplayError: A recording did not fit what a tool asked a model; likewise.
         """
-        answers: dict[str, Answer] = {}
-        ready: list[Ready] = []
+        answers: dict[str, CallAnswer] = {}
+        checked_calls: list[CheckedCall] = []
         for index, call in enumerate(calls):
-            found = self._check(call, index < room)
-            if isinstance(found, Ready):
-                ready.append(found)
+            outcome = self._check(call, index < room)
+            if isinstance(outcome, CheckedCall):
+                checked_calls.append(outcome)
             else:
-                answers[call.id] = self._not_run(found)
+                answers[call.id] = self._not_run(outcome)
         try:
-            for group in plan(ready, [one.barrier for one in ready]):
-                running = [one for one in group if self._admitted(one, step, answers)]
+            for group in plan(checked_calls, [checked.barrier for checked in checked_calls]):
+                running = [checked for checked in group if self._admitted(checked, step, answers)]
                 await self._group(running, answers)
-                if any(answers[one.call.id].changed for one in group):
+                if any(answers[checked.call.id].changed for checked in group):
                     self._guard.state_changed()
         except BaseException:  # raised again: every call of the reply has an answer
             for call in calls:
                 if call.id not in answers:
                     answers[call.id] = self._refused(call, self._name(call), "cancelled", "the turn was cancelled")
-                    self._told(answers[call.id])
+                    self._emit_finished(answers[call.id])
             self.answered = [answers[call.id] for call in calls]
             raise
         self.answered = [answers[call.id] for call in calls]
@@ -137,28 +137,28 @@ class Dispatcher:
             raise self._diverged
         return self.answered
 
-    async def _group(self, group: list[Ready], answers: dict[str, Answer]) -> None:
+    async def _group(self, group: list[CheckedCall], answers: dict[str, CallAnswer]) -> None:
         gate = asyncio.Semaphore(self._turn.parts.settings.max_parallel)
 
-        async def one(ready: Ready) -> None:
+        async def execute(ready: CheckedCall) -> None:
             async with gate:
                 answers[ready.call.id] = self._new(ready, await self._execute(ready))
-                self._told(answers[ready.call.id])
+                self._emit_finished(answers[ready.call.id])
 
         async with asyncio.TaskGroup() as tasks:
             for ready in group:
-                tasks.create_task(one(ready))
+                tasks.create_task(execute(ready))
 
     # ---- before running ----
 
-    def _not_run(self, answer: Answer) -> Answer:
-        """Tell an answer to a call that is not run, and return it."""
+    def _not_run(self, answer: CallAnswer) -> CallAnswer:
+        """Emit the answer to a call that is not run, and return it."""
         with tool_span(answer.tool if answer.tool in self.offered else "unknown", answer.call.id) as span:
             span.failed(answer.error or "")
-        self._told(answer)
+        self._emit_finished(answer)
         return answer
 
-    def _admitted(self, ready: Ready, step: int, answers: dict[str, Answer]) -> bool:
+    def _admitted(self, ready: CheckedCall, step: int, answers: dict[str, CallAnswer]) -> bool:
         """Whether a call goes ahead; one that only repeats another without a change of state is answered."""
         verdict, first = self._guard.admit(canonical(ready.tool_id, ready.raw), step)
         if verdict == "run":
@@ -169,8 +169,8 @@ class Dispatcher:
         answers[ready.call.id] = self._not_run(replace(refused, stuck=stuck))
         return False
 
-    def _new(self, ready: Ready, answer: Answer) -> Answer:
-        """Return *answer*, or that it is the one of an earlier step: what only looks and finds the same is a repetition."""
+    def _new(self, ready: CheckedCall, answer: CallAnswer) -> CallAnswer:
+        """Return *answer*, or a refusal when a read gave the same text as an earlier step."""
         reads = ready.tool_id in READS and answer.ok and not answer.changed
         verdict, first = self._guard.answered(canonical(ready.tool_id, ready.raw), answer.text, reads=reads)
         if verdict == "run":
@@ -183,12 +183,12 @@ class Dispatcher:
         """Note that old answers no longer stand in what the model is shown."""
         self._guard.history_cut()
 
-    def _check(self, call: ToolCall, within: bool) -> Ready | Answer:
+    def _check(self, call: ToolCall, in_budget: bool) -> CheckedCall | CallAnswer:
         """Return the call ready to run, or its answer when it is not run at all."""
         redactor = self._turn.bus.redactor
         name = self._name(call)
         self._turn.bus.emit(ToolCalled, call_id=call.id, tool=name, arguments=redactor.arguments(call.arguments))
-        if not within:
+        if not in_budget:
             return self._refused(
                 call, name, "budget_exceeded", "no more tool calls are allowed in this turn; answer now"
             )
@@ -209,12 +209,12 @@ class Dispatcher:
         except ToolCallRefused as mistake:
             return self._invalid(self._failed(call, name, mistake, schema=self._schema(name, tool)), name)
         self._guard.valid(name)
-        return Ready(call, name, raw, tool, arguments)
+        return CheckedCall(call, name, raw, tool, arguments)
 
     def _schema(self, name: str, tool: SolverTool | None) -> dict[str, Any]:
         return schema(name) if tool is None else dict(tool.spec().input_schema)
 
-    def _invalid(self, answer: Answer, name: str) -> Answer:
+    def _invalid(self, answer: CallAnswer, name: str) -> CallAnswer:
         return replace(answer, stuck="invalid_argument") if self._guard.invalid(name) else answer
 
     def _name(self, call: ToolCall) -> str:
@@ -225,7 +225,7 @@ class Dispatcher:
 
     # ---- running ----
 
-    async def _execute(self, ready: Ready) -> Answer:
+    async def _execute(self, ready: CheckedCall) -> CallAnswer:
         begun = time.monotonic()
         with tool_span(ready.tool_id, ready.call.id) as span:
             try:
@@ -252,7 +252,7 @@ class Dispatcher:
                 span.failed(answer.error)
         return replace(answer, duration_ms=round((time.monotonic() - begun) * 1000))
 
-    def _ask(self, ready: Ready) -> None:
+    def _ask(self, ready: CheckedCall) -> None:
         """Ask the policy plugins. Raises ToolError with the Denial's public text."""
         turn = self._turn
         digest = arguments_digest(ready.raw)
@@ -267,21 +267,21 @@ class Dispatcher:
             turn.bus.emit(SkillRefused, ref=ready.tool_id, code="tool_denied", reason=denial.reason)
             raise ToolError(denial.public, code="tool_denied", who="operator")
 
-    async def _timed(self, ready: Ready, span: Span) -> Answer:
+    async def _timed(self, ready: CheckedCall, span: Span) -> CallAnswer:
         if ready.tool is None:
             return await within(self._skill_tool(ready, span), SLOW_TOOLS_S, ENGINE_GRACE_S)
-        own = ready.tool.timeout_s
-        limit = own or self._turn.parts.settings.tool_timeout_s
-        return await within(self._own_tool(ready, ready.tool), limit, ENGINE_GRACE_S if own else TOOL_GRACE_S)
+        tool_limit = ready.tool.timeout_s
+        limit = tool_limit or self._turn.parts.settings.tool_timeout_s
+        return await within(self._own_tool(ready, ready.tool), limit, ENGINE_GRACE_S if tool_limit else TOOL_GRACE_S)
 
-    async def _own_tool(self, ready: Ready, tool: SolverTool) -> Answer:
+    async def _own_tool(self, ready: CheckedCall, tool: SolverTool) -> CallAnswer:
         try:
-            given = await tool.body(ready.arguments, ToolContext(self._turn, ready.call.id))
+            returned = await tool.body(ready.arguments, ToolContext(self._turn, ready.call.id))
         except SystemExit as error:  # would end the loop: a tool may not end the process
             raise ToolExited from error
-        answer = given if isinstance(given, ToolAnswer) else ToolAnswer(given)
+        answer = returned if isinstance(returned, ToolAnswer) else ToolAnswer(returned)
         text = answer.value if isinstance(answer.value, str) else _json(answer.value)
-        return Answer(
+        return CallAnswer(
             ready.call,
             ready.tool_id,
             answer.ok,
@@ -292,11 +292,11 @@ class Dispatcher:
             changed=answer.changed,
         )
 
-    async def _skill_tool(self, ready: Ready, span: Span) -> Answer:
+    async def _skill_tool(self, ready: CheckedCall, span: Span) -> CallAnswer:
         reply = await self._turn.session.call(ready.tool_id, ready.raw)
         if not reply.ok:
             code = str((reply.error or {}).get("code", "invalid_argument"))
-            return Answer(ready.call, ready.tool_id, False, self._bounded(reply.text, ready.tool_id), code)
+            return CallAnswer(ready.call, ready.tool_id, False, self._bounded(reply.text, ready.tool_id), code)
         active, result = await self._turn.session.active(), reply.result or {}
         self._turn.note_active(active)
         span.skill_result(result, () if ready.tool_id == "skills.unload" else active)
@@ -305,7 +305,7 @@ class Dispatcher:
         if ready.tool_id == "skills.load":
             changed = bool(result.get("changed"))
         text = whole_text(reply.text) if reply.pin else self._bounded(reply.text, ready.tool_id)
-        return Answer(ready.call, ready.tool_id, True, text, artifacts=artifacts, pin=reply.pin, changed=changed)
+        return CallAnswer(ready.call, ready.tool_id, True, text, artifacts=artifacts, pin=reply.pin, changed=changed)
 
     def _bounded(self, text: str, tool: str) -> str:
         """Cut a result to its share of the model's window, and say so."""
@@ -321,19 +321,19 @@ class Dispatcher:
 
     # ---- answers ----
 
-    def _failed(self, call: ToolCall, name: str, error: KdskillsError, **details: Any) -> Answer:
+    def _failed(self, call: ToolCall, name: str, error: KdskillsError, **details: Any) -> CallAnswer:
         wire = error.to_json()["error"]
         if not isinstance(error, ModelMustAct):  # written for others: it may name places of this host
             words = UNDECIDED if isinstance(error, PluginFailed) else pathless(wire["message"])
             wire = {**wire, "message": words, "details": {}}
         wire["details"] = {**wire["details"], **details}
         text = json.dumps({"error": wire}, ensure_ascii=False, default=str)
-        return Answer(call, name, False, self._bounded(text, name), error.code)
+        return CallAnswer(call, name, False, self._bounded(text, name), error.code)
 
-    def _refused(self, call: ToolCall, name: str, code: str, message: str, **details: Any) -> Answer:
+    def _refused(self, call: ToolCall, name: str, code: str, message: str, **details: Any) -> CallAnswer:
         return self._failed(call, name, ToolError(message, code=code, **details))
 
-    def _told(self, answer: Answer) -> None:
+    def _emit_finished(self, answer: CallAnswer) -> None:
         self._turn.bus.emit(
             ToolFinished,
             call_id=answer.call.id,

@@ -29,21 +29,21 @@ def open_workspace(
     Raises:
         BadRequest: A file is missing, no regular file, named twice, or too large together with the others.
     """
-    named = [_named(file) for file in files]
-    names = [name for name, _ in named]
+    named_files = [_name_and_content(file) for file in files]
+    names = [name for name, _ in named_files]
     for name in names:
         if names.count(name) > 1:
             raise _bad(name, "two files have this name")
         if data is not None and name.partition("/")[0] == "data":
             raise _bad(name, "data/ holds the bundle's own files")
-    if len(named) > MAX_FILES:
+    if len(named_files) > MAX_FILES:
         raise _bad(names[MAX_FILES], f"at most {MAX_FILES} files can be handed in")
     base = work_dir if work_dir is not None else Path(tempfile.gettempdir())
     make_folder(base)
     root = base / f"{PREFIX}{turn_id}"
     root.mkdir(mode=0o700)
     try:
-        _copy(root, named)
+        _copy(root, named_files)
     except BaseException:  # raised again: nothing half-copied stays
         shutil.rmtree(root)
         raise
@@ -51,7 +51,7 @@ def open_workspace(
     return FolderWorkspace(root, mounts=mounts, protected=names)
 
 
-def _named(file: GivenFile) -> tuple[str, bytes | Path]:
+def _name_and_content(file: GivenFile) -> tuple[str, bytes | Path]:
     if isinstance(file, tuple):
         name, content = file
         try:
@@ -62,9 +62,9 @@ def _named(file: GivenFile) -> tuple[str, bytes | Path]:
     return path.name, path
 
 
-def _copy(root: Path, named: Sequence[tuple[str, bytes | Path]]) -> None:
+def _copy(root: Path, named_files: Sequence[tuple[str, bytes | Path]]) -> None:
     room = MAX_TOTAL
-    for name, content in named:
+    for name, content in named_files:
         target = root / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, Path) and not content.is_file():
@@ -80,7 +80,7 @@ def _copy(root: Path, named: Sequence[tuple[str, bytes | Path]]) -> None:
 
 def produced_files(workspace: FolderWorkspace) -> tuple[TurnFile, ...]:
     """Return the files a turn produced, by path; inputs and mounts are none of them."""
-    found = []
+    files = []
     for entry in workspace.files():
         if entry.path in workspace.protected:
             continue
@@ -88,7 +88,7 @@ def produced_files(workspace: FolderWorkspace) -> tuple[TurnFile, ...]:
             data = workspace.read(entry.path, limit=MAX_TOTAL)
         except FileRefused:
             continue  # taken away between listing and reading
-        found.append(
+        files.append(
             TurnFile(
                 path=entry.path,
                 size=len(data),
@@ -97,7 +97,7 @@ def produced_files(workspace: FolderWorkspace) -> tuple[TurnFile, ...]:
                 location=str(workspace.root / entry.path),
             )
         )
-    return tuple(found)
+    return tuple(files)
 
 
 def discard(workspace: FolderWorkspace) -> None:
@@ -105,5 +105,5 @@ def discard(workspace: FolderWorkspace) -> None:
     shutil.rmtree(workspace.root, ignore_errors=True)
 
 
-def _bad(name: str, why: str) -> BadRequest:
-    return BadRequest(f"cannot hand in {name!r}: {why}", errors=[{"path": "/files", "problem": why}], file=name)
+def _bad(name: str, problem: str) -> BadRequest:
+    return BadRequest(f"cannot hand in {name!r}: {problem}", errors=[{"path": "/files", "problem": problem}], file=name)

@@ -1,4 +1,4 @@
-"""When calls run together, and when a turn goes round in circles: pure rules."""
+"""Rules without I/O: which calls run together, and when a turn repeats itself and must be ended."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def plan(calls: Sequence[T], barriers: Sequence[bool]) -> list[list[T]]:
     """
     groups: list[list[T]] = []
     open_group = False
-    for one, barrier in zip(calls, barriers, strict=True):
+    for call, barrier in zip(calls, barriers, strict=True):
         if barrier or not open_group:
             groups.append([])
-        groups[-1].append(one)
+        groups[-1].append(call)
         open_group = not barrier
     return groups
 
@@ -55,7 +55,7 @@ Verdict = Literal["run", "repeated", "stuck"]
 
 
 @dataclass
-class _Called:
+class _PastCall:
     """A call of the turn, in order."""
 
     key: str
@@ -67,14 +67,14 @@ class _Called:
 class CallGuard:
     """Counts identical and invalid calls of a turn, reads that find the same again, and rounds of calls."""
 
-    _seen: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _counts: dict[str, tuple[int, int]] = field(default_factory=dict)
     _invalid: dict[str, int] = field(default_factory=dict)
     _reads: dict[str, tuple[str, int, int]] = field(default_factory=dict)
-    _history: list[_Called] = field(default_factory=list)
+    _history: list[_PastCall] = field(default_factory=list)
 
     def state_changed(self) -> None:
         """Forget what was called: the same call may answer differently now. Rounds and reads are judged by their answers."""
-        self._seen.clear()
+        self._counts.clear()
 
     def history_cut(self) -> None:
         """Forget what was read: the answers may no longer stand in the history."""
@@ -83,13 +83,13 @@ class CallGuard:
     def admit(self, key: str, step: int) -> tuple[Verdict, int]:
         """Count a call; return what to do with it and the step of its first answer."""
         rounds, before = self._rounds(key)
-        called = _Called(key, step)
+        called = _PastCall(key, step)
         self._history.append(called)
         if before is not None and rounds >= RUNS:
             called.answer = before.answer  # it is not run: its answer would be the same
             return ("stuck" if rounds + 1 >= STUCK else "repeated"), before.step
-        count, first = self._seen.get(key, (0, step))
-        self._seen[key] = (count + 1, first)
+        count, first = self._counts.get(key, (0, step))
+        self._counts[key] = (count + 1, first)
         if count + 1 >= STUCK:
             return "stuck", first
         return ("run" if count < RUNS else "repeated"), first
@@ -103,32 +103,36 @@ class CallGuard:
             reads: Whether it only looked, and changed nothing.
         """
         answer = answer_digest(text)
-        called = next((one for one in reversed(self._history) if one.key == key), None)
+        called = next((earlier for earlier in reversed(self._history) if earlier.key == key), None)
         step = 0 if called is None else called.step
         if called is not None:
             called.answer = answer
         if not reads:
             return "run", step
-        known, count, first = self._reads.get(key, (answer, 0, step))
-        if known != answer:
+        last_answer, count, first = self._reads.get(key, (answer, 0, step))
+        if last_answer != answer:
             count, first = 0, step
         self._reads[key] = (answer, count + 1, first)
         if count + 1 >= STUCK:
             return "stuck", first
         return ("run" if count < RUNS else "repeated"), first
 
-    def _rounds(self, key: str) -> tuple[int, _Called | None]:
+    def _rounds(self, key: str) -> tuple[int, _PastCall | None]:
         """Return how often the last calls went round with the same answers if *key* begins the round again, and its place."""
-        done = self._history
+        history = self._history
         for length in range(2, ROUND + 1):
-            if len(done) < 2 * length or done[-length].key != key or len({one.key for one in done[-length:]}) < 2:
+            if (
+                len(history) < 2 * length
+                or history[-length].key != key
+                or len({call.key for call in history[-length:]}) < 2
+            ):
                 continue
-            last = [(one.key, one.answer) for one in done[-length:]]
-            rounds, end = 1, len(done) - length
-            while end >= length and [(one.key, one.answer) for one in done[end - length : end]] == last:
+            last = [(call.key, call.answer) for call in history[-length:]]
+            rounds, end = 1, len(history) - length
+            while end >= length and [(call.key, call.answer) for call in history[end - length : end]] == last:
                 rounds, end = rounds + 1, end - length
             if rounds >= RUNS:
-                return rounds, done[-length]
+                return rounds, history[-length]
         return 0, None
 
     def valid(self, tool: str) -> None:

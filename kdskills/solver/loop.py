@@ -12,10 +12,10 @@ from kdskills.bundle.terms import DECISION
 from kdskills.errors import FileRefused, ModelFailed
 from kdskills.models import Message, ModelReply, ModelRequest, ToolCall, ToolSpec
 from kdskills.session.compact import compact
-from kdskills.solver.asking import Asked
+from kdskills.solver.asking import TimedReply
 from kdskills.solver.citing import unknown_sids
 from kdskills.solver.claims import claimed_files, missing_files
-from kdskills.solver.dispatch import Answer, Dispatcher
+from kdskills.solver.dispatch import CallAnswer, CallDispatcher
 from kdskills.solver.events import AnswerChecked, HistoryElided, PromptBuilt
 from kdskills.solver.result import Step, TokenUsage
 
@@ -38,7 +38,7 @@ class Loop:
         self._turn = turn
         self._log = turn.log
         self._settings = turn.parts.settings
-        self._dispatcher = Dispatcher(turn)
+        self._dispatcher = CallDispatcher(turn)
         self._decisions = 0
         self._call_ids: set[str] = set()
         self._sent_back = False
@@ -76,7 +76,7 @@ class Loop:
                 log.text = reply.text
                 return log.end("stuck", stuck)
 
-    async def _step(self) -> tuple[ModelReply, list[Answer]]:
+    async def _step(self) -> tuple[ModelReply, list[CallAnswer]]:
         """Ask once, and run what the reply calls."""
         turn, log = self._turn, self._log
         begun = time.monotonic()
@@ -85,8 +85,8 @@ class Loop:
         specs = turn.tool_specs()
         self._dispatcher.offered = frozenset(spec.tool_id for spec in specs)
         before = await turn.active_names()
-        asked, prompt = await self._decide(specs, before)
-        reply = replace(asked.reply, calls=unique_calls(asked.reply.calls, self._call_ids))
+        answered, prompt = await self._decide(specs, before)
+        reply = replace(answered.reply, calls=unique_calls(answered.reply.calls, self._call_ids))
         self._dispatcher.answered = []
         try:
             if reply.calls:
@@ -106,7 +106,7 @@ class Loop:
                     text=reply.text,
                     calls=tuple(answer.record() for answer in answers),
                     usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
-                    retries=asked.retries,
+                    retries=answered.retries,
                     active_before=before,
                     active_after=before,
                     prompt_digest=prompt.digest,
@@ -116,7 +116,7 @@ class Loop:
         log.steps[-1] = log.steps[-1].model_copy(update={"active_after": after})
         return reply, answers
 
-    async def _decide(self, specs: tuple[ToolSpec, ...], active: tuple[str, ...]) -> tuple[Asked, PromptParts]:
+    async def _decide(self, specs: tuple[ToolSpec, ...], active: tuple[str, ...]) -> tuple[TimedReply, PromptParts]:
         """Ask the decision model; once more with a shorter history when the request did not fit."""
         turn = self._turn
         prompt = await turn.instructions()
@@ -127,7 +127,7 @@ class Loop:
             PromptBuilt,
             role=DECISION,
             digest=prompt.digest,
-            tokens=prompt.tokens + turn.beside(specs, messages),
+            tokens=prompt.tokens + turn.extra_tokens(specs, messages),
             available=tuple(turn.view.names),
             active=active,
             text=prompt.text if self._log.first_time(prompt.digest) else "",
@@ -135,7 +135,7 @@ class Loop:
         )
         request = ModelRequest(DECISION, prompt.text, messages, specs, active)
         try:
-            asked = await turn.asker(turn.bus.step).ask(turn.parts.model(DECISION), request)
+            answered = await turn.asker(turn.bus.step).ask(turn.parts.model(DECISION), request)
         except ModelFailed as error:
             if error.code != "context_full":
                 raise
@@ -143,14 +143,14 @@ class Loop:
             if shorter == messages:
                 raise
             request = ModelRequest(DECISION, prompt.text, shorter, specs, active)
-            asked = await turn.asker(turn.bus.step).ask(turn.parts.model(DECISION), request)
-        self._log.usage += asked.reply.usage
-        return asked, prompt
+            answered = await turn.asker(turn.bus.step).ask(turn.parts.model(DECISION), request)
+        self._log.usage += answered.reply.usage
+        return answered, prompt
 
     async def _fitted(self, budget: int) -> tuple[Message, ...]:
         pins = await self._turn.pins()
         view = compact(self._log.messages, pins, budget, count=self._turn.count)
-        elided = sum(one != other for one, other in zip(view, self._log.messages, strict=True))
+        elided = sum(shown_message != message for shown_message, message in zip(view, self._log.messages, strict=True))
         if elided:
             self._turn.bus.emit(HistoryElided, messages=elided)
         if elided > self._elided:  # what was read before may no longer stand in the history: it may be read again
@@ -170,18 +170,18 @@ class Loop:
         turn, log = self._turn, self._log
         turn.bus.step = log.begin_step()
         active = await turn.active_names()
-        asked, prompt = await self._decide((), active)
-        reply = asked.reply
+        answered, prompt = await self._decide((), active)
+        reply = answered.reply
         if reply.text.strip():
             log.messages.append(Message("assistant", reply.text))
         log.steps.append(
             Step(
                 index=turn.bus.step,
                 role=DECISION,
-                duration_ms=asked.duration_ms,
+                duration_ms=answered.duration_ms,
                 text=reply.text,
                 usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
-                retries=asked.retries,
+                retries=answered.retries,
                 active_before=active,
                 active_after=active,
                 prompt_digest=prompt.digest,
@@ -190,7 +190,7 @@ class Loop:
         return reply.text
 
     async def _answer(self, text: str) -> bool:
-        """Take the answer: from the decision model, or from the generator that writes answers; False: it was sent back."""
+        """Take *text* as the answer, or have the answer's generator write it; False when the model must correct it."""
         turn, settings = self._turn, self._settings
         self._log.text = text
         if settings.answer_role is not None:
@@ -222,39 +222,39 @@ class Loop:
         return missing
 
     async def _cite_again(self, unknown: tuple[int, ...]) -> None:
-        said = UNKNOWN.format(sids=", ".join(map(str, unknown)))
+        correction = UNKNOWN.format(sids=", ".join(map(str, unknown)))
         role = self._settings.answer_role
         if role is None:
-            self._log.messages.append(Message("user", said))
-            again = await self._plain()
+            self._log.messages.append(Message("user", correction))
+            answer = await self._plain()
         else:
-            again = (await self._turn.generate(role, f"{self._brief(self._log.text)}\n\n{said}")).text
-        if again.strip():
-            self._log.text = again
+            answer = (await self._turn.generate(role, f"{self._brief(self._log.text)}\n\n{correction}")).text
+        if answer.strip():
+            self._log.text = answer
 
     def _brief(self, draft: str) -> str:
-        """Return what the answer's generator is told: the request, the findings, the sources."""
+        """Return the prompt of the answer's generator: the request, the results of tools, the draft, the sources."""
         budget = self._turn.window * 3  # characters: three quarters of the window at four to a token
         view = compact(self._log.messages, (), self._turn.window // 2, count=self._turn.count)
-        found = "\n\n".join(f"[{m.tool}]\n{m.text}" for m in view if m.role == "tool")[-budget:]
+        findings = "\n\n".join(f"[{m.tool}]\n{m.text}" for m in view if m.role == "tool")[-budget:]
         rows = self._turn.pool.rows
         sources = "\n".join(f"[[S:{sid}]] {row.title}" for sid, row in rows.items())
-        parts = [f"[REQUEST]\n{self._turn.request}", f"[FINDINGS]\n{found}" if found else "", f"[DRAFT]\n{draft}"]
+        parts = [f"[REQUEST]\n{self._turn.request}", f"[FINDINGS]\n{findings}" if findings else "", f"[DRAFT]\n{draft}"]
         parts.append(f"[SOURCES]\nCite as [[S:n]].\n{sources}" if sources else "")
         parts.append("Write the answer to the request.")
         return "\n\n".join(part for part in parts if part)
 
 
-def unique_calls(calls: Sequence[ToolCall], taken: set[str]) -> tuple[ToolCall, ...]:
-    """Return *calls* with ids of their own, and add those to *taken*: some servers leave ids out or use them twice."""
-    found = []
+def unique_calls(calls: Sequence[ToolCall], used_ids: set[str]) -> tuple[ToolCall, ...]:
+    """Return *calls* with unique ids, and add those to *used_ids*: some servers leave ids out or use them twice."""
+    renamed_calls = []
     numbers: dict[str, int] = {}  # where to go on counting: ten thousand calls may share one id
     for call in calls:
-        name, number = call.id, numbers.get(call.id, 1)
-        while not name or name in taken:
+        call_id, number = call.id, numbers.get(call.id, 1)
+        while not call_id or call_id in used_ids:
             number += 1
-            name = f"{call.id or 'call'}_{number}"
-        taken.add(name)
+            call_id = f"{call.id or 'call'}_{number}"
+        used_ids.add(call_id)
         numbers[call.id] = number
-        found.append(replace(call, id=name))
-    return tuple(found)
+        renamed_calls.append(replace(call, id=call_id))
+    return tuple(renamed_calls)

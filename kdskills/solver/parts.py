@@ -61,7 +61,7 @@ class SolverParts:
 
     @property
     def tool_ids(self) -> tuple[str, ...]:
-        """Ids of every tool of a turn: what the tool gates of skills are held against."""
+        """Ids of every tool of a turn; skills that require a tool not among them are refused."""
         skill_tools = tuple(tool for tool in INPUTS if tool != "skills.run_script" or self.executor is not None)
         return (*skill_tools, *self.tools.ids)
 
@@ -70,17 +70,17 @@ class SolverParts:
         return self.models.get(role) or self.models[DECISION]
 
     def learn(self, redactor: Redactor, secrets: Iterable[str]) -> None:
-        """Mask *secrets* from now on: in a turn by its *redactor*, and in what providers write down."""
-        found = tuple(secrets)
-        for one in (redactor, *map(redactor_of, self.models.values())):
-            if one is not None:
-                one.add(*found)
+        """Mask *secrets* from now on: in a turn's events by its *redactor*, and in the recordings of providers."""
+        secret_values = tuple(secrets)
+        for masker in (redactor, *map(redactor_of, self.models.values())):
+            if masker is not None:
+                masker.add(*secret_values)
 
 
 def redactor_of(provider: ModelProvider) -> Redactor | None:
     """Return what masks secrets in the files a provider writes or compares, or None when it has none."""
-    found = getattr(provider, "redactor", None)
-    return found if isinstance(found, Redactor) else None
+    redactor = getattr(provider, "redactor", None)
+    return redactor if isinstance(redactor, Redactor) else None
 
 
 class TurnLog:
@@ -97,12 +97,12 @@ class TurnLog:
         self.stop_reason = "not_run"
         self.skills: dict[tuple[str, str], SkillUse] = {}
         self._steps_begun = 0
-        self._told: set[str] = set()
+        self._emitted_prompts: set[str] = set()
 
     def first_time(self, digest: str) -> bool:
-        """Whether a prompt of this digest has not been told before; it has afterwards."""
-        new = digest not in self._told
-        self._told.add(digest)
+        """Whether no event has held the prompt of this digest yet; from now on one has."""
+        new = digest not in self._emitted_prompts
+        self._emitted_prompts.add(digest)
         return new
 
     def begin_step(self) -> int:

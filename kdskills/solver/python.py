@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 DEFAULT_S = 60.0
 MAX_S = 600.0
 MARGIN_S = 10.0
-SHOWN = 64 * 1024
+MAX_OUTPUT_CHARS = 64 * 1024
 _OPENS = re.compile(r"```[a-zA-Z0-9_+-]*[ \t]*")
 _CLOSES = re.compile(r"```[ \t]*")
 
@@ -70,20 +70,20 @@ async def _exec_python(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     request = build_request(turn, code, arguments.timeout_s)
     await _approve(turn, executor)
     result = await _run(turn, executor, request)
-    kept = turn.workspace.collect(result.artifacts)
-    for file in kept.files:
+    collected = turn.workspace.collect(result.artifacts)
+    for file in collected.files:
         turn.bus.emit(FileWritten, path=file.path, size=file.size, tool="exec.python")
-    for stream, found in (("stdout", result.stdout), ("stderr", result.stderr)):
-        if found.data:
-            turn.bus.emit(ToolOutput, call_id=call.call_id, tool="exec.python", stream=stream, text=found.text)
+    for stream, output in (("stdout", result.stdout), ("stderr", result.stderr)):
+        if output.data:
+            turn.bus.emit(ToolOutput, call_id=call.call_id, tool="exec.python", stream=stream, text=output.text)
     answer = describe(result)
     if arguments.task:
         answer["code"] = code
-    answer["artifacts"] = [file.to_json() for file in kept.files]
-    dropped = [*kept.dropped, *((item.path, item.message) for item in result.artifact_errors)]
+    answer["artifacts"] = [file.to_json() for file in collected.files]
+    dropped = [*collected.dropped, *((item.path, item.message) for item in result.artifact_errors)]
     if dropped:
         answer["dropped"] = [{"path": path, "problem": problem} for path, problem in dropped]
-    return ToolAnswer(answer, tuple(file.path for file in kept.files), changed=bool(kept.files))
+    return ToolAnswer(answer, tuple(file.path for file in collected.files), changed=bool(collected.files))
 
 
 async def write_code(turn: Turn, task: str, skills: list[str] | None) -> str:
@@ -92,8 +92,8 @@ async def write_code(turn: Turn, task: str, skills: list[str] | None) -> str:
     Raises:
         ToolError: `no_code`: the model gave no program.
     """
-    by: By = "code" if skills is None else "model"
-    generated = await turn.generate(CODEGEN, _TASK.format(task=task), skills=skills, by=by)
+    loaded_by: By = "code" if skills is None else "model"
+    generated = await turn.generate(CODEGEN, _TASK.format(task=task), skills=skills, by=loaded_by)
     code = extract_code(generated.text)
     if not code.strip():
         raise ToolError("no program was written for the task; say it in other words, or give code", code="no_code")
@@ -137,27 +137,30 @@ def build_request(turn: Turn, code: str, timeout_s: float) -> ExecRequest:
 
 
 def for_program(exported: dict[str, Any]) -> dict[str, Any]:
-    """Return an export without the names of refused skills: the program's words come from a model and go back to one.
+    """Return an export without the names of refused skills: a model wrote the program and reads what it prints.
 
-    What was refused does not come along, so that inside it is unknown; rules that name none of what came along decide
-    nothing there.
+    Refused skills are not exported, so that inside the sandbox they are unknown. Rules are kept only where they may
+    match an exported skill.
     """
-    inner = exported["SKILLS_DESCRIPTOR"]
-    here = {str(row["id"]).rpartition(".")[2] for row in inner.get("skills", ())}
-    rules = {consumer: _naming(given, here) for consumer, given in inner.get("agents_config", {}).items()}
-    activation = {**inner.get("activation", {}), "refused": {}}
-    return {**exported, "SKILLS_DESCRIPTOR": {**inner, "agents_config": rules, "activation": activation}}
+    descriptor = exported["SKILLS_DESCRIPTOR"]
+    skill_names = {str(row["id"]).rpartition(".")[2] for row in descriptor.get("skills", ())}
+    rules = {
+        consumer: _naming(consumer_rules, skill_names)
+        for consumer, consumer_rules in descriptor.get("agents_config", {}).items()
+    }
+    activation = {**descriptor.get("activation", {}), "refused": {}}
+    return {**exported, "SKILLS_DESCRIPTOR": {**descriptor, "agents_config": rules, "activation": activation}}
 
 
-def _naming(rules: Mapping[str, Any], here: set[str]) -> dict[str, Any]:
-    """Return *rules* without entries that name one skill that is not *here*; patterns stay."""
-    found = dict(rules)
+def _naming(rules: Mapping[str, Any], skill_names: set[str]) -> dict[str, Any]:
+    """Return *rules* without entries for skills that are not among *skill_names*; patterns stay."""
+    narrowed = dict(rules)
     for key in ("enabled", "disabled"):
-        if isinstance(found.get(key), list):
-            kept = [rule for rule in found[key] if "*" in rule or any(name in rule for name in here)]
-            # An allow-list that names nothing here allows nothing; an empty one would allow everything.
-            found[key] = kept if kept or key == "disabled" else False
-    return found
+        if isinstance(narrowed.get(key), list):
+            entries = [rule for rule in narrowed[key] if "*" in rule or any(name in rule for name in skill_names)]
+            # An allow-list that matches no exported skill allows nothing; an empty one would allow everything.
+            narrowed[key] = entries if entries or key == "disabled" else False
+    return narrowed
 
 
 async def _approve(turn: Turn, executor: Executor) -> None:
@@ -175,10 +178,10 @@ async def _approve(turn: Turn, executor: Executor) -> None:
 
 
 async def _foreign(turn: Turn) -> bool:
-    """Whether a skill of a remote origin is loaded, or came along with one: then every run is asked about."""
-    receipts = [one.receipt for one in await turn.session.active()]
-    brought = (name for receipt in receipts for name in receipt.imports)
-    return any(receipt.origin for receipt in receipts) or any(name.startswith("mcp-") for name in brought)
+    """Whether a skill of a remote origin is loaded, directly or as an import: then every run needs approval."""
+    receipts = [skill.receipt for skill in await turn.session.active()]
+    imports = (name for receipt in receipts for name in receipt.imports)
+    return any(receipt.origin for receipt in receipts) or any(name.startswith("mcp-") for name in imports)
 
 
 async def _run(turn: Turn, executor: Executor, request: ExecRequest) -> ExecResult:
@@ -203,8 +206,8 @@ async def _run(turn: Turn, executor: Executor, request: ExecRequest) -> ExecResu
         limits=tuple(sorted(result.limits_enforced)),
     )
     if result.status in {"infra_error", "refused"}:
-        said = result.error.message if result.error else "no reason given"
-        raise refuse("executor_failed", f"the sandbox broke, no defect of the program: {pathless(said)}")
+        reason = result.error.message if result.error else "no reason given"
+        raise refuse("executor_failed", f"the sandbox broke, no defect of the program: {pathless(reason)}")
     return result
 
 
@@ -213,10 +216,10 @@ def describe(result: ExecResult) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "status": result.status,
         "exit_code": 124 if result.status == "timeout" else result.exit_code,
-        "stdout": result.stdout.text[-SHOWN:],
-        "stderr": result.stderr.text[-SHOWN:],
-        "stdout_truncated": result.stdout.truncated or len(result.stdout.text) > SHOWN,
-        "stderr_truncated": result.stderr.truncated or len(result.stderr.text) > SHOWN,
+        "stdout": result.stdout.text[-MAX_OUTPUT_CHARS:],
+        "stderr": result.stderr.text[-MAX_OUTPUT_CHARS:],
+        "stdout_truncated": result.stdout.truncated or len(result.stdout.text) > MAX_OUTPUT_CHARS,
+        "stderr_truncated": result.stderr.truncated or len(result.stderr.text) > MAX_OUTPUT_CHARS,
         "duration_ms": round(result.duration_s * 1000),
         "engine": result.engine,
         "level": result.level.name.lower(),

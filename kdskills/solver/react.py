@@ -131,7 +131,7 @@ class ReactSolver:
         files: Sequence[GivenFile] = (),
         skills: Sequence[str] = (),
     ) -> AsyncIterator[Turn]:
-        """Activate the skills for a turn of one's own making, and end it on every way out.
+        """Activate the skills for a turn that the caller runs, and end the turn however the block is left.
 
         Inside, `get_active_skills_subsystem()` is the system's; `work` runs the loop, `Turn.generate` a generator.
         """
@@ -203,12 +203,12 @@ class ReactSolver:
     async def _session(self, parts: SolverParts, session_id: str | None) -> Session:
         if session_id is not None:
             try:
-                found = await parts.runtime.get_session(session_id)
+                session = await parts.runtime.get_session(session_id)
             except SessionError as error:
                 if error.code != "session_not_found":
                     raise
             else:
-                return self._mine(found)
+                return self._mine(session)
         try:
             return await parts.runtime.create_session(session_id, consumer=self.consumer)
         except SessionError as error:
@@ -233,8 +233,8 @@ def _turn(
     bus = EventBus(turn_id, session.id, redactor=redactor, sinks=parts.sinks, transcript=transcript)
 
     def merged(full_id: str, result: object) -> None:
-        added, known = getattr(result, "added", ()), getattr(result, "merged", ())
-        bus.emit(SourcesMerged, skill=full_id, added=tuple(added), merged_sids=tuple(known))
+        added_sids, merged_sids = getattr(result, "added", ()), getattr(result, "merged", ())
+        bus.emit(SourcesMerged, skill=full_id, added=tuple(added_sids), merged_sids=tuple(merged_sids))
 
     sources = TurnSources(SourcesPool(), merged, key=parts.wiring.source_key, found=bus.diagnose)
     view = parts.subsystem.view(consumer, tools=parts.tool_ids)
@@ -278,15 +278,15 @@ def _tell_left_out(turn: Turn) -> None:
     needing = [skill for skill in turn.subsystem.registry.values() if skill.tools and needs_scripts(skill)]
     answers = [turn.view.resolve(skill.full_id, by="code") for skill in needing]
     refused = [answer for answer in answers if isinstance(answer, Refused) and answer.code == "tools_missing"]
-    left = sorted(answer.full_id or answer.ref for answer in refused)
-    if not left:
+    left_out = sorted(answer.full_id or answer.ref for answer in refused)
+    if not left_out:
         return
-    names = ", ".join(left[:10]) + (f" and {len(left) - 10} more" if len(left) > 10 else "")
+    names = ", ".join(left_out[:10]) + (f" and {len(left_out) - 10} more" if len(left_out) > 10 else "")
     message = (
         f"left out because they need scripts, and no engine runs any here: {names}; "
         'open the system with executor="auto", or name an engine that works'
     )
-    turn.bus.diagnose(Diagnostic("scripts_off", "warning", message, ref=left[0]))
+    turn.bus.diagnose(Diagnostic("scripts_off", "warning", message, ref=left_out[0]))
 
 
 def _seconds(deadline: Deadline) -> float | None:

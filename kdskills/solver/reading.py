@@ -104,31 +104,31 @@ async def _read(turn: Turn, text: str, ref: Ref) -> ReadItem:
 async def _skill(turn: Turn, text: str, ref: str) -> ReadItem:
     before = {skill.full_id for skill in await turn.session.active()}
     loaded = (await turn.session.load([ref], mode="add", by="model")).bodies[-1]
-    known = loaded.full_id in before
+    was_active = loaded.full_id in before
     turn.note_active(await turn.session.active())
     facts: dict[str, Any] = {"skill": loaded.name, "tokens": loaded.tokens}
-    status: Outcome = "already_active" if known else "loaded"
+    status: Outcome = "already_active" if was_active else "loaded"
     body, origin = turn.rewritten(loaded), loaded.receipt.origin
     if origin is None:
-        return ReadItem(text, status, body, facts, in_prompt=True, changed=not known)
+        return ReadItem(text, status, body, facts, in_prompt=True, changed=not was_active)
     # Text of third parties does not stand in the prompt, so a compactor must keep it here.
     pin = f"skill:{loaded.receipt.id}@{loaded.receipt.digest}"
-    return ReadItem(text, status, body, facts | {"origin": origin}, changed=not known, pin=pin)
+    return ReadItem(text, status, body, facts | {"origin": origin}, changed=not was_active, pin=pin)
 
 
 async def _skill_file(turn: Turn, text: str, ref: SkillRef) -> ReadItem:
-    found = await turn.session.read(ref.path or "", skill=ref.ref)
-    facts: dict[str, Any] = {"skill": found.skill, "path": found.path, "size": found.size}
-    if found.truncated:
-        facts["next_offset"] = found.next_offset
-    return ReadItem(text, "ok", found.text, facts)
+    resource = await turn.session.read(ref.path or "", skill=ref.ref)
+    facts: dict[str, Any] = {"skill": resource.skill, "path": resource.path, "size": resource.size}
+    if resource.truncated:
+        facts["next_offset"] = resource.next_offset
+    return ReadItem(text, "ok", resource.text, facts)
 
 
 def _sources(turn: Turn, text: str, ref: SourceRef) -> ReadItem:
     rows = [turn.source_json(sid) for sid in turn.pool.rows if ref.holds(sid)]
     if not rows:
-        known = ", ".join(map(str, list(turn.pool.rows)[:20])) or "none"
-        raise ToolCallRefused(f"no such source; known: {known}", code="source_not_found", ref=text)
+        known_sids = ", ".join(map(str, list(turn.pool.rows)[:20])) or "none"
+        raise ToolCallRefused(f"no such source; known: {known_sids}", code="source_not_found", ref=text)
     return ReadItem(text, "ok", facts={"sources": rows})
 
 

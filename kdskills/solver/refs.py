@@ -50,13 +50,13 @@ def parse_ref(text: str) -> Ref:
         ToolCallRefused: `invalid_ref`, saying which forms there are.
     """
     stripped = text.strip()
-    kind, colon, rest = stripped.partition(":")
-    if colon and kind == "sk" and rest.strip():
-        return _skill(f"sk:{rest.strip()}")
+    kind, colon, target = stripped.partition(":")
+    if colon and kind == "sk" and target.strip():
+        return _skill(f"sk:{target.strip()}")
     if colon and kind == "src":
-        return _sources(rest, text)
-    if colon and kind == "turn" and rest.strip():
-        return _file(rest.strip(), text)
+        return _sources(target, text)
+    if colon and kind == "turn" and target.strip():
+        return _file(target.strip(), text)
     bare, _, _ = stripped.partition("/")
     if _SHORT.match(bare) or (bare.startswith("skills.") and len(bare) > len("skills.")):
         return _skill(stripped)
@@ -68,29 +68,31 @@ def _skill(text: str) -> SkillRef:
     return SkillRef(ref, path if slash else None)
 
 
-def _sources(rest: str, text: str) -> SourceRef:
+def _sources(items: str, text: str) -> SourceRef:
     ranges = []
-    for item in rest.split(","):
-        found = _RANGE.match(item.strip())
-        if found is None:
+    for item in items.split(","):
+        match = _RANGE.match(item.strip())
+        if match is None:
             raise _invalid(text, "sources are numbers and ranges, such as src:1-3,5")
-        low = int(found[1])
-        high = int(found[2] or low)
+        low = int(match[1])
+        high = int(match[2] or low)
         ranges.append((min(low, high), max(low, high)))
     return SourceRef(tuple(ranges))
 
 
-def _file(rest: str, text: str) -> TurnFileRef:
-    found = _LINES.search(rest)
-    if found is None:
-        return TurnFileRef(rest)
-    first = int(found[1])
-    last = int(found[2] or first)
-    if first < 1 or last < first or found.start() == 0:
+def _file(target: str, text: str) -> TurnFileRef:
+    match = _LINES.search(target)
+    if match is None:
+        return TurnFileRef(target)
+    first = int(match[1])
+    last = int(match[2] or first)
+    if first < 1 or last < first or match.start() == 0:
         raise _invalid(text, "lines are counted from 1, such as turn:notes.md#L10-40")
-    return TurnFileRef(rest[: found.start()], first, last)
+    return TurnFileRef(target[: match.start()], first, last)
 
 
-def _invalid(text: str, why: str) -> ToolCallRefused:
-    message = f"cannot read {text[:200]!r}: {why}. Forms: sk:<skill>, sk:<skill>/<path>, src:1-3,5, turn:<path>#L10-40"
+def _invalid(text: str, problem: str) -> ToolCallRefused:
+    message = (
+        f"cannot read {text[:200]!r}: {problem}. Forms: sk:<skill>, sk:<skill>/<path>, src:1-3,5, turn:<path>#L10-40"
+    )
     return ToolCallRefused(message, code="invalid_ref", ref=text[:200])

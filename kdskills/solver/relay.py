@@ -1,4 +1,4 @@
-"""Turns what a session tells into the turn's events."""
+"""Turns the events of a session into those of the turn."""
 
 from __future__ import annotations
 

@@ -60,22 +60,24 @@ def remote_tools(session: RemoteSession) -> tuple[SolverTool, ...]:
     return tuple(_tool(session, skill) for skill in session.list())
 
 
-def _told(item: Mapping[str, Any]) -> str:
+def _item_text(item: Mapping[str, Any]) -> str:
     """Return an item as text; an image or a sound is named, because the solver's answers are text."""
     return str(item["text"]) if item.get("type") == "inputText" else f"[{item.get('type')}]"
 
 
 def _tool(session: RemoteSession, skill: RemoteTool) -> SolverTool:
     async def body(arguments: BaseModel, context: ToolContext) -> ToolAnswer:
-        given = dict(arguments.model_extra or {})
-        call = partial(session.dispatch_tool_call, tool=skill.qualified_name, arguments=given, call_id=context.call_id)
+        call_arguments = dict(arguments.model_extra or {})
+        call = partial(
+            session.dispatch_tool_call, tool=skill.qualified_name, arguments=call_arguments, call_id=context.call_id
+        )
         if inspect.iscoroutinefunction(session.dispatch_tool_call):
-            found = await call()
+            reply = await call()
         else:  # a sync session runs its handler where it is called: not on the loop
-            found = await in_thread(call)
-        items: Sequence[Mapping[str, Any]] = found.response_payload["contentItems"]
-        text = "\n".join(_told(item) for item in items)
-        if not found.response_payload["success"]:
+            reply = await in_thread(call)
+        items: Sequence[Mapping[str, Any]] = reply.response_payload["contentItems"]
+        text = "\n".join(_item_text(item) for item in items)
+        if not reply.response_payload["success"]:
             raise ToolError(text)
         return ToolAnswer(text)
 

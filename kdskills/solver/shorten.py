@@ -41,12 +41,12 @@ def cut_middle(text: str, room: int) -> str:
 
 def _share(lengths: list[int], room: int) -> int:
     """Return the length to which the longest must come down for all together to fit *room*."""
-    left = room
+    room_left = room
     for index, length in enumerate(lengths):
-        share = left // (len(lengths) - index)
+        share = room_left // (len(lengths) - index)
         if length > share:
             return share
-        left -= length
+        room_left -= length
     return lengths[-1] if lengths else 0
 
 

@@ -94,10 +94,10 @@ class Span:
     def skill_result(self, result: Mapping[str, Any], active: Sequence[ActiveSkill]) -> None:
         """Record the skill a skill tool was about: the one it names, else the one loaded last."""
         name = result.get("skill")
-        about = next((one.receipt for one in reversed(active) if name in {None, one.name}), None)
+        receipt = next((skill.receipt for skill in reversed(active) if name in {None, skill.name}), None)
         self.set({SKILL_NAME: name, SKILL_RESOURCE: result.get("path"), EXIT_CODE: result.get("exit_code")})
-        if about is not None:
-            self.set({SKILL_NAME: about.name, SKILL_URI: about.location, SKILL_DIGEST: about.digest})
+        if receipt is not None:
+            self.set({SKILL_NAME: receipt.name, SKILL_URI: receipt.location, SKILL_DIGEST: receipt.digest})
 
 
 def captures_content() -> bool:

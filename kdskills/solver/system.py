@@ -142,20 +142,20 @@ class SolverSystem:
     def _open_models(self) -> dict[str, ModelProvider]:
         by_name: dict[str, ModelProvider] = {}
 
-        def opened(given: str | ModelProvider) -> ModelProvider:
-            provider = by_name.get(given) if isinstance(given, str) else given
+        def opened(model: str | ModelProvider) -> ModelProvider:
+            provider = by_name.get(model) if isinstance(model, str) else model
             if provider is None:
-                provider = self.wiring.model(self._replay_name(str(given)))
-                by_name[str(given)] = provider
+                provider = self.wiring.model(self._replay_name(str(model)))
+                by_name[str(model)] = provider
             redactor = redactor_of(provider)
             if redactor is not None:  # a recording must not hold what transcripts mask
                 redactor.add(*self.settings.secret_values())
-            if all(provider is not known for known in self._opened):
+            if all(provider is not opened_provider for opened_provider in self._opened):
                 self._opened.append(provider)
             return provider
 
-        named = {DECISION: self._model, **self.settings.models}
-        return {role: opened(given) for role, given in named.items()}
+        models = {DECISION: self._model, **self.settings.models}
+        return {role: opened(model) for role, model in models.items()}
 
     def _replay_name(self, name: str) -> str:
         if name != "replay":
@@ -169,8 +169,8 @@ class SolverSystem:
         """Return the engine to use, or None where scripts and generated code are off, and the profile to ask for."""
         if self._executor is None or self.settings.run_scripts is False:
             return None, None
-        given = self._executor
-        executor = await self.wiring.executor(given) if isinstance(given, str) else given
+        choice = self._executor
+        executor = await self.wiring.executor(choice) if isinstance(choice, str) else choice
         if executor.level > IsolationLevel.RLIMIT:
             return executor, None
         return (executor, UNSAFE) if self.settings.run_scripts else (None, None)
@@ -207,11 +207,11 @@ class SolverSystem:
         )
 
     def _table(self, executor: Executor | None) -> ToolTable:
-        own = (READ, WRITE) if executor is None else (READ, WRITE, PYTHON)
+        shipped = (READ, WRITE) if executor is None else (READ, WRITE, PYTHON)
         path = self.bundle.tools_path
         from_bundle: tuple[SolverTool, ...] = () if path is None else load_bundle_tools(path)
         remote = () if self._remote is None else remote_tools(self._remote)
-        tools = (*own, *self.wiring.tools, *from_bundle, *self._tools, *remote)
+        tools = (*shipped, *self.wiring.tools, *from_bundle, *self._tools, *remote)
         reserved = {spelling for tool_id in INPUTS for spelling in (tool_id, safe_name(tool_id))}
         for tool in tools:
             if tool.id in reserved or safe_name(tool.id) in reserved or tool.id.startswith(("skills.", "kd.")):
@@ -219,8 +219,8 @@ class SolverSystem:
         return ToolTable(tools)
 
     async def _close_models(self, error: BaseException | None) -> None:
-        left, self._opened = self._opened, []
-        for provider in left:
+        providers, self._opened = self._opened, []
+        for provider in providers:
             try:
                 await provider.aclose()
             except ReplayError as unused:

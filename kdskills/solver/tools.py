@@ -103,9 +103,9 @@ class SolverTool:
                 {"path": pointer(item["loc"]), "problem": item["msg"]}
                 for item in error.errors(include_url=False, include_input=False)
             ]
-            said = "; ".join(f"{p['path'] or 'the arguments'}: {p['problem']}" for p in problems[:5])
+            summary = "; ".join(f"{p['path'] or 'the arguments'}: {p['problem']}" for p in problems[:5])
             raise ToolCallRefused(
-                f"invalid arguments: {said}",
+                f"invalid arguments: {summary}",
                 code="invalid_argument",
                 errors=problems[:20],
                 schema=dict(self.spec().input_schema),
@@ -129,14 +129,14 @@ def _flat(node: Any, definitions: Mapping[str, Any], depth: int) -> Any:
         if depth > MAX_NESTING:  # a type that holds itself: deeper levels are any object
             return {"type": "object"}
         target = definitions[node["$ref"].rpartition("/")[2]]
-        rest = {key: value for key, value in node.items() if key != "$ref"}
-        return _flat({**target, **rest}, definitions, depth + 1)
-    kept = {key: value for key, value in node.items() if key != "title" and not (key == "default" and value is None)}
-    properties = kept.pop("properties", None)
-    found = {key: _flat(value, definitions, depth) for key, value in kept.items()}
+        overrides = {key: value for key, value in node.items() if key != "$ref"}
+        return _flat({**target, **overrides}, definitions, depth + 1)
+    members = {key: value for key, value in node.items() if key != "title" and not (key == "default" and value is None)}
+    properties = members.pop("properties", None)
+    schema = {key: _flat(value, definitions, depth) for key, value in members.items()}
     if properties is not None:
-        found["properties"] = {name: _flat(value, definitions, depth) for name, value in properties.items()}
-    return found
+        schema["properties"] = {name: _flat(value, definitions, depth) for name, value in properties.items()}
+    return schema
 
 
 def tool_from_function(function: Callable[..., Any], *, tool_id: str | None = None) -> SolverTool:
@@ -174,13 +174,13 @@ def tool_from_function(function: Callable[..., Any], *, tool_id: str | None = No
 
 def _body(function: Callable[..., Any], context: str | None) -> ToolBody:
     async def body(arguments: BaseModel, call: ToolContext) -> Any:
-        given = {name: getattr(arguments, name) for name in type(arguments).model_fields}
+        values = {name: getattr(arguments, name) for name in type(arguments).model_fields}
         if context is not None:
-            given[context] = call
+            values[context] = call
         if inspect.iscoroutinefunction(function):
-            return await function(**given)
-        found = await in_thread(partial(function, **given))
-        return await found if inspect.isawaitable(found) else found
+            return await function(**values)
+        result = await in_thread(partial(function, **values))
+        return await result if inspect.isawaitable(result) else result
 
     return body
 
@@ -232,8 +232,8 @@ def load_bundle_tools(path: Path) -> tuple[SolverTool, ...]:
         return tuple(as_tool(_of_bundle(entry)) for entry in entries)
     except (Exception, SystemExit) as error:
         line = _line(error, str(path))
-        said = "there is no list TOOLS" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
-        message = f"{path.name}, line {line}: {said}"
+        problem = "there is no list TOOLS" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        message = f"{path.name}, line {line}: {problem}"
         raise BundleError(message, code="bundle_tools_failed", file=path.name, line=line) from error
 
 
@@ -266,8 +266,8 @@ class ToolTable:
         for tool in tools:
             for spelling in dict.fromkeys((safe_name(tool.id), tool.id)):
                 if spelling in self._by_name:
-                    taken = self._by_name[spelling].id
-                    raise NameTaken(f"the tools {taken} and {tool.id} share one name", name=spelling, kind="tool")
+                    first_id = self._by_name[spelling].id
+                    raise NameTaken(f"the tools {first_id} and {tool.id} share one name", name=spelling, kind="tool")
                 self._by_name[spelling] = tool
         self.all = tuple(tools)
 

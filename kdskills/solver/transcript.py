@@ -68,8 +68,8 @@ def _event(kind: type[Event], row: dict[str, Any], path: str | Path, number: int
         return kind.model_validate(row)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = "/".join(str(part) for part in first["loc"])
-        message = f"line {number} of {path} is no {row['type']} event: {place}: {first['msg']}"
+        field = "/".join(str(part) for part in first["loc"])
+        message = f"line {number} of {path} is no {row['type']} event: {field}: {first['msg']}"
         raise BadRequest(message, code="transcript_invalid", path=str(path), line=number) from None
 
 

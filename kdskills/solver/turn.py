@@ -128,7 +128,7 @@ class Turn:
         """Estimate the tokens of *text*."""
         return estimate_tokens(text)
 
-    def beside(self, specs: Sequence[ToolSpec], messages: Sequence[Message]) -> int:
+    def extra_tokens(self, specs: Sequence[ToolSpec], messages: Sequence[Message]) -> int:
         """Estimate the tokens that a request takes beside its top-level text: tools, as servers write them, and history."""
         tools = [[spec.name, spec.description, spec.input_schema] for spec in specs]
         words = [message.text + "".join(call.arguments for call in message.calls) for message in messages]
@@ -141,16 +141,16 @@ class Turn:
 
     async def active_names(self) -> tuple[str, ...]:
         """Return the names of the active skills, in load order."""
-        return tuple(one.name for one in await self.session.active())
+        return tuple(skill.name for skill in await self.session.active())
 
     async def pins(self) -> frozenset[str]:
         """Return the pins a compactor must keep now."""
         active = await self.session.active()
-        return frozenset(f"skill:{one.receipt.id}@{one.receipt.digest}" for one in active)
+        return frozenset(f"skill:{skill.receipt.id}@{skill.receipt.digest}" for skill in active)
 
-    def cut(self, tool: str, size: int, kept: int) -> None:
+    def cut(self, tool: str, size: int, shortened_size: int) -> None:
         """Say that a result was cut."""
-        message = f"a result of {tool} had {size} characters; {kept} were kept"
+        message = f"a result of {tool} had {size} characters; {shortened_size} were kept"
         self.bus.diagnose(Diagnostic("result_cut", "info", message, ref=tool))
 
     def file_names(self) -> frozenset[str]:
@@ -178,13 +178,13 @@ class Turn:
 
     def note_active(self, active: list[ActiveSkill]) -> None:
         """Note the active skills and what they brought along as used."""
-        for one in active:
-            receipt = one.receipt
-            self.log.used(SkillUse(id=receipt.id, name=one.name, digest=receipt.digest, how=one.loaded_by))
+        for skill in active:
+            receipt = skill.receipt
+            self.log.used(SkillUse(id=receipt.id, name=skill.name, digest=receipt.digest, how=skill.loaded_by))
             for name in receipt.imports:
                 full_id = self.view.names.get(name, name)
-                skill = self.subsystem.registry.get(full_id)
-                digest = "" if skill is None else skill.digest
+                imported = self.subsystem.registry.get(full_id)
+                digest = "" if imported is None else imported.digest
                 self.log.used(SkillUse(id=full_id, name=name, digest=digest, how="import"))
 
     async def generate(
@@ -201,14 +201,14 @@ class Turn:
         Raises:
             ModelFailed: The provider failed for good.
         """
-        refs = [one.full_id for one in await self.session.active()] if skills is None else list(skills)
-        wanted = [self.view.short_ids.get(ref.removeprefix("sk:"), ref) for ref in refs]
+        refs = [skill.full_id for skill in await self.session.active()] if skills is None else list(skills)
+        skill_ids = [self.view.short_ids.get(ref.removeprefix("sk:"), ref) for ref in refs]
         with self.subsystem.activate(role, tools=self.parts.tool_ids) as view:
             # Sources join the turn's pool first, one skill at a time: calls beside this one may be adding theirs.
-            for brought in view.closure(wanted, by=by).order:
-                self.sources.adopt(brought, "", digest=brought.digest)
+            for closure_skill in view.closure(skill_ids, by=by).order:
+                self.sources.adopt(closure_skill, "", digest=closure_skill.digest)
             block = build_skills_instruction_block(
-                wanted, variant=self.parts.settings.skills_form, pool=self.pool, by=by
+                skill_ids, variant=self.parts.settings.skills_form, pool=self.pool, by=by
             )
         for finding in block.diagnostics:
             self.bus.diagnose(finding)
@@ -241,17 +241,17 @@ class Turn:
             asked=prompt,
         )
         request = ModelRequest(role, instructions, (Message("user", prompt),), (), active)
-        asked = await self.asker(index).ask(self.parts.model(role), request)
-        reply = asked.reply
+        answered = await self.asker(index).ask(self.parts.model(role), request)
+        reply = answered.reply
         self.log.usage += reply.usage
         self.log.steps.append(
             Step(
                 index=index,
                 role=role,
-                duration_ms=asked.duration_ms,
+                duration_ms=answered.duration_ms,
                 text=reply.text,
                 usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
-                retries=asked.retries,
+                retries=answered.retries,
                 active_before=active,
                 active_after=active,
                 prompt_digest=digest,

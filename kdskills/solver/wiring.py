@@ -83,12 +83,12 @@ def default_wiring() -> Wiring:
     Raises:
         UnknownName: No entry point of group `kdskills.wiring` is installed.
     """
-    found = {point.name: point for point in entry_points(group=GROUP)}
-    if not found:
+    points = {point.name: point for point in entry_points(group=GROUP)}
+    if not points:
         message = f"no entry point of group {GROUP} is installed: pass wiring= or reinstall kdskills"
         raise UnknownName(message, name="default", kind="wiring")
-    chosen = found.get("default") or found[min(found)]
-    return cast("Wiring", chosen.load()())
+    chosen_point = points.get("default") or points[min(points)]
+    return cast("Wiring", chosen_point.load()())
 
 
 class PlainWiring:
@@ -114,11 +114,11 @@ class PlainWiring:
 
     def model(self, name: str) -> ModelProvider:
         """Return the provider given under *name*. Raises UnknownName."""
-        return _named(self._models, name, "model")
+        return _entry_of(self._models, name, "model")
 
     async def executor(self, name: str) -> Executor:
         """Return the engine given under *name*, for `auto` the first one. Raises UnknownName."""
-        return _named(self._executors, next(iter(self._executors), name) if name == "auto" else name, "executor")
+        return _entry_of(self._executors, next(iter(self._executors), name) if name == "auto" else name, "executor")
 
     def subsystem(self, bundle: Bundle) -> SkillsSubsystem:
         """Return the skills of a bundle and nothing else."""
@@ -141,8 +141,8 @@ class PlainWiring:
         """Do nothing."""
 
 
-def _named(entries: Mapping[str, T], name: str, kind: str) -> T:
+def _entry_of(entries: Mapping[str, T], name: str, kind: str) -> T:
     if name not in entries:
-        known = ", ".join(sorted(entries)) or "none"
-        raise UnknownName(f"no {kind} is named {name!r}; known: {known}", name=name, kind=kind)
+        names = ", ".join(sorted(entries)) or "none"
+        raise UnknownName(f"no {kind} is named {name!r}; known: {names}", name=name, kind=kind)
     return entries[name]

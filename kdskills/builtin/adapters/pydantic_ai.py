@@ -66,8 +66,10 @@ class SkillsToolset(AbstractToolset[AgentDepsT]):
         """Open the run's session. Raises SessionError when the one named does not exist."""
         runtime, consumer, session_id, _ = self._made_of
         if self._of_run:
-            made = runtime.create_session(consumer=consumer) if session_id is None else runtime.get_session(session_id)
-            self._session = await made
+            opening = (
+                runtime.create_session(consumer=consumer) if session_id is None else runtime.get_session(session_id)
+            )
+            self._session = await opening
         return self
 
     async def __aexit__(self, *args: object) -> None:
@@ -94,10 +96,10 @@ class SkillsToolset(AbstractToolset[AgentDepsT]):
         raise (ModelRetry if reply.error["who"] == "model" else ToolFailed)(reply.text)
 
     def _tool(self, spec: ToolSpec, retries: int) -> ToolsetTool[AgentDepsT]:
-        known = ToolDefinition(name=spec.name, description=spec.description, sequential=spec.tool_id in BARRIERS)
-        known.parameters_json_schema = dict(spec.input_schema)
+        definition = ToolDefinition(name=spec.name, description=spec.description, sequential=spec.tool_id in BARRIERS)
+        definition.parameters_json_schema = dict(spec.input_schema)
         shape = SchemaValidator(dict_schema(str_schema()))  # the rest is the runtime's: one text answers each mistake
-        return ToolsetTool(toolset=self, tool_def=known, max_retries=retries, args_validator=shape)
+        return ToolsetTool(toolset=self, tool_def=definition, max_retries=retries, args_validator=shape)
 
     def _open(self) -> Session:
         if self._session is None:

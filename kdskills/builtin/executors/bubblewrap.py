@@ -147,9 +147,9 @@ class BubblewrapExecutor:
         with self._lock:
             if self._pool is None or self._pool[0] is not ground:
                 program = rootfs.entry.rpartition("/")[0] + "/pool_worker.py"
-                made = Pool(self._options.pool, partial(make_worker, ground, python=rootfs.python, program=program))
-                old, self._pool = self._pool, (ground, made)
-                weakref.finalize(self, made.close)
+                new_pool = Pool(self._options.pool, partial(make_worker, ground, python=rootfs.python, program=program))
+                old, self._pool = self._pool, (ground, new_pool)
+                weakref.finalize(self, new_pool.close)
             pool = self._pool[1]
         if old is not None:
             old[1].close()
@@ -210,8 +210,8 @@ class BubblewrapExecutor:
             return self._ground, self._rootfs
 
     def _launcher(self) -> Launcher:
-        found = {name: shutil.which(name) for name in ("bwrap", "prlimit", "setpriv")}
-        missing = sorted(name for name, path in found.items() if path is None)
+        programs = {name: shutil.which(name) for name in ("bwrap", "prlimit", "setpriv")}
+        missing = sorted(name for name, path in programs.items() if path is None)
         if missing:
             raise ExecRefused(
                 f"{' and '.join(missing)} not found; install the packages bubblewrap and util-linux",
@@ -227,7 +227,7 @@ class BubblewrapExecutor:
                     code="running_as_root",
                     engine=self.name,
                 )
-        return Launcher(str(found["bwrap"]), str(found["prlimit"]), str(found["setpriv"]), drop_to)
+        return Launcher(str(programs["bwrap"]), str(programs["prlimit"]), str(programs["setpriv"]), drop_to)
 
     def _enforceable(self, ground: Ground) -> frozenset[str]:
         missing = set() if ground.cgroups is not None else {"memory"}
@@ -251,7 +251,7 @@ class BubblewrapExecutor:
         except OSError as error:
             return ProbeReport(self.name, self.level, ok=False, cure=f"make what a sandbox needs accessible: {error}")
         result = await run.wait()
-        checks = (*judge(result.stdout.data), *_seen_from_outside(run, ground))
+        checks = (*judge(result.stdout.data), *_host_checks(run, ground))
         ok = result.status == "ok" and all(check.ok for check in checks)
         words = result.error.message if result.error else failed(checks)
         return ProbeReport(
@@ -276,15 +276,15 @@ def _fit(inputs: Sequence[tuple[str, bytes]], limits: Limits) -> None:
         raise ExecRefused(problem, code="bad_request", who="caller")
 
 
-def _seen_from_outside(run: BubblewrapRun, ground: Ground) -> tuple[ProbeCheck, ...]:
+def _host_checks(run: BubblewrapRun, ground: Ground) -> tuple[ProbeCheck, ...]:
     """Return what only the host can say about the canary."""
     checks = [ProbeCheck("host_uid", run.host_uid > 0, f"uid {run.host_uid} on the host")]
     if ground.cgroups is not None:
         ok = {"memory", "pids"} <= set(run.bounds)
         checks.append(ProbeCheck("limits", ok, f"cgroup holds {run.bounds}"))
     else:
-        found = "RLIMIT_AS per process" + (" and RLIMIT_NPROC" if ground.nproc else "")
-        checks.append(ProbeCheck("limits", ok=True, found=found))
+        limits = "RLIMIT_AS per process" + (" and RLIMIT_NPROC" if ground.nproc else "")
+        checks.append(ProbeCheck("limits", ok=True, found=limits))
     return tuple(checks)
 
 

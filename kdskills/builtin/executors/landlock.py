@@ -143,7 +143,7 @@ class LandlockExecutor:
         try:
             _furnish(folder, inputs, plan, lease.uid)
             payload = None if request.code is None else _payload(request, folder, places)
-            skills = [Path(place) for place in places.values()]
+            skills = [Path(folder_path) for folder_path in places.values()]
             allowed = abi.rules(wall.tree, skills, folder.control, (folder.work, folder.tmp), wall.abi)
 
             def order(payload_fd: int, report_fd: int, cgroups: Sequence[str]) -> bytes:
@@ -177,8 +177,8 @@ class LandlockExecutor:
                 if arch is None:
                     raise ExecRefused(f"no system call filter for {platform.machine()}", engine=self.name)
                 self._rootfs = build_rootfs(self._options.cache_dir, packages=self._options.image_packages)
-                for place in (self._rootfs.path, self._runs()):
-                    _demand_reachable(place)
+                for folder in (self._rootfs.path, self._runs()):
+                    _demand_reachable(folder)
                 self._cgroups = find_parent()
                 self._wall = Wall(self._rootfs.path, version, program_bytes(arch, version))
             os.utime(self._rootfs.path)  # in use: not to be pruned by a newer version's build
@@ -196,11 +196,11 @@ class LandlockExecutor:
         assert isinstance(run, TreeRun)
         bounds = run.bounds
         result = await run.wait()
-        held = f"cgroup holds {bounds}" if bounds else "RLIMIT_AS per process"
+        memory_bound = f"cgroup holds {bounds}" if bounds else "RLIMIT_AS per process"
         checks = (
             ProbeCheck("landlock", ok=True, found=f"ABI {wall.abi}"),
             *judge(result.stdout.data, sockets=False),
-            ProbeCheck("limits", ok=True, found=f"{held}, RLIMIT_NPROC of a uid of its own"),
+            ProbeCheck("limits", ok=True, found=f"{memory_bound}, RLIMIT_NPROC of a uid of its own"),
         )
         ok = result.status == "ok" and all(check.ok for check in checks)
         words = result.error.message if result.error else failed(checks)
@@ -210,9 +210,9 @@ class LandlockExecutor:
 
 def _usable_version() -> int:
     """Return Landlock's version here. Raises ExecRefused with the cure when something is missing."""
-    version, why = abi.version()
+    version, problem = abi.version()
     if version < 1:
-        raise ExecRefused(why, engine=ENGINE)
+        raise ExecRefused(problem, engine=ENGINE)
     if os.geteuid() != 0:
         raise ExecRefused(
             "an ordinary user cannot give programs a uid that owns nothing, and Landlock does not stop a program from"
@@ -237,9 +237,9 @@ def effective_capabilities() -> int:
     return next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
 
 
-def _demand_reachable(place: Path) -> None:
-    """Refuse a place a foreign uid cannot reach. Raises ExecRefused."""
-    closed = next((path for path in (place, *place.parents) if not path.stat().st_mode & 0o001), None)
+def _demand_reachable(folder: Path) -> None:
+    """Raise ExecRefused when programs, which have a uid of their own, cannot enter *folder*."""
+    closed = next((path for path in (folder, *folder.parents) if not path.stat().st_mode & 0o001), None)
     if closed is not None:
         raise ExecRefused(
             f"{closed} is closed to programs' uids: choose another folder for cache and state", engine=ENGINE

@@ -61,7 +61,7 @@ TOOLS: Final = {
 }
 RESERVE: Final = (256 * MIB, 64)
 """What node and the relays of srt need beside the program: memory and processes."""
-OWN: Final = "s"
+SRT_HOME: Final = "s"
 """srt's own folder beside the program's: its home, and its sockets, whose paths must be short."""
 LONGEST: Final = 107 - 40
 ENFORCED: Final = LIMIT_NAMES - {"memory", "work", "tmp"}
@@ -91,8 +91,8 @@ class SrtExecutor:
 
     async def probe(self) -> ProbeReport:
         """Run the canary; cached by srt's version, the kernel and our uid."""
-        found = find_srt(self._options.cache_dir)
-        key = (found and (found / "package.json").stat().st_mtime_ns, platform.release(), os.geteuid())
+        package = find_srt(self._options.cache_dir)
+        key = (package and (package / "package.json").stat().st_mtime_ns, platform.release(), os.geteuid())
         if self._probed is None or self._probed[0] != key:
             self._probed = (key, await self._probe())
         return self._probed[1]
@@ -141,7 +141,12 @@ class SrtExecutor:
         try:
             folder = RunFolder.make(self._runs(), request)
             files = _furnish(folder, inputs, plan, lease)
-            readable = [rootfs.path, *map(Path, places.values()), package / "vendor" / "seccomp", folder.path / OWN]
+            readable = [
+                rootfs.path,
+                *map(Path, places.values()),
+                package / "vendor" / "seccomp",
+                folder.path / SRT_HOME,
+            ]
             (folder.control / "settings.json").write_bytes(
                 settings(domains, readable, folder.control, (folder.work, folder.tmp), files)
             )
@@ -149,7 +154,7 @@ class SrtExecutor:
             files.filter.write_bytes(_filter())
             for path in folder.control.iterdir():
                 path.chmod(path.stat().st_mode | 0o044)
-            run = self._made(plan, package, folder, files, lease, places)
+            run = self._spawned(plan, package, folder, files, lease, places)
         except BaseException:  # raised again: no folder and no leased uid stays behind
             if folder is not None:
                 folder.remove()
@@ -158,7 +163,7 @@ class SrtExecutor:
             raise
         return run
 
-    def _made(self, plan: Plan, package: Path, folder: RunFolder, files: Files, lease: Lease | None, places: dict[str, str]) -> SrtRun:  # fmt: skip
+    def _spawned(self, plan: Plan, package: Path, folder: RunFolder, files: Files, lease: Lease | None, places: dict[str, str]) -> SrtRun:  # fmt: skip
         request = plan.request
         stdin = request.stdin
         if request.code is not None:
@@ -213,22 +218,24 @@ def find_srt(cache: Path | None = None) -> Path | None:
     if (local / "dist/cli.js").is_file():
         return local
     command = shutil.which("srt")
-    found = Path(command).resolve().parents[1] if command else None
-    return found if found is not None and (found / "dist/cli.js").is_file() else None
+    package = Path(command).resolve().parents[1] if command else None
+    return package if package is not None and (package / "dist/cli.js").is_file() else None
 
 
 def _package(cache: Path | None) -> Path:
     """Return srt's folder. Raises ExecRefused with what is missing and how to get it."""
-    missing = sorted(package for tool, package in TOOLS.items() if shutil.which(tool) is None)
+    missing = sorted(debian_package for tool, debian_package in TOOLS.items() if shutil.which(tool) is None)
     if missing:
         raise ExecRefused(f"srt needs {', '.join(missing)}: install these packages", engine=ENGINE, missing=missing)
-    found = find_srt(cache)
-    if found is None:
-        where = (cache or cache_dir()) / "srt"
+    package = find_srt(cache)
+    if package is None:
+        prefix = (cache or cache_dir()) / "srt"
         raise ExecRefused(
-            f"srt not found: npm install --prefix {where} @anthropic-ai/sandbox-runtime", engine=ENGINE, missing=["srt"]
+            f"srt not found: npm install --prefix {prefix} @anthropic-ai/sandbox-runtime",
+            engine=ENGINE,
+            missing=["srt"],
         )
-    return found
+    return package
 
 
 def _filter() -> bytes:
@@ -255,14 +262,14 @@ def _domains(request: ExecRequest) -> tuple[str, ...]:
 
 def _furnish(folder: RunFolder, inputs: list[tuple[str, bytes]], plan: Plan, lease: Lease | None) -> Files:
     """Fill the run's folders and give the program its own; nobody has been here yet."""
-    if len(os.fsencode(folder.path / OWN)) > LONGEST:
+    if len(os.fsencode(folder.path / SRT_HOME)) > LONGEST:
         raise ExecRefused("the state folder's path is too long for srt's sockets: choose a shorter one", engine=ENGINE)
     files = Files.of(folder)
     folder.place(inputs, plan.cwd, frozenset(plan.request.executable))
     if plan.request.code is not None:
         (folder.control / "main.py").write_bytes(plan.request.code.encode("utf-8", "surrogatepass"))
-    own = folder.path / OWN
-    own.mkdir(mode=0o700)
+    srt_home = folder.path / SRT_HOME
+    srt_home.mkdir(mode=0o700)
     files.exit.parent.mkdir(mode=0o755)
     for path in files.answers:
         path.touch(mode=0o600)
@@ -270,8 +277,8 @@ def _furnish(folder: RunFolder, inputs: list[tuple[str, bytes]], plan: Plan, lea
         note_uid(folder, lease.uid)
         folder.path.chmod(0o711)
         folder.control.chmod(0o755)
-        mine = [name for top in (folder.work, folder.tmp) for name in (top, *top.rglob("*"))]
-        for path in (own, *mine, *files.answers):
+        program_paths = [name for top in (folder.work, folder.tmp) for name in (top, *top.rglob("*"))]
+        for path in (srt_home, *program_paths, *files.answers):
             os.chown(path, lease.uid, lease.uid, follow_symlinks=False)
     return files
 
@@ -301,7 +308,7 @@ def _order(
 ) -> bytes:
     """Return the launcher's order: srt under a uid of its own, without a wall of ours around it."""
     limits = plan.request.limits
-    home = str(folder.path / OWN)
+    home = str(folder.path / SRT_HOME)
     node = str(shutil.which("node"))
     command = f"exec bash {files.script}"  # a path of our own making, without anything a shell could mistake
     order = {

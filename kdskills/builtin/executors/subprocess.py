@@ -179,7 +179,7 @@ class LocalRun:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                cwd=self._place(self.plan.cwd),
+                cwd=self._host_path(self.plan.cwd),
                 env=self._env(),
                 pass_fds=channel.theirs,
                 start_new_session=True,
@@ -227,8 +227,8 @@ class LocalRun:
             code = self._process.wait()
             end_marked(self.folder.mark, self._process.pid)
             with self.folder.opened() as work:
-                found = collect(work, self.plan.globs, self.plan.request.limits)
-            result = self._result(ending, code, found)
+                collection = collect(work, self.plan.globs, self.plan.request.limits)
+            result = self._result(ending, code, collection)
         except BaseException as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it was
             self._future.set_exception(error)
             return
@@ -250,16 +250,19 @@ class LocalRun:
         script = self.plan.request.script
         if script is None:
             return self.plan.argv
-        inside, here = f"/skills/{script.skill}/{script.path}", f"{self.places[script.skill]}/{script.path}"
-        return tuple(word.replace(inside, here) for word in self.plan.argv[: -len(script.args) or None]) + script.args
+        sandbox_path, host_path = f"/skills/{script.skill}/{script.path}", f"{self.places[script.skill]}/{script.path}"
+        return (
+            tuple(word.replace(sandbox_path, host_path) for word in self.plan.argv[: -len(script.args) or None])
+            + script.args
+        )
 
-    def _place(self, inside: str) -> str:
+    def _host_path(self, sandbox_path: str) -> str:
         """Return the host's path of a path below /work or /skills."""
-        top, _, rest = inside.lstrip("/").partition("/")
+        top, _, relative = sandbox_path.lstrip("/").partition("/")
         if top == "skills":
-            skill, _, rest = rest.partition("/")
-            return str(Path(self.places[skill]) / rest)
-        return str(self.folder.work / rest)
+            skill, _, relative = relative.partition("/")
+            return str(Path(self.places[skill]) / relative)
+        return str(self.folder.work / relative)
 
     def _env(self) -> dict[bytes, bytes]:
         base = {"PATH": PATH, "HOME": str(self.folder.work), "LANG": "C.UTF-8", "TMPDIR": str(self.folder.tmp)}
@@ -268,15 +271,15 @@ class LocalRun:
 
     def _not_started(self, error: OSError) -> ExecResult:
         """Return the result of a program that is not there or may not be executed."""
-        place = "workdir" if error.filename == self._place(self.plan.cwd) else "exec"
-        code = "workdir_missing" if place == "workdir" else "program_missing"
-        what = self.plan.cwd if place == "workdir" else self.plan.argv[0]
-        trouble = ExecError(place, code, f"{what}: {error.strerror}")
+        stage = "workdir" if error.filename == self._host_path(self.plan.cwd) else "exec"
+        code = "workdir_missing" if stage == "workdir" else "program_missing"
+        missing_path = self.plan.cwd if stage == "workdir" else self.plan.argv[0]
+        trouble = ExecError(stage, code, f"{missing_path}: {error.strerror}")
         self.folder.remove()
-        found = new_collection((), self.plan.request.limits)
-        return self._built(Ended("exited", None, None, 0.0, trouble), found)
+        collection = new_collection((), self.plan.request.limits)
+        return self._built(Ended("exited", None, None, 0.0, trouble), collection)
 
-    def _result(self, ending: Ending, code: int, found: Collection) -> ExecResult:
+    def _result(self, ending: Ending, code: int, collection: Collection) -> ExecResult:
         ended = Ended(
             reason=ending.reason,
             code=code if code >= 0 else None,
@@ -284,10 +287,10 @@ class LocalRun:
             duration_s=ending.duration_s,
             trouble=None,
         )
-        result = self._built(ended, found)
+        result = self._built(ended, collection)
         return apply_report(result, self._report.value()) if self.plan.request.code is not None else result
 
-    def _built(self, ended: Ended, found: Collection) -> ExecResult:
+    def _built(self, ended: Ended, collection: Collection) -> ExecResult:
         status, exit_code, number, error = status_of(ended)
         return ExecResult(
             status=status,
@@ -299,8 +302,8 @@ class LocalRun:
             engine=self.engine,
             level=self.level,
             limits_enforced=ENFORCED,
-            artifacts=tuple(found.artifacts),
-            artifact_errors=tuple(found.errors),
+            artifacts=tuple(collection.artifacts),
+            artifact_errors=tuple(collection.errors),
             error=error,
         )
 

@@ -55,10 +55,10 @@ class JsonDecisions:
         """Answer *request*; without tools the inner provider answers as it is."""
         if not request.tools:
             return await self._inner.reply(_as_text(request))
-        asked = _as_text(request)
+        text_request = _as_text(request)
         if self._constrained:
-            asked = replace(asked, answer_schema=decision_schema(request.tools))
-        answer = await self._inner.reply(asked)
+            text_request = replace(text_request, answer_schema=decision_schema(request.tools))
+        answer = await self._inner.reply(text_request)
         if answer.calls:
             return answer
         number = sum(len(m.calls) for m in request.messages) + 1
@@ -94,18 +94,18 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shape(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *schema* with what says how a value looks, and nothing else."""
-    kept = {key: value for key, value in schema.items() if key in _SHAPE}
+    """Return *schema* with the keywords of `_SHAPE` and its members' shapes, and nothing else."""
+    shape = {key: value for key, value in schema.items() if key in _SHAPE}
     for key in ("items", "additionalProperties"):
         below = schema.get(key)
         if isinstance(below, Mapping):
-            kept[key] = _shape(below)
+            shape[key] = _shape(below)
         elif isinstance(below, bool):
-            kept[key] = below
+            shape[key] = below
     properties = schema.get("properties")
     if isinstance(properties, Mapping):
-        kept["properties"] = {name: _shape(below) for name, below in properties.items()}
-    return kept
+        shape["properties"] = {name: _shape(below) for name, below in properties.items()}
+    return shape
 
 
 def read_decision(answer: ModelReply, tools: tuple[ToolSpec, ...], number: int) -> ModelReply:
@@ -125,8 +125,8 @@ def read_decision(answer: ModelReply, tools: tuple[ToolSpec, ...], number: int) 
         broken = _broken_call(answer.text, tools)
         return answer if broken is None else replace(answer, text="", calls=(ToolCall(call_id, broken, answer.text),))
     if "tool" not in decision:
-        said = decision["answer"]
-        return replace(answer, text=said if isinstance(said, str) else json.dumps(said, ensure_ascii=False))
+        text = decision["answer"]
+        return replace(answer, text=text if isinstance(text, str) else json.dumps(text, ensure_ascii=False))
     arguments = decision.get("arguments", {})
     raw = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return replace(answer, text="", calls=(ToolCall(call_id, str(decision["tool"]), raw),))
@@ -139,28 +139,28 @@ def find_decision(text: str) -> dict[str, Any] | None:
     64 of them, so that the cost stays linear.
     """
     decoder = json.JSONDecoder()
-    at, tries = text.find("{"), 0
-    while at >= 0 and tries < 64:
+    start, tries = text.find("{"), 0
+    while start >= 0 and tries < 64:
         tries += 1
         try:
-            value, end = decoder.raw_decode(text, at)
+            value, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
-            at = text.find("{", at + 1)
+            start = text.find("{", start + 1)
             continue
         if isinstance(value, dict) and ("tool" in value or "answer" in value):
             return value
-        at = text.find("{", end)
+        start = text.find("{", end)
     return None
 
 
-def _begun_text(rest: str) -> str:
-    """Return what is there of a JSON string that was cut, such as by a bound on the reply's length."""
-    for end in range(len(rest), max(0, len(rest) - 7), -1):  # an escape that was cut is dropped
+def _begun_text(fragment: str) -> str:
+    """Return the text of a JSON string that was cut off, such as by a bound on the reply's length."""
+    for end in range(len(fragment), max(0, len(fragment) - 7), -1):  # an escape that was cut is dropped
         try:
-            return str(json.loads(f'"{rest[:end]}"', strict=False))
+            return str(json.loads(f'"{fragment[:end]}"', strict=False))
         except ValueError:
             continue
-    return rest
+    return fragment
 
 
 def _broken_call(text: str, tools: tuple[ToolSpec, ...]) -> str | None:
@@ -169,9 +169,9 @@ def _broken_call(text: str, tools: tuple[ToolSpec, ...]) -> str | None:
     if start < 0 or '"tool"' not in text[start:]:
         return None
     after = text[text.find('"tool"', start) :]
-    named = [(after.find(f'"{spelling}"'), tool.name) for tool in tools for spelling in (tool.name, tool.tool_id)]
-    found = sorted((at, name) for at, name in named if at >= 0)
-    return found[0][1] if found else "unreadable"
+    positions = [(after.find(f'"{spelling}"'), tool.name) for tool in tools for spelling in (tool.name, tool.tool_id)]
+    mentioned_tools = sorted((position, name) for position, name in positions if position >= 0)
+    return mentioned_tools[0][1] if mentioned_tools else "unreadable"
 
 
 def _as_text(request: ModelRequest) -> ModelRequest:

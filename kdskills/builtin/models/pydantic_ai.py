@@ -211,8 +211,8 @@ def _is_full(error: ModelAPIError) -> bool:
 def _body_message(body: object) -> str:
     if isinstance(body, dict):
         inner = body.get("error", body)
-        found = inner.get("message") if isinstance(inner, dict) else inner
-        return str(found or "")
+        message = inner.get("message") if isinstance(inner, dict) else inner
+        return str(message or "")
     return str(body or "")
 
 
@@ -221,25 +221,25 @@ def _short(text: str) -> str:
     return text if len(text) <= 300 else text[:299] + "…"
 
 
-def open_openai(rest: str) -> PydanticAIModel:
+def open_openai(target: str) -> PydanticAIModel:
     """Open `openai:NAME[@URL]`: the OpenAI API, or any server speaking its chat completions.
 
     Keys come from `OPENAI_API_KEY`, the URL also from `OPENAI_BASE_URL`. A server of one's own needs no key.
     """
-    address = parse_address(rest, base_url=os.environ.get("OPENAI_BASE_URL"))
+    address = parse_address(target, base_url=os.environ.get("OPENAI_BASE_URL"))
     key = os.environ.get("OPENAI_API_KEY") or ("unused" if address.base_url else None)
     return _open_chat("openai", address, key)
 
 
-def open_ollama(rest: str) -> PydanticAIModel:
+def open_ollama(target: str) -> PydanticAIModel:
     """Open `ollama:NAME[@URL]`, by default on this machine."""
-    address = parse_address(rest, base_url=os.environ.get("OLLAMA_BASE_URL") or OLLAMA_URL)
+    address = parse_address(target, base_url=os.environ.get("OLLAMA_BASE_URL") or OLLAMA_URL)
     return _open_chat("ollama", address, os.environ.get("OLLAMA_API_KEY") or "unused")
 
 
-def open_anthropic(rest: str) -> PydanticAIModel:
+def open_anthropic(target: str) -> PydanticAIModel:
     """Open `anthropic:NAME[@URL]`; the key comes from `ANTHROPIC_API_KEY`."""
-    address = parse_address(rest, base_url=os.environ.get("ANTHROPIC_BASE_URL"))
+    address = parse_address(target, base_url=os.environ.get("ANTHROPIC_BASE_URL"))
     key = os.environ.get("ANTHROPIC_API_KEY") or ("unused" if address.base_url else None)
     _require_key("anthropic", key)
     try:

@@ -78,8 +78,8 @@ class RecordingModel:
             await asyncio.to_thread(write_cassette, self.path, cassette)
 
     def _when(self, request: ModelRequest) -> When:
-        seen = describe(request, exact=True)
-        return seen.model_copy(update={"user": self.redactor.text(seen.user or "")})
+        description = describe(request, exact=True)
+        return description.model_copy(update={"user": self.redactor.text(description.user or "")})
 
     def _reply(self, answer: ModelReply) -> RecordedReply:
         calls = tuple(RecordedCall(tool=c.tool, arguments=self._arguments(c.arguments), id=c.id) for c in answer.calls)
@@ -103,8 +103,8 @@ class RecordingModel:
 def kdskills_register_models(register: Register[ModelFactory]) -> None:
     """Add the prefix `record`; the recorded provider is looked up when a model is opened."""
 
-    def open_record(rest: str) -> RecordingModel:
-        name, _, file = rest.partition(">")
+    def open_record(target: str) -> RecordingModel:
+        name, _, file = target.partition(">")
         return RecordingModel(open_model(register, name), Path(file.strip() or DEFAULT_FILE))
 
     register("record", open_record)

@@ -75,16 +75,16 @@ class ReplayModel:
             raise ReplayError(message, code="replay_unused", entries=unused)
 
 
-def open_replay(rest: str) -> ReplayModel:
+def open_replay(file_name: str) -> ReplayModel:
     """Open `replay:FILE`.
 
     Raises:
         BadRequest: No file is named.
         ReplayError: The file is missing or no cassette.
     """
-    if not rest:
+    if not file_name:
         raise BadRequest("this bundle has no demo.yaml: name a recording with replay:FILE", model="replay")
-    return ReplayModel(read_cassette(Path(rest)), name=f"replay:{Path(rest).name}")
+    return ReplayModel(read_cassette(Path(file_name)), name=f"replay:{Path(file_name).name}")
 
 
 @hookimpl

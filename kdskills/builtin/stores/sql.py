@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kdskills.hooks import Register
     from kdskills.session.store import SessionStore
 
-WHAT = "the session store"
+STORE_NAME = "the session store"
 
 
 def entries_to_text(record: SessionRecord) -> str:
@@ -106,7 +106,7 @@ class SqlStore:
 
     def __init__(self, url: str, *, clock: Callable[[], datetime] = utc_now) -> None:
         self._clock = clock
-        self._database = Database(url, what=WHAT, failure=StoreUnavailable)
+        self._database = Database(url, what=STORE_NAME, failure=StoreUnavailable)
         self._tables = Tables()
         self._database.create(self._tables.metadata)
 
@@ -120,16 +120,18 @@ class SqlStore:
 
     async def put(self, record: SessionRecord, *, expect: int | None) -> None:
         """Keep *record* if the kept version is *expect*; raises StoreConflict otherwise."""
-        await self._database.write(lambda link: self._put(link, record, expect))
+        await self._database.write(lambda link: self._write(link, record, expect))
 
     async def touch(self, session_id: str, at: datetime) -> bool:
         """Renew the idle clock, never backwards; False for an unknown id."""
         table = self._tables.sessions
 
         def change(link: sa.Connection) -> bool:
-            mine = table.c.session_id == session_id
-            link.execute(table.update().where(mine, table.c.touched_at < micros(at)).values(touched_at=micros(at)))
-            return link.execute(table.select().with_only_columns(table.c.version).where(mine)).first() is not None
+            is_session = table.c.session_id == session_id
+            link.execute(
+                table.update().where(is_session, table.c.touched_at < micros(at)).values(touched_at=micros(at))
+            )
+            return link.execute(table.select().with_only_columns(table.c.version).where(is_session)).first() is not None
 
         return await self._database.write(change)
 
@@ -162,8 +164,8 @@ class SqlStore:
         idle = sessions.c.touched_at < micros(idle_before)
 
         def change(link: sa.Connection) -> int:
-            gone = sa.select(sessions.c.session_id).where(idle)
-            link.execute(uses.delete().where(uses.c.session_id.in_(gone)))
+            idle_sessions = sa.select(sessions.c.session_id).where(idle)
+            link.execute(uses.delete().where(uses.c.session_id.in_(idle_sessions)))
             count = link.execute(sessions.delete().where(idle)).rowcount
             unused = texts.c.digest.not_in(sa.select(uses.c.digest))
             link.execute(texts.delete().where(unused, texts.c.kept_at < micros(idle_before)))
@@ -178,8 +180,8 @@ class SqlStore:
 
         def change(link: sa.Connection) -> None:
             statement = upsert(link.dialect.name, table).values(values)
-            kept = {"kept_at": statement.excluded.kept_at}
-            link.execute(statement.on_conflict_do_update(index_elements=["digest"], set_=kept))
+            renewal = {"kept_at": statement.excluded.kept_at}
+            link.execute(statement.on_conflict_do_update(index_elements=["digest"], set_=renewal))
 
         await self._database.write(change)
 
@@ -194,7 +196,7 @@ class SqlStore:
         row = link.execute(table.select().where(table.c.session_id == session_id)).mappings().first()
         return None if row is None else record_of(row)
 
-    def _put(self, link: sa.Connection, record: SessionRecord, expect: int | None) -> None:
+    def _write(self, link: sa.Connection, record: SessionRecord, expect: int | None) -> None:
         table = self._tables.sessions
         values = {
             "consumer": record.consumer,
@@ -204,18 +206,20 @@ class SqlStore:
             "max_active": record.max_active,
             "active": entries_to_text(record),
         }
-        mine = table.c.session_id == record.session_id
+        is_session = table.c.session_id == record.session_id
         if expect is None:
             new = upsert(link.dialect.name, table).values(session_id=record.session_id, **values)
-            done = link.execute(new.on_conflict_do_nothing().returning(table.c.version)).first()
+            written_row = link.execute(new.on_conflict_do_nothing().returning(table.c.version)).first()
         else:
-            change = table.update().where(mine, table.c.version == expect).values(values)
-            done = link.execute(change.returning(table.c.version)).first()
-        if done is None:
-            kept = self._record(link, record.session_id)
-            found = None if kept is None else kept.version
+            change = table.update().where(is_session, table.c.version == expect).values(values)
+            written_row = link.execute(change.returning(table.c.version)).first()
+        if written_row is None:
+            stored = self._record(link, record.session_id)
+            stored_version = None if stored is None else stored.version
             raise StoreConflict(
-                f"session {record.session_id} is at version {found}, not {expect}", expected=expect, found=found
+                f"session {record.session_id} is at version {stored_version}, not {expect}",
+                expected=expect,
+                found=stored_version,
             )
         self._forget_uses(link, record.session_id)
         rows = [{"session_id": record.session_id, "digest": digest} for digest in sorted(record.digests)]

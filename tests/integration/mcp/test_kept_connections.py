@@ -66,12 +66,12 @@ def test_a_refusal_is_the_servers_answer(bundle, tmp_path, serve):
     with serve(Host(bundle.settings(tmp_path), entry_points=False)) as url:
         server = SdkServer(parse_address(f"mcp+{url}#far"))
         server.entries()
-        kept = server._kept
+        kept = server._connection
         for _ in range(3):
             with pytest.raises(ServerFailed, match="no such skill"):
                 server.entry("skill://public/none/SKILL.md")
         assert server.entry(URI)["uri"] == URI
-        assert server._kept is kept
+        assert server._connection is kept
 
 
 def test_a_program_that_ends_takes_its_server_along(bundle, stdio, tmp_path):

@@ -9,7 +9,14 @@ import tarfile
 
 import pytest
 
-from kdskills.builtin.executors.e2b.delivery import Archive, Box, Facts, code_archive, prepare, tree_archive
+from kdskills.builtin.executors.e2b.delivery import (
+    Archive,
+    PreparedSandbox,
+    SandboxFacts,
+    code_archive,
+    prepare,
+    tree_archive,
+)
 from kdskills.builtin.executors.e2b.sdk import Trouble
 from kdskills.errors import ExecRefused
 
@@ -84,7 +91,7 @@ def test_a_machine_is_asked_before_it_is_used():
     """What it can hold is what it said, less names nobody knows; our code has its place by digest."""
     machine = Machine(facts())
     box = prepare(machine, Archive(b"tar", "d" * 64))
-    assert (box.facts, box.trees) == (Facts("/usr/bin/python3", "x86_64", frozenset({"wall"}), ()), {"aa"})
+    assert (box.facts, box.trees) == (SandboxFacts("/usr/bin/python3", "x86_64", frozenset({"wall"}), ()), {"aa"})
     assert box.entry == f"/opt/kdskills/code/{'d' * 64}/kdskills_runtime/py_code_exec_entry.py"
     assert box.command("run", "x y").startswith("exec /usr/bin/python3 -I /opt/kdskills/code/")
     assert box.command("run", "x y").endswith(" run 'x y'")
@@ -119,7 +126,7 @@ def test_an_archive_that_is_not_unpacked_is_trouble():
 def test_a_skill_is_delivered_once(folder):
     """A tree that is there already is not sent again."""
     machine = Machine()
-    box = Box(machine, "/code", Facts("python3", "x86_64", frozenset(), ()))
+    box = PreparedSandbox(machine, "/code", SandboxFacts("python3", "x86_64", frozenset(), ()))
     places = {box.deliver("sha256:" + "e" * 64, folder) for _ in range(2)}
     assert places == {f"/opt/kdskills/skills/{'e' * 64}"}
     assert (len(machine.files), len(machine.commands)) == (1, 1)

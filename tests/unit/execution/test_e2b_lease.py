@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.builtin.executors.e2b.lease import Leases, Record, owner_key
+from kdskills.builtin.executors.e2b.lease import Record, SandboxLeases, owner_key
 from kdskills.execution.owner import owner_labels
 from kdskills.execution.request import Owner
 
@@ -28,7 +28,7 @@ def labels():
 @pytest.fixture
 def leases(tmp_path):
     """Return leases in a folder of their own."""
-    return Leases(tmp_path / "e2b")
+    return SandboxLeases(tmp_path / "e2b")
 
 
 def take(leases, labels, hold=60.0):

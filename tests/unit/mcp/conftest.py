@@ -107,7 +107,7 @@ class MakeFar:
     def __call__(self, server: FakeServer, label: str = "acme", **options: Any) -> Far:
         now = [0.0]
         folder = self.folder / label
-        options = {"beside": lambda do: do(), **options}
+        options = {"in_background": lambda do: do(), **options}
         listing = McpListing(label, server, folder, clock=lambda: now[0], **options)
         root = SkillRoot(f"mcp://{label}", folder / "nowhere", label, "user", namespace=f"mcp-{label}", listing=listing)
         subsystem = SkillsSubsystem({"custom_skills_root": None}, roots=(root,), index_dir=None, auto_refresh=None)

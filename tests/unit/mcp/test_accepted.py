@@ -39,7 +39,7 @@ def test_looking_never_waits_after_the_first_time(far, server):
 
         threading.Thread(target=whole).start()
 
-    root = far(server, beside=beside)
+    root = far(server, in_background=beside)
     before = root.listing.scan()
     usual = server.entries
 
@@ -63,7 +63,7 @@ def test_looking_never_waits_after_the_first_time(far, server):
 def test_a_thread_of_its_own(far, server):
     """Nobody who looks asks an old listing's server in the own thread."""
     server.put("skill://a/tidy")
-    root = far(server, beside=None)
+    root = far(server, in_background=None)
     root.listing.scan()
     told = threading.Event()
     asking = []
@@ -103,7 +103,7 @@ def test_what_cannot_be_noted_is_not_taken(far, server, tmp_path):
     root = far(server)
     assert dict(root.subsystem.registry) == {}
     (note,) = root.listing.scan().notes
-    assert (note.code, "cannot be noted" in note.message) == ("mcp_unreachable", True)
+    assert (note.code, "cannot be written" in note.message) == ("mcp_unreachable", True)
     (tmp_path / "acme" / ".lock").rmdir()
     root.later()
     assert set(root.subsystem.registry) == {"mcp-acme.tidy"}

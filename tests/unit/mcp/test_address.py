@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 from kdskills.builtin.roots.mcp import kdskills_open_skill_root
-from kdskills.builtin.roots.mcp.address import Address, parse_address
+from kdskills.builtin.roots.mcp.address import McpAddress, parse_address
 from kdskills.errors import BadRequest
 
 
 @pytest.mark.parametrize(
     ("uri", "expected"),
     [
-        ("mcp+https://host.example/mcp?x=1#acme", Address("acme", url="https://host.example/mcp?x=1")),
-        ("mcp+http://127.0.0.1:8/mcp#a-1", Address("a-1", url="http://127.0.0.1:8/mcp")),
-        ("mcp+http://[::1]:8/#a", Address("a", url="http://[::1]:8/")),
-        ("mcp+http://localhost/#a", Address("a", url="http://localhost/")),
-        ("mcp+stdio:npx -y 'a server'#b", Address("b", command=("npx", "-y", "a server"))),
-        ("mcp+stdio:npx%20-y#b", Address("b", command=("npx", "-y"))),
-        ("mcp+https://host/mcp#a;allow_dynamic", Address("a", url="https://host/mcp", allow_dynamic=True)),
+        ("mcp+https://host.example/mcp?x=1#acme", McpAddress("acme", url="https://host.example/mcp?x=1")),
+        ("mcp+http://127.0.0.1:8/mcp#a-1", McpAddress("a-1", url="http://127.0.0.1:8/mcp")),
+        ("mcp+http://[::1]:8/#a", McpAddress("a", url="http://[::1]:8/")),
+        ("mcp+http://localhost/#a", McpAddress("a", url="http://localhost/")),
+        ("mcp+stdio:npx -y 'a server'#b", McpAddress("b", command=("npx", "-y", "a server"))),
+        ("mcp+stdio:npx%20-y#b", McpAddress("b", command=("npx", "-y"))),
+        ("mcp+https://host/mcp#a;allow_dynamic", McpAddress("a", url="https://host/mcp", allow_dynamic=True)),
     ],
 )
 def test_addresses(uri, expected):

@@ -217,7 +217,7 @@ def test_a_question_that_timed_out_is_not_asked_twice(line):
     line.answers["skills/get"] = lambda number: asked.append(number) or asyncio.Event().wait()
     far = server(timeout_s=2)
     line.answers["skills/list"] = {"skills": []}
-    while not far._kept or not far._kept.proven:
+    while not far._connection or not far._connection.proven:
         try:
             far.entries()
         except ServerFailed:  # a machine so busy that two seconds were too few

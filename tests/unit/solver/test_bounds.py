@@ -4,7 +4,7 @@ from pydantic import BaseModel
 
 from kdskills.models import ToolCall
 from kdskills.solver import SolverSettings
-from kdskills.solver.dispatch import Ready
+from kdskills.solver.dispatch import CheckedCall
 from kdskills.solver.python import PYTHON
 from kdskills.solver.reading import WRITE
 
@@ -37,7 +37,7 @@ def test_defaults_are_those_of_the_specification():
 def test_what_changes_the_session_runs_alone():
     """Loading and unloading are barriers, reading a file and running a script are not."""
     tools = ("skills.load", "skills.unload", "skills.read", "skills.run_script")
-    found = [Ready(ToolCall("a", tool, "{}"), tool, {}, None, Nothing()).barrier for tool in tools]
+    found = [CheckedCall(ToolCall("a", tool, "{}"), tool, {}, None, Nothing()).barrier for tool in tools]
     assert found == [True, True, False, False]
     assert WRITE.barrier(Nothing())
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from kdskills.builtin.executors.docker.run import PATH, DockerRun, Image, Job
+from kdskills.builtin.executors.docker.run import PATH, ContainerJob, DockerRun, Image
 from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
 from kdskills.execution.check import LIMIT_NAMES, check_request, require_limits
 from kdskills.execution.container import NONCE_SIZE, build_order
@@ -102,7 +102,7 @@ class DockerExecutor:
                 self._client = docker.from_env(timeout=60)
             return self._client
 
-    def _prepare(self, request: ExecRequest) -> Job:
+    def _prepare(self, request: ExecRequest) -> ContainerJob:
         """Decide everything that can be decided without a container. Raises ExecRefused."""
         from docker.errors import DockerException
 
@@ -131,7 +131,7 @@ class DockerExecutor:
             argv = (image.python, "-I", image.entry, "--payload-fd", "{payload_fd}", "--report-fd", "{report_fd}")
             payload = build_payload(request)
         env = {"PATH": PATH, "HOME": "/work", "LANG": "C.UTF-8", "TMPDIR": "/tmp", **request.env}  # noqa: S108 - inside
-        return Job(
+        return ContainerJob(
             plan=plan,
             image=image,
             order=build_order(plan, argv, env, inputs, nonce=nonce, payload=payload),
@@ -207,10 +207,10 @@ class DockerExecutor:
         ended: list[str] = []
         lost: list[str] = []
         try:
-            found = self._connect().containers.list(all=True, filters={"label": RUN_LABEL}, ignore_removed=True)
+            containers = self._connect().containers.list(all=True, filters={"label": RUN_LABEL}, ignore_removed=True)
         except DockerException as error:
             return ReapReport(failed=(f"docker: {error}",))
-        for container in found:
+        for container in containers:
             if not is_leftover(container.labels):
                 continue
             try:

@@ -46,7 +46,7 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ContainerJob:
     """Everything decided before a container is made."""
 
     plan: Plan
@@ -63,7 +63,7 @@ class Job:
 class DockerRun:
     """A run in a container: queued, running or over. Made by `DockerExecutor.start`."""
 
-    def __init__(self, client: DockerClient, job: Job) -> None:
+    def __init__(self, client: DockerClient, job: ContainerJob) -> None:
         self._client = client
         self._job = job
         self._stdout, self._stderr = output_buffers(job.plan.request)
@@ -130,7 +130,7 @@ class DockerRun:
     def _kill(container: Container, number: int) -> None:
         from docker.errors import APIError
 
-        with contextlib.suppress(APIError):  # not yet or no longer running: nobody is there to get it
+        with contextlib.suppress(APIError):  # not yet or no longer running: there is no process to signal
             container.kill(signal=number)
 
     def _run(self) -> ExecResult:
@@ -190,11 +190,11 @@ class DockerRun:
         while True:
             if answer.answering and not answer.end:
                 deadline = time.monotonic() + COLLECT_S
-            left = deadline - time.monotonic()
-            if left <= 0 or answer.broken:
+            time_left = deadline - time.monotonic()
+            if time_left <= 0 or answer.broken:
                 self._overdue = True
                 return
-            readable, writable, _ = select.select([wire], [wire] if order else [], [], left)
+            readable, writable, _ = select.select([wire], [wire] if order else [], [], time_left)
             if writable:
                 try:
                     order = order[wire.send(order[:CHUNK]) :]

@@ -14,9 +14,9 @@ import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from kdskills.builtin.executors.e2b.delivery import HOME, Archive, Box, code_archive, prepare
-from kdskills.builtin.executors.e2b.lease import Lease, Leases, owner_key
-from kdskills.builtin.executors.e2b.run import HOLD_S, E2bRun, Job
+from kdskills.builtin.executors.e2b.delivery import HOME, Archive, PreparedSandbox, code_archive, prepare
+from kdskills.builtin.executors.e2b.lease import SandboxLease, SandboxLeases, owner_key
+from kdskills.builtin.executors.e2b.run import HOLD_S, E2bJob, E2bRun
 from kdskills.builtin.executors.e2b.sdk import Cloud, Trouble
 from kdskills.errors import ExecRefused, RootChanged, RootMissing
 from kdskills.execution.check import check_request
@@ -56,7 +56,7 @@ class E2bExecutor:
     def __init__(self, options: ExecutionOptions) -> None:
         self._options = options
         self._lock = threading.Lock()
-        self._boxes: dict[str, Box] = {}
+        self._boxes: dict[str, PreparedSandbox] = {}
         self._report: ProbeReport | None = None
 
     async def probe(self) -> ProbeReport:
@@ -95,14 +95,14 @@ class E2bExecutor:
         return Cloud(self._options.e2b, key)
 
     @cached_property
-    def _leases(self) -> Leases:
-        return Leases(private_dir(self._options.state_dir or state_dir()) / "e2b")
+    def _leases(self) -> SandboxLeases:
+        return SandboxLeases(private_dir(self._options.state_dir or state_dir()) / "e2b")
 
     @cached_property
     def _code(self) -> Archive:
         return code_archive()
 
-    def _prepare(self, request: ExecRequest) -> Job:
+    def _prepare(self, request: ExecRequest) -> E2bJob:
         """Decide everything that can be decided here. Raises ExecRefused."""
         plan = check_request(request)
         if request.network != "none":
@@ -110,7 +110,7 @@ class E2bExecutor:
         _ = self._cloud  # no key and no SDK are known at once
         cache = self._options.cache_dir or cache_dir()
         settings = self._options.e2b
-        return Job(
+        return E2bJob(
             plan=plan,
             key=owner_key(request.owner, settings.api_url or "", settings.template),
             labels=owner_labels(request.owner, request.request_id or secrets.token_hex(8)),
@@ -122,42 +122,42 @@ class E2bExecutor:
             level=self.level,
         )
 
-    def lease(self, job: Job, given_up: threading.Event) -> Lease | None:
+    def lease(self, job: E2bJob, given_up: threading.Event) -> SandboxLease | None:
         """Wait for the turn of *job*'s owner; None when the wait was given up."""
         return self._leases.acquire(job.key, job.labels, job.plan.request.limits.wall_s + HOLD_S, given_up)
 
-    def box(self, lease: Lease, job: Job) -> Box:
+    def box(self, lease: SandboxLease, job: E2bJob) -> PreparedSandbox:
         """Return the owner's sandbox: the one it has while that is within its times, else a new one. Raises Trouble."""
         settings, record, now = self._options.e2b, lease.record, time.time()
         needed = job.plan.request.limits.wall_s + HOLD_S
         if record.sandbox is None:
             return self._new(lease, job, needed)
-        left = record.created + settings.hard_ttl_s - now
-        if now - record.used > settings.idle_ttl_s or left < needed:
+        life_left = record.created + settings.hard_ttl_s - now
+        if now - record.used > settings.idle_ttl_s or life_left < needed:
             self._cloud.kill(record.sandbox)
             self.lost(lease, job)
             return self._new(lease, job, needed)
-        lifetime = min(settings.idle_ttl_s + needed, left)
+        lifetime = min(settings.idle_ttl_s + needed, life_left)
         with self._lock:
-            known = self._boxes.get(job.key)
-        if known is not None and known.machine.id == record.sandbox:
-            known.machine.live_for(lifetime)
-            return known
+            cached_sandbox = self._boxes.get(job.key)
+        if cached_sandbox is not None and cached_sandbox.machine.id == record.sandbox:
+            cached_sandbox.machine.live_for(lifetime)
+            return cached_sandbox
         return self._keep(job, prepare(self._cloud.connect(record.sandbox, lifetime), self._code))
 
-    def lost(self, lease: Lease, job: Job) -> None:
+    def lost(self, lease: SandboxLease, job: E2bJob) -> None:
         """Forget the owner's sandbox, here and in the record."""
         with self._lock:
             self._boxes.pop(job.key, None)
         self._leases.note(lease, None, 0.0)
 
-    def release(self, lease: Lease, job: Job) -> None:
+    def release(self, lease: SandboxLease, job: E2bJob) -> None:
         """Give the turn back; when it was lost meanwhile, what we know of the sandbox is forgotten."""
         if not self._leases.release(lease):
             with self._lock:
                 self._boxes.pop(job.key, None)
 
-    def _new(self, lease: Lease, job: Job, needed: float) -> Box:
+    def _new(self, lease: SandboxLease, job: E2bJob, needed: float) -> PreparedSandbox:
         """Make a sandbox that lives as long as its times allow, but at least through this run. Raises Trouble."""
         settings = self._options.e2b
         lifetime = max(needed, min(settings.idle_ttl_s + needed, settings.hard_ttl_s))
@@ -172,7 +172,7 @@ class E2bExecutor:
             self.lost(lease, job)
             raise
 
-    def _keep(self, job: Job, box: Box) -> Box:
+    def _keep(self, job: E2bJob, box: PreparedSandbox) -> PreparedSandbox:
         with self._lock:
             self._boxes[job.key] = box
         return box

@@ -35,7 +35,7 @@ class Archive:
     digest: str
 
     @classmethod
-    def of(cls, files: list[tuple[str, Path]]) -> Archive:
+    def from_files(cls, files: list[tuple[str, Path]]) -> Archive:
         """Return the archive of (path inside, file, folder or link of this host)."""
         sink = io.BytesIO()
         with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -56,17 +56,17 @@ class Archive:
 
 def code_archive() -> Archive:
     """Return the archive of the ground floor and of what runs it."""
-    return Archive.of([(str(inside), source) for inside, source in ground_floor_files()])
+    return Archive.from_files([(str(inside), source) for inside, source in ground_floor_files()])
 
 
 def tree_archive(folder: Path) -> Archive:
     """Return the archive of a staged skill: its copy was checked against the skill's digest."""
-    return Archive.of([(str(path.relative_to(folder)), path) for path in folder.rglob("*")])
+    return Archive.from_files([(str(path.relative_to(folder)), path) for path in folder.rglob("*")])
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What a sandbox said it is and can hold, found by trying there."""
+class SandboxFacts:
+    """What our init reported about a sandbox: interpreter, architecture, enforceable limits, missing packages."""
 
     python: str
     arch: Arch
@@ -75,7 +75,7 @@ class Facts:
 
 
 @dataclass(slots=True)
-class Box:
+class PreparedSandbox:
     """A sandbox with our code in it.
 
     Attributes:
@@ -87,7 +87,7 @@ class Box:
 
     machine: Machine
     code: str
-    facts: Facts
+    facts: SandboxFacts
     trees: set[str] = field(default_factory=set)
 
     @property
@@ -103,14 +103,14 @@ class Box:
     def deliver(self, tree: str, folder: Path) -> str:
         """Bring the staged skill *folder* with the digest *tree* in, unless it is there; return where."""
         name = tree.removeprefix("sha256:")
-        place = f"{HOME}/skills/{name}"
+        target = f"{HOME}/skills/{name}"
         if name not in self.trees:
-            unpack(self.machine, tree_archive(folder), place)
+            unpack(self.machine, tree_archive(folder), target)
             self.trees.add(name)
-        return place
+        return target
 
 
-def prepare(machine: Machine, code: Archive) -> Box:
+def prepare(machine: Machine, code: Archive) -> PreparedSandbox:
     """Bring our code into a sandbox and ask what the sandbox can hold.
 
     Raises:
@@ -122,15 +122,15 @@ def prepare(machine: Machine, code: Archive) -> Box:
     unpack(machine, code, folder)
     status, out, err = machine.run(f"python3 -I {folder}/kdskills_runtime/remote_init.py facts", DELIVERY_S)
     try:
-        said = json.loads(out.strip().splitlines()[-1])
-        facts = Facts(
-            python=str(said["python"]),
-            arch=said["machine"],
-            limits=LIMIT_NAMES & set(said["limits"]),
-            missing=tuple(said["packages"]),
+        answer = json.loads(out.strip().splitlines()[-1])
+        facts = SandboxFacts(
+            python=str(answer["python"]),
+            arch=answer["machine"],
+            limits=LIMIT_NAMES & set(answer["limits"]),
+            missing=tuple(answer["packages"]),
         )
-        version, problem = tuple(said["version"]), said["problem"]
-        trees = set(said["skills"])
+        version, problem = tuple(answer["version"]), answer["problem"]
+        trees = set(answer["skills"])
     except (ValueError, IndexError, KeyError, TypeError):
         raise _unusable(f"python3 does not answer (exit code {status}: {err.strip()[-300:]})") from None
     if version < OLDEST_PYTHON:
@@ -139,18 +139,18 @@ def prepare(machine: Machine, code: Archive) -> Box:
         raise _unusable(str(problem)[:300])
     if facts.arch not in {"x86_64", "aarch64"}:
         raise _unusable(f"its machine is {facts.arch}")
-    return Box(machine, folder, facts, trees)
+    return PreparedSandbox(machine, folder, facts, trees)
 
 
 def unpack(machine: Machine, archive: Archive, folder: str) -> None:
     """Write *archive* into the sandbox and unpack it as *folder* if what arrived has its digest. Raises Trouble."""
-    place = f"{HOME}/in-{secrets.token_hex(8)}.tar"
-    machine.write(place, archive.data)
-    code, out, err = machine.run(f"python3 -I {UNPACK} {place} {archive.digest} {folder}", DELIVERY_S)
+    archive_path = f"{HOME}/in-{secrets.token_hex(8)}.tar"
+    machine.write(archive_path, archive.data)
+    code, out, err = machine.run(f"python3 -I {UNPACK} {archive_path} {archive.digest} {folder}", DELIVERY_S)
     if code != 0:
         words = (out + err).strip()[-300:]
         raise Trouble("unreachable", f"an archive could not be unpacked in the sandbox (exit code {code}: {words})")
 
 
-def _unusable(why: str) -> ExecRefused:
-    return ExecRefused(f"the sandbox's template cannot be used: {why}", engine="e2b")
+def _unusable(problem: str) -> ExecRefused:
+    return ExecRefused(f"the sandbox's template cannot be used: {problem}", engine="e2b")

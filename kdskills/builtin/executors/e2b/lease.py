@@ -28,9 +28,9 @@ POLL_S: Final = 0.02
 VERSION: Final = 1
 
 
-def owner_key(owner: Owner, *more: str) -> str:
+def owner_key(owner: Owner, *further_parts: str) -> str:
     """Return the owner's name in records: a hash over length-prefixed parts, so that no two owners meet."""
-    parts = [owner.tenant, owner.project, owner.agent, owner.conversation, *more]
+    parts = [owner.tenant, owner.project, owner.agent, owner.conversation, *further_parts]
     text = b"".join(len(part.encode()).to_bytes(8, "big") + part.encode("utf-8", "surrogatepass") for part in parts)
     return hashlib.sha256(text).hexdigest()
 
@@ -55,8 +55,8 @@ class Record:
     until: float = 0.0
     holder: Mapping[str, str] = field(default_factory=dict)
 
-    def held(self, now: float) -> bool:
-        """Whether somebody living holds the lease, and still may."""
+    def is_held(self, now: float) -> bool:
+        """Whether a living process holds the lease and its time is not over."""
         return self.until > now and not is_leftover(self.holder)
 
     def expired(self, now: float, idle_s: float, hard_s: float) -> bool:
@@ -65,7 +65,7 @@ class Record:
 
 
 @dataclass(slots=True)
-class Lease:
+class SandboxLease:
     """The right to use an owner's sandbox, and what is written down of it."""
 
     key: str
@@ -73,7 +73,7 @@ class Lease:
     record: Record
 
 
-class Leases:
+class SandboxLeases:
     """The records below one folder, shared by every process of this account.
 
     Args:
@@ -83,34 +83,36 @@ class Leases:
     def __init__(self, top: Path) -> None:
         self._top = top
 
-    def acquire(self, key: str, labels: Mapping[str, str], hold_s: float, given_up: threading.Event) -> Lease | None:
+    def acquire(
+        self, key: str, labels: Mapping[str, str], hold_s: float, given_up: threading.Event
+    ) -> SandboxLease | None:
         """Wait for the lease of *key* and take it for *hold_s* seconds; None when the wait was given up."""
         while not given_up.is_set():
             now = time.time()
             with self._locked(key):
                 record = self._read(key)
-                if not record.held(now):
-                    taken = replace(record, token=record.token + 1, until=now + hold_s, holder=dict(labels))
-                    self._write(key, taken)
-                    return Lease(key, taken.token, taken)
+                if not record.is_held(now):
+                    renewed = replace(record, token=record.token + 1, until=now + hold_s, holder=dict(labels))
+                    self._write(key, renewed)
+                    return SandboxLease(key, renewed.token, renewed)
             given_up.wait(POLL_S)
         return None
 
-    def note(self, lease: Lease, sandbox: str | None, created: float) -> bool:
+    def note(self, lease: SandboxLease, sandbox: str | None, created: float) -> bool:
         """Write down which sandbox the holder uses now; False when the lease is somebody else's by now."""
         return self._change(lease, sandbox=sandbox, created=created, used=time.time())
 
-    def release(self, lease: Lease) -> bool:
+    def release(self, lease: SandboxLease) -> bool:
         """Give the lease back; False when it was lost meanwhile."""
         return self._change(lease, until=0.0, holder={}, used=time.time())
 
     def leftovers(self, idle_s: float, hard_s: float) -> Iterator[tuple[str, Record, str]]:
-        """Return (key, record, why) of what nobody will use again: dead holders, sandboxes over their time."""
+        """Return (key, record, reason) of records nobody will use again: dead holders, sandboxes over their time."""
         for path in sorted(self._top.glob("*.json")) if self._top.is_dir() else ():
             record, now = self._read(path.stem), time.time()
             if record.until and is_leftover(record.holder):
                 yield path.stem, record, "its owner is dead"
-            elif record.sandbox is not None and not record.held(now) and record.expired(now, idle_s, hard_s):
+            elif record.sandbox is not None and not record.is_held(now) and record.expired(now, idle_s, hard_s):
                 yield path.stem, record, "its time is over"
 
     def forget(self, key: str, record: Record) -> bool:
@@ -121,7 +123,7 @@ class Leases:
             self._write(key, Record(token=record.token))
         return True
 
-    def _change(self, lease: Lease, **changes: object) -> bool:
+    def _change(self, lease: SandboxLease, **changes: object) -> bool:
         with self._locked(lease.key):
             record = self._read(lease.key)
             if record.token != lease.token:
@@ -135,7 +137,7 @@ class Leases:
         return locked(self._top / f"{key}.lock")
 
     def _read(self, key: str) -> Record:
-        """Return the record; one that cannot be understood says nothing but that tokens were given."""
+        """Return the record; a malformed one counts as unused, with a token above any that was given out."""
         path = self._top / f"{key}.json"
         try:
             facts = json.loads(path.read_bytes())

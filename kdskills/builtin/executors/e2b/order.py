@@ -66,7 +66,7 @@ def build_order(
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class AnswerFile:
     """An answer file, understood."""
 
     answer: Answer
@@ -76,7 +76,7 @@ class Read:
     memory: bool
 
 
-def read_answer(plan: Plan, data: bytes) -> Read | None:
+def read_answer(plan: Plan, data: bytes) -> AnswerFile | None:
     """Read an answer file; None when it is not one."""
     limits = plan.request.limits
     try:
@@ -92,7 +92,7 @@ def read_answer(plan: Plan, data: bytes) -> Read | None:
     answer = Answer(plan, _NONCE, TailBuffer(0))
     answer.feed(_NONCE + data[size + out + err :])
     answer.close()
-    return Read(
+    return AnswerFile(
         answer,
         Stream(stdout, out_total, out_total > len(stdout)),
         Stream(stderr, err_total, err_total > len(stderr)),
@@ -108,11 +108,11 @@ class Talk:
     stdout: Callable[[bytes], None]
     stderr: Callable[[bytes], None]
     last: dict[str, Any] = field(default_factory=dict)
-    _rest: str = ""
+    _partial_line: str = ""
 
     def feed(self, text: str) -> None:
         """Take the next piece of text."""
-        *lines, self._rest = (self._rest + text).split("\n")
+        *lines, self._partial_line = (self._partial_line + text).split("\n")
         for raw in lines:
             try:
                 line = json.loads(raw)

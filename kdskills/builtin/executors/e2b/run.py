@@ -13,8 +13,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from kdskills.builtin.executors.e2b.delivery import HOME, Box
-from kdskills.builtin.executors.e2b.order import Read, Talk, build_order, read_answer
+from kdskills.builtin.executors.e2b.delivery import HOME, PreparedSandbox
+from kdskills.builtin.executors.e2b.order import AnswerFile, Talk, build_order, read_answer
 from kdskills.builtin.executors.e2b.sdk import Trouble
 from kdskills.errors import ExecRefused
 from kdskills.execution.check import require_limits
@@ -28,7 +28,7 @@ from kdskills.execution.seccomp import program_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kdskills.builtin.executors.e2b.lease import Lease
+    from kdskills.builtin.executors.e2b.lease import SandboxLease
     from kdskills.execution.check import Plan
 
 COLLECT_S: Final = 20.0
@@ -43,25 +43,25 @@ _FORWARDED: Final = {
 class Sandboxes(Protocol):
     """Where a run gets its owner's sandbox from."""
 
-    def lease(self, job: Job, given_up: threading.Event) -> Lease | None:
+    def lease(self, job: E2bJob, given_up: threading.Event) -> SandboxLease | None:
         """Wait for the owner's turn."""
         ...
 
-    def box(self, lease: Lease, job: Job) -> Box:
+    def box(self, lease: SandboxLease, job: E2bJob) -> PreparedSandbox:
         """Return the owner's sandbox, made or found again."""
         ...
 
-    def lost(self, lease: Lease, job: Job) -> None:
+    def lost(self, lease: SandboxLease, job: E2bJob) -> None:
         """Forget a sandbox that is gone."""
         ...
 
-    def release(self, lease: Lease, job: Job) -> None:
+    def release(self, lease: SandboxLease, job: E2bJob) -> None:
         """Give the turn back."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class E2bJob:
     """Everything decided before a sandbox is asked for."""
 
     plan: Plan
@@ -78,13 +78,13 @@ class Job:
 class E2bRun:
     """A run in a sandbox: waiting, running or over. Made by `E2bExecutor.start`."""
 
-    def __init__(self, sandboxes: Sandboxes, job: Job) -> None:
+    def __init__(self, sandboxes: Sandboxes, job: E2bJob) -> None:
         self._sandboxes = sandboxes
         self._job = job
         self._stdout, self._stderr = output_buffers(job.plan.request)
         self._future: Future[ExecResult] = Future()
         self._cancelled = threading.Event()
-        self._box: Box | None = None
+        self._box: PreparedSandbox | None = None
         self._pid: int | None = None
 
     def begin(self) -> None:
@@ -116,22 +116,22 @@ class E2bRun:
 
     def _end(self) -> None:
         """Ask the far side to end the run; when it does not, KILL our init there, with which everything goes."""
-        asked = 0
+        attempts = 0
         while not self._future.done():
             if self._pid is not None:
-                if asked == 0:
+                if attempts == 0:
                     self._send("RTMIN+1")
                 elif self._box is not None:
                     with contextlib.suppress(Trouble):  # gone already, or out of reach: the thread finds out, too
                         self._box.machine.end(self._pid)
-                asked += 1
+                attempts += 1
             with contextlib.suppress(FutureTimeout):
-                self._future.exception(timeout=(2 * GRACE_S if asked == 1 else GRACE_S) if asked else 0.05)
+                self._future.exception(timeout=(2 * GRACE_S if attempts == 1 else GRACE_S) if attempts else 0.05)
 
     def _send(self, word: str) -> None:
         box, pid = self._box, self._pid
         if box is not None and pid is not None and not self._future.done():
-            with contextlib.suppress(Trouble):  # nobody is there to hear it
+            with contextlib.suppress(Trouble):  # the sandbox is gone, and the program with it
                 box.machine.run(f"kill -{word} {pid}" if word.isdigit() else f"kill -s {word} {pid}")
 
     def _thread(self) -> None:
@@ -151,7 +151,9 @@ class E2bRun:
             try:
                 folder = self._ready(lease)
             except Trouble as trouble:
-                raise ExecRefused(f"no E2B sandbox can be had: {trouble}", engine="e2b", reason=trouble.code) from None
+                raise ExecRefused(
+                    f"no E2B sandbox is available: {trouble}", engine="e2b", reason=trouble.code
+                ) from None
             assert self._box is not None
             if self._cancelled.is_set():
                 return self._result("cancelled", None, 0.0)
@@ -159,8 +161,8 @@ class E2bRun:
         finally:
             self._sandboxes.release(lease, self._job)
 
-    def _ready(self, lease: Lease) -> str:
-        """Have the sandbox, the skills and the order in place; a sandbox found gone is replaced once."""
+    def _ready(self, lease: SandboxLease) -> str:
+        """Get the sandbox, deliver skills and order, and return the run's folder; a lost sandbox is replaced once."""
         for last in (False, True):
             try:
                 box = self._sandboxes.box(lease, self._job)
@@ -177,7 +179,7 @@ class E2bRun:
                 return folder
         raise AssertionError("unreachable")
 
-    def _order(self, box: Box, skills: dict[str, str]) -> bytes:
+    def _order(self, box: PreparedSandbox, skills: dict[str, str]) -> bytes:
         job = self._job
         argv = job.plan.argv
         if job.payload is not None:
@@ -186,7 +188,7 @@ class E2bRun:
             job.plan, argv, job.inputs, skills, seccomp=program_bytes(box.facts.arch), payload=job.payload
         )
 
-    def _drive(self, box: Box, folder: str, lease: Lease) -> ExecResult:
+    def _drive(self, box: PreparedSandbox, folder: str, lease: SandboxLease) -> ExecResult:
         """Run it and read the answer; the machine may go away at any moment."""
         started = time.monotonic()
         wall = self._job.plan.request.limits.wall_s
@@ -223,7 +225,7 @@ class E2bRun:
         if self._cancelled.is_set():
             self._send("RTMIN+1")
 
-    def _fetch(self, box: Box, path: str, patience: float) -> bytes:
+    def _fetch(self, box: PreparedSandbox, path: str, patience: float) -> bytes:
         """Read the answer, waiting for it for *patience* seconds. Raises Trouble."""
         until = time.monotonic() + patience
         while True:
@@ -234,7 +236,9 @@ class E2bRun:
                     raise
             self._cancelled.wait(0.5)
 
-    def _not_done(self, box: Box, lease: Lease, talk: Talk, words: str, started: float) -> ExecResult:
+    def _not_done(
+        self, box: PreparedSandbox, lease: SandboxLease, talk: Talk, words: str, started: float
+    ) -> ExecResult:
         """Return the result of a run our init did not finish; the API says whether the sandbox went away with it."""
         match talk.last.get("kind"):
             case "fenced":
@@ -265,7 +269,7 @@ class E2bRun:
             error=error,
         )
 
-    def _answered(self, read: Read, box: Box) -> ExecResult:
+    def _answered(self, read: AnswerFile, box: PreparedSandbox) -> ExecResult:
         """Return the result an answer tells."""
         end = read.answer.end
         if end is None or not read.answer.done:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kdskills.builtin.roots.mcp.entries import Entry
+from kdskills.builtin.roots.mcp.entries import ListedSkill
 from kdskills.skills.far import SetChange
 from kdskills.skills.private_files import open_private, private_folder
 
@@ -31,7 +31,7 @@ class FileSet:
     files: Mapping[str, str] | None = None
 
     @classmethod
-    def of(cls, entry: Entry) -> FileSet | None:
+    def from_skill(cls, entry: ListedSkill) -> FileSet | None:
         """Return the set of an entry; None when the server does not say what files there are."""
         if entry.files is None or entry.set_digest is None:
             return None
@@ -40,14 +40,14 @@ class FileSet:
     def change(self, uri: str, full_id: str, accepted: FileSet | None) -> SetChange:
         """Return what is different from the set that was accepted."""
         new, old = self.files or {}, accepted.files if accepted is not None else None
-        known = old is not None
+        has_files = old is not None
         old = old or {}
         return SetChange(
             uri=uri,
             full_id=full_id,
             digest=self.digest,
-            known=known,
-            added=tuple(sorted(new.keys() - old.keys())) if known else (),
+            known=has_files,
+            added=tuple(sorted(new.keys() - old.keys())) if has_files else (),
             removed=tuple(sorted(old.keys() - new.keys())),
             changed=tuple(sorted(path for path in new.keys() & old.keys() if new[path] != old[path])),
         )
@@ -57,7 +57,7 @@ Sets = dict[str, FileSet]
 
 
 class AcceptedSets:
-    """Accepted sets by uri, in *folder*. What one process notes, no other loses."""
+    """Accepted sets by uri, in a file below *folder*; processes write one after the other, so that none is lost."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -65,29 +65,29 @@ class AcceptedSets:
     def read(self) -> Sets | None:
         """Return what was accepted; None when the file cannot be read: then no set counts as accepted."""
         try:
-            found = json.loads((self._folder / ACCEPTED).read_bytes())
+            rows = json.loads((self._folder / ACCEPTED).read_bytes())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError):
             return None
-        return {str(uri): _set_of(value) for uri, value in found.items()} if isinstance(found, dict) else None
+        return {str(uri): _set_of(value) for uri, value in rows.items()} if isinstance(rows, dict) else None
 
     def note(self, first: Mapping[str, FileSet]) -> Sets | None:
         """Accept what is listed for the first time, and return everything accepted. Raises OSError."""
         with self._alone():
-            there = self.read()
-            if there is None:
+            accepted = self.read()
+            if accepted is None:
                 return None
-            self._write({**first, **there})
-            return {**first, **there}
+            self._write({**first, **accepted})
+            return {**first, **accepted}
 
     def accept(self, sets: Mapping[str, FileSet], *, listed: Mapping[str, FileSet]) -> None:
         """Accept *sets*, whatever was accepted before; where that is unreadable, nothing else *listed* is. Raises OSError."""
         with self._alone():
-            there = self.read()
-            if there is None:
-                there = {uri: FileSet(NEVER) for uri in listed}
-            self._write({**there, **sets})
+            accepted = self.read()
+            if accepted is None:
+                accepted = {uri: FileSet(NEVER) for uri in listed}
+            self._write({**accepted, **sets})
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -105,11 +105,11 @@ class AcceptedSets:
 
 
 def _set_of(value: Any) -> FileSet:
-    """Return a kept set; what is out of shape is one that no set of files is equal to."""
+    """Return the set in a row of the file; a malformed row gives a set that equals none, and so needs approval."""
     if isinstance(value, str):
         return FileSet(value)
     if not isinstance(value, dict) or not isinstance(value.get("set"), str):
         return FileSet(NEVER)
     files = value.get("files")
-    known = isinstance(files, dict) and all(isinstance(one, str) for one in files.values())
-    return FileSet(value["set"], files if known else None)
+    has_digests = isinstance(files, dict) and all(isinstance(digest, str) for digest in files.values())
+    return FileSet(value["set"], files if has_digests else None)

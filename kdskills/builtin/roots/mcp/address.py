@@ -17,7 +17,7 @@ DYNAMIC: Final = "allow_dynamic"
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class McpAddress:
     """A server: `url` or `command`, and the label the operator gave it."""
 
     label: str
@@ -26,7 +26,7 @@ class Address:
     allow_dynamic: bool = False
 
 
-def parse_address(uri: str) -> Address:
+def parse_address(uri: str) -> McpAddress:
     """Read `mcp+https://…#label`, `mcp+http://…#label` on loopback or `mcp+stdio:program args#label`.
 
     `#label;allow_dynamic` also takes skills whose server does not say what files they have.
@@ -48,7 +48,7 @@ def parse_address(uri: str) -> Address:
             raise _bad(uri, f"the command cannot be read: {error}") from error
         if not command or "\0" in "".join(command):
             raise _bad(uri, "it names no program")
-        return Address(label, command=command, allow_dynamic=dynamic)
+        return McpAddress(label, command=command, allow_dynamic=dynamic)
     url = target.removeprefix("mcp+")
     try:
         parts = urlsplit(url)
@@ -59,7 +59,7 @@ def parse_address(uri: str) -> Address:
         raise _bad(uri, "it must name a host, without a user or password")
     if parts.scheme == "http" and not _loopback(host):
         raise _bad(uri, "plain http is for servers on loopback; use mcp+https")
-    return Address(label, url=url, allow_dynamic=dynamic)
+    return McpAddress(label, url=url, allow_dynamic=dynamic)
 
 
 def _loopback(host: str) -> bool:
@@ -71,6 +71,6 @@ def _loopback(host: str) -> bool:
         return False
 
 
-def _bad(uri: str, why: str) -> BadRequest:
-    shown = re.sub(r"//[^/@#]*@", "//***@", uri)
-    return BadRequest(f"{shown!r} is no address of an MCP root: {why}", code="mcp_root_invalid")
+def _bad(uri: str, problem: str) -> BadRequest:
+    masked_uri = re.sub(r"//[^/@#]*@", "//***@", uri)
+    return BadRequest(f"{masked_uri!r} is no address of an MCP root: {problem}", code="mcp_root_invalid")

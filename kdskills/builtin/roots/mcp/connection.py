@@ -35,7 +35,7 @@ class ConnectionLost(Exception):  # internal to this package: it becomes a failu
 
 
 @dataclass(eq=False, slots=True)
-class _Asked:
+class _PendingQuestion:
     question: Question[Any]
     timeout_s: float
     answer: Future[Any] = field(default_factory=Future)
@@ -47,7 +47,7 @@ class Connection:
     Args:
         connect: Opens it; what the stack holds is closed with it.
         name: Of the thread.
-        settled: Whether an error is the server's answer, after which the connection is as good as before.
+        settled: Whether an error is an answer of the server, after which the connection still works.
         idle_s: Seconds without a question after which it is closed.
     """
 
@@ -59,7 +59,7 @@ class Connection:
         self._idle_s = idle_s
         self._room = asyncio.Semaphore(AT_ONCE)
         self._lock = threading.RLock()  # a collector may call `close` at any line
-        self._waiting: deque[_Asked] = deque()
+        self._waiting: deque[_PendingQuestion] = deque()
         self._open = True
         self._wake: Callable[[], object] | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -73,17 +73,17 @@ class Connection:
             question: Asks the server.
             timeout_s: Seconds until the answer is a TimeoutError; connecting has as many of its own.
         """
-        asked = _Asked(question, timeout_s)
+        pending = _PendingQuestion(question, timeout_s)
         with self._lock:
             if not self._open:
                 return None
-            self._waiting.append(asked)
+            self._waiting.append(pending)
             if self._thread.ident is None:
                 atexit.register(self._end)
                 self._thread.start()
             elif self._wake is not None:
                 self._wake()
-        return asked.answer
+        return pending.answer
 
     def close(self) -> None:
         """Take no more questions, and end when those under way are answered."""
@@ -93,7 +93,7 @@ class Connection:
                 self._wake()
 
     def _end(self) -> None:
-        """Before the interpreter goes: let a server that was started for us see its input end."""
+        """Close before the interpreter exits, so that a server process we started sees the end of its input."""
         self.close()
         self._thread.join(ENDING_S)
 
@@ -107,10 +107,10 @@ class Connection:
             failure = ConnectionLost("the connection was lost")
         with self._lock:
             self._open, self._wake = False, None
-            left = list(self._waiting)
+            unanswered = list(self._waiting)
             self._waiting.clear()
-        for asked in left:
-            asked.answer.set_exception(failure)
+        for pending in unanswered:
+            pending.answer.set_exception(failure)
         atexit.unregister(self._end)
 
     async def _live(self) -> None:
@@ -118,7 +118,7 @@ class Connection:
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
         with self._lock:
             self._wake = lambda: loop.call_soon_threadsafe(woken.set)
-            patience = max((asked.timeout_s for asked in self._waiting), default=0.0)
+            patience = max((pending.timeout_s for pending in self._waiting), default=0.0)
         running: set[asyncio.Task[None]] = set()
 
         def over(task: asyncio.Task[None]) -> None:
@@ -131,8 +131,8 @@ class Connection:
                     ask = await self._connect(stack)
                 while True:
                     woken.clear()
-                    for asked in self._taken():
-                        task = loop.create_task(self._answer(asked, ask))
+                    for pending in self._next_questions():
+                        task = loop.create_task(self._answer(pending, ask))
                         running.add(task)
                         task.add_done_callback(over)
                     if not running and self._finished():
@@ -152,27 +152,27 @@ class Connection:
             with self._lock:
                 self._open = self._open and bool(self._waiting)
 
-    def _taken(self) -> list[_Asked]:
+    def _next_questions(self) -> list[_PendingQuestion]:
         with self._lock:
-            taken = list(self._waiting)
+            questions = list(self._waiting)
             self._waiting.clear()
-        return taken
+        return questions
 
     def _finished(self) -> bool:
         with self._lock:
             return not self._open and not self._waiting
 
-    async def _answer(self, asked: _Asked, ask: Ask) -> None:
+    async def _answer(self, pending: _PendingQuestion, ask: Ask) -> None:
         try:
-            async with asyncio.timeout(asked.timeout_s), self._room:
-                found = await asked.question(ask)
+            async with asyncio.timeout(pending.timeout_s), self._room:
+                answer = await pending.question(ask)
         except asyncio.CancelledError:
-            asked.answer.set_exception(ConnectionLost("the connection was lost"))
+            pending.answer.set_exception(ConnectionLost("the connection was lost"))
             raise
         except Exception as error:  # noqa: BLE001 - told to whoever asked, in that thread
             if not self._settled(error):
                 self.close()
-            asked.answer.set_exception(error)
+            pending.answer.set_exception(error)
         else:
             self.proven = True
-            asked.answer.set_result(found)
+            pending.answer.set_result(answer)

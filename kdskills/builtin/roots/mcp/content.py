@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from kdskills.builtin.roots.mcp.entries import MAX_BYTES, SKILL_FILE, Entry, same_value
+from kdskills.builtin.roots.mcp.entries import MAX_BYTES, SKILL_FILE, ListedSkill, same_value
 from kdskills.builtin.roots.mcp.wire import Server, ServerFailed
 from kdskills.errors import FileRefused
 from kdskills.skills.findings import Findings
@@ -20,13 +20,13 @@ from kdskills.skills.parse import parse_skill_bytes
 from kdskills.skills.private_files import make_folder, private_folder, write_private
 from kdskills.skills.yaml_core import to_python
 
-Verify = Callable[[Entry, str, bytes], str | None]
+Verify = Callable[[ListedSkill, str, bytes], str | None]
 """Takes an entry, a path and the bytes that came for it; returns what is wrong with them, or None."""
 
 MISMATCH: Final = "mcp_mismatch"
 
 
-def verify(entry: Entry, path: str, data: bytes) -> str | None:
+def verify(entry: ListedSkill, path: str, data: bytes) -> str | None:
     """Compare bytes with what the listing says: size, digest, and the fields of a SKILL.md. None: they agree."""
     if entry.files is not None:
         file = entry.files.get(path)
@@ -53,7 +53,12 @@ class FarFiles:
     """
 
     def __init__(
-        self, entry: Entry, server: Server, cache: Path, changed: Callable[[Entry], None], check: Verify = verify
+        self,
+        entry: ListedSkill,
+        server: Server,
+        cache: Path,
+        changed: Callable[[ListedSkill], None],
+        check: Verify = verify,
     ) -> None:
         self.entry = entry
         self._server = server
@@ -80,9 +85,9 @@ class FarFiles:
         if file is not None and file.size > limit:
             raise FileRefused(f"{path} has more than {limit} bytes", code="too_large", path=path, limit=limit)
         if file is not None:
-            kept = self._kept(file.digest)
-            if kept is not None and self._verify(self.entry, path, kept) is None:
-                return kept
+            cached = self._cached(file.digest)
+            if cached is not None and self._verify(self.entry, path, cached) is None:
+                return cached
         uri = f"{self.entry.base}/{quote(path)}" if file is None else file.uri
         try:
             data = self._server.read((uri,))[0]
@@ -104,29 +109,29 @@ class FarFiles:
         with tempfile.TemporaryDirectory(prefix="tree-", dir=self._cache) as name:
             top = Path(name)
             for path in self.paths:
-                place = top / path
-                make_folder(place.parent)
-                write_private(place, self.fetch(path, MAX_BYTES))
+                target = top / path
+                make_folder(target.parent)
+                write_private(target, self.fetch(path, MAX_BYTES))
             yield top
 
     def body(self) -> str:
         """Return the instructions. Raises FileRefused."""
         data = self.fetch(SKILL_FILE, MAX_BYTES)
-        found = parse_skill_bytes(data, folder=self.entry.parts[-1]).skill
-        if found is None:
+        skill = parse_skill_bytes(data, folder=self.entry.parts[-1]).skill
+        if skill is None:
             raise FileRefused(f"{SKILL_FILE} does not parse", code="unreadable", path=SKILL_FILE, reason="frontmatter")
-        return found.body
+        return skill.body
 
     def compact(self) -> str | None:
         """Return None: a short variant is a file like any other, read only when asked for."""
         return None
 
     def sources(self) -> tuple[Mapping[str, Any], ...]:
-        """Return nothing: sources of a server are no sources of this turn."""
+        """Return nothing: a turn does not take sources from servers."""
         return ()
 
     def tree_digest(self) -> str:
-        """Return the digest of the listed set; without a list another one each time, so nothing is remembered."""
+        """Return the digest of the listed set; without a list a new random one each time, so nothing is cached by it."""
         return self.entry.tree or f"sha256:{secrets.token_hex(32)}"
 
     def _demand(self, path: str, data: bytes) -> None:
@@ -136,7 +141,7 @@ class FarFiles:
             message = f"{path} is not what its server listed ({reason}): changed, needs approval"
             raise FileRefused(message, code=MISMATCH, path=path, reason=reason)
 
-    def _kept(self, digest: str) -> bytes | None:
+    def _cached(self, digest: str) -> bytes | None:
         try:
             data = (self._cache / digest.removeprefix("sha256:")).read_bytes()
         except OSError:  # not there, or not ours to read: it is fetched again
@@ -158,8 +163,8 @@ def digest_of(data: bytes) -> str:
 
 
 def _agrees(data: bytes, frontmatter: Mapping[str, Any]) -> bool:
-    found = read_frontmatter(data, Findings("lenient", SKILL_FILE))
-    if found is None or found.repairs or found.document.duplicates:
+    header = read_frontmatter(data, Findings("lenient", SKILL_FILE))
+    if header is None or header.repairs or header.document.duplicates:
         return False
-    fields: dict[str, Any] = to_python(found.fields)
+    fields: dict[str, Any] = to_python(header.fields)
     return same_value(fields, dict(frontmatter))

@@ -31,7 +31,7 @@ class FarFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListedSkill:
     """A skill as the listing has it. `files` is None when the server does not say (`"dynamic"`)."""
 
     uri: str
@@ -64,7 +64,7 @@ class Entry:
         return rows_digest([(file.path, file.size, file.digest.removeprefix("sha256:")) for file in rows])
 
 
-def read_entry(row: Mapping[str, Any], *, allow_dynamic: bool) -> Entry:
+def read_entry(row: Mapping[str, Any], *, allow_dynamic: bool) -> ListedSkill:
     """Return an entry of `skills/list` or `skills/get`. Raises EntryRefused."""
     uri, frontmatter, resources = row.get("uri"), row.get("frontmatter"), row.get("resources")
     if not isinstance(uri, str) or not uri.startswith("skill://") or not uri.endswith(f"/{SKILL_FILE}"):
@@ -77,7 +77,7 @@ def read_entry(row: Mapping[str, Any], *, allow_dynamic: bool) -> Entry:
     if resources == "dynamic":
         if not allow_dynamic:
             raise EntryRefused("its server does not say what files it has, and the root has no allow_dynamic")
-        return Entry(uri, frontmatter, None)
+        return ListedSkill(uri, frontmatter, None)
     if not isinstance(resources, list):
         raise EntryRefused("it lists no resources")
     if len(resources) > MAX_FILES:
@@ -95,7 +95,7 @@ def read_entry(row: Mapping[str, Any], *, allow_dynamic: bool) -> Entry:
     folders = {path.rsplit("/", depth)[0] for path in files for depth in range(1, path.count("/") + 1)}
     if folders & files.keys():
         raise EntryRefused("a name is a file and a folder at once")
-    return Entry(uri, frontmatter, files)
+    return ListedSkill(uri, frontmatter, files)
 
 
 def _file(resource: object, base: str) -> FarFile:
@@ -123,16 +123,16 @@ def _plain(part: str) -> None:
         raise EntryRefused("a path has empty, dotted or unsafe parts")
 
 
-def same_value(left: object, right: object) -> bool:
+def same_value(first: object, second: object) -> bool:
     """Whether two JSON values are one: numbers by value, everything else by kind too."""
-    if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(same_value(left[key], right[key]) for key in left)
-    if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(map(same_value, left, right))
-    if isinstance(left, bool) or isinstance(right, bool):
-        return left is right
-    return type(left) is type(right) and left == right if not _numbers(left, right) else left == right
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(same_value(first[key], second[key]) for key in first)
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(same_value, first, second))
+    if isinstance(first, bool) or isinstance(second, bool):
+        return first is second
+    return type(first) is type(second) and first == second if not _numbers(first, second) else first == second
 
 
-def _numbers(left: object, right: object) -> bool:
-    return isinstance(left, int | float) and isinstance(right, int | float)
+def _numbers(first: object, second: object) -> bool:
+    return isinstance(first, int | float) and isinstance(second, int | float)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from kdskills.builtin.roots.mcp.accepted import AcceptedSets, FileSet, Sets
 from kdskills.builtin.roots.mcp.content import FarFiles, Verify, verify
-from kdskills.builtin.roots.mcp.entries import SKILL_FILE, Entry, EntryRefused, read_entry
+from kdskills.builtin.roots.mcp.entries import SKILL_FILE, EntryRefused, ListedSkill, read_entry
 from kdskills.builtin.roots.mcp.wire import Server, ServerFailed
 from kdskills.errors import Conflict, Diagnostic, KdskillsError, NotFound
 from kdskills.skills import Skill
@@ -26,8 +26,8 @@ FRESH_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    entry: Entry | None
+class _CheckedRow:
+    entry: ListedSkill | None
     uri: str
     problem: str = ""
 
@@ -42,7 +42,7 @@ class McpListing:
         allow_dynamic: Whether skills without a list of files are taken.
         check: Compares fetched bytes with the entry.
         clock: Seconds.
-        beside: Does something while others go on; in a thread of its own when omitted.
+        in_background: Runs a function without making its caller wait; in a new thread when omitted.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class McpListing:
         allow_dynamic: bool = False,
         check: Verify = verify,
         clock: Callable[[], float] = time.monotonic,
-        beside: Callable[[Callable[[], None]], None] | None = None,
+        in_background: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self._label = label
         self._server = server
@@ -63,11 +63,11 @@ class McpListing:
         self._dynamic = allow_dynamic
         self._check = check
         self._clock = clock
-        self._beside = beside or self._in_thread
+        self._in_background = in_background or self._in_thread
         self._lock = threading.RLock()
         self._looked: float | None = None
-        self._entries: dict[str, _Seen] = {}
-        self._added: dict[str, _Seen] = {}
+        self._entries: dict[str, _CheckedRow] = {}
+        self._added: dict[str, _CheckedRow] = {}
         self._scan = RootScan(0, {}, {}, (), rows_digest([]), present=False)
 
     @property
@@ -78,65 +78,66 @@ class McpListing:
     def scan(self) -> RootScan:
         """Return what is listed. Only the first call waits for the server.
 
-        Later the server is asked beside whoever looks, at most once a minute: a look answers with what is known, and one
-        after it with what is new. What the server said before stays when it fails.
+        Later the server is asked in the background, at most once a minute: this call returns the last listing, a later
+        one the new. When the server fails, the last listing stays.
         """
         with self._lock:
             if self._looked is None:
                 self._looked = self._clock()
-                self._found(self._listed())
+                self._take_rows(self._listed())
                 return self._scan
             if self._clock() - self._looked < FRESH_S:
                 return self._scan
             self._looked = self._clock()
-        self._beside(self._look)
+        # One caller a minute comes this far: `_looked` was renewed under the lock, so two never ask at once.
+        self._in_background(self._look)
         with self._lock:
             return self._scan
 
-    def _in_thread(self, do: Callable[[], None]) -> None:
-        threading.Thread(target=do, name=f"mcp-{self._label}-listing", daemon=True).start()
+    def _in_thread(self, task: Callable[[], None]) -> None:
+        threading.Thread(target=task, name=f"mcp-{self._label}-listing", daemon=True).start()
 
     def _look(self) -> None:
-        """Ask without holding up anybody, and keep the answer."""
+        """Ask the server without the lock, so that `scan` does not wait, and take its answer."""
         listed = self._listed()
         with self._lock:
-            self._found(listed)
+            self._take_rows(listed)
 
-    def _listed(self) -> dict[str, _Seen] | str:
-        """Return what the server lists, or why it cannot be had."""
+    def _listed(self) -> dict[str, _CheckedRow] | str:
+        """Return what the server lists, by uri, or the message of its failure."""
         try:
             rows = self._server.entries()
         except KdskillsError as error:
             return error.message
-        return {seen.uri: seen for seen in (self._seen(row) for row in rows)}
+        return {checked.uri: checked for checked in (self._checked(row) for row in rows)}
 
-    def _found(self, listed: dict[str, _Seen] | str) -> None:
+    def _take_rows(self, listed: dict[str, _CheckedRow] | str) -> None:
         if isinstance(listed, str):
             self._unreachable(listed)
             return
         self._entries = listed
         try:
             self._rebuild()
-        except OSError as error:  # what is listed for the first time cannot be noted, so it is not taken
-            self._unreachable(f"what is accepted cannot be noted: {error.strerror or error}")
+        except OSError as error:  # a first listing that cannot be written down as accepted must not be used
+            self._unreachable(f"the accepted sets of files cannot be written: {error.strerror or error}")
 
-    def _unreachable(self, why: str) -> None:
-        words = f"The skills of {self._label} cannot be listed now: {why.rstrip('.')}."
+    def _unreachable(self, problem: str) -> None:
+        words = f"The skills of {self._label} cannot be listed now: {problem.rstrip('.')}."
         note = Diagnostic("mcp_unreachable", "warning", words, ref=f"mcp:{self._label}")
         self._set(replace(self._scan, notes=(note,)))
 
     def add(self, uri: str) -> str:
-        """Take a skill the listing leaves out, by its bare uri, and return its full id.
+        """Add a skill that the server does not list, by its uri, and return its full id.
 
         Raises:
             ServerFailed: The server does not answer, or not with this skill.
             NotFound: What it answered cannot be used.
         """
-        seen = self._seen(self._server.entry(uri))
-        if seen.entry is None or seen.uri != uri:
-            raise NotFound(f"the server {self._label!r} has no usable skill {uri}: {seen.problem or 'another uri'}")
+        checked = self._checked(self._server.entry(uri))
+        if checked.entry is None or checked.uri != uri:
+            raise NotFound(f"the server {self._label!r} has no usable skill {uri}: {checked.problem or 'another uri'}")
         with self._lock:
-            self._added[uri] = seen
+            self._added[uri] = checked
             self._rebuild()
             return f"mcp-{self._label}.{self._ids()[uri]}"
 
@@ -150,15 +151,15 @@ class McpListing:
         rows = self._server.entries()
         with self._lock:
             self._looked = self._clock()
-            self._entries = {seen.uri: seen for seen in (self._seen(row) for row in rows)}
+            self._entries = {checked.uri: checked for checked in (self._checked(row) for row in rows)}
             self._rebuild()
             accepted, ids = self._accepted.read(), self._ids()
-            found = [
-                each.change(uri, f"mcp-{self._label}.{ids[uri]}", (accepted or {}).get(uri))
-                for uri, each in self._sets().items()
-                if _differs(each, uri, accepted)
+            changes = [
+                file_set.change(uri, f"mcp-{self._label}.{ids[uri]}", (accepted or {}).get(uri))
+                for uri, file_set in self._sets().items()
+                if _differs(file_set, uri, accepted)
             ]
-        return tuple(sorted(found, key=lambda change: change.full_id))
+        return tuple(sorted(changes, key=lambda change: change.full_id))
 
     def accept(self, changes: Sequence[SetChange]) -> None:
         """Accept these sets of files.
@@ -170,40 +171,44 @@ class McpListing:
             listed = self._sets()
             for change in changes:
                 if change.uri not in listed or listed[change.uri].digest != change.digest:
-                    message = f"{change.full_id} is not what it was when you looked: look again"
+                    message = f"the files of {change.full_id} changed after the change was shown: look at it again"
                     raise Conflict(message, code="mcp_set_changed", uri=change.uri)
             self._accepted.accept({change.uri: listed[change.uri] for change in changes}, listed=listed)
             self._rebuild()
 
-    def _seen(self, row: Mapping[str, Any]) -> _Seen:
+    def _checked(self, row: Mapping[str, Any]) -> _CheckedRow:
         try:
             entry = read_entry(row, allow_dynamic=self._dynamic)
         except EntryRefused as reason:
-            return _Seen(None, str(row.get("uri")), str(reason))
+            return _CheckedRow(None, str(row.get("uri")), str(reason))
         if entry.frontmatter.get("name") != entry.parts[-1]:
-            return _Seen(None, entry.uri, "its name is not the last part of its path")
-        return _Seen(entry, entry.uri)
+            return _CheckedRow(None, entry.uri, "its name is not the last part of its path")
+        return _CheckedRow(entry, entry.uri)
 
-    def _look_again(self, entry: Entry) -> None:
-        """Ask for one entry after a file was not what it says."""
+    def _look_again(self, entry: ListedSkill) -> None:
+        """Ask for one skill again after one of its files was not as listed."""
         try:
-            seen = self._seen(self._server.entry(entry.uri))
-        except ServerFailed:  # the mismatch itself is told to whoever read; the next listing says more
+            checked = self._checked(self._server.entry(entry.uri))
+        except ServerFailed:  # the reader gets the mismatch as an error; the next listing corrects the rest
             return
         with self._lock:
-            where = self._added if entry.uri in self._added else self._entries
-            where[entry.uri] = seen if seen.uri == entry.uri else _Seen(None, entry.uri, "it is another skill now")
+            entries = self._added if entry.uri in self._added else self._entries
+            entries[entry.uri] = (
+                checked if checked.uri == entry.uri else _CheckedRow(None, entry.uri, "it is another skill now")
+            )
             self._rebuild()
 
     # ---- making the catalog; the lock is held --------------------------------------------------------------------
 
-    def _usable(self) -> dict[str, Entry]:
-        return {uri: seen.entry for uri, seen in (self._added | self._entries).items() if seen.entry is not None}
+    def _usable(self) -> dict[str, ListedSkill]:
+        return {
+            uri: checked.entry for uri, checked in (self._added | self._entries).items() if checked.entry is not None
+        }
 
     def _sets(self) -> Sets:
         """Return the sets of files listed now; skills whose server does not say are left out."""
-        found = {uri: FileSet.of(entry) for uri, entry in self._usable().items()}
-        return {uri: each for uri, each in found.items() if each is not None}
+        sets = {uri: FileSet.from_skill(entry) for uri, entry in self._usable().items()}
+        return {uri: file_set for uri, file_set in sets.items() if file_set is not None}
 
     def _ids(self) -> dict[str, str]:
         """Return an id for each usable entry: its name, with path parts in front where names are equal."""
@@ -217,21 +222,25 @@ class McpListing:
     def _rebuild(self) -> None:
         accepted = self._accepted.read()
         sets = self._sets()
-        if accepted is not None and (first := {uri: each for uri, each in sets.items() if uri not in accepted}):
+        if accepted is not None and (first := {uri: file_set for uri, file_set in sets.items() if uri not in accepted}):
             accepted = self._accepted.note(first)
         ids = self._ids()
         before = self._scan.skills
         records: dict[str, SkillRecord] = {}
         notes: list[Diagnostic] = []
-        for uri, seen in sorted((self._added | self._entries).items()):
-            if seen.entry is None:
-                notes.append(_note(self._label, "mcp_entry_invalid", "warning", uri, f"is not used: {seen.problem}"))
+        for uri, checked in sorted((self._added | self._entries).items()):
+            if checked.entry is None:
+                notes.append(_note(self._label, "mcp_entry_invalid", "warning", uri, f"is not used: {checked.problem}"))
                 continue
             changed = accepted is None or (uri in sets and _differs(sets[uri], uri, accepted))
-            record = self._record(ids[uri], seen.entry, changed=changed)
-            old = before.get(record.path)
-            same = old is not None and old.digests == record.digests and (old.skill is None) == (record.skill is None)
-            records[record.path] = old if same and old is not None else record
+            record = self._record(ids[uri], checked.entry, changed=changed)
+            former = before.get(record.path)
+            unchanged = (
+                former is not None
+                and former.digests == record.digests
+                and (former.skill is None) == (record.skill is None)
+            )
+            records[record.path] = former if unchanged and former is not None else record
         total = rows_digest([(path, *record.digests) for path, record in records.items()])
         self._set(RootScan(0, {}, records, tuple(notes), total, present=True))
 
@@ -239,7 +248,7 @@ class McpListing:
         if scan != self._scan:
             self._scan = scan
 
-    def _record(self, skill_id: str, entry: Entry, *, changed: bool) -> SkillRecord:
+    def _record(self, skill_id: str, entry: ListedSkill, *, changed: bool) -> SkillRecord:
         full_id = f"mcp-{self._label}.{skill_id}"
         skill, findings = self._skill(skill_id, entry)
         if changed:
@@ -252,7 +261,7 @@ class McpListing:
             skill_id, "", (), (SKILL_FILE,), (identity,), NO_STAMP, 0, (), (), full_id, skill, findings
         )  # fmt: skip
 
-    def _skill(self, skill_id: str, entry: Entry) -> tuple[Skill | None, tuple[Diagnostic, ...]]:
+    def _skill(self, skill_id: str, entry: ListedSkill) -> tuple[Skill | None, tuple[Diagnostic, ...]]:
         text = json.dumps(dict(entry.frontmatter), ensure_ascii=False)
         parsed = parse_skill_bytes(f"---\n{text}\n---\n\n".encode("utf-8", "replace"), folder=entry.parts[-1])
         findings = tuple(finding for finding in parsed.diagnostics if finding.code != "empty_body")
@@ -288,6 +297,6 @@ def _note(label: str, code: str, severity: Any, ref: str, problem: str) -> Diagn
     )
 
 
-def _differs(each: FileSet, uri: str, accepted: Sets | None) -> bool:
+def _differs(file_set: FileSet, uri: str, accepted: Sets | None) -> bool:
     """Whether a listed set is another one than was accepted."""
-    return accepted is None or uri not in accepted or accepted[uri].digest != each.digest
+    return accepted is None or uri not in accepted or accepted[uri].digest != file_set.digest

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
-from kdskills.builtin.roots.mcp.address import Address
+from kdskills.builtin.roots.mcp.address import McpAddress
 from kdskills.builtin.roots.mcp.connection import IDLE_S, Ask, Connection, Question
 from kdskills.errors import MissingExtra, OperatorMustAct
 
@@ -60,29 +60,29 @@ class SdkServer:
         idle_s: Seconds without a question after which the connection is closed.
     """
 
-    def __init__(self, address: Address, *, timeout_s: float = TIMEOUT_S, idle_s: float = IDLE_S) -> None:
+    def __init__(self, address: McpAddress, *, timeout_s: float = TIMEOUT_S, idle_s: float = IDLE_S) -> None:
         self._address = address
         self._timeout_s = timeout_s
         self._idle_s = idle_s
         self._lock = threading.Lock()
-        self._kept: Connection | None = None
+        self._connection: Connection | None = None
         self._closing: weakref.finalize[..., Any] | None = None
 
     def entries(self) -> list[dict[str, Any]]:
         """Return all pages of `skills/list`. Raises ServerFailed."""
 
         async def pages(ask: Ask) -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = []
+            rows: list[dict[str, Any]] = []
             params: dict[str, Any] = {}
             for _ in range(MAX_PAGES):
                 answer = await ask("skills/list", params)
                 page = answer.get("skills")
                 if not isinstance(page, list) or not all(isinstance(row, dict) for row in page):
                     raise ServerFailed("the answer to skills/list has no list of skills")
-                found += page
+                rows += page
                 cursor = answer.get("nextCursor")
                 if not isinstance(cursor, str):
-                    return found
+                    return rows
                 params = {"cursor": cursor}
             raise ServerFailed(f"the server lists more than {MAX_PAGES} pages of skills")
 
@@ -91,13 +91,13 @@ class SdkServer:
     def entry(self, uri: str) -> dict[str, Any]:
         """Return one entry by `skills/get`. Raises ServerFailed."""
 
-        async def one(ask: Ask) -> dict[str, Any]:
-            found = (await ask("skills/get", {"uri": uri})).get("skill")
-            if not isinstance(found, dict):
+        async def get(ask: Ask) -> dict[str, Any]:
+            row = (await ask("skills/get", {"uri": uri})).get("skill")
+            if not isinstance(row, dict):
                 raise ServerFailed("the answer to skills/get has no skill")
-            return found
+            return row
 
-        return self._run(one)
+        return self._run(get)
 
     def read(self, uris: tuple[str, ...]) -> list[bytes]:
         """Return files by `resources/read`. Raises ServerFailed."""
@@ -113,7 +113,7 @@ class SdkServer:
             return answer.result()
         except Exception as error:  # noqa: BLE001 - raised again in one form, or asked once more
             first = error
-        if not proven or isinstance(first, TimeoutError) or _said(first):
+        if not proven or isinstance(first, TimeoutError) or _is_answer(first):
             raise _failed(self._address.label, first, self._timeout_s)
         answer, _ = self._ask(question)
         try:
@@ -124,23 +124,23 @@ class SdkServer:
     def _ask(self, question: Question[T]) -> tuple[Future[T], bool]:
         """Put a question, and tell whether the connection had answered others before."""
         with self._lock:
-            if self._kept is not None:
-                proven = self._kept.proven
-                answer = self._kept.ask(question, self._timeout_s)
+            if self._connection is not None:
+                proven = self._connection.proven
+                answer = self._connection.ask(question, self._timeout_s)
                 if answer is not None:
                     return answer, proven
             name = f"mcp-{self._address.label}"
-            fresh = Connection(partial(_connect, self._address), name, _said, idle_s=self._idle_s)
+            fresh = Connection(partial(_connect, self._address), name, _is_answer, idle_s=self._idle_s)
             if self._closing is not None:
                 self._closing.detach()
-            self._kept = fresh
+            self._connection = fresh
             self._closing = weakref.finalize(self, fresh.close)  # nobody can ask any more: the server may go
             answer = fresh.ask(question, self._timeout_s)
         assert answer is not None
         return answer, False
 
 
-async def _connect(address: Address, stack: AsyncExitStack) -> Ask:
+async def _connect(address: McpAddress, stack: AsyncExitStack) -> Ask:
     """Connect in either era of the protocol, and return what asks."""
     try:
         import mcp_types as types
@@ -174,10 +174,10 @@ def content_of(answer: dict[str, Any], uri: str) -> bytes:
     """Return the bytes of the one content of *uri* in an answer to `resources/read`. Raises ServerFailed."""
     contents = answer.get("contents")
     rows = [row for row in contents if isinstance(row, dict)] if isinstance(contents, list) else []
-    found = [row for row in rows if row.get("uri") == uri]
-    if len(found) != 1:
+    matching = [row for row in rows if row.get("uri") == uri]
+    if len(matching) != 1:
         raise ServerFailed(f"the answer to resources/read does not hold {uri} once")
-    text, blob = found[0].get("text"), found[0].get("blob")
+    text, blob = matching[0].get("text"), matching[0].get("blob")
     try:
         if isinstance(text, str) and blob is None:
             return text.encode("utf-8")
@@ -188,7 +188,7 @@ def content_of(answer: dict[str, Any], uri: str) -> bytes:
     raise ServerFailed(f"the content of {uri} is neither text nor a blob")
 
 
-def _said(error: BaseException) -> bool:
+def _is_answer(error: BaseException) -> bool:
     """Whether an error is what the server answered, on a connection that works."""
     if isinstance(error, ServerFailed):
         return True
@@ -200,18 +200,18 @@ def _said(error: BaseException) -> bool:
 
 
 def _failed(label: str, error: Exception, timeout_s: float) -> Exception:
-    """Return what to raise for a failed question: the server's failure in one sentence."""
+    """Return the exception for a question that failed, with the innermost cause in one sentence."""
     causes = tuple(_causes(error))
-    known = next((each for each in causes if isinstance(each, ServerFailed | MissingExtra)), None)
-    if known is not None:
-        return known
+    failure = next((cause for cause in causes if isinstance(cause, ServerFailed | MissingExtra)), None)
+    if failure is not None:
+        return failure
     last = causes[-1]
-    said = str(last).splitlines()[0] if str(last) else type(last).__name__
+    message = str(last).splitlines()[0] if str(last) else type(last).__name__
     if isinstance(last, TimeoutError) and not str(last):
-        said = f"no answer within {timeout_s:g} s"
-    failed = ServerFailed(f"the MCP server {label!r} failed: {said}", label=label)
-    failed.__cause__ = error
-    return failed
+        message = f"no answer within {timeout_s:g} s"
+    server_failure = ServerFailed(f"the MCP server {label!r} failed: {message}", label=label)
+    server_failure.__cause__ = error
+    return server_failure
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
