@@ -1,7 +1,7 @@
-"""The far side of the isolation wall: the entry that runs generated code, and what such code may call.
+"""The part of kdskills that runs inside the sandbox: the entry that runs generated code, and what such code may call.
 
 Stage 0 (everything but `skills`) is standard library only. Generated code needs nothing from here; it may call
-`report` to hand a JSON value back to whoever asked for the run.
+`report` to return a JSON value with the result of the run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["report"]
 
 
 def report(value: Any) -> None:
-    """Hand *value* back as the result's `value`; the last call counts.
+    """Return *value* as the result's `value`; the last call counts.
 
     Args:
         value: Anything `json.dumps` accepts without NaN or infinity, at most 1 MiB as JSON.

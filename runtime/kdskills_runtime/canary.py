@@ -1,4 +1,4 @@
-"""The canary: a program that says what it can see and do, for an engine's probe.
+"""The canary: a program that reports what it can see and do, for an engine's probe.
 
 Run as `python3 -I canary.py FILE...`; prints one JSON object on standard output. FILE are host files that must not be
 readable. It judges nothing: the probe on the host does.
@@ -43,13 +43,13 @@ def _status() -> dict[str, str]:
 
 
 def _host_uids() -> list[int]:
-    """Return the outer uid of every row of the uid map: what this uid is one namespace up."""
+    """Return the outer uid of every row of the uid map: the uids of this process one namespace up."""
     with open("/proc/self/uid_map", encoding="ascii") as file:  # noqa: PTH123 - pathlib costs 3 ms
         return [int(line.split()[1]) for line in file]
 
 
 def _opens(path: str, flags: int) -> bool:
-    """Say whether *path* can be opened with *flags*."""
+    """Return whether *path* can be opened with *flags*."""
     try:
         os.close(os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError:
@@ -67,19 +67,19 @@ def _interfaces() -> list[str]:
 
 
 def _sockets() -> list[str]:
-    """Return the families of which a socket can be made here."""
+    """Return the address families for which a socket can be made."""
     import _socket  # the C module alone: the other costs 4 ms
 
-    made = []
+    families = []
     for name in ("AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK", "AF_PACKET", "AF_VSOCK"):
         try:
             _socket.socket(
                 getattr(_socket, name), _socket.SOCK_STREAM if name != "AF_NETLINK" else _socket.SOCK_RAW
             ).close()
-            made.append(name)
+            families.append(name)
         except OSError:
             continue
-    return made
+    return families
 
 
 if __name__ == "__main__":

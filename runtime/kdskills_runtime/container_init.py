@@ -15,7 +15,7 @@ Answer: {"kind": "end", "reason": "exited" | "timeout", "code"?, "signal"?, "dur
 {"kind": "problem", "path", "code", "message"}, {"kind": "done"}.
 
 The program runs under the same uid. It cannot forge an answer: the nonce is known to this process alone, whose memory
-other processes of its uid cannot read (it is not dumpable), and it is spoken when no other process is left. A program
+other processes of its uid cannot read (it is not dumpable), and it is written when no other process is left. A program
 that kills this process ends its container, and the host finds no answer.
 """
 
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 MAX_REPORT = 2 * 1024 * 1024
-#: Signals are told by the wakeup descriptor. Their handler is a C function that does nothing: one of Python's could be
-#: interrupted by the next signal, and a flood would nest handlers until the stack is full.
-TOLD = dict[int, object]().get
+#: Signals arrive through the wakeup descriptor. Their handler is a C function that does nothing: a handler in Python
+#: could be interrupted by the next signal, and a flood would nest handlers until the stack is full.
+NO_HANDLER = dict[int, object]().get
 FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 
 
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def _alone() -> bool:
-    """Whether this process is what pid 1 was started for: it will KILL every process it may."""
+    """Whether pid 1 was started to run this program, which will KILL every process it may."""
     with open("/proc/1/cmdline", "rb") as file:  # noqa: PTH123 - pathlib costs 3 ms to import
         return b"container_init.py" in file.read()
 
@@ -89,7 +89,7 @@ def _memory_file(name: str, size: int) -> int:
 
 
 class _Program:
-    """The program, from its start until nothing of it is left."""
+    """The program, from its start until its last process is gone."""
 
     def __init__(self, order: dict[str, Any], stdin_fd: int, payload_fd: int | None) -> None:
         self._order = order
@@ -104,13 +104,13 @@ class _Program:
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, TOLD)
+        signal.signal(signal.SIGCHLD, NO_HANDLER)
         started = time.monotonic()
         pid = os.fork()
         if pid == 0:
             self._become(trouble_write, report_write)
         for forwarded in FORWARDED:
-            signal.signal(forwarded, TOLD)
+            signal.signal(forwarded, NO_HANDLER)
         os.close(trouble_write)
         os.close(report_write)
         trouble = os.read(trouble_read, 4096)
@@ -132,14 +132,14 @@ class _Program:
         """Read the report and reap children until the program ends or its time is over; then TERM and a grace."""
         reason, status, readers = "exited", None, [report, wake]
         while status is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            seconds_left = deadline - time.monotonic()
+            if seconds_left <= 0:
                 if reason == "timeout":
                     break
                 reason, deadline = "timeout", time.monotonic() + self._order["grace"]
                 _send(-1, signal.SIGTERM)
                 continue
-            ready, _, _ = select.select(readers, [], [], left)
+            ready, _, _ = select.select(readers, [], [], seconds_left)
             if wake in ready:
                 for number in set(os.read(wake, 4096)) & FORWARDED:
                     _send(pid, number)
@@ -149,13 +149,13 @@ class _Program:
         return status, reason
 
     def _read_report(self, fd: int) -> bool:
-        """Take one piece of the report, keeping its beginning; False at its end."""
+        """Read one piece of the report, of which only the beginning is kept; False at its end."""
         piece = os.read(fd, 65536)
         self._report += piece[: MAX_REPORT - len(self._report)]
         return bool(piece)
 
     def _drain(self, fd: int) -> None:
-        """Read what is left of the report; no writer is left, so its end comes."""
+        """Read the report to its end, which comes because every writer is dead."""
         while self._read_report(fd):
             pass
 
@@ -194,7 +194,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _send(pid: int, number: int) -> bool:
-    """Send a signal; False when nobody was there to get it."""
+    """Send a signal; False when there is no process to receive it."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -203,17 +203,17 @@ def _send(pid: int, number: int) -> bool:
 
 
 def _reap(pid: int) -> int | None:
-    """Reap every child that is gone; return the status of *pid* when it is among them."""
+    """Reap every dead child; return the status of *pid* when it is among them."""
     status = None
     while True:
         try:
-            found, got = os.waitpid(-1, os.WNOHANG)
+            child, child_status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return status
-        if found == 0:
+        if child == 0:
             return status
-        if found == pid:
-            status = got
+        if child == pid:
+            status = child_status
 
 
 def _end_everything() -> None:

@@ -17,7 +17,7 @@ PR_SET_SECCOMP, MODE_FILTER = 22, 2
 
 
 def main(argv: list[bytes]) -> int:
-    """Do what *argv* says; returns only when something failed."""
+    """Become the program that *argv* names; returns only when that failed."""
     with open(argv[0], "rb") as stream:  # noqa: PTH123 - pathlib costs 3 ms to import
         program = stream.read()
     code = ctypes.create_string_buffer(program, len(program))

@@ -54,7 +54,7 @@ GUARD_S = 0.25
 
 
 def main(argv: list[str]) -> int:
-    """Do what *argv* says."""
+    """Run one order, or end the processes of a uid."""
     if len(argv) == 2 and argv[0] == "--end":
         return 1 if end_all(int(argv[1])) else 0
     order_fd, status_fd, control_fd = map(int, argv)
@@ -62,12 +62,12 @@ def main(argv: list[str]) -> int:
         order = json.loads(stream.read())
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # a terminal's signals are the host's affair
+        signal.signal(number, signal.SIG_IGN)  # the host handles signals of a terminal
     return _Watch(order, status_fd, control_fd).run()
 
 
 class _Watch:
-    """One program, from its start until nothing of it is left."""
+    """One program, from its start until its last process is gone."""
 
     def __init__(self, order: dict[str, Any], status_fd: int, control_fd: int) -> None:
         self._order = order
@@ -78,7 +78,7 @@ class _Watch:
         self._over: str | None = None
 
     def run(self) -> int:
-        """Start, watch, end, tell."""
+        """Start the program, watch it, end its whole tree and report."""
         trouble, theirs = os.pipe()
         wake, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
@@ -93,24 +93,24 @@ class _Watch:
         pid = os.fork()
         if pid == 0:
             _become(self._order, ruleset, theirs)
-        held = _held(pid, self._order["proc"])
+        proc_fds = _open_proc_files(pid, self._order["proc"])
         if ruleset is not None:
             os.close(ruleset)
         os.close(theirs)
-        self._let_go()
+        self._release_fds()
         words = os.read(trouble, 4096)
         if words:
             end_all(self._order["uid"])
-            stage, number, found = words.decode("utf-8", "replace").split(":", 2)
-            return self._tell({"event": "failed", "stage": stage, "errno": int(number), "found": found})
+            stage, number, error_text = words.decode("utf-8", "replace").split(":", 2)
+            return self._tell({"event": "failed", "stage": stage, "errno": int(number), "found": error_text})
         self._tell({"event": "started"})
         status = self._until_the_end(pid, wake)
-        left = end_all(self._order["uid"])
-        for fd in held:
+        survivors = end_all(self._order["uid"])
+        for fd in proc_fds:
             os.close(fd)
         if self._guard is not None:
             self._guard.kill()
-        end: dict[str, Any] = {"event": "ended", "over": self._over, "left": left}
+        end: dict[str, Any] = {"event": "ended", "over": self._over, "left": survivors}
         if os.WIFSIGNALED(status):
             end["signal"] = os.WTERMSIG(status)
         else:
@@ -118,15 +118,15 @@ class _Watch:
         return self._tell(end)
 
     def _tell(self, line: dict[str, Any]) -> int:
-        """Write a line about the run; a host that is gone does not hear it."""
+        """Write a line about the run; returns 1 when the host is gone."""
         try:
             os.write(self._status, json.dumps(line).encode() + b"\n")
         except BrokenPipeError:
             return 1
         return 0
 
-    def _let_go(self) -> None:
-        """Close our copies of what the program reads and writes, so that its end is seen by whoever listens."""
+    def _release_fds(self) -> None:
+        """Close our copies of the program's descriptors, so that the host sees when the program closes them."""
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1):
             os.dup2(null, fd)
@@ -134,7 +134,7 @@ class _Watch:
             os.close(fd)
 
     def _until_the_end(self, pid: int, wake: int) -> int:
-        """Reap, obey and guard until the program itself is gone; return its wait status."""
+        """Reap children, carry out commands and measure folders until the program ends; return its wait status."""
         readers = [wake, self._control]
         while True:
             ready, _, _ = select.select(readers, [], [], GUARD_S)
@@ -148,7 +148,7 @@ class _Watch:
             self._look()
 
     def _obey(self, pid: int) -> bool:
-        """Do what the host asks; False when it is gone."""
+        """Carry out the host's commands; False when the host is gone."""
         words = os.read(self._control, 64)
         for word in words:
             if word in (TERM_ALL, KILL_ALL):
@@ -160,22 +160,22 @@ class _Watch:
         return bool(words)
 
     def _reap(self, pid: int) -> int | None:
-        """Reap every child that is gone; return the status of *pid* when it is among them."""
+        """Reap every dead child; return the status of *pid* when it is among them."""
         status = None
         while True:
             try:
-                found, got = os.waitpid(-1, os.WNOHANG)
+                child, child_status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return status
-            if found == 0:
+            if child == 0:
                 return status
-            if found == pid:
-                status = got
-            elif self._guard is not None and found == self._guard.pid:
-                self._judge(self._guard, got)
+            if child == pid:
+                status = child_status
+            elif self._guard is not None and child == self._guard.pid:
+                self._judge(self._guard, child_status)
 
     def _look(self) -> None:
-        """Measure the guarded folders now and then, by a program that takes trees of any depth."""
+        """Measure the guarded folders from time to time, with `du`, which copes with trees of any depth."""
         if self._guard is None and self._order["guard"] and time.monotonic() >= self._look_again:
             self._asked = time.monotonic()
             command = ["du", "-sxB1", "--", *(folder for folder, _ in self._order["guard"])]
@@ -190,21 +190,21 @@ class _Watch:
         self._guard = None
         took = time.monotonic() - self._asked
         self._look_again = time.monotonic() + max(GUARD_S, 4 * took)
-        for line, (folder, most) in zip(lines, self._order["guard"], strict=False):
-            if int(line.split(b"\t")[0]) > most and self._over is None:
+        for line, (folder, max_bytes) in zip(lines, self._order["guard"], strict=False):
+            if int(line.split(b"\t")[0]) > max_bytes and self._over is None:
                 self._over = folder
                 send_all(self._order["uid"], signal.SIGKILL)
 
 
-def _held(pid: int, names: list[tuple[str, int]]) -> list[int]:
-    """Hold files of /proc: a rule about one lasts as long as the kernel remembers its place."""
-    held = []
+def _open_proc_files(pid: int, names: list[tuple[str, int]]) -> list[int]:
+    """Open the program's files in /proc: a Landlock rule about such a file lasts as long as the kernel keeps its inode."""
+    fds = []
     for name, _ in names:
         try:
-            held.append(os.open(f"/proc/{pid}/{name}", os.O_PATH | os.O_CLOEXEC))
+            fds.append(os.open(f"/proc/{pid}/{name}", os.O_PATH | os.O_CLOEXEC))
         except OSError:
             continue
-    return held
+    return fds
 
 
 def make_ruleset(order: dict[str, Any]) -> int | None:
@@ -219,7 +219,7 @@ def make_ruleset(order: dict[str, Any]) -> int | None:
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
-    """Add a rule for what is at *path*; what is gone needs none."""
+    """Add a rule for *path*; a path that does not exist needs none."""
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -232,7 +232,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def _become(order: dict[str, Any], ruleset: int | None, trouble: int) -> None:
-    """In the child: lose everything the program must not have, and become it. Never returns."""
+    """In the child: give up everything the program must not have, and become the program. Never returns."""
     stage = "setup"
     try:
         os.setsid()
@@ -267,7 +267,7 @@ def _become(order: dict[str, Any], ruleset: int | None, trouble: int) -> None:
         if order["seccomp"] is not None:
             _filter(bytes.fromhex(order["seccomp"]))
         stage = "exec"
-        _close_others({0, 1, 2, trouble, *order["keep"]})
+        _close_all_but({0, 1, 2, trouble, *order["keep"]})
         env = {_bytes(name): _bytes(value) for name, value in order["env"].items()}
         argv = [_bytes(word) for word in order["argv"]]
         os.execvpe(argv[0], argv, env)  # noqa: S606 - argv by execve is the contract
@@ -286,10 +286,10 @@ def _filter(program: bytes) -> None:
     prctl(PR_SET_SECCOMP, 2, fprog)
 
 
-def _close_others(kept: set[int]) -> None:
-    """Close every descriptor but *kept*."""
+def _close_all_but(open_fds: set[int]) -> None:
+    """Close every descriptor but *open_fds*."""
     low = 0
-    for fd in sorted(kept):
+    for fd in sorted(open_fds):
         if low < fd:  # an empty range, as close_range(2) counts, ends at the last descriptor of all
             os.closerange(low, fd)
         low = fd + 1

@@ -118,14 +118,14 @@ class _Outbox:
             os.close(fd)
 
     def _copy(self, fd: int, size: int) -> None:
-        """Send exactly *size* bytes; nobody is left who could change the file meanwhile."""
+        """Send exactly *size* bytes; the program is dead, so the file does not change meanwhile."""
         while size > 0:
             piece = os.read(fd, min(size, 1 << 20)) or bytes(min(size, 1 << 20))
             self._out.write(piece)
             size -= len(piece)
 
     def problem(self, path: list[str], code: str, message: str) -> None:
-        """Name an output that is not sent; a flood of them is cut."""
+        """Report an output that is not sent; at most 64 are reported."""
         self._problems -= 1
         if self._problems >= 0:
             self._line({"kind": "problem", "path": "/".join(path) or ".", "code": code, "message": message})

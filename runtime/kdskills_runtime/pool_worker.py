@@ -1,4 +1,4 @@
-"""The first program of a sandbox made ahead of time: says that it is ready, waits for one order, carries it out.
+"""The first program of a sandbox made ahead of time: reports that it is ready, waits for one order, carries it out.
 
 ::
 
@@ -8,7 +8,7 @@
 
 Order: {"argv": [...] or null, "env": {name: value}, "cwd", "limits": {rlimit: [soft, hard]}, "inputs": [[path, size]],
 "executable": [path], "code": bool}. Without argv the payload is carried out by this very process (`py_code_exec_entry` says how); with argv this
-process becomes that program. What keeps it from doing so is told on the report as one `failed` line, which a program
+process becomes that program. A failure to do so is reported as one `failed` line, which a program
 cannot write: the descriptor is closed when it starts.
 """
 
@@ -32,9 +32,9 @@ SCRIPT_SHELL = b"/bin/sh"
 
 def main(argv: list[str]) -> int:
     """Get ready, serve one order, and return the exit code."""
-    here = __file__.rpartition("/")[0].rpartition("/")[0]
-    if here not in sys.path:
-        sys.path.append(here)
+    package_parent = __file__.rpartition("/")[0].rpartition("/")[0]
+    if package_parent not in sys.path:
+        sys.path.append(package_parent)
     import json
 
     from kdskills_runtime import program, stage0  # noqa: F401 - imported while nobody waits
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     try:
         order = json.loads(exactly(payload, int.from_bytes(exactly(payload, 8), "big")))
     except EOFError:
-        return FAILED  # nobody is left who could want anything
+        return FAILED  # the host is gone, so no order will come
     stage = "inputs"
     try:
         place_inputs(payload, order["inputs"], order.get("executable", []))
@@ -81,7 +81,7 @@ def become(order: dict[str, Any], reporter: Reporter) -> int:
     argv = [word.encode("utf-8", "surrogateescape") for word in order["argv"]]
     env = {name.encode("utf-8", "surrogateescape"): value.encode("utf-8", "surrogateescape") for name, value in order["env"].items()}  # fmt: skip
     number = errno.ENOENT
-    for path in places(argv[0], env.get(b"PATH", b"")):
+    for path in program_files(argv[0], env.get(b"PATH", b"")):
         try:
             os.execve(path, argv, env)  # noqa: S606 - argv by execve is the contract
         except OSError as error:
@@ -92,8 +92,8 @@ def become(order: dict[str, Any], reporter: Reporter) -> int:
     return FAILED
 
 
-def places(name: bytes, path: bytes) -> list[bytes]:
-    """Return the files *name* may stand for, in the order of PATH; an empty name is nobody's."""
+def program_files(name: bytes, path: bytes) -> list[bytes]:
+    """Return the files *name* may stand for, in the order of PATH; none for an empty name."""
     if not name:
         return []
     return [name] if b"/" in name else [folder + b"/" + name for folder in path.split(b":") if folder]

@@ -50,7 +50,7 @@ def _exited(stop: SystemExit, reporter: Reporter) -> int:
 
 
 def _raised(error: BaseException, path: str, reporter: Reporter) -> int:
-    """Report an exception nobody caught, without the frames of this package, and print it as the interpreter would."""
+    """Report an uncaught exception, without the frames of this package, and print it as the interpreter would."""
     import traceback
 
     trace = error.__traceback__

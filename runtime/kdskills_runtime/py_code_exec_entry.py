@@ -1,4 +1,4 @@
-"""Run one Python program behind the wall and say what came of it.
+"""Run one Python program inside the sandbox and report how it ended.
 
 ::
 
@@ -21,8 +21,8 @@ The report is JSON lines on M, a descriptor the program's own output never reach
     {"event": "ended", "outcome": "ok" | "exit" | "exception", "exit_code"?, "exception"?, "message"?, "traceback"?,
      "value"?}
 
-Only the first line about the start counts, so a program cannot unsay that it ran. Everything after it is the
-program's own word: the reader treats it as untrusted data.
+Only the first line about the start counts, so a program cannot deny that it ran. The program can write
+everything after it: the reader treats it as untrusted data.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ import sys
 
 def _importable() -> None:
     """Make this package importable where it runs from a plain folder, before another copy in site-packages."""
-    here = __file__.rpartition("/")[0].rpartition("/")[0]
-    if here and here not in sys.path:
-        sys.path.insert(0, here)
+    package_parent = __file__.rpartition("/")[0].rpartition("/")[0]
+    if package_parent and package_parent not in sys.path:
+        sys.path.insert(0, package_parent)
 
 
 def main(argv: list[str]) -> int:

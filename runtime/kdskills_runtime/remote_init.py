@@ -2,7 +2,7 @@
 
 ::
 
-    python3 -I remote_init.py facts                  what this machine can hold, as one JSON line
+    python3 -I remote_init.py facts                  what this machine can enforce, as one JSON line
     python3 -I remote_init.py run FOLDER TOKEN       run FOLDER/order, leave FOLDER/answer
 
 Run as root of the machine. Orders and answers are files, because the way a remote command's output comes back is made
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 HOME = Path("/opt/kdskills")
 NEEDED = ("pydantic", "yaml", "jinja2")
-KEPT = ("skills", "code")
 
 
 def main(argv: list[str]) -> int:
@@ -55,9 +54,9 @@ def main(argv: list[str]) -> int:
     order_file.unlink()
     size = 8 + int.from_bytes(data[:8], "big")
     order: dict[str, Any] = json.loads(data[8:size])
-    held = fence(token)
-    if held is not None:
-        say({"kind": "fenced", "token": held})
+    newer_token = fence(token)
+    if newer_token is not None:
+        say({"kind": "fenced", "token": newer_token})
         return 3
     clean(folder)
     try:
@@ -76,7 +75,7 @@ def say(line: dict[str, Any]) -> None:
 
 
 def facts() -> dict[str, Any]:
-    """Return what this machine is and which limits it can hold, found by trying."""
+    """Return what this machine is and which limits it can enforce, tested by trying."""
     from kdskills_runtime import remote_jail
 
     problem = None
@@ -104,16 +103,16 @@ def facts() -> dict[str, Any]:
 
 
 def fence(token: int) -> int | None:
-    """Claim the machine for *token* and end what an older one left; the token that holds it when it is a newer one."""
+    """Claim the machine for *token* and end runs of older tokens; return the newer token when one has claimed it."""
     from kdskills_runtime import remote_jail
 
     fd = os.open(HOME / "fence", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with open(fd, "r+", encoding="ascii") as file:  # noqa: PTH123 - a descriptor, not a path
         fcntl.flock(file, fcntl.LOCK_EX)
         words = file.read().split()
-        held, pid, start = (int(words[0]), int(words[1]), words[2]) if len(words) == 3 else (0, 0, "")
-        if held >= token:
-            return held
+        last_token, pid, start = (int(words[0]), int(words[1]), words[2]) if len(words) == 3 else (0, 0, "")
+        if last_token >= token:
+            return last_token
         if pid and _start(pid) == start:
             os.kill(pid, signal.SIGKILL)  # what it started dies with it
             until = time.monotonic() + 2
@@ -127,10 +126,10 @@ def fence(token: int) -> int | None:
     return None
 
 
-def clean(own: Path) -> None:
-    """Remove what earlier runs left: their answers, and orders nobody took."""
+def clean(current_run: Path) -> None:
+    """Remove the folders of earlier runs, with their answers and unread orders."""
     for path in (HOME / "runs").iterdir():
-        if path != own:
+        if path != current_run:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -144,7 +143,7 @@ def _start(pid: int) -> str:
 
 
 def _try_walls() -> str | None:
-    """Build the walls in a process of its own and say why they cannot stand, or None."""
+    """Build the walls in a process of its own; return why that failed, or None."""
     from kdskills_runtime.remote_run import try_walls
 
     read, write = os.pipe()
@@ -160,10 +159,10 @@ def _try_walls() -> str | None:
 
 
 def _importable() -> None:
-    """Let what was delivered with this file be imported before anything the machine brought."""
-    here = __file__.rpartition("/")[0].rpartition("/")[0]
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    """Make the code delivered with this file importable before packages of the machine."""
+    package_parent = __file__.rpartition("/")[0].rpartition("/")[0]
+    if package_parent not in sys.path:
+        sys.path.insert(0, package_parent)
 
 
 if __name__ == "__main__":

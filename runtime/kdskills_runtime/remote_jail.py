@@ -76,26 +76,26 @@ def fresh_folders(libc: Libc, work_size: int, tmp_size: int, skills: dict[str, s
     libc.unshare(NEW_NS)
     libc.mount("none", "/", None, _REC | _PRIVATE)
     inside = f"uid={UID},gid={UID},mode=0700,nr_inodes=16384,size="
-    for place, size in (("/work", work_size), ("/tmp", tmp_size), ("/dev/shm", tmp_size)):  # noqa: S108 - fresh here
-        Path(place).mkdir(parents=True, exist_ok=True)
-        libc.mount("tmpfs", place, "tmpfs", _NOSUID | _NODEV, f"{inside}{size}")
+    for mount_point, size in (("/work", work_size), ("/tmp", tmp_size), ("/dev/shm", tmp_size)):  # noqa: S108 - fresh here
+        Path(mount_point).mkdir(parents=True, exist_ok=True)
+        libc.mount("tmpfs", mount_point, "tmpfs", _NOSUID | _NODEV, f"{inside}{size}")
     Path("/skills").mkdir(exist_ok=True)
     libc.mount("tmpfs", "/skills", "tmpfs", _NOSUID | _NODEV, "mode=0755,size=1m")
     for name, folder in skills.items():
-        place = f"/skills/{name}"
-        Path(place).mkdir()
-        libc.mount(folder, place, None, _BIND)
+        mount_point = f"/skills/{name}"
+        Path(mount_point).mkdir()
+        libc.mount(folder, mount_point, None, _BIND)
 
 
 def close_machine(libc: Libc) -> None:
-    """As pid 1 of new namespaces: own /proc, everything read-only but the fresh folders, loopback up."""
+    """As pid 1 of new namespaces: mount /proc, make everything but the fresh folders read-only, bring loopback up."""
     libc.unshare(NEW_NS)
     libc.read_only("/", recursive=True)
     libc.mount("proc", "/proc", "proc", _NOSUID | _NODEV)
     libc.mount("/proc/sys", "/proc/sys", None, _BIND)
     libc.read_only("/proc/sys", recursive=False)
-    for place in ("/work", "/tmp", "/dev/shm"):  # noqa: S108 - fresh here
-        libc.read_only(place, recursive=False, off=True)
+    for mount_point in ("/work", "/tmp", "/dev/shm"):  # noqa: S108 - fresh here
+        libc.read_only(mount_point, recursive=False, off=True)
     socket.sethostname("sandbox")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         name = struct.pack("16sh14x", b"lo", 0)
@@ -127,18 +127,18 @@ def give_up_privileges(libc: Libc, limits: dict[str, Any], seccomp: bytes) -> No
     libc.prctl(_SECCOMP, 2, program)
 
 
-class Leaf:
+class RunLeaf:
     """A cgroup leaf of one run, in hierarchies of version 1 or 2."""
 
     def __init__(self, folders: list[Path]) -> None:
         self._folders = folders
 
     def doors(self) -> list[int]:
-        """Return descriptors; whoever writes `0` to each moves itself in."""
+        """Return descriptors; a process that writes `0` to each moves itself into the leaf."""
         return [os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in self._folders]
 
     def oom_kills(self) -> int:
-        """Return how many processes the kernel killed for want of memory."""
+        """Return how many processes the kernel killed because memory ran out."""
         count = 0
         for folder in self._folders:
             for name in ("memory.events", "memory.oom_control"):
@@ -157,8 +157,8 @@ class Leaf:
             time.sleep(0.002)
 
 
-def make_leaf(name: str, memory: int, pids: int) -> Leaf | None:
-    """Return a new leaf with these bounds, or None where this machine lets us make none."""
+def make_leaf(name: str, memory: int, pids: int) -> RunLeaf | None:
+    """Return a new leaf with these bounds, or None where cgroups cannot be made."""
     try:
         if Path(CGROUPS, "cgroup.controllers").exists():
             parent = Path(CGROUPS, PARENT)
@@ -175,17 +175,17 @@ def make_leaf(name: str, memory: int, pids: int) -> Leaf | None:
         for folder in folders:
             folder.parent.mkdir(exist_ok=True)
             folder.mkdir(exist_ok=True)
-        for place, knob, bound in bounds:
-            _write(folders[place] / knob, str(bound))
+        for index, knob, bound in bounds:
+            _write(folders[index] / knob, str(bound))
     except OSError:
         return None
     if (folders[0] / swap[1]).exists():
         with contextlib.suppress(OSError):  # a machine without swap accounting has no swap to use up either
             _write(folders[0] / swap[1], str(swap[2]))
-    return Leaf(folders)
+    return RunLeaf(folders)
 
 
-def leaves(prefix: str) -> Iterator[Leaf]:
+def leaves(prefix: str) -> Iterator[RunLeaf]:
     """Return the leaves whose names begin with *prefix*."""
     if Path(CGROUPS, "cgroup.controllers").exists():
         tops = [Path(CGROUPS, PARENT)]
@@ -193,7 +193,7 @@ def leaves(prefix: str) -> Iterator[Leaf]:
         tops = [Path(CGROUPS, "memory", PARENT), Path(CGROUPS, "pids", PARENT)]
     for top in tops:
         for folder in sorted(top.glob(f"{prefix}*")) if top.is_dir() else ():
-            yield Leaf([folder])
+            yield RunLeaf([folder])
 
 
 def _write(path: Path, text: str) -> None:
@@ -215,7 +215,7 @@ def _rmdir(folder: Path) -> None:
     try:
         folder.rmdir()
     except OSError:
-        return  # still in use; whoever called looks again
+        return  # still in use; `remove` tries again
 
 
 def _kill(pid: int) -> None:

@@ -23,17 +23,17 @@ MAX_REPORT = 2 * 1024 * 1024
 CHUNK = 1 << 16
 LIVE = 8192
 LIVE_FAST = 256 * 1024
-"""After so many bytes of live view it is renewed once a second only."""
+"""After this many bytes the live view is renewed only once a second."""
 
 END, KILL = signal.SIGRTMIN + 1, signal.SIGRTMIN + 2
 FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 WATCHED = FORWARDED | {END, KILL, signal.SIGCHLD}
-#: The handler of signals that the wakeup descriptor tells: of C, because one of Python's could nest in a flood.
-TOLD = dict[int, object]().get
+#: The handler of signals that arrive through the wakeup descriptor: a C function, as handlers in Python could nest.
+NO_HANDLER = dict[int, object]().get
 
 
 def try_walls() -> str | None:
-    """Build the walls around nothing, in this process; say why they cannot stand, or None."""
+    """Build the walls without a program, in this process; return why that failed, or None."""
     libc = remote_jail.Libc()
     try:
         remote_jail.fresh_folders(libc, 1 << 20, 1 << 20, {})
@@ -53,7 +53,7 @@ def try_walls() -> str | None:
 
 
 class Tail:
-    """Keeps the last bytes of a stream, counts all, and has a view of what came since it was last looked at."""
+    """Keeps the last bytes of a stream, counts all, and shows what was added since the last look."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -62,14 +62,14 @@ class Tail:
         self._fresh = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Take bytes that came."""
+        """Append bytes."""
         self.total += len(data)
         self._data += data
         if len(self._data) > 2 * self.limit:
             del self._data[: len(self._data) - self.limit]
         self._fresh = (self._fresh + data)[-LIVE:]
 
-    def kept(self) -> bytes:
+    def tail(self) -> bytes:
         """Return the last bytes."""
         return bytes(self._data[-self.limit :]) if self.limit else b""
 
@@ -116,12 +116,12 @@ class RemoteRun:
         started = time.monotonic()
         first = os.fork()
         if first == 0:
-            _First(self._libc, order, doors, pipes, (stdin, payload)).be()
+            _FirstProcess(self._libc, order, doors, pipes, (stdin, payload)).serve()
         for _, theirs in pipes.values():
             os.close(theirs)
         for number in (*FORWARDED, KILL):
-            signal.signal(number, TOLD)
-        signal.signal(END, TOLD)
+            signal.signal(number, NO_HANDLER)
+        signal.signal(END, NO_HANDLER)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         end = self._watch(first, {name: ours for name, (ours, _) in pipes.items()}, wake_read, started, say)
         oom = self._leaf is not None and self._leaf.oom_kills() > 0
@@ -129,8 +129,8 @@ class RemoteRun:
             self._leaf.remove()
         self._write(answer, end, oom=oom)
 
-    def _told(self, numbers: set[int], first: int) -> None:
-        """Do what signals ask: end the run, or hand them on."""
+    def _handle_signals(self, numbers: set[int], first: int) -> None:
+        """Act on signals: end the run, or forward them to the program."""
         if END in numbers and self._reason == "exited":
             self._reason = "cancelled"
         for number in numbers & (FORWARDED | {KILL}):
@@ -145,40 +145,40 @@ class RemoteRun:
         """Write the input files into the empty /work; their paths were checked by the host."""
         programs = frozenset(self._order.get("executable", ()))
         for path, size in self._order["inputs"]:
-            place = Path("/work")
+            target = Path("/work")
             for part in path.split("/")[:-1]:
-                place /= part
-                if not place.is_dir():
-                    place.mkdir()
-                    os.chown(place, remote_jail.UID, remote_jail.UID)
-            place /= path.rpartition("/")[2]
-            place.write_bytes(self._take(size))
-            os.chown(place, remote_jail.UID, remote_jail.UID)
+                target /= part
+                if not target.is_dir():
+                    target.mkdir()
+                    os.chown(target, remote_jail.UID, remote_jail.UID)
+            target /= path.rpartition("/")[2]
+            target.write_bytes(self._take(size))
+            os.chown(target, remote_jail.UID, remote_jail.UID)
             if path in programs:
-                place.chmod(0o755)
+                target.chmod(0o755)
 
     def _watch(
         self, first: int, pipes: dict[str, int], wake: int, started: float, say: Callable[[dict[str, Any]], None]
     ) -> dict[str, Any]:
-        """Read everything until all ends are closed: they are when the last process behind the walls is gone."""
+        """Read every pipe to its end, which comes when the last process behind the walls is gone."""
         deadline = started + self._order["wall"]
         ending = False
         names = {fd: name for name, fd in pipes.items()}
         while names:
             if self._reason == "cancelled" and not ending:
                 deadline = min(deadline, time.monotonic())
-            left = deadline - time.monotonic()
-            if left <= 0:
+            seconds_left = deadline - time.monotonic()
+            if seconds_left <= 0:
                 if self._reason == "exited":
                     self._reason = "timeout"
                 _send(first, signal.SIGKILL if ending else END)
                 deadline = time.monotonic() + self._order["grace"]
                 ending = True
                 continue
-            ready, _, _ = select.select([*names, wake], [], [], min(left, 0.25))
+            ready, _, _ = select.select([*names, wake], [], [], min(seconds_left, 0.25))
             for fd in ready:
                 if fd == wake:
-                    self._told(set(os.read(fd, 4096)), first)
+                    self._handle_signals(set(os.read(fd, 4096)), first)
                     continue
                 data = os.read(fd, CHUNK)
                 if data:
@@ -198,7 +198,7 @@ class RemoteRun:
             self._streams[name == "stderr"].feed(data)
 
     def _live(self, say: Callable[[dict[str, Any]], None]) -> None:
-        """Show what is new, often at first and rarely in a flood."""
+        """Send new output to the live view, often at first and rarely in a flood."""
         now = time.monotonic()
         if now < self._live_next:
             return
@@ -221,16 +221,16 @@ class RemoteRun:
         return end
 
     def _write(self, answer: Path, end: dict[str, Any], *, oom: bool) -> None:
-        kept = [stream.kept() for stream in self._streams]
+        tails = [stream.tail() for stream in self._streams]
         head = json.dumps(
             {
-                "streams": [[len(data), stream.total] for data, stream in zip(kept, self._streams, strict=True)],
+                "streams": [[len(data), stream.total] for data, stream in zip(tails, self._streams, strict=True)],
                 "oom": oom,
                 "limits": ["memory"] if self._leaf is not None else [],
             }
         ).encode("ascii")
         out = io.BytesIO()
-        out.write(b"".join([len(head).to_bytes(8, "big"), head, *kept]))
+        out.write(b"".join([len(head).to_bytes(8, "big"), head, *tails]))
         out.write(json.dumps(end).encode("ascii") + b"\n")
         if self._order["payload"] is not None:
             out.write(json.dumps({"kind": "report", "size": len(self._report)}).encode("ascii") + b"\n" + self._report)
@@ -242,7 +242,7 @@ class RemoteRun:
         answer.with_suffix(".new").rename(answer)
 
 
-class _First:
+class _FirstProcess:
     """The first process behind the walls: starts the program, reaps, and takes everything with it when it ends."""
 
     def __init__(
@@ -259,8 +259,8 @@ class _First:
         self._pipes = pipes
         self._stdin, self._payload = inputs
 
-    def be(self) -> None:
-        """Be pid 1. Never returns."""
+    def serve(self) -> None:
+        """Run as pid 1 of the new namespaces. Never returns."""
         status = self._pipes["status"][1]
         try:
             remote_jail.die_with_parent(self._libc)
@@ -320,7 +320,7 @@ class _First:
 
 def _memory_file(data: memoryview) -> int:
     """Return a descriptor of a file in memory holding *data*, at its beginning."""
-    fd = os.memfd_create("given")
+    fd = os.memfd_create("input")
     with open(fd, "wb", closefd=False) as file:
         file.write(data)
     os.lseek(fd, 0, os.SEEK_SET)
@@ -332,7 +332,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _send(pid: int, number: int) -> None:
-    """Send a signal, if anybody is there to get it."""
+    """Send a signal to a process that may be gone."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -340,16 +340,16 @@ def _send(pid: int, number: int) -> None:
 
 
 def _wait(pid: int) -> int:
-    """Reap until *pid* ends, doing what signals ask meanwhile; return its status."""
+    """Reap until *pid* ends and act on signals meanwhile; return its status."""
     while True:
         while True:
             try:
-                found, status = os.waitpid(-1, os.WNOHANG)
+                child, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 break
-            if found == pid:
+            if child == pid:
                 return status
-            if found == 0:
+            if child == 0:
                 break
         number = signal.sigwaitinfo(WATCHED).si_signo  # taken one by one: handlers could nest in a flood
         if number == END:

@@ -49,21 +49,21 @@ def main(argv: list[str]) -> int:
 def unpack(archive: Path, digest: str, folder: Path) -> None:
     """Unpack *archive*, whose bytes have *digest*, as *folder*."""
     with archive.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-        if found != digest:
-            raise ValueError(f"the archive has digest {found}, not {digest}")
+        actual_digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if actual_digest != digest:
+            raise ValueError(f"the archive has digest {actual_digest}, not {digest}")
         work = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
         try:
             stream.seek(0)
             with tarfile.open(fileobj=stream, mode="r:") as tar:
-                place(tar, work)
+                write_members(tar, work)
             work.chmod(0o755)
             work.rename(folder)
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
 
-def place(tar: tarfile.TarFile, work: Path) -> None:
+def write_members(tar: tarfile.TarFile, work: Path) -> None:
     """Write the members below *work*; links last, so that nothing is ever written through one."""
     links = []
     for member in tar:

@@ -42,19 +42,19 @@ class Reporter:
         self._value = (json.loads(text),)
 
     def failed(self, stage: str, code: str, message: str) -> None:
-        """Say that the program could not be started."""
+        """Report that the program could not be started."""
         self._line({"event": "failed", "stage": stage, "code": code, "message": shorten(message)})
 
     def refused(self, code: str, message: str) -> None:
-        """Say that the skills here are not those of the descriptor."""
+        """Report that the skills here are not those of the descriptor."""
         self._line({"event": "refused", "code": code, "message": shorten(message)})
 
     def started(self) -> None:
-        """Say that the next thing that runs is the program."""
+        """Report that the program runs next."""
         self._line({"event": "started"})
 
     def ended(self, outcome: str, **facts: Any) -> None:
-        """Say how the program ended."""
+        """Report how the program ended."""
         line = {"event": "ended", "outcome": outcome, **facts}
         if self._value is not None:
             line["value"] = self._value[0]

@@ -89,19 +89,19 @@ def read_order(fd: int) -> dict[str, Any]:
 
 def apply_limits(limits: dict[str, int]) -> None:
     """Lower the rlimits named in *limits*; one already lower stays."""
-    for name, wanted in limits.items():
+    for name, requested in limits.items():
         kind = LIMITS.get(name)
         if kind is None:
             raise Unusable("limits", "limit_unknown", f"no limit is named {name!r}")
         hard = resource.getrlimit(kind)[1]
         endless = hard == resource.RLIM_INFINITY
-        bound = wanted if endless else min(wanted, hard)
+        bound = requested if endless else min(requested, hard)
         # A CPU limit warns first (SIGXCPU) and kills one second later.
         last = bound + 1 if name == "cpu" and (endless or bound < hard) else bound
         try:
             resource.setrlimit(kind, (bound, last))
         except (OSError, ValueError) as error:
-            raise Unusable("limits", "limit_not_enforceable", f"{name}={wanted}: {error}") from error
+            raise Unusable("limits", "limit_not_enforceable", f"{name}={requested}: {error}") from error
 
 
 def place_program(order: dict[str, Any]) -> str:
@@ -123,7 +123,7 @@ def place_program(order: dict[str, Any]) -> str:
 
 
 def enter(workdir: str | None) -> None:
-    """Go to the directory the program starts in, and let it import modules from there after all others."""
+    """Change to the program's workdir, and put it last on the import path."""
     if workdir is not None:
         try:
             os.chdir(workdir)

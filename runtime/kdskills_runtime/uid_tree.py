@@ -18,7 +18,7 @@ PATIENCE_S = 2.0
 
 
 class Stopped(Exception):
-    """The kernel refused a step of the way to the program."""
+    """The kernel refused a step before the program's start."""
 
     def __init__(self, stage: str, number: int) -> None:
         super().__init__(stage)
@@ -27,7 +27,7 @@ class Stopped(Exception):
 
 
 def give_up(uid: int) -> None:
-    """Become *uid* for good, without groups and capabilities. Raises Stopped or OSError when anything is left.
+    """Become *uid* for good, without groups and capabilities. Raises Stopped or OSError when any of them remains.
 
     From here on nothing can be imported: the interpreter's own files may be closed to *uid*.
     """
@@ -42,8 +42,10 @@ def give_up(uid: int) -> None:
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     with open("/proc/self/status", "rb") as stream:  # noqa: PTH123 - pathlib costs 3 ms
-        held = [int(line.split()[1], 16) for line in stream if line.startswith((b"CapEff", b"CapPrm", b"CapInh"))]
-    if os.getresuid() != (uid, uid, uid) or len(held) != 3 or any(held):
+        capabilities = [
+            int(line.split()[1], 16) for line in stream if line.startswith((b"CapEff", b"CapPrm", b"CapInh"))
+        ]
+    if os.getresuid() != (uid, uid, uid) or len(capabilities) != 3 or any(capabilities):
         raise Stopped("identity", 0)
 
 
@@ -51,7 +53,7 @@ def send_all(uid: int | None, number: int) -> None:
     """Send a signal to every process of *uid* at once, as that uid itself, which may signal nobody else.
 
     One call to `kill(-1)` cannot be outrun by forking. A helper that was killed by the others is followed by another.
-    Without a uid of their own, the processes are those that descend from us, whom orphans come back to.
+    Without a uid of their own, they are the descendants of this process, which orphans are handed to as well.
     """
     if uid is None:
         for pid in descendants(os.getpid()):
@@ -64,7 +66,7 @@ def send_all(uid: int | None, number: int) -> None:
                 give_up(uid)
                 os.kill(-1, number)
             except (OSError, Stopped):
-                os._exit(3)  # nobody to signal, or not allowed to become that uid: `end_all` looks what is left
+                os._exit(3)  # no process to signal, or not allowed to become that uid: `end_all` counts the survivors
             finally:
                 os._exit(0)
         _, status = os.waitpid(pid, 0)
@@ -73,20 +75,20 @@ def send_all(uid: int | None, number: int) -> None:
 
 
 def end_all(uid: int | None) -> int:
-    """KILL every process of *uid*, or without one everything that descends from us, until none is left; return how many would not die in time."""
+    """KILL every process of *uid*, or without one every descendant of this process; return how many survive for two seconds."""
     until = time.monotonic() + PATIENCE_S
     while True:
         send_all(uid, signal.SIGKILL)
         _reap_all()
-        left = len(descendants(os.getpid())) if uid is None else _alive(uid)
-        if not left or time.monotonic() >= until:
-            return left
+        survivors = len(descendants(os.getpid())) if uid is None else _alive(uid)
+        if not survivors or time.monotonic() >= until:
+            return survivors
         time.sleep(0.002)
 
 
 def descendants(pid: int) -> list[int]:
-    """Return everything below *pid*, the dead aside."""
-    found, queue = [], [pid]
+    """Return every living descendant of *pid*."""
+    pids, queue = [], [pid]
     while queue:
         for task in os.listdir(f"/proc/{queue[0]}/task") if os.path.isdir(f"/proc/{queue[0]}/task") else ():  # noqa: PTH112, PTH208
             try:
@@ -94,12 +96,12 @@ def descendants(pid: int) -> list[int]:
                     queue += [int(word) for word in stream.read().split()]
             except OSError:
                 continue
-        found.append(queue.pop(0))
-    return found[1:]
+        pids.append(queue.pop(0))
+    return pids[1:]
 
 
 def _alive(uid: int) -> int:
-    """Return how many processes have *uid*, those aside that are dead and wait to be reaped by somebody else."""
+    """Return how many processes have *uid*; zombies waiting for another parent do not count."""
     count = 0
     for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib costs 3 ms to import
         if name.isdigit():
@@ -124,17 +126,17 @@ def _reap_all() -> None:
 
 
 def prctl(option: int, value: int, pointer: bytes | None = None) -> None:
-    """Set something of this process. Raises Stopped."""
+    """Set a property of this process. Raises Stopped."""
     if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), pointer, None, None):
         raise Stopped("prctl", ctypes.get_errno())
 
 
 def syscall(stage: str, number: int, *arguments: Any) -> int:
     """Make a system call. Raises Stopped."""
-    found = ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *arguments)
-    if found < 0:
+    result = ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *arguments)
+    if result < 0:
         raise Stopped(stage, ctypes.get_errno())
-    return int(found)
+    return int(result)
 
 
 def send(pid: int, number: int) -> None:
