@@ -24,11 +24,10 @@ if TYPE_CHECKING:
         Verdict,
         estimate_tokens,
     )
-    from kdskills.skills.parse import parse_skill, parse_skill_bytes
+    from kdskills.skills.parse import parse_skill, parse_skill_bytes, validate_skill
     from kdskills.skills.registry import SkillRegistry
     from kdskills.skills.roots import SkillRoot, agent_skill_roots
     from kdskills.skills.snapshot import InvalidSkill, RefreshReport, RootState, Snapshot
-    from kdskills.skills.validate import validate_skill
 
 __all__ = [
     "InvalidSkill",
@@ -65,11 +64,10 @@ _PLACES = MappingProxyType(
             "Verdict",
             "estimate_tokens",
         ),
-        "kdskills.skills.parse": ("parse_skill", "parse_skill_bytes"),
+        "kdskills.skills.parse": ("parse_skill", "parse_skill_bytes", "validate_skill"),
         "kdskills.skills.registry": ("SkillRegistry",),
         "kdskills.skills.roots": ("SkillRoot", "agent_skill_roots"),
         "kdskills.skills.snapshot": ("InvalidSkill", "RefreshReport", "RootState", "Snapshot"),
-        "kdskills.skills.validate": ("validate_skill",),
     }
 )
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kdskills.errors import Diagnostic
-from kdskills.skills.field_names import near_required
+from kdskills.skills.fields import near_required
 from kdskills.skills.findings import Findings
 from kdskills.skills.frontmatter import BOM, trim_body
 from kdskills.skills.model import SkillTool, Verdict

@@ -3,14 +3,174 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import MappingProxyType
 
 from kdskills.errors import Severity
-from kdskills.skills.field_names import FIELD_OF, PUBLISHED, RESTRICTING, misspelt
 from kdskills.skills.findings import Findings
 from kdskills.skills.frontmatter import Frontmatter
-from kdskills.skills.model import Disclosure, Insert
+from kdskills.skills.model import Disclosure, Insert, SkillArgument
 from kdskills.skills.yaml_core import Fields, Items, Node, Scalar, core_value, to_python
+
+MAX_ARGUMENTS = 64
+HINT_ARGUMENT = "ARGUMENTS"
+
+_ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TOOL_NAME = re.compile(r"(?:[^\s(]|\([^)]*(?:\)|$))+")
+_SEPARATORS = re.compile(r"[,\s]+")
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+Place = tuple[int, int] | None
+
+
+def read_metadata(node: Node | None, findings: Findings, place: Place) -> Mapping[str, str]:
+    """Return metadata as texts; nested values keep their parsed form, no mapping gives {} (`metadata_type`)."""
+    if node is None:
+        return _NOTHING
+    if not isinstance(node, Fields):
+        findings.add("metadata_type", "`metadata` is no mapping; it is left out.", place=place, ref="metadata")
+        return _NOTHING
+    text_only = findings.verdict == "skills-ref"
+    found: dict[str, str] = {}
+    odd: list[str] = []
+    for key, item in node.items.items():
+        if isinstance(item, Scalar):
+            found[key] = item.text
+            if not text_only and not isinstance(item.value, str):
+                odd.append(key)
+        else:
+            found[key] = to_python(item, text_only=text_only)
+            odd.append(key)
+    if odd:
+        names = ", ".join(f"`{key}`" for key in odd)
+        findings.add("metadata_type", f"Values of `metadata` are no texts: {names}.", place=place, ref="metadata")
+    return found
+
+
+def read_allowed_tools(node: Node | None, findings: Findings, place: Place) -> str | None:
+    """Return `allowed-tools` as one text; a list is joined by blanks (`allowed_tools_type`)."""
+    if node is None:
+        return None
+    if isinstance(node, Scalar):
+        if findings.verdict != "skills-ref" and not isinstance(node.value, str):
+            findings.add("allowed_tools_type", "`allowed-tools` is no text.", place=place, ref="allowed-tools")
+        return node.text.strip() or None
+    if isinstance(node, Items):
+        message = "`allowed-tools` is a list; its items are joined by blanks."
+        findings.add("allowed_tools_type", message, place=place, ref="allowed-tools")
+        texts = [item.text.strip() for item in node.items if isinstance(item, Scalar)]
+        return " ".join(text for text in texts if text) or None
+    findings.add(
+        "allowed_tools_type", "`allowed-tools` is a mapping; it is left out.", place=place, ref="allowed-tools"
+    )
+    return None
+
+
+def tool_names(allowed: str | None) -> tuple[str, ...]:
+    """Return the names in `allowed-tools`: split at blanks outside parentheses, commas at their edges dropped."""
+    if allowed is None:
+        return ()
+    names = (name.strip(",") for name in _TOOL_NAME.findall(allowed))
+    return tuple(name for name in names if name)
+
+
+def read_arguments(node: Node | None, hint: str | None, findings: Findings, place: Place) -> tuple[SkillArgument, ...]:
+    """Return declared arguments: names or mappings in a list, names in a text, or a mapping of names.
+
+    A hint declares `ARGUMENTS` behind them.
+    """
+
+    def odd(message: str) -> None:
+        findings.add("field_type", message, place=place, ref="arguments")
+
+    found: dict[str, SkillArgument] = {}
+    for argument in _declared(node, odd):
+        if not _ARGUMENT.fullmatch(argument.name):
+            odd(f"`{argument.name}` cannot be the name of an argument and is left out.")
+        elif argument.name in found:
+            odd(f"The argument `{argument.name}` is declared twice; the first one counts.")
+        elif len(found) == MAX_ARGUMENTS:
+            odd(f"There are more than {MAX_ARGUMENTS} arguments; the others are left out.")
+            break
+        else:
+            found[argument.name] = argument
+    if hint is not None and HINT_ARGUMENT not in found and len(found) < MAX_ARGUMENTS:
+        found[HINT_ARGUMENT] = SkillArgument(HINT_ARGUMENT, hint)
+    return tuple(found.values())
+
+
+def _declared(node: Node | None, odd: Callable[[str], None]) -> Iterator[SkillArgument]:
+    if isinstance(node, Scalar):
+        yield from (SkillArgument(name) for name in _SEPARATORS.split(node.text) if name)
+    elif isinstance(node, Fields):
+        yield from (_argument(name, item) for name, item in node.items.items())
+    elif isinstance(node, Items):
+        for item in node.items:
+            name = item.items.get("name") if isinstance(item, Fields) else item
+            if isinstance(name, Scalar):
+                yield _argument(name.text.strip(), item if isinstance(item, Fields) else None)
+            else:
+                odd("An item of `arguments` is neither a name nor a mapping with one; it is left out.")
+
+
+def _argument(name: str, node: Node | None) -> SkillArgument:
+    if isinstance(node, Scalar):
+        return SkillArgument(name, "" if node.null else node.text.strip())
+    if not isinstance(node, Fields):
+        return SkillArgument(name)
+    described, default = node.items.get("description"), node.items.get("default")
+    return SkillArgument(
+        name,
+        described.text.strip() if isinstance(described, Scalar) and not described.null else "",
+        default.text if isinstance(default, Scalar) and not default.null else None,
+    )
+
+
+PUBLISHED = frozenset({"name", "description", "license", "compatibility", "metadata", "allowed-tools"})
+"""The six keys of the published Agent Skills format."""
+
+_SYNONYMS = {
+    "when_to_use_lines": "when_to_use",
+    "import": "imports",
+    "agent_disclosure": "disclosure",
+}
+_OWN = (
+    "name", "description", "license", "compatibility", "metadata", "allowed_tools", "id", "namespace", "version",
+    "category", "author", "created", "argument_hint", "tags", "when_to_use", "imports", "include_for", "disclosure",
+    "disable_model_invocation", "user_invocable", "arguments", "insert",
+)  # fmt: skip
+
+FIELD_OF: dict[str, str] = {
+    spelling: _SYNONYMS.get(key, key) for key in (*_OWN, *_SYNONYMS) for spelling in (key, key.replace("_", "-"))
+}
+"""Every known key, with underscores or hyphens, and the field it fills."""
+
+RESTRICTING = frozenset(
+    {"include_for", "disclosure", "disable_model_invocation", "user_invocable", "insert", "namespace"}
+)
+"""Fields that keep a skill from somebody: their misspellings count, lest a slip widens who may use it."""
+
+_WATCHED = (*sorted(RESTRICTING), "agent_disclosure")
+_FIRST = frozenset("iduanIDUAN")
+
+
+def misspelt(key: str) -> str | None:
+    """Return the restricting field that an unknown *key* was meant for, if it looks like one."""
+    if key[:1] not in _FIRST or len(key) > 40:
+        return None
+    import difflib  # only a skill with an unknown key pays for it
+
+    near = difflib.get_close_matches(key.lower().replace("-", "_"), _WATCHED, n=1, cutoff=0.85)
+    return FIELD_OF[near[0]] if near else None
+
+
+def near_required(key: str) -> bool:
+    """Whether an unknown *key* of a tool was meant to say that the tool is required."""
+    import difflib
+
+    words = ("required", "hard_required", "availability")
+    return bool(difflib.get_close_matches(key.lower().replace("-", "_"), words, n=1, cutoff=0.8))
+
 
 MAX_DESCRIPTION = 1_024
 MAX_COMPATIBILITY = 500

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from kdskills.errors import Diagnostic
 from kdskills.errors.arguments import StrPath, path_argument
+from kdskills.skills.companions import COMPACT_FILE, SOURCES_FILES, read_compact, read_sources
 from kdskills.skills.digest import bytes_digest
-from kdskills.skills.field_groups import read_allowed_tools, read_arguments, read_metadata, tool_names
-from kdskills.skills.fields import FieldReader
+from kdskills.skills.fields import FieldReader, read_allowed_tools, read_arguments, read_metadata, tool_names
 from kdskills.skills.findings import Findings
-from kdskills.skills.folder import DiskContent, FolderParts, TextContent, open_skill
+from kdskills.skills.folder import DiskContent, FolderParts, TextContent, open_skill, read_companion
 from kdskills.skills.frontmatter import Frontmatter, read_frontmatter
 from kdskills.skills.model import (
     ParsedSkill,
@@ -38,6 +39,7 @@ from kdskills.skills.names import (
     normal_id,
     unsafe_name,
 )
+from kdskills.skills.safe_open import is_folder
 from kdskills.skills.yaml_core import to_python
 
 FrontmatterForm = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -309,3 +311,36 @@ def _check_bytes(data: object, folder: object, file_name: object) -> None:
         raise TypeError(f"data must be bytes, not {type(data).__name__}")
     if not isinstance(folder, str) or not isinstance(file_name, str):
         raise TypeError("folder and file_name must be str")
+
+
+def validate_skill(
+    path: StrPath, *, verdict: Verdict = "lenient", extra_fields: Collection[str] = ()
+) -> list[Diagnostic]:
+    """Return all findings about the skill at *path* and its companions, sorted by path, line and code.
+
+    Args:
+        path: A skill folder or its `SKILL.md`.
+        verdict: `lenient`, `spec` or `skills-ref`.
+        extra_fields: Further keys that are expected.
+
+    Raises:
+        TypeError: An argument is of the wrong type. No content and no file-system state raises.
+    """
+    findings = list(parse_skill(path, verdict=verdict, extra_fields=extra_fields).diagnostics)
+    place = Path(path)
+    folder = place.parent if place.name in {"SKILL.md", "skill.md"} and not is_folder(place) else place
+    if is_folder(folder):
+        findings.extend(_companions(folder, verdict))
+    return sorted(findings, key=lambda found: (found.path or "", found.line or 0, found.code, found.column or 0))
+
+
+def _companions(folder: Path, verdict: Verdict) -> list[Diagnostic]:
+    _, data, found = read_companion(folder, (COMPACT_FILE,), verdict)
+    findings = list(found)
+    if data is not None:
+        findings.extend(read_compact(data, verdict=verdict).findings)
+    name, data, found = read_companion(folder, SOURCES_FILES, verdict)
+    findings.extend(found)
+    if data is not None:
+        findings.extend(read_sources(data, name=name, verdict=verdict).findings)
+    return findings

@@ -17,10 +17,9 @@ from kdskills.skills.discovery import SCAN_LIMITS, ScanLimits, Scanner
 from kdskills.skills.index import IndexStore
 from kdskills.skills.load import SkillLoader
 from kdskills.skills.marks import RootScan
-from kdskills.skills.merge import Winner, differences, merge
 from kdskills.skills.model import Skill
 from kdskills.skills.roots import SkillRoot, order_roots
-from kdskills.skills.snapshot import InvalidSkill, RefreshReport, RootState, Snapshot
+from kdskills.skills.snapshot import InvalidSkill, RefreshReport, RootState, Snapshot, Winner, differences, merge
 
 Check = Callable[[Skill], Iterable[Diagnostic]]
 

@@ -12,7 +12,7 @@ sys.path.append(os.fspath(Path(__file__).parent))
 from draw import Draw, scratch
 
 from kdskills.skills import parse_skill, parse_skill_bytes, render_body, validate_skill
-from kdskills.skills.codes import code_row
+from kdskills.skills.findings import code_row
 from kdskills.skills.fix import apply_fix, plan_fix
 from kdskills.skills.frontmatter import read_body
 from kdskills.skills.model import ParsedSkill, Verdict

@@ -1,15 +1,14 @@
 """Skills as zip archives: judged by their directory before anything is inflated, unpacked to disk in pieces, written the
 same everywhere.
 
-`unpack_skill` is the way in, `write_archive` the way out. `directory` reads what the zip says about itself, `rules` decides
-about names, kinds and amounts without a file being opened, `inflate` counts what really comes out. Nothing of a refused
+`unpack_skill` is the way in, `write_archive` the way out. `directory` reads what the zip says about itself, and counts what
+really comes out of an entry; `unpack` decides about names, kinds and amounts before a file is opened. Nothing of a refused
 archive stays.
 """
 
-from kdskills.skills.archives.refusal import ArchiveLimits, ArchiveRefused
-from kdskills.skills.archives.tree import TreeFile, read_tree, version_of
+from kdskills.skills.archives.directory import ArchiveLimits, ArchiveRefused
 from kdskills.skills.archives.unpack import UnpackedSkill, unpack_skill
-from kdskills.skills.archives.write import write_archive
+from kdskills.skills.archives.write import TreeFile, read_tree, version_of, write_archive
 
 __all__ = [
     "ArchiveLimits",

@@ -8,10 +8,63 @@ from __future__ import annotations
 
 import os
 import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import BinaryIO, Final
 
-from kdskills.skills.archives.refusal import ArchiveLimits, ArchiveRefused
+from kdskills.errors import CallerMustAct, Diagnostic
+
+MIB = 1024 * 1024
+
+
+class ArchiveRefused(CallerMustAct):
+    """The archive breaks a rule and nothing of it was kept; `details` has `entry`, `reason` and, for a skill file that cannot
+    be used, `diagnostics`.
+
+    Args:
+        code: Stable code of the rule.
+        reason: What is wrong, in words.
+        entry: Name of the entry as it can be printed; None for the archive as a whole.
+        diagnostics: Findings about the skill inside.
+    """
+
+    code = "archive_refused"
+
+    def __init__(
+        self, code: str, reason: str, *, entry: str | None = None, diagnostics: Sequence[Diagnostic] = ()
+    ) -> None:
+        where = "the archive" if entry is None else f"the archive's entry {entry!r}"
+        super().__init__(f"{where} is refused: {reason}", code=code, entry=entry, reason=reason)
+        if diagnostics:
+            self.details["diagnostics"] = [found.to_json() for found in diagnostics]
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveLimits:
+    """Bounds of an archive; the defaults are those of `docs/reference/archives.md`.
+
+    Attributes:
+        archive_bytes: Size of the zip file itself.
+        directory_bytes: Size of the zip's central directory, which is held in memory.
+        entries: Entries of any kind, left-out ones and folders too.
+        files: Files of the skill.
+        unpacked_bytes: All files of the skill together.
+        ratio: Unpacked to packed size, of one file and of all together.
+        depth: Parts of a path below the skill's folder.
+        path_bytes: UTF-8 bytes of a path below the skill's folder.
+    """
+
+    archive_bytes: int = 32 * MIB
+    directory_bytes: int = 2 * MIB
+    entries: int = 2048
+    files: int = 512
+    unpacked_bytes: int = 16 * MIB
+    ratio: int = 200
+    depth: int = 12
+    path_bytes: int = 255
+
 
 END: Final = struct.Struct("<4s4H2LH")
 CENTRAL: Final = struct.Struct("<4s6H3L5H2L")
@@ -210,3 +263,108 @@ def _locate(archive: BinaryIO, entry: Entry, end: int) -> Entry:
         entry.offset,
         data,
     )
+
+
+RULES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "archive_empty": "It has no bytes.",
+        "archive_not_zip": "It is not a zip archive.",
+        "archive_truncated": "It begins like a zip archive and its end is missing.",
+        "archive_too_large": "The archive itself has more than 32 MiB.",
+        "archive_directory_bad": "Its central directory is damaged, or points at nothing.",
+        "archive_header_mismatch": "The directory and an entry's own header differ.",
+        "archive_overlap": "Two entries share bytes.",
+        "archive_split": "It is a part of an archive in several.",
+        "archive_zip64": "It uses Zip64, which nothing of this size needs.",
+        "archive_encrypted": "An entry is encrypted.",
+        "archive_method": "An entry is packed by another method than stored or deflated.",
+        "archive_too_many_entries": "It has more than 2,048 entries, or a directory of more than 2 MiB.",
+        "archive_name_not_utf8": "A name is not UTF-8.",
+        "archive_path_absolute": "A path begins with a slash.",
+        "archive_path_drive": "A path begins with a drive letter.",
+        "archive_path_backslash": "A path has a backslash.",
+        "archive_path_parent": "A path has a part `..`.",
+        "archive_path_invalid": "A path has an empty part, a part `.`, or control characters.",
+        "archive_path_too_long": "A path below the skill's folder has more than 255 bytes.",
+        "archive_too_deep": "A path below the skill's folder has more than 12 parts.",
+        "archive_link": "An entry is a link.",
+        "archive_special_file": "An entry is a device, pipe or socket, or its name and its kind do not agree.",
+        "archive_duplicate": "Two entries have one path, or a file is also a folder.",
+        "archive_case_collision": "Two paths differ only by case or Unicode form.",
+        "archive_nested": "A file is an archive itself.",
+        "archive_wrong_root": "There is neither a SKILL.md at the top nor a single root folder.",
+        "archive_no_skill": "There is no SKILL.md where it belongs.",
+        "archive_name_invalid": "The name of the root folder or of the skill is not one.",
+        "archive_name_mismatch": "The root folder is not called as the skill is.",
+        "archive_too_many_files": "It has more than 512 files.",
+        "archive_unpacked_too_large": "It unpacks to more than 16 MiB.",
+        "archive_ratio": "A file unpacks to more than 200 times its packed size.",
+        "archive_size_lie": "A file unpacks to more or less than the directory says.",
+        "archive_damaged": "A file's content cannot be unpacked, or its checksum is wrong.",
+        "archive_skill_invalid": "The skill file or `tools.yaml` cannot be used; `diagnostics` says why.",
+    }
+)
+
+
+def reference_table() -> str:
+    """Return the rules as the reference page lists them."""
+    rows = [f"| `{code}` | {meaning} |" for code, meaning in RULES.items()]
+    return "\n".join(["| code | what is wrong |", "|---|---|", *rows]) + "\n"
+
+
+PIECE: Final = 64 * 1024
+
+
+def pieces(archive: BinaryIO, entry: Entry) -> Iterator[bytes]:
+    """Yield the content of *entry* in pieces of at most 64 KiB.
+
+    Raises:
+        ArchiveRefused: `archive_size_lie` as soon as a byte more or less comes out than the directory says,
+            `archive_damaged` for data that is not what was packed, or a wrong checksum.
+    """
+    checksum, total = 0, 0
+    for piece in _stored(archive, entry) if entry.method == STORED else _inflated(archive, entry):
+        total += len(piece)
+        if total > entry.size:
+            raise ArchiveRefused("archive_size_lie", f"it unpacks to more than {entry.size} bytes", entry=entry.shown)
+        checksum = zlib.crc32(piece, checksum)
+        yield piece
+    if total != entry.size:
+        message = f"it unpacks to {total} bytes, not to {entry.size}"
+        raise ArchiveRefused("archive_size_lie", message, entry=entry.shown)
+    if checksum != entry.crc:
+        raise ArchiveRefused("archive_damaged", "its checksum is wrong", entry=entry.shown)
+
+
+def _packed(archive: BinaryIO, entry: Entry) -> Iterator[bytes]:
+    left, place = entry.packed, entry.data
+    while left:
+        archive.seek(place)
+        piece = archive.read(min(PIECE, left))
+        if not piece:
+            raise ArchiveRefused("archive_damaged", "its content ends early", entry=entry.shown)
+        left -= len(piece)
+        place += len(piece)
+        yield piece
+
+
+def _stored(archive: BinaryIO, entry: Entry) -> Iterator[bytes]:
+    return _packed(archive, entry)
+
+
+def _inflated(archive: BinaryIO, entry: Entry) -> Iterator[bytes]:
+    machine = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        for packed in _packed(archive, entry):
+            waiting = packed
+            while waiting and not machine.eof:
+                yield machine.decompress(waiting, PIECE)
+                waiting = machine.unconsumed_tail
+            if machine.eof and machine.unused_data:
+                raise ArchiveRefused("archive_size_lie", "its packed size is wrong", entry=entry.shown)
+        while not machine.eof and (piece := machine.decompress(machine.unconsumed_tail, PIECE)):
+            yield piece
+    except zlib.error:
+        raise ArchiveRefused("archive_damaged", "its content cannot be unpacked", entry=entry.shown) from None
+    if not machine.eof:
+        raise ArchiveRefused("archive_damaged", "its content ends early", entry=entry.shown)

@@ -1,25 +1,278 @@
-"""Unpack an archive into a folder of its own, or leave nothing behind."""
+"""Unpack an archive into a folder of its own, or leave nothing behind.
+
+Names, kinds and amounts are decided by the archive's directory alone, before anything is inflated.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
+import stat
+import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from kdskills.errors import Diagnostic
-from kdskills.skills.archives.directory import read_directory
-from kdskills.skills.archives.inflate import pieces
-from kdskills.skills.archives.refusal import ArchiveLimits, ArchiveRefused
-from kdskills.skills.archives.rules import Plan, Planned, check_skill_name, plan
-from kdskills.skills.archives.tree import TreeFile, version_of
+from kdskills.skills.archives.directory import (
+    DEFLATED,
+    ENCRYPTED,
+    MASKED,
+    PATCHED,
+    STORED,
+    STRONGLY_ENCRYPTED,
+    ArchiveLimits,
+    ArchiveRefused,
+    Entry,
+    pieces,
+    read_directory,
+)
+from kdskills.skills.archives.write import TreeFile, version_of
+from kdskills.skills.findings import Findings
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES
+from kdskills.skills.listing import SKILL_FILES
 from kdskills.skills.model import Skill
-from kdskills.skills.parse import parse_skill, parse_skill_bytes
+from kdskills.skills.names import MAX_NAME, check_name
+from kdskills.skills.parse import parse_skill, parse_skill_bytes, validate_skill
 from kdskills.skills.private_files import make_folder
-from kdskills.skills.validate import validate_skill
+
+MACOS = "__MACOSX"
+FINDER = ".DS_Store"
+EXECUTABLE = 0o111
+ROOT_BYTES = 4 * MAX_NAME + 2
+"""Most bytes of a root folder's name and the slashes around a path below it."""
+
+_DRIVE = re.compile(r"[A-Za-z]:")
+_ARCHIVES = (
+    ".zip",
+    ".tar",
+    ".tgz",
+    ".tar.gz",
+    ".tar.bz2",
+    ".tar.xz",
+    ".tar.zst",
+    ".tbz2",
+    ".txz",
+    ".7z",
+    ".rar",
+    ".skill",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One file of the skill: where it goes below the skill's folder, and whether it may be run."""
+
+    path: str
+    entry: Entry
+    executable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What would be unpacked.
+
+    Attributes:
+        root: Name of the single root folder; None when the skill file lies at the top.
+        skill_file: `SKILL.md` or `skill.md`.
+        files: By path.
+        notes: What was left out.
+    """
+
+    root: str | None
+    skill_file: str
+    files: tuple[Planned, ...]
+    notes: tuple[Diagnostic, ...]
+
+    @property
+    def skill(self) -> Planned:
+        """The skill file."""
+        return next(planned for planned in self.files if planned.path == self.skill_file)
+
+
+def plan(entries: Sequence[Entry], limits: ArchiveLimits) -> Plan:
+    """Return what of *entries* makes the skill.
+
+    Raises:
+        ArchiveRefused: A rule is broken; the first entry that breaks it is named.
+    """
+    files: list[tuple[tuple[str, ...], Entry]] = []
+    folders: list[tuple[tuple[str, ...], Entry]] = []
+    ignored: list[Entry] = []
+    for entry in entries:
+        parts, folder = _parts(entry)
+        _check_length(entry, parts, limits)
+        _check_kind(entry, folder=folder)
+        _check_packing(entry)
+        if MACOS in parts[:2] or parts[-1] == FINDER:
+            ignored.append(entry)
+        else:
+            (folders if folder else files).append((parts, entry))
+    if len(files) > limits.files:
+        raise ArchiveRefused("archive_too_many_files", f"it has {len(files)} files, more than {limits.files}")
+    _check_distinct([*files, *folders], {entry.offset for _, entry in folders})
+    root = _root([parts for parts, _ in files])
+    below = 0 if root is None else 1
+    planned = [Planned("/".join(parts[below:]), entry, bool(entry.mode & EXECUTABLE)) for parts, entry in files]
+    for each in planned:
+        _check_path(each, limits)
+    _check_amounts(planned, limits)
+    skill_file = next(name for name in SKILL_FILES if any(each.path == name for each in planned))
+    return Plan(root, skill_file, tuple(sorted(planned, key=lambda each: each.path.encode())), _notes(ignored))
+
+
+def check_skill_name(name: str, *, entry: str | None) -> None:
+    """Refuse a folder or skill whose name is not one by the grammar of names."""
+    findings = Findings("spec", entry or "")
+    check_name(name, "", findings, None)
+    wrong = [found for found in findings.items if found.severity == "error"]
+    if wrong or not name:
+        reason = wrong[0].message.rstrip(".") if wrong else "the skill has no name"
+        raise ArchiveRefused("archive_name_invalid", reason, entry=entry)
+
+
+def _parts(entry: Entry) -> tuple[tuple[str, ...], bool]:
+    """Return an entry's path and whether it is a folder's.
+
+    Raises:
+        ArchiveRefused: The name could lead anywhere but below the skill's folder, or means different things to readers.
+    """
+    try:
+        name = entry.raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ArchiveRefused("archive_name_not_utf8", "its name is not UTF-8", entry=entry.shown) from None
+    if not name:
+        raise ArchiveRefused("archive_path_invalid", "it has no name", entry="")
+    if "\\" in name:
+        raise ArchiveRefused("archive_path_backslash", "its name has a backslash", entry=entry.shown)
+    if name.startswith("/"):
+        raise ArchiveRefused("archive_path_absolute", "its path is absolute", entry=entry.shown)
+    if _DRIVE.match(name):
+        raise ArchiveRefused("archive_path_drive", "its path begins with a drive", entry=entry.shown)
+    folder = name.endswith("/")
+    parts = tuple((name[:-1] if folder else name).split("/"))
+    if ".." in parts:
+        raise ArchiveRefused("archive_path_parent", "its path leads upwards", entry=entry.shown)
+    if any(part in {"", "."} for part in parts):
+        raise ArchiveRefused("archive_path_invalid", "its path has an empty part", entry=entry.shown)
+    if any(unicodedata.category(c) in {"Cc", "Cs", "Zl", "Zp"} for c in name):
+        raise ArchiveRefused("archive_path_invalid", "its name has control characters", entry=entry.shown)
+    return parts, folder
+
+
+def _check_kind(entry: Entry, *, folder: bool) -> None:
+    kind = stat.S_IFMT(entry.mode)
+    if kind == stat.S_IFLNK or entry.reparse:
+        raise ArchiveRefused("archive_link", "it is a link", entry=entry.shown)
+    if kind not in {0, stat.S_IFREG, stat.S_IFDIR}:
+        raise ArchiveRefused("archive_special_file", "it is no regular file", entry=entry.shown)
+    if kind and (kind == stat.S_IFDIR) != folder:
+        raise ArchiveRefused("archive_special_file", "its name and its kind do not agree", entry=entry.shown)
+    if folder and entry.size:
+        raise ArchiveRefused("archive_special_file", "it is a folder with content", entry=entry.shown)
+
+
+def _check_packing(entry: Entry) -> None:
+    if entry.flags & (ENCRYPTED | STRONGLY_ENCRYPTED | MASKED):
+        raise ArchiveRefused("archive_encrypted", "it is encrypted", entry=entry.shown)
+    if entry.method not in {STORED, DEFLATED} or entry.flags & PATCHED:
+        message = f"it is packed by method {entry.method}; stored (0) and deflated (8) are read"
+        raise ArchiveRefused("archive_method", message, entry=entry.shown)
+    if entry.method == STORED and entry.packed != entry.size:
+        raise ArchiveRefused("archive_size_lie", "it is stored, but its two sizes differ", entry=entry.shown)
+
+
+def _folded(path: str) -> str:
+    """Return a path as file systems see it that know neither case nor Unicode forms."""
+    if path.isascii():
+        return path.lower()
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", path).casefold())
+
+
+def _check_distinct(entries: Sequence[tuple[tuple[str, ...], Entry]], folders: set[int]) -> None:
+    """Refuse entries that would be one file, here or on a file system without case, and files used as folders."""
+    seen: set[str] = set()
+    files: set[str] = set()
+    above: dict[str, Entry] = {}
+    spelt: dict[str, str] = {}
+    for parts, entry in entries:
+        path = "/".join(parts)
+        if path in seen:
+            raise ArchiveRefused("archive_duplicate", "it is there twice", entry=entry.shown)
+        seen.add(path)
+        if entry.offset not in folders:
+            files.add(path)
+        for depth in range(len(parts), 0, -1):
+            prefix = "/".join(parts[:depth])
+            other = spelt.setdefault(_folded(prefix), prefix)
+            if other != prefix:
+                message = f"it differs from {other!r} only by case or Unicode form"
+                raise ArchiveRefused("archive_case_collision", message, entry=entry.shown)
+            if depth < len(parts) and above.setdefault(prefix, entry) is not entry:
+                break  # what lies above was looked at with its first entry
+    used = sorted(files & above.keys())
+    if used:
+        raise ArchiveRefused("archive_duplicate", "its folder is also a file", entry=above[used[0]].shown)
+
+
+def _root(paths: Sequence[tuple[str, ...]]) -> str | None:
+    """Return the single root folder; None when the skill file lies at the top."""
+    if any(len(parts) == 1 and parts[0] in SKILL_FILES for parts in paths):
+        return None
+    tops = sorted({parts[0] for parts in paths})
+    if not tops:
+        raise ArchiveRefused("archive_no_skill", "it holds no file")
+    if len(tops) > 1 or any(len(parts) == 1 for parts in paths):
+        message = f"it has no SKILL.md at the top and more than a single root folder: {', '.join(tops[:4])}"
+        raise ArchiveRefused("archive_wrong_root", message, entry=tops[0])
+    if not any(len(parts) == 2 and parts[1] in SKILL_FILES for parts in paths):
+        raise ArchiveRefused("archive_no_skill", "its root folder has no SKILL.md", entry=tops[0])
+    check_skill_name(tops[0], entry=tops[0])
+    return tops[0]
+
+
+def _check_length(entry: Entry, parts: tuple[str, ...], limits: ArchiveLimits) -> None:
+    """Refuse a path no root folder could excuse, before its parts are looked at one by one."""
+    if len(parts) > limits.depth + 1:
+        raise ArchiveRefused("archive_too_deep", f"its path has more than {limits.depth} parts", entry=entry.shown)
+    if len(entry.raw) > limits.path_bytes + ROOT_BYTES:
+        message = f"its path has more than {limits.path_bytes} bytes"
+        raise ArchiveRefused("archive_path_too_long", message, entry=entry.shown)
+
+
+def _check_path(planned: Planned, limits: ArchiveLimits) -> None:
+    shown = planned.entry.shown
+    if planned.path.count("/") >= limits.depth:
+        raise ArchiveRefused("archive_too_deep", f"its path has more than {limits.depth} parts", entry=shown)
+    if len(planned.path.encode()) > limits.path_bytes:
+        raise ArchiveRefused("archive_path_too_long", f"its path has more than {limits.path_bytes} bytes", entry=shown)
+    if planned.path.lower().endswith(_ARCHIVES):
+        message = "it is an archive itself: put its files into the skill's folder"
+        raise ArchiveRefused("archive_nested", message, entry=shown)
+
+
+def _check_amounts(planned: Sequence[Planned], limits: ArchiveLimits) -> None:
+    total = sum(each.entry.size for each in planned)
+    if total > limits.unpacked_bytes:
+        message = f"it unpacks to {total} bytes, more than {limits.unpacked_bytes}"
+        raise ArchiveRefused("archive_unpacked_too_large", message)
+    for each in planned:
+        if each.entry.size > limits.ratio * each.entry.packed:
+            message = f"it unpacks to more than {limits.ratio} times its packed size"
+            raise ArchiveRefused("archive_ratio", message, entry=each.entry.shown)
+
+
+def _notes(ignored: Sequence[Entry]) -> tuple[Diagnostic, ...]:
+    if not ignored:
+        return ()
+    count = len(ignored)
+    words = "1 entry that a Mac adds was" if count == 1 else f"{count} entries that a Mac adds were"
+    message = f"{words} left out, such as {ignored[0].shown}."
+    return (Diagnostic("archive_ignored", "info", message, path=ignored[0].shown),)
+
 
 FILE_MODE: Final = 0o400
 PROGRAM_MODE: Final = 0o500

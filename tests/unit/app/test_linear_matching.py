@@ -20,7 +20,7 @@ from kdskills.remote.dispatch.arguments import faults
 from kdskills.remote.dispatch.redaction import redact
 from kdskills.remote.ports import CatalogError
 from kdskills.remote.schemas.checks import checked_schema
-from kdskills.skills.field_groups import _TOOL_NAME
+from kdskills.skills.fields import _TOOL_NAME
 from kdskills.skills.findings import Findings
 from kdskills.skills.frontmatter import split, trim_body
 from kdskills.skills.refs import compile_rules

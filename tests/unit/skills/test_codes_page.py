@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kdskills.skills.codes import all_codes, reference_table
+from kdskills.skills.findings import all_codes, reference_table
 
 
 def test_page_has_the_table(repo: Path) -> None:

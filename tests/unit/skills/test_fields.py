@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.skills import SkillArgument, parse_skill_bytes
-from kdskills.skills.field_names import FIELD_OF, misspelt
-from kdskills.skills.fields import NOBODY
+from kdskills.skills.fields import FIELD_OF, NOBODY, misspelt
 
 BASE = "name: brief\ndescription: d\n"
 

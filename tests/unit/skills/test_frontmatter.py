@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.skills import parse_skill, parse_skill_bytes
-from kdskills.skills.frontmatter import MAX_SKILL_BYTES, read_body, trim_body
-from kdskills.skills.repair import repair_lines
+from kdskills.skills.frontmatter import MAX_SKILL_BYTES, read_body, repair_lines, trim_body
 
 HEAD = "name: brief\ndescription: d"
 

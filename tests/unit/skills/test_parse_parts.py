@@ -8,9 +8,8 @@ import pytest
 
 from kdskills.errors import Diagnostic
 from kdskills.skills import SkillTool
-from kdskills.skills.codes import code_row
 from kdskills.skills.digest import bytes_digest
-from kdskills.skills.findings import Findings
+from kdskills.skills.findings import Findings, code_row
 from kdskills.skills.folder import TextContent
 from kdskills.skills.parse import parse_parts
 

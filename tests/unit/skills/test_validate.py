@@ -10,7 +10,7 @@ import pytest
 
 from kdskills.errors import FileRefused
 from kdskills.skills import parse_skill, parse_skill_bytes, validate_skill
-from kdskills.skills.codes import all_codes, code_row
+from kdskills.skills.findings import all_codes, code_row
 
 # The table of `docs/reference/skill-format.md`: lenient, spec, skills-ref.
 TABLE = {
