@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from kdskills.jobs.database import DatabaseUnavailable
 from kdskills.jobs.queue import CHANNEL
 from kdskills.jobs.worker.desk import LOG
 
@@ -41,25 +42,25 @@ class QueueWatch:
         self._tell = tell
         self._look_s = look_s
         self._closing: int | None = None
-        """Descriptor that is readable from `close` on; the thread's own to close."""
+        """Writing end of a pipe whose other end, the thread's own, is told of `close` by the end of this one."""
 
     def start(self) -> None:
         """Begin to watch."""
-        self._closing = os.eventfd(0, os.EFD_CLOEXEC)
+        ends, self._closing = os.pipe()
         act = self._listen if self._database.dialect == "postgresql" else self._watch
-        threading.Thread(target=self._keep, args=(act, self._closing), name="queue-watch", daemon=True).start()
+        threading.Thread(target=self._keep, args=(act, ends), name="queue-watch", daemon=True).start()
 
     def close(self) -> None:
         """Stop watching; returns without waiting for the thread."""
         closing, self._closing = self._closing, None
         if closing is not None:
-            os.eventfd_write(closing, 1)
+            os.close(closing)
 
     def _keep(self, act: Callable[[int], None], closing: int) -> None:
         """Watch for good: what breaks is begun again, and whatever was missed meanwhile is told as one change."""
         from sqlalchemy.exc import SQLAlchemyError
 
-        failures: tuple[type[Exception], ...] = (SQLAlchemyError, sqlite3.Error, OSError)
+        failures: tuple[type[Exception], ...] = (SQLAlchemyError, sqlite3.Error, OSError, DatabaseUnavailable)
         if self._database.dialect == "postgresql":
             from psycopg import Error
 

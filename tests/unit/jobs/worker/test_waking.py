@@ -104,6 +104,20 @@ def test_its_end_ends_its_thread(database):
     assert not thread.is_alive()
 
 
+def test_a_folder_that_comes_back_is_watched(place):
+    """A file that is away when the watch begins is waited for, and the watch can be ended at any time."""
+    away = place.rename(place.with_name("away"))
+    told = queue.SimpleQueue()
+    with closing(Database(f"sqlite:///{place / 'work.db'}")) as database:
+        watch = QueueWatch(database, told.put, 0.02)
+        watch.start()
+        with pytest.raises(queue.Empty):
+            told.get(timeout=0.2)
+        away.rename(place)
+        assert told.get(timeout=10) == CHANGED
+        watch.close()
+
+
 @pytest.mark.needs("bubblewrap")  # namespaces of a user's own
 def test_a_file_nobody_can_watch_is_looked_at(database, place):
     """Where the kernel watches no file for this user, each commit is told all the same."""
