@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import time
@@ -85,6 +86,9 @@ class RunFolder:
 
     def remove(self) -> None:
         """Remove everything, folders the program closed to itself included."""
+        with contextlib.suppress(OSError, RecursionError):
+            shutil.rmtree(self.path)  # the usual tree, without a process for it
+            return
         # coreutils walk trees of any depth; what a program nested without end would exhaust a recursive walk.
         for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
             if not self.path.exists():
@@ -116,13 +120,29 @@ def end_marked(mark: str, *reaped_pids: int) -> list[int]:
 def marked(mark: str) -> list[int]:
     """Return the living processes whose environment carries *mark*."""
     needle = f"{RUN_MARK}={mark}".encode()
-    pids = []
-    for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is needed
-        if name.isdigit() and int(name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if needle in Path("/proc", name, "environ").read_bytes().split(b"\0"):
-                    pids.append(int(name))
-    return pids
+    ours = os.getpid()
+    numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - names are all that is needed
+    return [pid for pid in numbers if pid != ours and needle in _environment(pid)]
+
+
+def _environment(pid: int) -> list[bytes]:
+    """Return the environment a process was started with; nothing of one that is gone, or is not ours to look at.
+
+    Every process of the machine is looked at after each run, so this asks the system as little as it can.
+    """
+    try:
+        fd = os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    text = b""
+    try:
+        while piece := os.read(fd, 1 << 17):
+            text += piece
+    except OSError:
+        return []
+    finally:
+        os.close(fd)
+    return text.split(b"\0")
 
 
 def leftovers(top: Path) -> ReapReport:

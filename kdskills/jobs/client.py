@@ -106,7 +106,7 @@ class JobsClient:
                     _refuse_busy(work, link, session_key, item)
                 if beside is not None:
                     beside(link, item)
-                work.queue.announce(link)
+                work.queue.announce(link, f"queue {spec.mode}")
                 return submitted_task(row, spec)
             _require_same(work.records.body_hash(link, "task", item), body_hash)
             head = work.records.task(link, item)
@@ -139,7 +139,7 @@ class JobsClient:
                     _refuse_busy(work, link, session_key, item)
                 if beside is not None:
                     beside(link, item)
-                work.queue.announce(link)
+                work.queue.announce(link, "queue job")
                 return submitted_job(row, spec)
             _require_same(work.records.body_hash(link, "job", item), body_hash)
             head = work.records.job(link, item)

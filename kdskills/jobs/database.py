@@ -134,6 +134,11 @@ def _pooling(url: str) -> dict[str, Any]:
     return {"pool_size": SQLITE_CONNECTIONS} if url.startswith("sqlite") else {"pool_pre_ping": True}
 
 
+def _reading(dialect: str) -> dict[str, str]:
+    """Return how questions are asked: each of PostgreSQL's sees what was committed by then, in a transaction or without."""
+    return {"isolation_level": "AUTOCOMMIT"} if dialect == "postgresql" else {}
+
+
 def _keep_private(engine: sa.Engine, what: str, failure: type[KdskillsError]) -> None:
     """Have the file made for this user only before any connection is made to it: SQLite would follow the umask."""
     import sqlalchemy as sa
@@ -240,7 +245,9 @@ class Database:
         self._prepare = prepare
         self._preparing = threading.RLock()
         self.engine = open_engine(url, what=what, failure=failure)
-        self._reading = self.engine.execution_options(kdskills_reads=True)  # the same connections
+        self._reading = self.engine.execution_options(
+            kdskills_reads=True, **_reading(self.dialect)
+        )  # the same connections
 
     @property
     def dialect(self) -> str:
@@ -253,7 +260,7 @@ class Database:
             make_tables(link, metadata)
 
     def ask(self, question: Callable[[sa.Connection], T]) -> T:
-        """Return what *question* reads in a transaction of its own; blocks."""
+        """Return what *question* reads, on SQLite in a transaction of its own; blocks."""
         self._prepared()
         with speaking(self.what, self._failure), self._reading.connect() as link:
             return question(link)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 Kind = Literal["task", "job"]
 
 CHANNEL: Final = "kd_work"
-"""PostgreSQL's channel: `queue` when there is work to claim, `cancel ID` and `job ID` for whoever has ID in hand."""
+"""PostgreSQL's channel: `queue` when there is work to claim, `queue MODE` when it needs room for a `batch`, a `service` or a
+`job`; `cancel ID` and `job ID` for whoever has ID in hand."""
 CLAIM_LOCK: Final = 2_037_591
 """Number of the advisory lock under which work is claimed."""
 FROZEN_MS: Final = 10_000
@@ -42,6 +43,10 @@ class Capacity:
     batch: int
     service: int
     jobs: int
+
+    def has_room(self, mode: str) -> bool:
+        """Whether there is room for one more `batch`, `service` or `job`; for work of any other name there may be."""
+        return {"batch": self.batch, "service": self.service, "job": self.jobs}.get(mode, 1) > 0
 
 
 @dataclass(frozen=True, slots=True)

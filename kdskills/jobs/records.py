@@ -165,12 +165,27 @@ class Records:
             found += [(row[0], row[1]) for row in link.execute(query)]
         return min(found)[1] if found else None
 
-    def move(self, link: sa.Connection, kind: str, item: str, to: str, executor: str, **values: Any) -> bool:
-        """Move a row *executor* holds to the state *to*; False when the tables of states, or the fence, forbid it."""
+    def move(
+        self,
+        link: sa.Connection,
+        kind: str,
+        item: str,
+        to: str,
+        executor: str,
+        *,
+        of_attempt: int | None = None,
+        **values: Any,
+    ) -> bool:
+        """Move a row *executor* holds to the state *to*; False when the tables of states, or the fence, forbid it.
+
+        With *of_attempt* it is moved only while that attempt is its latest.
+        """
         table = self.table(kind)
         allowed = before(TASKS if kind == "task" else JOBS, to)
         mine = (table.c.id == item, table.c.executor == executor, self._lives(executor))
         change = table.update().where(*mine, table.c.status.in_(allowed)).values(status=to, **values)
+        if of_attempt is not None:
+            change = change.where(table.c.attempt == of_attempt)
         return link.execute(change).rowcount > 0
 
     def ask_cancel(self, link: sa.Connection, kind: str, item: str, reason: str) -> str | None:

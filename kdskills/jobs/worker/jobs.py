@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.jobs.database import micros, utc_now
 from kdskills.jobs.heads import JobHead
@@ -63,7 +63,11 @@ class JobRun:
                 self._desk.note_cancel(item)
         if plan.status is None:
             return False
-        values = {"error_code": plan.error_code, "error_message": plan.error_message, "finished_at": micros(utc_now())}
+        values: dict[str, Any] = {
+            "error_code": plan.error_code,
+            "error_message": plan.error_message,
+            "finished_at": micros(utc_now()),
+        }
         to = plan.status
         moved = await self._desk.write(
             lambda link: self._desk.records.move(link, "job", head.id, to, self._desk.executor, **values)

@@ -61,9 +61,10 @@ class TaskRun:
                 await self._finish(head, _broken(error), None)
                 return
             verdict = await self._follow(head, attempt)
-            head = await self._desk.head(self._item) or head
-            if head.terminal:
-                return
+            if not verdict.succeeded or verdict.artifacts:  # a success is one, whatever was asked meanwhile
+                head = await self._desk.head(self._item) or head
+                if head.terminal:
+                    return
             again = follows(head, verdict)
             if again == "no":
                 await self._finish(head, verdict, attempt)
@@ -129,11 +130,9 @@ class TaskRun:
 
     def _running_row(self, link: sa.Connection, head: TaskHead, facts: Facts) -> bool:
         """Write `running` for the attempt of *head*; a word of it that comes late says nothing of the next one."""
-        now = self._desk.records.task(link, head.id)
-        if now is None or now.attempt != head.attempt:
-            return False
-        values = began(now, facts) | readiness(facts)
-        return self._desk.records.move(link, "task", head.id, "running", self._desk.executor, **values)
+        values = began(head, facts) | readiness(facts)
+        records, executor = self._desk.records, self._desk.executor
+        return records.move(link, "task", head.id, "running", executor, of_attempt=head.attempt, **values)
 
     async def _next_attempt(self, head: TaskHead, attempt: Attempt, verdict: Verdict, *, restarted: bool) -> bool:
         """Move to the next attempt after the service's pause; False when the task is over or was canceled meanwhile."""

@@ -8,7 +8,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import KdskillsError
 from kdskills.jobs.database import DatabaseUnavailable, micros, utc_now
@@ -161,7 +161,7 @@ class Worker:
             self.desk.note_cancel(item)
         elif about_what == "job":
             self.desk.note_change(item)
-        else:
+        elif about_what != "queue" or self.desk.capacity().has_room(item):  # without room, the next end looks
             self._look_for_cancels |= word == CHANGED
             self.desk.wake.set()
 
@@ -232,7 +232,7 @@ class Worker:
     async def _broke(self, kind: str, item: str, error: Exception) -> None:
         """End what kdskills itself failed at: a head must not wait for ever for a workflow that is over."""
         said = error.message if isinstance(error, KdskillsError) else f"{type(error).__name__}: {error}"
-        values = {
+        values: dict[str, Any] = {
             "error_code": "infra_error",
             "error_message": said.replace("\0", "")[:1000],
             "finished_at": micros(utc_now()),

@@ -1,5 +1,7 @@
 """Folders of runs without a pid namespace: found again by whoever cleans up, never taken while in use."""
 
+import subprocess
+import sys
 import threading
 
 from kdskills.execution.landlock import leftovers as landlock
@@ -45,3 +47,25 @@ def test_notes_are_for_us_alone(tmp_path):
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in folder.path.iterdir() if path.is_file()}
     assert modes == {"owner.json": "0o600", "uid": "0o600"}
     assert list(folder.work.iterdir()) == []
+
+
+def test_the_usual_folder_is_removed_without_a_program(tmp_path, monkeypatch):
+    """Removing what a run leaves starts no process: it is done after each run."""
+    folder = RunFolder.make(tmp_path, ExecRequest(argv=("x",)))
+    folder.place([("deep/er/file", b"x")], "/work/here")
+    (folder.work / "link").symlink_to(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    folder.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_deeper_than_any_walk_is_removed(tmp_path):
+    """What a program nested without end is removed too."""
+    folder = RunFolder.make(tmp_path, ExecRequest(argv=("x",)))
+    subprocess.run(
+        [sys.executable, "-c", "import os\nfor _ in range(3000):\n    os.mkdir('d'); os.chdir('d')"],
+        cwd=folder.work,
+        check=True,
+    )
+    folder.remove()
+    assert list(tmp_path.iterdir()) == []

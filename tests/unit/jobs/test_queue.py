@@ -310,6 +310,32 @@ def test_a_claim_reads_what_is_not_over(database, tmp_path, make):
     work.close()
 
 
+@pytest.mark.needs("postgres")
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+def test_a_question_is_one_statement(database, tmp_path):
+    """What is read of PostgreSQL neither begins nor ends a transaction; what is changed does."""
+    work = Work(database, tmp_path / "state")
+
+    def left(link):
+        link.exec_driver_sql("SELECT 1")
+        return link.connection.driver_connection.info.transaction_status.name
+
+    assert (work.database.ask(left), work.database.change(left), work.database.ask(left)) == ("IDLE", "INTRANS", "IDLE")
+    work.close()
+
+
+def test_room_is_asked_for_by_name():
+    """A worker looks for work it has room for, and for any a later version has another name for."""
+    full = Capacity(batch=0, service=1, jobs=0)
+    assert [full.has_room(mode) for mode in ("batch", "service", "job", "", "later")] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
+
+
 async def test_clocks_that_differ_do_not_change_an_order(client, make, work):
     """What is submitted later to a session comes later, though its submitter's clock is behind."""
     first = await client.submit_task(make.task("s"))

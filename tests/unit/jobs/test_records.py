@@ -79,6 +79,14 @@ def test_moves_are_fenced(bench):
     assert bench.head().status == "queued"
 
 
+def test_a_word_of_an_earlier_attempt_moves_nothing(bench):
+    """What is said of one attempt changes the row only while it is the latest."""
+    bench.put("starting")
+    assert not bench.move("one", "running", of_attempt=1)
+    assert bench.head().status == "starting"
+    assert bench.move("one", "running", of_attempt=0)
+
+
 def test_a_terminal_head_is_final(bench):
     """Later facts change nothing of what is over: not the state, not the exit code, not the output."""
     bench.claim("one")
