@@ -16,7 +16,7 @@ PARENT = "kdskills"
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class CgroupLeaf:
     """One run's cgroup: its folder per controller (the same one under version 2)."""
 
     memory: Path
@@ -92,13 +92,13 @@ class CgroupParent:
     pids: Path
     version: int
 
-    def leaf(self, name: str, memory: int, pids: int) -> Leaf:
+    def leaf(self, name: str, memory: int, pids: int) -> CgroupLeaf:
         """Make a leaf with these bounds.
 
         Raises:
             OSError: The hierarchy is no longer writable.
         """
-        leaf = Leaf(self.memory / name, self.pids / name, self.version)
+        leaf = CgroupLeaf(self.memory / name, self.pids / name, self.version)
         for folder in leaf.folders:
             folder.mkdir()
         try:
@@ -114,7 +114,7 @@ class CgroupParent:
             raise
         return leaf
 
-    def leaves(self) -> list[Leaf]:
+    def leaves(self) -> list[CgroupLeaf]:
         """Return every leaf there is, made by us or by others before."""
         names = {
             entry.name
@@ -123,7 +123,7 @@ class CgroupParent:
             for entry in os.scandir(folder)
             if entry.is_dir(follow_symlinks=False)
         }
-        return [Leaf(self.memory / name, self.pids / name, self.version) for name in sorted(names)]
+        return [CgroupLeaf(self.memory / name, self.pids / name, self.version) for name in sorted(names)]
 
 
 def find_parent(mount: Path = MOUNT, own_cgroups: str | None = None) -> CgroupParent | None:

@@ -61,7 +61,7 @@ RUNTIME_VARIABLES = frozenset({"KDSKILLS_SKILL_DIR", "KDSKILLS_TURN_DIR"})
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """A request that passed every check.
 
     Attributes:
@@ -79,7 +79,7 @@ class Plan:
     globs: tuple[OutputGlob, ...]
 
 
-def check_request(request: ExecRequest) -> Plan:
+def check_request(request: ExecRequest) -> RunPlan:
     """Check *request* and return its plan.
 
     Raises:
@@ -98,7 +98,7 @@ def check_request(request: ExecRequest) -> Plan:
     if errors:
         summary = "; ".join(errors[:5]) + (f"; and {len(errors) - 5} more" if len(errors) > 5 else "")
         raise ExecRefused(f"the request cannot be run: {summary}", code="bad_request", who="caller", errors=errors)
-    return Plan(
+    return RunPlan(
         request=request,
         argv=_argv(request),
         cwd=posixpath.normpath(posixpath.join("/work", request.workdir)),

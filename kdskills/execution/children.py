@@ -51,7 +51,7 @@ def _reset(ignored: Collection[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def within_ours(bounds: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+def within_own_limits(bounds: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
     """Return (soft, hard) *bounds* by short name, none above the hard limits of this process.
 
     A child inherits our hard limits and only privilege raises them, so the kernel would refuse a wider bound. The

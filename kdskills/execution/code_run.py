@@ -45,7 +45,7 @@ def read_report(data: bytes) -> CodeReport:
             code = _text(first, "code") or "skills_mismatch"
             return CodeReport(start="refused", error=ExecError("skills", code, _text(first, "message")))
         case "started":
-            return _ended(next((line for line in lines[1:] if line.get("event") == "ended"), None))
+            return _read_end(next((line for line in lines[1:] if line.get("event") == "ended"), None))
         case _:
             return CodeReport()
 
@@ -68,7 +68,7 @@ def apply_report(result: ExecResult, data: bytes) -> ExecResult:
     return replace(result, status="infra_error", exit_code=None, signal=None, error=error)
 
 
-def _ended(line: dict[str, Any] | None) -> CodeReport:
+def _read_end(line: dict[str, Any] | None) -> CodeReport:
     """Read the last line of a program that was started."""
     if line is None:
         return CodeReport(start="started")

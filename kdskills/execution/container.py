@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kdskills.execution.check import Plan
+from kdskills.execution.check import RunPlan
 from kdskills.execution.code_run import MAX_REPORT
 from kdskills.execution.collect import Collection, finish, new_collection
-from kdskills.execution.ended import Ended
+from kdskills.execution.program_end import ProgramEnd
 from kdskills.execution.pump import GRACE_S, TailBuffer
 from kdskills.execution.request import ExecError, Limits
 
@@ -25,7 +25,7 @@ MAX_LINE: Final = 64 * 1024
 
 
 def build_order(
-    plan: Plan,
+    plan: RunPlan,
     argv: Sequence[str],
     env: Mapping[str, str],
     inputs: Sequence[tuple[str, bytes]],
@@ -66,7 +66,9 @@ def rlimits(limits: Limits) -> dict[str, tuple[int, int]]:
     }
 
 
-def container_options(plan: Plan, image: str, mounts: Mapping[str, str], seccomp: str, largest: int) -> dict[str, Any]:
+def container_options(
+    plan: RunPlan, image: str, mounts: Mapping[str, str], seccomp: str, largest: int
+) -> dict[str, Any]:
     """Return the SDK's keyword arguments of a locked-down container.
 
     Args:
@@ -148,26 +150,26 @@ class _Head:
 
 
 @dataclass(slots=True)
-class Answer:
+class ContainerAnswer:
     """Reads standard output: the program's own up to the nonce, then the answer.
 
     `broken` says why reading stopped; `done` that the answer came to its end.
     """
 
-    plan: Plan
+    plan: RunPlan
     nonce: bytes
     stdout: TailBuffer
-    end: Ended | None = None
+    end: ProgramEnd | None = None
     report: bytes | None = None
     done: bool = False
     broken: str | None = None
     answering: bool = False
-    found: Collection = field(init=False)
+    collection: Collection = field(init=False)
     _buffer: bytearray = field(default_factory=bytearray)
     _body: tuple[_Head, int] | None = None
 
     def __post_init__(self) -> None:
-        self.found = new_collection(self.plan.globs, self.plan.request.limits)
+        self.collection = new_collection(self.plan.globs, self.plan.request.limits)
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of standard output."""
@@ -190,7 +192,7 @@ class Answer:
         elif not self.done and self.broken is None:
             self.broken = "the answer ended too early"
         self._buffer.clear()
-        finish(self.found)
+        finish(self.collection)
 
     def _find_nonce(self) -> bool:
         """Pass on the program's own output, and return whether the nonce was read."""
@@ -237,13 +239,13 @@ class Answer:
         limits = self.plan.request.limits
         match line["kind"]:
             case "end":
-                self.end = _ended(line, self.plan)
+                self.end = _read_end(line, self.plan)
             case "report" if 0 <= int(line["size"]) <= MAX_REPORT:
                 self._body = (_Head("", 0), int(line["size"]))
             case "file" if 0 <= int(line["size"]) <= limits.output_size:
                 self._body = (_Head(str(line["path"]) or "/", int(line["mode"])), int(line["size"]))
             case "problem":
-                self.found.refuse(str(line["path"])[:1024], str(line["code"])[:64], str(line["message"])[:512])
+                self.collection.refuse(str(line["path"])[:1024], str(line["code"])[:64], str(line["message"])[:512])
             case "done":
                 self.done = True
             case _:
@@ -252,12 +254,12 @@ class Answer:
     def _accept(self, path: str, data: bytes, mode: int) -> None:
         """Collect a file, which a declared output must match."""
         if any(glob.matches(tuple(path.split("/"))) for glob in self.plan.globs):
-            self.found.accept(path, data, mode)
+            self.collection.accept(path, data, mode)
         else:
-            self.found.refuse(path, "not_declared", "no declared output names it")
+            self.collection.refuse(path, "not_declared", "no declared output names it")
 
 
-def _ended(line: dict[str, Any], plan: Plan) -> Ended:
+def _read_end(line: dict[str, Any], plan: RunPlan) -> ProgramEnd:
     """Read the `end` line."""
     trouble = None
     if "stage" in line:
@@ -265,7 +267,7 @@ def _ended(line: dict[str, Any], plan: Plan) -> Ended:
         subject = {"exec": program, "workdir": plan.cwd}.get(line["stage"], str(line["stage"]))
         code = {"exec": "program_missing", "workdir": "workdir_missing"}.get(line["stage"], "setup_failed")
         trouble = ExecError(str(line["stage"]), code, f"{subject}: {os.strerror(int(line['errno']))}")
-    return Ended(
+    return ProgramEnd(
         reason="timeout" if line["reason"] == "timeout" else "exited",
         code=int(line["code"]) if "code" in line else None,
         signal=int(line["signal"]) if "signal" in line else None,

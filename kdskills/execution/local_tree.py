@@ -64,7 +64,7 @@ class RunFolder:
         """Where generated code is put; outside the workdir."""
         return self.path / "control"
 
-    def place(self, inputs: Sequence[tuple[str, bytes]], cwd: str, executable: Collection[str] = ()) -> None:
+    def write_inputs(self, inputs: Sequence[tuple[str, bytes]], cwd: str, executable: Collection[str] = ()) -> None:
         """Write the inputs and make the folder *cwd* below /work; the paths are checked, and no program has run here yet."""
         if cwd.startswith("/work/"):
             (self.work / cwd.removeprefix("/work/")).mkdir(parents=True, exist_ok=True)

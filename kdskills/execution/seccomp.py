@@ -54,7 +54,7 @@ class Only:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SyscallRule:
     """One refused call: its number on each architecture (None where it does not exist), the error, the condition.
 
     With `only` and `also`, either condition refuses.
@@ -74,80 +74,80 @@ class Rule:
 
 _SOCKETS = Only(0, "not_in", tuple(FAMILIES.values()))
 
-RULES: Final[tuple[Rule, ...]] = (
+RULES: Final[tuple[SyscallRule, ...]] = (
     # other processes
-    Rule("ptrace", 101, 117),
-    Rule("process_vm_readv", 310, 270),
-    Rule("process_vm_writev", 311, 271),
-    Rule("process_madvise", 440, 440),
-    Rule("pidfd_getfd", 438, 438),
-    Rule("kcmp", 312, 272),
+    SyscallRule("ptrace", 101, 117),
+    SyscallRule("process_vm_readv", 310, 270),
+    SyscallRule("process_vm_writev", 311, 271),
+    SyscallRule("process_madvise", 440, 440),
+    SyscallRule("pidfd_getfd", 438, 438),
+    SyscallRule("kcmp", 312, 272),
     # mounts and roots
-    Rule("mount", 165, 40),
-    Rule("umount2", 166, 39),
-    Rule("pivot_root", 155, 41),
-    Rule("chroot", 161, 51),
-    Rule("open_tree", 428, 428),
-    Rule("move_mount", 429, 429),
-    Rule("fsopen", 430, 430),
-    Rule("fsconfig", 431, 431),
-    Rule("fsmount", 432, 432),
-    Rule("fspick", 433, 433),
-    Rule("mount_setattr", 442, 442),
-    Rule("open_tree_attr", 467, 467),
-    Rule("name_to_handle_at", 303, 264),
-    Rule("open_by_handle_at", 304, 265),
-    Rule("fanotify_init", 300, 262),
-    Rule("quotactl", 179, 60),
-    Rule("quotactl_fd", 443, 443),
-    Rule("swapon", 167, 224),
-    Rule("swapoff", 168, 225),
-    Rule("acct", 163, 89),
+    SyscallRule("mount", 165, 40),
+    SyscallRule("umount2", 166, 39),
+    SyscallRule("pivot_root", 155, 41),
+    SyscallRule("chroot", 161, 51),
+    SyscallRule("open_tree", 428, 428),
+    SyscallRule("move_mount", 429, 429),
+    SyscallRule("fsopen", 430, 430),
+    SyscallRule("fsconfig", 431, 431),
+    SyscallRule("fsmount", 432, 432),
+    SyscallRule("fspick", 433, 433),
+    SyscallRule("mount_setattr", 442, 442),
+    SyscallRule("open_tree_attr", 467, 467),
+    SyscallRule("name_to_handle_at", 303, 264),
+    SyscallRule("open_by_handle_at", 304, 265),
+    SyscallRule("fanotify_init", 300, 262),
+    SyscallRule("quotactl", 179, 60),
+    SyscallRule("quotactl_fd", 443, 443),
+    SyscallRule("swapon", 167, 224),
+    SyscallRule("swapoff", 168, 225),
+    SyscallRule("acct", 163, 89),
     # namespaces
-    Rule("unshare", 272, 97),
-    Rule("setns", 308, 268),
-    Rule("clone", 56, 220, only=Only(0, "any_bit", tuple(CLONE_NEW.values()))),
-    Rule("clone3", 435, 435, error=errno.ENOSYS),
-    Rule("sethostname", 170, 161),
-    Rule("setdomainname", 171, 162),
+    SyscallRule("unshare", 272, 97),
+    SyscallRule("setns", 308, 268),
+    SyscallRule("clone", 56, 220, only=Only(0, "any_bit", tuple(CLONE_NEW.values()))),
+    SyscallRule("clone3", 435, 435, error=errno.ENOSYS),
+    SyscallRule("sethostname", 170, 161),
+    SyscallRule("setdomainname", 171, 162),
     # kernel interfaces with a long history of holes
-    Rule("bpf", 321, 280),
-    Rule("perf_event_open", 298, 241),
-    Rule("io_uring_setup", 425, 425),
-    Rule("io_uring_enter", 426, 426),
-    Rule("io_uring_register", 427, 427),
-    Rule("userfaultfd", 323, 282),
-    Rule("add_key", 248, 217),
-    Rule("request_key", 249, 218),
-    Rule("keyctl", 250, 219),
-    Rule("move_pages", 279, 239),
-    Rule("migrate_pages", 256, 238),
-    Rule("lookup_dcookie", 212, 18),
-    Rule("nfsservctl", 180, 42),
-    Rule("vhangup", 153, 58),
-    Rule("uselib", 134, None),
-    Rule("_sysctl", 156, None),
-    Rule("sysfs", 139, None),
-    Rule("modify_ldt", 154, None),
-    Rule("iopl", 172, None),
-    Rule("ioperm", 173, None),
+    SyscallRule("bpf", 321, 280),
+    SyscallRule("perf_event_open", 298, 241),
+    SyscallRule("io_uring_setup", 425, 425),
+    SyscallRule("io_uring_enter", 426, 426),
+    SyscallRule("io_uring_register", 427, 427),
+    SyscallRule("userfaultfd", 323, 282),
+    SyscallRule("add_key", 248, 217),
+    SyscallRule("request_key", 249, 218),
+    SyscallRule("keyctl", 250, 219),
+    SyscallRule("move_pages", 279, 239),
+    SyscallRule("migrate_pages", 256, 238),
+    SyscallRule("lookup_dcookie", 212, 18),
+    SyscallRule("nfsservctl", 180, 42),
+    SyscallRule("vhangup", 153, 58),
+    SyscallRule("uselib", 134, None),
+    SyscallRule("_sysctl", 156, None),
+    SyscallRule("sysfs", 139, None),
+    SyscallRule("modify_ldt", 154, None),
+    SyscallRule("iopl", 172, None),
+    SyscallRule("ioperm", 173, None),
     # modules, kexec, clocks, the kernel's log
-    Rule("init_module", 175, 105),
-    Rule("finit_module", 313, 273),
-    Rule("delete_module", 176, 106),
-    Rule("kexec_load", 246, 104),
-    Rule("kexec_file_load", 320, 294),
-    Rule("reboot", 169, 142),
-    Rule("settimeofday", 164, 170),
-    Rule("adjtimex", 159, 171),
-    Rule("clock_settime", 227, 112),
-    Rule("clock_adjtime", 305, 266),
-    Rule("syslog", 103, 116),
+    SyscallRule("init_module", 175, 105),
+    SyscallRule("finit_module", 313, 273),
+    SyscallRule("delete_module", 176, 106),
+    SyscallRule("kexec_load", 246, 104),
+    SyscallRule("kexec_file_load", 320, 294),
+    SyscallRule("reboot", 169, 142),
+    SyscallRule("settimeofday", 164, 170),
+    SyscallRule("adjtimex", 159, 171),
+    SyscallRule("clock_settime", 227, 112),
+    SyscallRule("clock_adjtime", 305, 266),
+    SyscallRule("syslog", 103, 116),
     # arguments
-    Rule("personality", 135, 92, only=Only(0, "not_in", (0,))),
-    Rule("ioctl", 16, 29, only=Only(1, "in", tuple(TERMINAL_INJECTION.values()))),
-    Rule("socket", 41, 198, error=errno.EAFNOSUPPORT, only=_SOCKETS),
-    Rule("socketpair", 53, 199, error=errno.EAFNOSUPPORT, only=_SOCKETS),
+    SyscallRule("personality", 135, 92, only=Only(0, "not_in", (0,))),
+    SyscallRule("ioctl", 16, 29, only=Only(1, "in", tuple(TERMINAL_INJECTION.values()))),
+    SyscallRule("socket", 41, 198, error=errno.EAFNOSUPPORT, only=_SOCKETS),
+    SyscallRule("socketpair", 53, 199, error=errno.EAFNOSUPPORT, only=_SOCKETS),
 )
 
 
@@ -165,7 +165,7 @@ class Instruction:
         return struct.pack("=HBBI", self.code, self.jt, self.jf, self.k)
 
 
-def assemble(arch: Arch, rules: Sequence[Rule] = RULES) -> list[Instruction]:
+def assemble(arch: Arch, rules: Sequence[SyscallRule] = RULES) -> list[Instruction]:
     """Return the filter of *rules* for *arch*; another architecture's calls kill the program."""
     program = [
         Instruction(_LOAD, 0, 0, _ARCH),
@@ -189,7 +189,7 @@ def program_bytes(arch: Arch) -> bytes:
     return b"".join(instruction.pack() for instruction in assemble(arch))
 
 
-def _block(rule: Rule) -> list[Instruction]:
+def _block(rule: SyscallRule) -> list[Instruction]:
     """Return what happens once the call's number matched; every path ends in a return."""
     deny, allow = Instruction(_RET, 0, 0, ERRNO | rule.error), Instruction(_RET, 0, 0, ALLOW)
     if rule.only is None:

@@ -580,7 +580,7 @@ async def test_a_broken_launcher_is_no_program_result(engine):
 
 async def test_cut_arguments_start_nothing(engine, monkeypatch):
     """When the launcher gets only part of its arguments, no program runs."""
-    from kdskills.execution.bwrap import stand as run_module
+    from kdskills.execution.bwrap import ready as run_module
 
     whole = run_module.run_arguments
     monkeypatch.setattr(run_module, "run_arguments", lambda *args: whole(*args)[:60].rpartition(b"--")[0])

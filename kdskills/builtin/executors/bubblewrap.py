@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
 from kdskills.execution.bwrap.args import Launcher
 from kdskills.execution.bwrap.pool import Pool, make_worker
+from kdskills.execution.bwrap.ready import Ground, SandboxJob
 from kdskills.execution.bwrap.run import ENGINE, LEVEL, BubblewrapRun, Prepared
-from kdskills.execution.bwrap.stand import Ground, Job
 from kdskills.execution.cgroup import find_parent
 from kdskills.execution.check import LIMIT_NAMES, check_request, require_limits
 from kdskills.execution.children import require_endings
@@ -155,7 +155,7 @@ class BubblewrapExecutor:
             old[1].close()
         return pool
 
-    def _prepare(self, request: ExecRequest) -> tuple[Ground, Rootfs, Job]:
+    def _prepare(self, request: ExecRequest) -> tuple[Ground, Rootfs, SandboxJob]:
         """Decide and stage everything that needs no sandbox. Raises ExecRefused, RootChanged, RootMissing."""
         require_endings(self.name)
         plan = check_request(request)
@@ -186,7 +186,7 @@ class BubblewrapExecutor:
 
         inputs = tuple(read_inputs(request.inputs, request.limits))
         _fit(inputs, request.limits)
-        return ground, rootfs, Job(plan, argv, payload, skills, inputs, enforced)
+        return ground, rootfs, SandboxJob(plan, argv, payload, skills, inputs, enforced)
 
     def _prepared(self) -> tuple[Ground, Rootfs]:
         with self._lock:

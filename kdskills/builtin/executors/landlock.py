@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
 from kdskills.execution.cgroup import CgroupParent, find_parent
-from kdskills.execution.check import LIMIT_NAMES, Plan, check_request, require_limits
+from kdskills.execution.check import LIMIT_NAMES, RunPlan, check_request, require_limits
 from kdskills.execution.children import require_endings
 from kdskills.execution.dirs import cache_dir, private_dir, state_dir
 from kdskills.execution.finished import FinishedRun, skills_mismatch
@@ -22,7 +22,7 @@ from kdskills.execution.landlock import abi
 from kdskills.execution.landlock.calls import program_bytes
 from kdskills.execution.landlock.leftovers import leftovers, note_uid
 from kdskills.execution.landlock.order import Wall, build_order, host_argv
-from kdskills.execution.landlock.run import Job, TreeRun
+from kdskills.execution.landlock.run import TreeJob, TreeRun
 from kdskills.execution.landlock.uids import Uids
 from kdskills.execution.lifecycle import RunRecords, reap
 from kdskills.execution.local_tree import RunFolder
@@ -156,7 +156,7 @@ class LandlockExecutor:
                 )  # fmt: skip
 
             run = TreeRun(
-                Job(
+                TreeJob(
                     engine=self.name, level=self.level, plan=plan, folder=folder, lease=lease, order=order, payload=payload,
                     stdin=request.stdin, cgroups=self._cgroups, reserve=(0, 0), enforced=frozenset(enforced),
                 )
@@ -246,10 +246,10 @@ def _demand_reachable(folder: Path) -> None:
         )
 
 
-def _furnish(folder: RunFolder, inputs: list[tuple[str, bytes]], plan: Plan, uid: int) -> None:
+def _furnish(folder: RunFolder, inputs: list[tuple[str, bytes]], plan: RunPlan, uid: int) -> None:
     """Fill the run's folders and give the program its own; nobody has been here yet."""
     note_uid(folder, uid)
-    folder.place(inputs, plan.cwd, frozenset(plan.request.executable))
+    folder.write_inputs(inputs, plan.cwd, frozenset(plan.request.executable))
     folder.path.chmod(0o711)
     folder.control.chmod(0o755)
     for top in (folder.work, folder.tmp):

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Final
 
 from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
 from kdskills.execution.cgroup import find_parent
-from kdskills.execution.check import LIMIT_NAMES, Plan, check_request, require_limits
+from kdskills.execution.check import LIMIT_NAMES, RunPlan, check_request, require_limits
 from kdskills.execution.children import require_endings
 from kdskills.execution.dirs import cache_dir, private_dir, state_dir
 from kdskills.execution.finished import FinishedRun, skills_mismatch
 from kdskills.execution.landlock.calls import shared_rules
 from kdskills.execution.landlock.leftovers import leftovers, note_uid
 from kdskills.execution.landlock.order import environment, host_argv, host_place
-from kdskills.execution.landlock.run import Job
-from kdskills.execution.landlock.uids import Lease, Uids
+from kdskills.execution.landlock.run import TreeJob
+from kdskills.execution.landlock.uids import UidLease, Uids
 from kdskills.execution.lifecycle import RunRecords, reap
 from kdskills.execution.local_tree import RunFolder
 from kdskills.execution.payload import build_payload, entry_argv
@@ -163,7 +163,7 @@ class SrtExecutor:
             raise
         return run
 
-    def _spawned(self, plan: Plan, package: Path, folder: RunFolder, files: Files, lease: Lease | None, places: dict[str, str]) -> SrtRun:  # fmt: skip
+    def _spawned(self, plan: RunPlan, package: Path, folder: RunFolder, files: Files, lease: UidLease | None, places: dict[str, str]) -> SrtRun:  # fmt: skip
         request = plan.request
         stdin = request.stdin
         if request.code is not None:
@@ -176,7 +176,7 @@ class SrtExecutor:
             return _order(plan, package, folder, files, None if lease is None else lease.uid, cgroups)
 
         run = SrtRun(
-            Job(
+            TreeJob(
                 engine=self.name, level=self.level, plan=plan, folder=folder, lease=lease, order=order, payload=None, stdin=stdin,
                 cgroups=find_parent(), reserve=RESERVE, enforced=ENFORCED,
             ),
@@ -260,12 +260,12 @@ def _domains(request: ExecRequest) -> tuple[str, ...]:
     return domains
 
 
-def _furnish(folder: RunFolder, inputs: list[tuple[str, bytes]], plan: Plan, lease: Lease | None) -> Files:
+def _furnish(folder: RunFolder, inputs: list[tuple[str, bytes]], plan: RunPlan, lease: UidLease | None) -> Files:
     """Fill the run's folders and give the program its own; nobody has been here yet."""
     if len(os.fsencode(folder.path / SRT_HOME)) > LONGEST:
         raise ExecRefused("the state folder's path is too long for srt's sockets: choose a shorter one", engine=ENGINE)
-    files = Files.of(folder)
-    folder.place(inputs, plan.cwd, frozenset(plan.request.executable))
+    files = Files.in_folder(folder)
+    folder.write_inputs(inputs, plan.cwd, frozenset(plan.request.executable))
     if plan.request.code is not None:
         (folder.control / "main.py").write_bytes(plan.request.code.encode("utf-8", "surrogatepass"))
     srt_home = folder.path / SRT_HOME
@@ -284,7 +284,7 @@ def _furnish(folder: RunFolder, inputs: list[tuple[str, bytes]], plan: Plan, lea
 
 
 def _script(
-    plan: Plan, rootfs: Rootfs, folder: RunFolder, places: dict[str, str], files: Files, *, proxy: bool
+    plan: RunPlan, rootfs: Rootfs, folder: RunFolder, places: dict[str, str], files: Files, *, proxy: bool
 ) -> bytes:
     """Return the script srt runs."""
     code = plan.request.code is not None
@@ -304,7 +304,7 @@ def _script(
 
 
 def _order(
-    plan: Plan, package: Path, folder: RunFolder, files: Files, uid: int | None, cgroups: Sequence[str]
+    plan: RunPlan, package: Path, folder: RunFolder, files: Files, uid: int | None, cgroups: Sequence[str]
 ) -> bytes:
     """Return the launcher's order: srt under a uid of its own, without a wall of ours around it."""
     limits = plan.request.limits

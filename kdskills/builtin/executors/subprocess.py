@@ -24,18 +24,18 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
 from kdskills.errors import ExecRefused, RootChanged, RootMissing
-from kdskills.execution.check import Plan, check_request, require_limits
-from kdskills.execution.children import require_endings, signal_reset, within_ours
+from kdskills.execution.check import RunPlan, check_request, require_limits
+from kdskills.execution.children import require_endings, signal_reset, within_own_limits
 from kdskills.execution.choose import require_consent
 from kdskills.execution.code_run import MAX_REPORT, apply_report
 from kdskills.execution.collect import Collection, collect, new_collection
 from kdskills.execution.container import rlimits
 from kdskills.execution.dirs import cache_dir, private_dir, state_dir
-from kdskills.execution.ended import Ended, status_of
 from kdskills.execution.finished import FinishedRun, skills_mismatch
 from kdskills.execution.local_tree import RUN_MARK, RunFolder, end_marked, leftovers
 from kdskills.execution.logfile import output_buffers
 from kdskills.execution.payload import build_payload, entry_argv, host_entry
+from kdskills.execution.program_end import ProgramEnd, status_of
 from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.pump import Ending, HeadBuffer, Pump, TailBuffer
 from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel
@@ -121,7 +121,7 @@ class SubprocessExecutor:
         inputs = read_inputs(request.inputs, request.limits)
         folder = RunFolder.make(self._runs(), request)
         try:
-            folder.place(inputs, plan.cwd, frozenset(request.executable))
+            folder.write_inputs(inputs, plan.cwd, frozenset(request.executable))
             run = LocalRun(plan, folder, places, self.name, self.level)
             run.spawn()
         except BaseException:  # raised again: no folder stays behind
@@ -134,7 +134,7 @@ class SubprocessExecutor:
 class LocalRun:
     """A started process tree. Made by `SubprocessExecutor.start`."""
 
-    plan: Plan
+    plan: RunPlan
     folder: RunFolder
     places: dict[str, str]
     engine: str
@@ -203,7 +203,7 @@ class LocalRun:
 
     def _bounded(self, process: subprocess.Popen[bytes], channel: _Channel) -> Pump:
         """Bound the program that was just started, and return what watches it."""
-        for name, bounds in within_ours(rlimits(self.plan.request.limits)).items():
+        for name, bounds in within_own_limits(rlimits(self.plan.request.limits)).items():
             with contextlib.suppress(ProcessLookupError):  # it was that quick
                 resource.prlimit(process.pid, LIMITS[name], bounds)
         return Pump(
@@ -277,10 +277,10 @@ class LocalRun:
         trouble = ExecError(stage, code, f"{missing_path}: {error.strerror}")
         self.folder.remove()
         collection = new_collection((), self.plan.request.limits)
-        return self._built(Ended("exited", None, None, 0.0, trouble), collection)
+        return self._built(ProgramEnd("exited", None, None, 0.0, trouble), collection)
 
     def _result(self, ending: Ending, code: int, collection: Collection) -> ExecResult:
-        ended = Ended(
+        ended = ProgramEnd(
             reason=ending.reason,
             code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
@@ -290,7 +290,7 @@ class LocalRun:
         result = self._built(ended, collection)
         return apply_report(result, self._report.value()) if self.plan.request.code is not None else result
 
-    def _built(self, ended: Ended, collection: Collection) -> ExecResult:
+    def _built(self, ended: ProgramEnd, collection: Collection) -> ExecResult:
         status, exit_code, number, error = status_of(ended)
         return ExecResult(
             status=status,

@@ -22,7 +22,7 @@ from typing import Any
 
 from kdskills.errors import ExecFailed
 from kdskills.execution.bwrap import tree
-from kdskills.execution.cgroup import Leaf
+from kdskills.execution.cgroup import CgroupLeaf
 from kdskills.execution.children import signal_reset
 
 SETUP_S = 30.0
@@ -76,7 +76,7 @@ class Pipes:
             os.close(self.ours.popitem()[1])
 
 
-class Box:
+class BwrapBox:
     """A sandbox whose program waits for `release`.
 
     Attributes:
@@ -103,7 +103,7 @@ class Box:
         """Host pid of the launcher."""
         return self._launcher.pid
 
-    def bring_up(self, arguments: bytes, rootfs: Path, leaf: Leaf | None, nproc: int | None) -> None:
+    def bring_up(self, arguments: bytes, rootfs: Path, leaf: CgroupLeaf | None, nproc: int | None) -> None:
         """Let the launcher build the sandbox and wait until it stands, with its program not yet started.
 
         Raises:
@@ -231,7 +231,7 @@ class Box:
         return os.read(fd, 4096).decode("utf-8", "replace").strip()
 
 
-def launch(spawner: ThreadPoolExecutor, command: Sequence[str], pipes: Pipes, extra: Sequence[int]) -> Box:
+def launch(spawner: ThreadPoolExecutor, command: Sequence[str], pipes: Pipes, extra: Sequence[int]) -> BwrapBox:
     """Start the launcher from the spawner's one long-lived thread, which `--die-with-parent` is tied to.
 
     Raises:
@@ -258,7 +258,7 @@ def launch(spawner: ThreadPoolExecutor, command: Sequence[str], pipes: Pipes, ex
     except OSError as error:
         raise BoxFailed(f"the launcher {command[0]} cannot be started: {error.strerror}") from error
     pipes.close_theirs()
-    return Box(process, pipes)
+    return BwrapBox(process, pipes)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -20,18 +20,18 @@ from queue import Empty, SimpleQueue
 
 from kdskills.errors import ExecFailed, ExecRefused
 from kdskills.execution.bwrap.args import DEFAULT_ENV, Fds, command_line, rlimit_words, rlimits, run_arguments
-from kdskills.execution.bwrap.box import SETUP_S, Box, BoxFailed, Pipes, launch
-from kdskills.execution.bwrap.stand import (
+from kdskills.execution.bwrap.box import SETUP_S, BoxFailed, BwrapBox, Pipes, launch
+from kdskills.execution.bwrap.ready import (
     OWN_PROCESSES,
     Ground,
-    Job,
-    Standing,
+    ReadySandbox,
+    SandboxJob,
     keep_record,
     make_leaf,
     memory_file,
 )
-from kdskills.execution.cgroup import Leaf
-from kdskills.execution.children import within_ours
+from kdskills.execution.cgroup import CgroupLeaf
+from kdskills.execution.children import within_own_limits
 from kdskills.execution.request import ExecRequest, Limits
 
 KEEP_S = 300.0
@@ -40,7 +40,7 @@ _DEFAULTS = Limits()
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class WorkerKind:
     """What is fixed once a sandbox is up: the skills (staged copies named by digest) and its sizes."""
 
     skills: tuple[tuple[str, Path], ...]
@@ -48,19 +48,19 @@ class Kind:
     tmp_size: int
 
     @classmethod
-    def of(cls, job: Job) -> Kind:
+    def for_job(cls, job: SandboxJob) -> WorkerKind:
         """Return the kind of sandbox *job* needs."""
         return cls(job.skills, job.limits.work_size, job.limits.tmp_size)
 
 
 @dataclass(slots=True)
-class Worker:
+class PoolWorker:
     """A sandbox of the pool; `fds` are the numbers of payload and report inside."""
 
-    kind: Kind
-    box: Box
+    kind: WorkerKind
+    box: BwrapBox
     pipes: Pipes
-    leaf: Leaf | None
+    leaf: CgroupLeaf | None
     fds: tuple[int, int]
     stack: ExitStack
     made_at: float
@@ -70,7 +70,7 @@ class Worker:
         ended = select.select([self.box.launcher_fd], [], [], 0)[0]
         return not ended and time.monotonic() - self.made_at < KEEP_S
 
-    def give(self, job: Job, stack: ExitStack, *, memory_by_rlimit: bool) -> Standing:
+    def give(self, job: SandboxJob, stack: ExitStack, *, memory_by_rlimit: bool) -> ReadySandbox:
         """Hand the worker over to one run; *stack* ends it.
 
         Raises:
@@ -85,10 +85,10 @@ class Worker:
             raise BoxFailed(f"the bounds of a prepared sandbox cannot be set: {error}") from error
         order = build_order(job, self.fds, memory_by_rlimit=memory_by_rlimit, nproc=self.leaf is None)
         feeds = (("stdin", job.plan.request.stdin), ("payload", order))
-        return Standing(self.box, self.pipes, self.leaf, feeds, waiting=False)
+        return ReadySandbox(self.box, self.pipes, self.leaf, feeds, waiting=False)
 
 
-def build_order(job: Job, fds: tuple[int, int], *, memory_by_rlimit: bool, nproc: bool) -> bytes:
+def build_order(job: SandboxJob, fds: tuple[int, int], *, memory_by_rlimit: bool, nproc: bool) -> bytes:
     """Return what `kdskills_runtime.pool_worker` reads: its length, the order, inputs, and the payload of code.
 
     Generated code without variables of its own runs in the waiting process itself; everything else replaces it.
@@ -96,7 +96,7 @@ def build_order(job: Job, fds: tuple[int, int], *, memory_by_rlimit: bool, nproc
     plan, bounds = job.plan, rlimits(job.limits, memory=memory_by_rlimit)
     if nproc:
         bounds["nproc"] = (job.limits.pids + 1,) * 2
-    bounds = within_ours(bounds)
+    bounds = within_own_limits(bounds)
     argv = None if job.payload is not None and not plan.env else list(job.argv(*fds))
     env = {**dict(DEFAULT_ENV), **dict(plan.env)}
     order = {
@@ -112,7 +112,7 @@ def build_order(job: Job, fds: tuple[int, int], *, memory_by_rlimit: bool, nproc
     return b"".join([len(head).to_bytes(8, "big"), head, *(data for _, data in job.inputs), job.payload or b""])
 
 
-def make_worker(ground: Ground, kind: Kind, python: str, program: str) -> Worker:
+def make_worker(ground: Ground, kind: WorkerKind, python: str, program: str) -> PoolWorker:
     """Make a sandbox of *kind* and wait until its process waits for an order.
 
     Raises:
@@ -139,7 +139,7 @@ def make_worker(ground: Ground, kind: Kind, python: str, program: str) -> Worker
         report = pipes.ours["report"]
         if not select.select([report], [], [], SETUP_S)[0] or os.read(report, 1) != b"\n":
             raise BoxFailed("a prepared sandbox did not become ready")
-        return Worker(kind, box, pipes, leaf, fds, stack.pop_all(), time.monotonic())
+        return PoolWorker(kind, box, pipes, leaf, fds, stack.pop_all(), time.monotonic())
 
 
 @dataclass(slots=True)
@@ -150,16 +150,16 @@ class Pool:
     """
 
     size: int
-    make: Callable[[Kind], Worker]
+    make: Callable[[WorkerKind], PoolWorker]
     trouble: str | None = None
-    _idle: list[Worker] = field(default_factory=list)
-    _requests: SimpleQueue[Kind | None] = field(default_factory=SimpleQueue)
+    _idle: list[PoolWorker] = field(default_factory=list)
+    _requests: SimpleQueue[WorkerKind | None] = field(default_factory=SimpleQueue)
     # Entered twice when the engine is collected as garbage in the middle of a step: its finalizer closes the pool.
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _thread: threading.Thread | None = None
     _closed: bool = False
 
-    def take(self, kind: Kind) -> Worker | None:
+    def take(self, kind: WorkerKind) -> PoolWorker | None:
         """Return a worker of *kind*, which is then the caller's; None when there is none."""
         while True:
             with self._lock:
@@ -171,12 +171,12 @@ class Pool:
                 return worker
             worker.stack.close()
 
-    def idle(self, kind: Kind | None = None) -> int:
+    def idle(self, kind: WorkerKind | None = None) -> int:
         """Return how many workers wait, of one kind or of all."""
         with self._lock:
             return sum(kind in {None, worker.kind} for worker in self._idle)
 
-    def want(self, kind: Kind) -> None:
+    def want(self, kind: WorkerKind) -> None:
         """Request workers of *kind*; idle workers of other kinds are ended to make room."""
         with self._lock:
             if self._closed:
@@ -205,7 +205,7 @@ class Pool:
             except (ExecFailed, ExecRefused, OSError, RuntimeError) as error:
                 self.trouble = str(error)  # runs go on without a pool; the next one asks again
 
-    def _latest(self) -> Kind | None:
+    def _latest(self) -> WorkerKind | None:
         """Return the kind requested last; earlier requests are out of date."""
         kind = self._requests.get()
         while kind is not None:
@@ -215,7 +215,7 @@ class Pool:
                 break
         return kind
 
-    def _fill(self, kind: Kind) -> None:
+    def _fill(self, kind: WorkerKind) -> None:
         while True:
             with self._lock:
                 if self._closed or sum(idle_worker.kind == kind for idle_worker in self._idle) >= self.size:

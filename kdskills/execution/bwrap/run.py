@@ -10,13 +10,13 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from kdskills.execution.bwrap.box import Box, BoxFailed
-from kdskills.execution.bwrap.pool import Kind, Pool
-from kdskills.execution.bwrap.stand import Ground, Job, Standing, stand
+from kdskills.execution.bwrap.box import BoxFailed, BwrapBox
+from kdskills.execution.bwrap.pool import Pool, WorkerKind
+from kdskills.execution.bwrap.ready import Ground, ReadySandbox, SandboxJob, make_sandbox
 from kdskills.execution.code_run import MAX_REPORT, apply_report, read_report
 from kdskills.execution.collect import Collection, collect, new_collection
-from kdskills.execution.ended import Ended, status_of
 from kdskills.execution.logfile import output_buffers
+from kdskills.execution.program_end import ProgramEnd, status_of
 from kdskills.execution.pump import Ending, HeadBuffer, Pump
 from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel, Status
 
@@ -29,7 +29,7 @@ class Prepared:
     """Everything a run needs that was decided without a sandbox; `pool` is None when it must have one of its own."""
 
     ground: Ground
-    job: Job
+    job: SandboxJob
     pool: Pool | None = None
 
 
@@ -52,7 +52,7 @@ class BubblewrapRun:
         self._lock = threading.Lock()
         self._cancelled = False
         self._pump: Pump | None = None
-        self._box: Box | None = None
+        self._box: BwrapBox | None = None
         self._started: Future[None] = Future()
         self._result: Future[ExecResult] = Future()
         self._enforced: frozenset[str] = frozenset()
@@ -135,18 +135,20 @@ class BubblewrapRun:
         self._enforced = job.enforced
         with ExitStack() as stack:
             if pool is not None:
-                stack.callback(pool.want, Kind.of(job))  # called last, so that making sandboxes never delays this run
-            standing = self._stand(prepared, stack)
-            box, leaf = standing.box, standing.leaf
+                stack.callback(
+                    pool.want, WorkerKind.for_job(job)
+                )  # called last, so that making sandboxes never delays this run
+            sandbox = self._sandbox_for(prepared, stack)
+            box, leaf = sandbox.box, sandbox.leaf
             self._host_uid = box.host_uid
             self._bounds = {} if leaf is None else leaf.bounds()
-            pump = self._pump_for(standing, job.limits.wall_s)
+            pump = self._pump_for(sandbox, job.limits.wall_s)
             with self._lock:
                 self._pump, self._box = pump, box
                 if self._cancelled:
                     pump.cancel()
             started = time.monotonic()
-            if standing.waiting:
+            if sandbox.waiting:
                 box.release()
             self._tell_started()
             try:
@@ -156,44 +158,46 @@ class BubblewrapRun:
                     self._box = None
             exit_code = box.finish()
             oom = leaf.oom_kills() if leaf is not None else 0
-            trouble = self._trouble(job, standing, exit_code, ending)
+            trouble = self._trouble(job, sandbox, exit_code, ending)
             if trouble is not None:
                 exit_code = None
             outputs = self._collect(job, box, exit_code, ending)
             return self._report_on(job, self._result_of(ending, exit_code, oom, outputs, trouble), exit_code)
 
-    def _stand(self, prepared: Prepared, stack: ExitStack) -> Standing:
+    def _sandbox_for(self, prepared: Prepared, stack: ExitStack) -> ReadySandbox:
         """Return a sandbox of the pool, or one of its own."""
         ground, job = prepared.ground, prepared.job
         if self._cancelled:
             raise BoxFailed("cancelled before a sandbox was made")
-        worker = prepared.pool.take(Kind.of(job)) if prepared.pool is not None else None
+        worker = prepared.pool.take(WorkerKind.for_job(job)) if prepared.pool is not None else None
         if worker is not None:
             return worker.give(job, stack, memory_by_rlimit=ground.cgroups is None)
-        return stand(ground, job, stack)
+        return make_sandbox(ground, job, stack)
 
-    def _pump_for(self, standing: Standing, wall_s: float) -> Pump:
-        box, pipes = standing.box, standing.pipes
+    def _pump_for(self, sandbox: ReadySandbox, wall_s: float) -> Pump:
+        box, pipes = sandbox.box, sandbox.pipes
         outputs: list[tuple[int, Callable[[bytes], None]]]
         outputs = [(pipes.take("stdout"), self._stdout.feed), (pipes.take("stderr"), self._stderr.feed)]
         if "report" in pipes.ours:
             outputs.append((pipes.take("report"), self._report.feed))
-        inputs = [(pipes.take(name), data) for name, data in standing.feeds]
+        inputs = [(pipes.take(name), data) for name, data in sandbox.feeds]
         return Pump(box.launcher_fd, outputs, inputs, wall_s, box.terminate, box.kill)
 
     @staticmethod
-    def _collect(job: Job, box: Box, exit_code: int | None, ending: Ending) -> Collection:
+    def _collect(job: SandboxJob, box: BwrapBox, exit_code: int | None, ending: Ending) -> Collection:
         if exit_code is None and ending.reason == "exited":
             return new_collection((), job.limits)
         return collect(box.work, job.plan.globs, job.limits)
 
-    def _trouble(self, job: Job, standing: Standing, exit_code: int | None, ending: Ending) -> ExecError | None:
+    def _trouble(
+        self, job: SandboxJob, sandbox: ReadySandbox, exit_code: int | None, ending: Ending
+    ) -> ExecError | None:
         """Return why no program ran, or None when one did."""
         if ending.reason != "exited":
             return None
         if exit_code is None:
             return self._start_error()
-        if not standing.waiting and job.payload is None:
+        if not sandbox.waiting and job.payload is None:
             return read_report(self._report.value()).error  # how a pool worker tells that argv could not start
         return None
 
@@ -202,7 +206,7 @@ class BubblewrapRun:
     ) -> ExecResult:
         number = _signal_of(exit_code)
         status, exit_code, number, error = status_of(
-            Ended(ending.reason, exit_code, number, ending.duration_s, trouble)
+            ProgramEnd(ending.reason, exit_code, number, ending.duration_s, trouble)
         )
         if oom and ending.reason == "exited" and exit_code != 0:
             status, error = "oom", None  # without an exit code when the kernel chose the sandbox's own first process
@@ -221,7 +225,7 @@ class BubblewrapRun:
             error=error,
         )
 
-    def _report_on(self, job: Job, result: ExecResult, exit_code: int | None) -> ExecResult:
+    def _report_on(self, job: SandboxJob, result: ExecResult, exit_code: int | None) -> ExecResult:
         if job.payload is None or (exit_code is None and result.status == "infra_error"):
             return result
         return apply_report(result, self._report.value())

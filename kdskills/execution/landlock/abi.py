@@ -92,7 +92,7 @@ class Handled:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PathRule:
     """One hierarchy, or one file, and what may be done there."""
 
     path: str
@@ -126,7 +126,7 @@ def handled(abi: int) -> Handled:
     )
 
 
-def rules(tree: Path, skills: Sequence[Path], control: Path, writable: Sequence[Path], abi: int) -> list[Rule]:
+def rules(tree: Path, skills: Sequence[Path], control: Path, writable: Sequence[Path], abi: int) -> list[PathRule]:
     """Return the rules of one run, for the rights version *abi* knows; paths that are not there are left out.
 
     Args:
@@ -137,16 +137,16 @@ def rules(tree: Path, skills: Sequence[Path], control: Path, writable: Sequence[
         abi: Landlock's version here.
     """
     all_rules = [
-        Rule(str(tree), LOOK),
-        *(Rule(str(skill), LOOK) for skill in skills),
-        Rule(str(control), READ),
-        *(Rule(str(folder), WRITE) for folder in writable),
-        *(Rule(path, EXECUTE | READ_FILE) for path in host_programs(tree)),
-        *(Rule(path, DEVICE) for path in DEVICES),
-        *(Rule(path, READ) for path in FACTS),
+        PathRule(str(tree), LOOK),
+        *(PathRule(str(skill), LOOK) for skill in skills),
+        PathRule(str(control), READ),
+        *(PathRule(str(folder), WRITE) for folder in writable),
+        *(PathRule(path, EXECUTE | READ_FILE) for path in host_programs(tree)),
+        *(PathRule(path, DEVICE) for path in DEVICES),
+        *(PathRule(path, READ) for path in FACTS),
     ]
     fs_mask = handled(abi).fs
-    return [Rule(rule.path, access) for rule in all_rules if (access := _fitting(rule, fs_mask))]
+    return [PathRule(rule.path, access) for rule in all_rules if (access := _fitting(rule, fs_mask))]
 
 
 def host_programs(tree: Path) -> Iterator[str]:
@@ -169,7 +169,7 @@ def library_folders(tree: Path) -> list[str]:
     return sorted(folders)
 
 
-def _fitting(rule: Rule, fs_mask: int) -> int:
+def _fitting(rule: PathRule, fs_mask: int) -> int:
     """Return the rights of *rule* that this kernel knows and that apply to its file or folder; 0 when there is none."""
     path = Path(rule.path)
     if not path.exists():

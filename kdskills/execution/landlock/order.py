@@ -8,10 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kdskills.execution.check import Plan
-from kdskills.execution.children import within_ours
+from kdskills.execution.check import RunPlan
+from kdskills.execution.children import within_own_limits
 from kdskills.execution.container import rlimits
-from kdskills.execution.landlock.abi import PROC_FILES, PROC_FOLDERS, READ, READ_FILE, Rule, handled, library_folders
+from kdskills.execution.landlock.abi import (
+    PROC_FILES,
+    PROC_FOLDERS,
+    READ,
+    READ_FILE,
+    PathRule,
+    handled,
+    library_folders,
+)
 from kdskills.execution.local_tree import RunFolder
 
 TERM_ALL, KILL_ALL = b"\x00", b"\xff"
@@ -38,13 +46,13 @@ class Wall:
 
 def build_order(
     wall: Wall,
-    plan: Plan,
+    plan: RunPlan,
     folder: RunFolder,
     *,
     argv: Sequence[str],
     places: Mapping[str, str],
     uid: int,
-    rules: Sequence[Rule],
+    rules: Sequence[PathRule],
     keep: Sequence[int],
     cgroups: Sequence[str],
 ) -> bytes:
@@ -71,7 +79,7 @@ def build_order(
         "env": environment(wall.tree, plan, folder),
         "cwd": host_place(plan.cwd, places, folder.work),
         "uid": uid,
-        "limits": within_ours(bounds),
+        "limits": within_own_limits(bounds),
         "ruleset": handled_rights.attr().hex(),
         "rules": [(rule.path, rule.access) for rule in rules],
         "proc": [(name, READ if name in PROC_FOLDERS else READ_FILE) for name in (*PROC_FILES, *PROC_FOLDERS)],
@@ -86,7 +94,7 @@ def build_order(
     return json.dumps(order).encode("ascii")
 
 
-def environment(tree: Path, plan: Plan, folder: RunFolder) -> dict[str, str]:
+def environment(tree: Path, plan: RunPlan, folder: RunFolder) -> dict[str, str]:
     """Return the program's variables.
 
     The shared libraries of the tree come first: its Python may be linked against one that the program's uid cannot
@@ -102,7 +110,7 @@ def environment(tree: Path, plan: Plan, folder: RunFolder) -> dict[str, str]:
     return base | {name.decode(): value.decode("utf-8", "surrogateescape") for name, value in plan.env}
 
 
-def host_argv(plan: Plan, places: Mapping[str, str]) -> tuple[str, ...]:
+def host_argv(plan: RunPlan, places: Mapping[str, str]) -> tuple[str, ...]:
     """Return the argument list with the script's place on this host; the caller's own arguments stay as they are."""
     script = plan.request.script
     if script is None:

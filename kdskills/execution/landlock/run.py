@@ -19,17 +19,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from kdskills.execution.cgroup import CgroupParent, Leaf
-from kdskills.execution.check import Plan
+from kdskills.execution.cgroup import CgroupLeaf, CgroupParent
+from kdskills.execution.check import RunPlan
 from kdskills.execution.code_run import MAX_REPORT, apply_report
 from kdskills.execution.collect import Collection, collect, new_collection
-from kdskills.execution.ended import Ended, status_of
 from kdskills.execution.landlock.order import KILL_ALL, TERM_ALL
-from kdskills.execution.landlock.uids import Lease
+from kdskills.execution.landlock.uids import UidLease
 from kdskills.execution.lifecycle import leaf_name
 from kdskills.execution.local_tree import RunFolder
 from kdskills.execution.logfile import output_buffers
 from kdskills.execution.payload import host_entry
+from kdskills.execution.program_end import ProgramEnd, status_of
 from kdskills.execution.pump import Ending, HeadBuffer, Pump
 from kdskills.execution.request import ExecError, ExecResult, IsolationLevel
 
@@ -41,7 +41,7 @@ Order = Callable[[int, int, Sequence[str]], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TreeJob:
     """One checked and staged run.
 
     Attributes:
@@ -60,9 +60,9 @@ class Job:
 
     engine: str
     level: IsolationLevel
-    plan: Plan
+    plan: RunPlan
     folder: RunFolder
-    lease: Lease | None
+    lease: UidLease | None
     order: Order
     payload: bytes | None
     stdin: bytes
@@ -74,7 +74,7 @@ class Job:
 class TreeRun:
     """A started run: a `Handle`."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: TreeJob) -> None:
         self._job = job
         self._stdout, self._stderr = output_buffers(job.plan.request)
         self._report, self._status = HeadBuffer(MAX_REPORT), HeadBuffer(_STATUS_SIZE)
@@ -82,7 +82,7 @@ class TreeRun:
         self._lock = threading.Lock()
         self._stack = ExitStack()
         self._control = -1
-        self._leaf: Leaf | None = None
+        self._leaf: CgroupLeaf | None = None
         self._pump: Pump | None = None
         self._launcher: subprocess.Popen[bytes] | None = None
 
@@ -203,7 +203,7 @@ class TreeRun:
     def result_of(self, ending: Ending, facts: Mapping[str, Any]) -> ExecResult:
         """Return the result of a run whose end the launcher reported; the run's folders still exist."""
         trouble = self._trouble(facts) if ending.reason == "exited" else None
-        ended = Ended(ending.reason, facts.get("code"), facts.get("signal"), ending.duration_s, trouble)
+        ended = ProgramEnd(ending.reason, facts.get("code"), facts.get("signal"), ending.duration_s, trouble)
         status, exit_code, number, error = status_of(ended)
         if facts["left"]:
             status, exit_code, number = "infra_error", None, None

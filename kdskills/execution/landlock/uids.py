@@ -25,7 +25,7 @@ LEAST: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class UidLease:
     """A uid that is ours alone until `close`."""
 
     uid: int
@@ -51,7 +51,7 @@ class Uids:
         """Every uid of the range."""
         return range(self.base + OFFSET, self.base + OFFSET + COUNT)
 
-    def lease(self) -> Lease:
+    def lease(self) -> UidLease:
         """Return a uid that no account, no process and no other run has.
 
         Raises:
@@ -71,7 +71,7 @@ class Uids:
                 lease.close()
         raise ExecRefused(f"all of the {COUNT} uids for programs are in use; run fewer at a time", engine="landlock")
 
-    def take(self, uid: int) -> Lease | None:
+    def take(self, uid: int) -> UidLease | None:
         """Return *uid* when no other run holds it."""
         fd = os.open(private_dir(self.top) / str(uid), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -79,7 +79,7 @@ class Uids:
         except BlockingIOError:
             os.close(fd)
             return None
-        return Lease(uid, fd)
+        return UidLease(uid, fd)
 
 
 def running_uids() -> set[int]:

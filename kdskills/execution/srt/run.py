@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kdskills.execution.code_run import MAX_REPORT, apply_report
-from kdskills.execution.landlock.run import Job, TreeRun
+from kdskills.execution.landlock.run import TreeJob, TreeRun
 from kdskills.execution.pump import Ending
 from kdskills.execution.request import ExecError, ExecResult
 from kdskills.execution.srt.script import MISSING, NO_WORKDIR, Files
@@ -25,7 +25,7 @@ class SrtRun(TreeRun):
         code: Whether a report is expected.
     """
 
-    def __init__(self, job: Job, files: Files, *, code: bool) -> None:
+    def __init__(self, job: TreeJob, files: Files, *, code: bool) -> None:
         super().__init__(job)
         self._plan = job.plan
         self._code = code

@@ -54,7 +54,7 @@ class Files:
     report: Path
 
     @classmethod
-    def of(cls, folder: RunFolder) -> Files:
+    def in_folder(cls, folder: RunFolder) -> Files:
         """Return the files of a run; those the sandbox writes lie outside the folders it sees read-only."""
         answers = folder.path / "answers"
         return cls(

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kdskills.execution.bwrap.pool import Kind, Pool, build_order
-from kdskills.execution.bwrap.stand import Job
+from kdskills.execution.bwrap.pool import Pool, WorkerKind, build_order
+from kdskills.execution.bwrap.ready import SandboxJob
 from kdskills.execution.check import check_request
 from kdskills.execution.request import ExecRequest, InputFile, Limits
 
@@ -22,7 +22,7 @@ def job(*, payload=None, inputs=(), **request):
     argv = (
         (lambda payload_fd, report_fd: ("entry", str(payload_fd), str(report_fd))) if payload else lambda *_: plan.argv
     )
-    return Job(plan, argv, payload, (), tuple(inputs), frozenset())
+    return SandboxJob(plan, argv, payload, (), tuple(inputs), frozenset())
 
 
 def read(data):
@@ -61,15 +61,17 @@ def test_code_with_variables_gets_an_interpreter_of_its_own():
 
 def test_a_kind_is_what_cannot_be_changed():
     """Skills and sizes make a kind; limits, inputs and variables do not."""
-    assert Kind.of(job(argv=("x",))) == Kind.of(
+    assert WorkerKind.for_job(job(argv=("x",))) == WorkerKind.for_job(
         job(argv=("y",), env={"A": "b"}, limits=Limits(memory=64 << 20, pids=3))
     )
-    assert Kind.of(job(argv=("x",))) != Kind.of(job(argv=("x",), limits=Limits(work_size=1 << 20)))
+    assert WorkerKind.for_job(job(argv=("x",))) != WorkerKind.for_job(
+        job(argv=("x",), limits=Limits(work_size=1 << 20))
+    )
 
 
 def kind(name):
     """Return a kind."""
-    return Kind(((name, Path("/") / name),), 1, 1)
+    return WorkerKind(((name, Path("/") / name),), 1, 1)
 
 
 class Workers:
@@ -218,12 +220,12 @@ def test_an_engine_that_is_collected_in_the_middle_of_a_step_ends_its_pool(worke
     """The finalizer closes the pool from within the pool's own thread, and nothing waits for itself."""
     pool = Pool(1, workers)
     size = Collecting()
-    pool.want(Kind((), size, 1))
+    pool.want(WorkerKind((), size, 1))
     until(lambda: pool.idle() == 1)
     engine = Workers()
     closed = weakref.finalize(engine, pool.close)
     size.engine, engine = engine, None
-    pool.want(Kind((), Collecting(), 1))
+    pool.want(WorkerKind((), Collecting(), 1))
     until(lambda: not closed.alive)
     pool._thread.join(60)
     assert not pool._thread.is_alive()

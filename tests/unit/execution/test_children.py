@@ -10,7 +10,7 @@ from kdskills.builtin.executors.landlock import LandlockExecutor
 from kdskills.builtin.executors.srt import SrtExecutor
 from kdskills.builtin.executors.subprocess import SubprocessExecutor
 from kdskills.errors import ExecRefused
-from kdskills.execution.children import require_endings, within_ours
+from kdskills.execution.children import require_endings, within_own_limits
 from kdskills.execution.options import ExecutionOptions
 from kdskills.execution.owner import process_start
 from kdskills.execution.request import ExecRequest
@@ -61,7 +61,7 @@ def test_no_bound_is_wider_than_our_own(monkeypatch, name, most, asked, kept):
     """A child cannot have more than we may have; what it asked for below that it gets."""
     wanted = getattr(resource, f"RLIMIT_{name.upper()}")
     monkeypatch.setattr(resource, "getrlimit", lambda number: (0, most) if number == wanted else None)
-    assert within_ours({name: asked}) == {name: kept}
+    assert within_own_limits({name: asked}) == {name: kept}
 
 
 async def test_a_program_that_cannot_be_bounded_does_not_go_on(monkeypatch, tmp_path):

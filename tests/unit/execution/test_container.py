@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kdskills.execution import ExecRequest, Limits
 from kdskills.execution.check import check_request
-from kdskills.execution.container import NONCE_SIZE, Answer, Demux, build_order, container_options, rlimits
+from kdskills.execution.container import NONCE_SIZE, ContainerAnswer, Demux, build_order, container_options, rlimits
 from kdskills.execution.pump import TailBuffer
 
 NONCE = bytes(range(200, 200 + NONCE_SIZE))
@@ -18,9 +18,9 @@ PLAN = check_request(ExecRequest(argv=("prog",), outputs=("*.txt", "deep/**"), s
 END = {"kind": "end", "reason": "exited", "duration": 0.5, "code": 3}
 
 
-def answer(plan=PLAN) -> Answer:
+def answer(plan=PLAN) -> ContainerAnswer:
     """Return a reader with nothing read yet."""
-    return Answer(plan, NONCE, TailBuffer(1000))
+    return ContainerAnswer(plan, NONCE, TailBuffer(1000))
 
 
 def lines(*events: dict[str, object]) -> bytes:
@@ -28,7 +28,7 @@ def lines(*events: dict[str, object]) -> bytes:
     return b"".join(json.dumps(event).encode() + b"\n" for event in events)
 
 
-def read(data: bytes, plan=PLAN) -> Answer:
+def read(data: bytes, plan=PLAN) -> ContainerAnswer:
     """Return a reader that got everything at once."""
     reader = answer(plan)
     reader.feed(data)
@@ -86,7 +86,7 @@ def test_files_and_problems():
     """Files come with their bytes, digests and masked modes; problems and missing outputs are named."""
     data = lines(END, {"kind": "file", "path": "a.txt", "mode": 0o6777, "size": 3}) + b"a\nb"
     data += lines({"kind": "problem", "path": "l.txt", "code": "link", "message": "is a link"}, {"kind": "done"})
-    found = read(NONCE + data).found
+    found = read(NONCE + data).collection
     assert [(item.path, item.content, item.mode) for item in found.artifacts] == [("a.txt", b"a\nb", 0o755)]
     assert [(item.path, item.code) for item in found.errors] == [("l.txt", "link"), ("deep/**", "missing")]
 
@@ -94,7 +94,9 @@ def test_files_and_problems():
 @pytest.mark.parametrize("path", ["../x.txt", "/etc/passwd", "other.bin", "a//b.txt", "", "deep/../x", "deep/\x00"])
 def test_files_nobody_asked_for_are_not_taken(path):
     """Paths are checked again on this side."""
-    found = read(NONCE + lines(END, {"kind": "file", "path": path, "mode": 0o644, "size": 0}, {"kind": "done"})).found
+    found = read(
+        NONCE + lines(END, {"kind": "file", "path": path, "mode": 0o644, "size": 0}, {"kind": "done"})
+    ).collection
     assert found.artifacts == []
     assert found.errors[0].code == ("bad_name" if path.startswith("deep/") else "not_declared")
 

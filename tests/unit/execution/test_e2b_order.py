@@ -47,7 +47,9 @@ def test_an_answer_is_read_whole():
     read = read_answer(PLAN, answer(body, b"hi", lines({"kind": "done"}), out=b"0123456789", totals=(99, 0), oom=True))
     assert (read.stdout.data, read.stdout.total, read.stdout.truncated) == (b"0123456789", 99, True)
     assert (read.stderr.truncated, read.oom, read.memory, read.answer.done) == (False, True, True, True)
-    assert [(item.path, item.content, item.mode) for item in read.answer.found.artifacts] == [("a.txt", b"hi", 0o755)]
+    assert [(item.path, item.content, item.mode) for item in read.answer.collection.artifacts] == [
+        ("a.txt", b"hi", 0o755)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_files_nobody_declared_are_not_taken():
     for path in ("../up.txt", "/etc/x.txt", "other.bin", "ok.txt"):
         files += lines({"kind": "file", "path": path, "mode": 420, "size": 1}) + b"x"
     read = read_answer(PLAN, answer(lines(END), files, lines({"kind": "done"})))
-    assert [item.path for item in read.answer.found.artifacts] == ["ok.txt"]
+    assert [item.path for item in read.answer.collection.artifacts] == ["ok.txt"]
 
 
 def test_an_answer_that_breaks_off_is_not_done():

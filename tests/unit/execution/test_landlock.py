@@ -187,7 +187,7 @@ def order_of(tree, folder, request, cgroups=()):
     plan = check_request(request)
     data = build_order(
         Wall(tree, 7, b"\x01\x02"), plan, folder, argv=plan.argv, places={}, uid=12345,
-        rules=[abi.Rule("/x", 4)], keep=[7], cgroups=cgroups,
+        rules=[abi.PathRule("/x", 4)], keep=[7], cgroups=cgroups,
     )  # fmt: skip
     return json.loads(data)
 

@@ -16,11 +16,11 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kdskills.execution.check import Plan
+from kdskills.execution.check import RunPlan
 from kdskills.execution.code_run import apply_report
-from kdskills.execution.container import Answer, Demux, container_options
-from kdskills.execution.ended import Ended, status_of
+from kdskills.execution.container import ContainerAnswer, Demux, container_options
 from kdskills.execution.logfile import output_buffers
+from kdskills.execution.program_end import ProgramEnd, status_of
 from kdskills.execution.pump import CHUNK, GRACE_S
 from kdskills.execution.request import ExecError, ExecResult, IsolationLevel, Status
 from kdskills.execution.rootfs import image_recipe_dir
@@ -49,7 +49,7 @@ class Image:
 class ContainerJob:
     """Everything decided before a container is made."""
 
-    plan: Plan
+    plan: RunPlan
     image: Image
     order: bytes
     nonce: bytes
@@ -86,7 +86,7 @@ class DockerRun:
             task = asyncio.current_task()
             if not self._future.cancelled() or (task is not None and task.cancelling()):
                 raise
-        return self._result(Answer(self._job.plan, self._job.nonce, self._stdout), {}, None, 0.0)
+        return self._result(ContainerAnswer(self._job.plan, self._job.nonce, self._stdout), {}, None, 0.0)
 
     async def cancel(self) -> None:
         """End the container: TERM, grace, KILL."""
@@ -138,7 +138,7 @@ class DockerRun:
         from docker.errors import DockerException
 
         started = time.monotonic()
-        answer = Answer(self._job.plan, self._job.nonce, self._stdout)
+        answer = ContainerAnswer(self._job.plan, self._job.nonce, self._stdout)
         state: dict[str, Any] = {}
         fault: str | None = None
         try:
@@ -167,7 +167,7 @@ class DockerRun:
             **options,
         )
 
-    def _talk(self, container: Container, answer: Answer) -> None:
+    def _talk(self, container: Container, answer: ContainerAnswer) -> None:
         """Start the container, send the order, read to the end of its output or of its time."""
         params = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
         raw = self._client.api.attach_socket(str(container.id), params=params)
@@ -180,7 +180,7 @@ class DockerRun:
         if self._overdue:
             self._kill(container, signal.SIGKILL)
 
-    def _converse(self, wire: socket.socket, answer: Answer) -> None:
+    def _converse(self, wire: socket.socket, answer: ContainerAnswer) -> None:
         """Send and receive at once: an init that dies early must not hold us in a send."""
         demux = Demux(answer.feed, self._stderr.feed)
         wire.setblocking(False)
@@ -217,7 +217,7 @@ class DockerRun:
             time.sleep(0.02)
         return dict(container.attrs["State"])
 
-    def _result(self, answer: Answer, state: dict[str, Any], fault: str | None, duration: float) -> ExecResult:
+    def _result(self, answer: ContainerAnswer, state: dict[str, Any], fault: str | None, duration: float) -> ExecResult:
         """Put together what the init said, what the daemon saw, and what we did."""
         end = answer.end if answer.done else None
         status, exit_code, number, error = self._outcome(end, answer.broken, state, fault)
@@ -231,8 +231,8 @@ class DockerRun:
             engine=self._job.engine,
             level=self._job.level,
             limits_enforced=self._job.enforced,
-            artifacts=tuple(answer.found.artifacts) if end else (),
-            artifact_errors=tuple(answer.found.errors) if end else (),
+            artifacts=tuple(answer.collection.artifacts) if end else (),
+            artifact_errors=tuple(answer.collection.errors) if end else (),
             error=error,
         )
         # A report comes with the answer; without one the engine's own word stands alone.
@@ -241,7 +241,7 @@ class DockerRun:
         return result
 
     def _outcome(
-        self, end: Ended | None, broken: str | None, state: dict[str, Any], fault: str | None
+        self, end: ProgramEnd | None, broken: str | None, state: dict[str, Any], fault: str | None
     ) -> tuple[Status, int | None, int | None, ExecError | None]:
         """Return (status, exit code, signal, error)."""
         if self._cancelled.is_set():

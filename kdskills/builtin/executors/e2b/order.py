@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kdskills.execution.check import Plan
-from kdskills.execution.container import NONCE_SIZE, Answer, rlimits
+from kdskills.execution.check import RunPlan
+from kdskills.execution.container import NONCE_SIZE, ContainerAnswer, rlimits
 from kdskills.execution.pump import GRACE_S, TailBuffer
 from kdskills.execution.request import Stream
 
@@ -18,7 +18,7 @@ _NONCE = bytes(NONCE_SIZE)
 
 
 def build_order(
-    plan: Plan,
+    plan: RunPlan,
     argv: Sequence[str],
     inputs: Sequence[tuple[str, bytes]],
     skills: Mapping[str, str],
@@ -69,14 +69,14 @@ def build_order(
 class AnswerFile:
     """An answer file, understood."""
 
-    answer: Answer
+    answer: ContainerAnswer
     stdout: Stream
     stderr: Stream
     oom: bool
     memory: bool
 
 
-def read_answer(plan: Plan, data: bytes) -> AnswerFile | None:
+def read_answer(plan: RunPlan, data: bytes) -> AnswerFile | None:
     """Read an answer file; None when it is not one."""
     limits = plan.request.limits
     try:
@@ -89,7 +89,7 @@ def read_answer(plan: Plan, data: bytes) -> AnswerFile | None:
         oom, memory = bool(head["oom"]), "memory" in head["limits"]
     except (ValueError, KeyError, TypeError):
         return None
-    answer = Answer(plan, _NONCE, TailBuffer(0))
+    answer = ContainerAnswer(plan, _NONCE, TailBuffer(0))
     answer.feed(_NONCE + data[size + out + err :])
     answer.close()
     return AnswerFile(

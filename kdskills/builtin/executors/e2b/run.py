@@ -19,8 +19,8 @@ from kdskills.builtin.executors.e2b.sdk import Trouble
 from kdskills.errors import ExecRefused
 from kdskills.execution.check import require_limits
 from kdskills.execution.code_run import apply_report
-from kdskills.execution.ended import status_of
 from kdskills.execution.logfile import output_buffers
+from kdskills.execution.program_end import status_of
 from kdskills.execution.pump import GRACE_S
 from kdskills.execution.request import ExecError, ExecResult, IsolationLevel, Status
 from kdskills.execution.seccomp import program_bytes
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kdskills.builtin.executors.e2b.lease import SandboxLease
-    from kdskills.execution.check import Plan
+    from kdskills.execution.check import RunPlan
 
 COLLECT_S: Final = 20.0
 HOLD_S: Final = 180.0
@@ -64,7 +64,7 @@ class Sandboxes(Protocol):
 class E2bJob:
     """Everything decided before a sandbox is asked for."""
 
-    plan: Plan
+    plan: RunPlan
     key: str
     labels: dict[str, str]
     staged: dict[str, tuple[str, Path]]
@@ -288,8 +288,8 @@ class E2bRun:
             engine=self._job.engine,
             level=self._job.level,
             limits_enforced=box.facts.limits - (frozenset() if read.memory else {"memory"}),
-            artifacts=tuple(read.answer.found.artifacts),
-            artifact_errors=tuple(read.answer.found.errors),
+            artifacts=tuple(read.answer.collection.artifacts),
+            artifact_errors=tuple(read.answer.collection.errors),
             error=error,
         )
         if self._job.payload is not None and end.trouble is None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kdskills.execution.bwrap.args import Fds, Launcher, command_line, rlimit_words, rlimits, run_arguments
-from kdskills.execution.bwrap.box import Box, BoxFailed, Pipes, launch
-from kdskills.execution.cgroup import CgroupParent, Leaf
-from kdskills.execution.check import Plan
-from kdskills.execution.children import within_ours
+from kdskills.execution.bwrap.box import BoxFailed, BwrapBox, Pipes, launch
+from kdskills.execution.cgroup import CgroupLeaf, CgroupParent
+from kdskills.execution.check import RunPlan
+from kdskills.execution.children import within_own_limits
 from kdskills.execution.lifecycle import RunRecords, leaf_name
 from kdskills.execution.request import ExecRequest, Limits
 
@@ -35,13 +35,13 @@ class Ground:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SandboxJob:
     """One checked and staged run.
 
     `argv` builds the program's arguments from the payload's and the report's descriptor; both are -1 without payload.
     """
 
-    plan: Plan
+    plan: RunPlan
     argv: Callable[[int, int], Sequence[str]]
     payload: bytes | None
     skills: tuple[tuple[str, Path], ...]
@@ -55,7 +55,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ReadySandbox:
     """A sandbox that is up.
 
     Attributes:
@@ -66,14 +66,14 @@ class Standing:
         waiting: Whether its program waits behind bwrap's gate; one of the pool waits for its order instead.
     """
 
-    box: Box
+    box: BwrapBox
     pipes: Pipes
-    leaf: Leaf | None
+    leaf: CgroupLeaf | None
     feeds: tuple[tuple[str, bytes], ...]
     waiting: bool
 
 
-def stand(ground: Ground, job: Job, stack: ExitStack) -> Standing:
+def make_sandbox(ground: Ground, job: SandboxJob, stack: ExitStack) -> ReadySandbox:
     """Make a sandbox for *job*; *stack* ends it and closes its descriptors.
 
     Raises:
@@ -82,7 +82,7 @@ def stand(ground: Ground, job: Job, stack: ExitStack) -> Standing:
     pipes = Pipes.make(code=job.payload is not None)
     stack.callback(pipes.close)
     leaf = make_leaf(ground, job.limits, stack)
-    bounds = rlimit_words(within_ours(rlimits(job.limits, memory=ground.cgroups is None)))
+    bounds = rlimit_words(within_own_limits(rlimits(job.limits, memory=ground.cgroups is None)))
     argv = job.argv(pipes.theirs.get("payload", -1), pipes.theirs.get("report", -1))
     with ExitStack() as launch_stack:  # the launcher's copies of what it only reads; ours are closed once it has them
         seccomp = memory_file(launch_stack, ground.seccomp)
@@ -98,10 +98,10 @@ def stand(ground: Ground, job: Job, stack: ExitStack) -> Standing:
     feeds = [("stdin", job.plan.request.stdin)]
     if job.payload is not None:
         feeds.append(("payload", job.payload))
-    return Standing(box, pipes, leaf, tuple(feeds), waiting=True)
+    return ReadySandbox(box, pipes, leaf, tuple(feeds), waiting=True)
 
 
-def make_leaf(ground: Ground, limits: Limits, stack: ExitStack) -> Leaf | None:
+def make_leaf(ground: Ground, limits: Limits, stack: ExitStack) -> CgroupLeaf | None:
     """Make a cgroup leaf with these bounds, where there are any. Raises BoxFailed."""
     if ground.cgroups is None:
         return None
@@ -113,7 +113,7 @@ def make_leaf(ground: Ground, limits: Limits, stack: ExitStack) -> Leaf | None:
     return leaf
 
 
-def keep_record(ground: Ground, request: ExecRequest, box: Box, stack: ExitStack) -> None:
+def keep_record(ground: Ground, request: ExecRequest, box: BwrapBox, stack: ExitStack) -> None:
     """Record the launcher for `reap`, until *stack* ends."""
     record = ground.records.write(request, box.pid)
     stack.callback(record.unlink, missing_ok=True)

@@ -9,7 +9,7 @@ from kdskills.execution.request import ExecError, Status
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProgramEnd:
     """What an engine saw of a program's end.
 
     Attributes:
@@ -27,7 +27,7 @@ class Ended:
     trouble: ExecError | None = None
 
 
-def status_of(end: Ended) -> tuple[Status, int | None, int | None, ExecError | None]:
+def status_of(end: ProgramEnd) -> tuple[Status, int | None, int | None, ExecError | None]:
     """Return (status, exit code, signal, error) of an end, memory aside.
 
     Death by signal n has exit code 128 + n, as every shell says it. A program we ended, or that never started, has none.
