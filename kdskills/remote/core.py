@@ -100,8 +100,8 @@ class LoopDriver:
         """Run the parts as tasks."""
         if len(parts) == 1:
             return [await parts[0]()]
-        found = await asyncio.gather(*(part() for part in parts), return_exceptions=True)
-        return _values(found)
+        outcomes = await asyncio.gather(*(part() for part in parts), return_exceptions=True)
+        return _values(outcomes)
 
     async def blocking(self, function: Callable[..., T], /, *arguments: Any, **keywords: Any) -> T:
         """Call the function on a thread."""
@@ -179,9 +179,9 @@ class _ThreadMutex:
         self._lock.release()
 
 
-def _values(found: Sequence[T | BaseException]) -> list[T]:
+def _values(outcomes: Sequence[T | BaseException]) -> list[T]:
     values: list[T] = []
-    for value in found:
+    for value in outcomes:
         if isinstance(value, BaseException):
             raise value
         values.append(value)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kdskills.remote.core import Driver
@@ -28,7 +29,7 @@ from kdskills.remote.submitting import LOCAL_DUPLICATE, NO_REQUEST_ID, Submissio
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class AnsweredCall:
     """One answered call, as listeners of a session hear of it."""
 
     turn_id: str | None
@@ -49,7 +50,7 @@ class Turnstile:
         self._open: dict[str, tuple[AbstractAsyncContextManager[None], int]] = {}
 
     @asynccontextmanager
-    async def one(self, key: str) -> AsyncIterator[None]:
+    async def turn(self, key: str) -> AsyncIterator[None]:
         """Hold the place of *key*."""
         with self._lock:
             mutex, waiting = self._open.get(key) or (self._driver.mutex(), 0)
@@ -71,20 +72,20 @@ async def dispatch_tool_call(
     core.live()
     call = IncomingCall(tool.strip(), arguments, None, request_text(request_id), text_or_none(call_id))
     skill = core.registry.find(call.tool)
-    outcome = await core.owner.dispatcher.run(skill, _identity(core, call), arguments, shown=call.shown)
+    outcome = await core.owner.dispatcher.run(skill, _identity(core, call), arguments, tool_label=call.label)
     _raise_again([outcome])
     return _dispatch(call, outcome)
 
 
 async def respond_to_signal(
-    core: SessionCore, signal: AppServerSignal, options: SubmitOptions, *, known: bool = True
+    core: SessionCore, signal: AppServerSignal, options: SubmitOptions, *, knows_session: bool = True
 ) -> RemoteSkillDispatch | None:
     """Answer the call a signal carries; None, and nothing run, when it is none of this session's."""
     core.live()
     if address(signal) not in {None, core.session_id}:
         return None
     call = call_of_signal(signal)
-    return None if call is None else await _respond(core, call, options, known=known)
+    return None if call is None else await _respond(core, call, options, knows_session=knows_session)
 
 
 async def respond_to_row(
@@ -93,7 +94,7 @@ async def respond_to_row(
     """Answer the call of a pending row; None when it is another thread's or names no tool."""
     core.live()
     call = _own_call(core, row)
-    return None if call is None else await _respond(core, call, options, known=True)
+    return None if call is None else await _respond(core, call, options, knows_session=True)
 
 
 async def drain(core: SessionCore, options: SubmitOptions) -> list[RemoteSkillDispatch]:
@@ -107,16 +108,21 @@ async def drain(core: SessionCore, options: SubmitOptions) -> list[RemoteSkillDi
 
 
 async def _answered(
-    core: SessionCore, calls: Sequence[IncomingCall], options: SubmitOptions, *, drained: bool, known: bool = True
+    core: SessionCore,
+    calls: Sequence[IncomingCall],
+    options: SubmitOptions,
+    *,
+    drained: bool,
+    knows_session: bool = True,
 ) -> list[tuple[RemoteSkillDispatch, CallOutcome]]:
     """Run the calls at once, then submit their answers one after the other."""
-    came = [_connection(core, call) for call in calls]
+    connections = [_connection(core, call) for call in calls]
     outcomes = await core.driver.gather(
-        [_runner(core, call, connection, known=known) for call, connection in zip(calls, came, strict=True)]
+        [partial(_run, core, call, origin, knows_session) for call, origin in zip(calls, connections, strict=True)]
     )
     return [
         (await _submitted(core, call, outcome, options, connection, drained=drained), outcome)
-        for call, outcome, connection in zip(calls, outcomes, came, strict=True)
+        for call, outcome, connection in zip(calls, outcomes, connections, strict=True)
     ]
 
 
@@ -138,25 +144,22 @@ def _own_call(core: SessionCore, row: Mapping[str, Any]) -> IncomingCall | None:
     return None if call is None or call.thread_id not in {None, core.session_id} else call
 
 
-def _runner(core: SessionCore, call: IncomingCall, connection: str, *, known: bool) -> Any:
-    return lambda: _run(core, call, connection, known=known)
-
-
-async def _run(core: SessionCore, call: IncomingCall, connection: str, *, known: bool) -> CallOutcome:
+async def _run(core: SessionCore, call: IncomingCall, connection: str, knows_session: bool) -> CallOutcome:
     return await core.owner.dispatcher.call(
         core.registry.find(call.tool, call.namespace),
         _identity(core, call),
         call.arguments,
-        shown=call.shown,
+        tool_label=call.label,
         connection=connection,
-        knows_session=known,
+        knows_session=knows_session,
     )
 
 
 async def _respond(
-    core: SessionCore, call: IncomingCall, options: SubmitOptions, *, known: bool
+    core: SessionCore, call: IncomingCall, options: SubmitOptions, *, knows_session: bool
 ) -> RemoteSkillDispatch:
-    answered = await core.driver.unbroken(lambda: _answered(core, [call], options, drained=False, known=known))
+    work = partial(_answered, core, [call], options, drained=False, knows_session=knows_session)
+    answered = await core.driver.unbroken(work)
     ((dispatch, outcome),) = answered
     _raise_again([outcome])
     return dispatch
@@ -176,11 +179,11 @@ async def _submitted(
     elif outcome.key is None:
         submission = await _submit(core, call.request_id, outcome, options, connection)
     else:
-        async with core.owner.turnstile.one(outcome.key):
+        async with core.owner.turnstile.turn(outcome.key):
             submission = await _submit(core, call.request_id, outcome, options, connection)
     dispatch = _dispatch(call, outcome, submission)
     for hear in core.listeners():
-        hear(Heard(call.turn_id, dispatch, drained))
+        hear(AnsweredCall(call.turn_id, dispatch, drained))
     return dispatch
 
 
@@ -202,7 +205,7 @@ def _dispatch(call: IncomingCall, outcome: CallOutcome, submission: Submission |
     refused = submission is not None and not submission.accepted and submission is not NO_REQUEST_ID
     return RemoteSkillDispatch(
         handled=outcome.handled and not refused,
-        tool=call.shown,
+        tool=call.label,
         arguments=call.arguments,
         request_id=call.request_id,
         call_id=call.call_id,

@@ -56,8 +56,8 @@ def refuse_unapplied(report: JsonObject) -> None:
 
 async def leave_window(core: SessionCore, layer: Layer) -> None:
     """Take a window's layer away, then bring the pushed catalog up to date if it held the layer; never raises for that."""
-    held = any(pushed is layer for pushed in core.pushed_layers)
-    if not core.registry.close(layer) or not held or core.draft:
+    was_pushed = any(pushed is layer for pushed in core.pushed_layers)
+    if not core.registry.close(layer) or not was_pushed or core.draft:
         return
     try:
         report = await sync_runtime(core, 10.0)
@@ -116,7 +116,7 @@ async def _by_resume(
         answer = await _resume_prepared(core, tools, first)
     else:
         answer = await _resume(core, tools)
-    before, after = _named(core.pushed or ()), _named(tools)
+    before, after = _tools_by_name(core.pushed or ()), _tools_by_name(tools)
     report = {
         **(dict(answer) if isinstance(answer, Mapping) else {}),
         "status": "ok",
@@ -129,10 +129,11 @@ async def _by_resume(
         "duration_ms": round((time.monotonic() - began) * 1000, 3),
         "materialized_now": first.done,
     }
-    said = answer.get("status") if isinstance(answer, Mapping) else None
-    if said not in {None, "ok"}:
+    status = answer.get("status") if isinstance(answer, Mapping) else None
+    if status not in {None, "ok"}:
         words = answer.get("message") or answer.get("error")
-        report |= {"status": "failed", "reason": "client_refused", "error": f"{said}: {words}" if words else str(said)}
+        fault = f"{status}: {words}" if words else str(status)
+        report |= {"status": "failed", "reason": "client_refused", "error": fault}
     return report
 
 
@@ -144,10 +145,10 @@ def digest(tools: Sequence[JsonObject]) -> str:
 
 def wire_names(tools: Sequence[JsonObject]) -> list[str]:
     """Return the qualified names of wire tools, sorted."""
-    return sorted(_named(tools))
+    return sorted(_tools_by_name(tools))
 
 
-def _named(tools: Sequence[JsonObject]) -> dict[str, JsonObject]:
+def _tools_by_name(tools: Sequence[JsonObject]) -> dict[str, JsonObject]:
     return {qualify(tool.get("namespace"), str(tool.get("name"))): tool for tool in tools}
 
 

@@ -15,7 +15,7 @@ from kdskills.remote.core import Driver, discard
 from kdskills.remote.core_calls import Turnstile, respond_to_signal
 from kdskills.remote.core_catalog import sync_runtime
 from kdskills.remote.core_session import DRAFT, SessionCore
-from kdskills.remote.dispatch import Dispatcher
+from kdskills.remote.dispatch import CallDispatcher
 from kdskills.remote.ports import CallJournal, CatalogBackend, JsonObject, ServerProfile
 from kdskills.remote.publish_roots import take_roots_away
 from kdskills.remote.receipts import Receipts
@@ -27,7 +27,7 @@ from kdskills.remote.text import TOOLS_KEYWORDS
 _LOG = logging.getLogger("kdskills.remote")
 
 _NONE = object()
-GONE = frozenset({"ok", "deleted"})
+DELETED_STATUSES = frozenset({"ok", "deleted"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class FacadeCore:
         self._profile = profile
         if journal is None and self.backend is not None:
             journal = getattr(client, "journal", None)
-        self.dispatcher = Dispatcher(
+        self.dispatcher = CallDispatcher(
             driver, journal, max_concurrency=max_concurrency, spool=getattr(client, "spool", None)
         )
         self.receipts = Receipts(self.dispatcher.journal)
@@ -83,20 +83,20 @@ class FacadeCore:
         """The rules in force: given, the client's, or those of Codex."""
         if self._profile is not None:
             return self._profile
-        found = getattr(self.client, "profile", None)
-        return found if isinstance(found, ServerProfile) else ServerProfile.codex()
+        client_profile = getattr(self.client, "profile", None)
+        return client_profile if isinstance(client_profile, ServerProfile) else ServerProfile.codex()
 
     @property
     def backend(self) -> CatalogBackend | None:
         """The client's catalog backend, or None."""
-        found = getattr(self.client, "catalog", None)
-        return found if isinstance(found, CatalogBackend) else None
+        catalog = getattr(self.client, "catalog", None)
+        return catalog if isinstance(catalog, CatalogBackend) else None
 
     @property
     def connection(self) -> str:
         """The name of the client's present connection; one for all when it has none."""
-        found = getattr(self.client, "connection", None)
-        return found if isinstance(found, str) else ""
+        name = getattr(self.client, "connection", None)
+        return name if isinstance(name, str) else ""
 
     def session(self, session_id: str) -> SessionCore:
         """Return the core of a session: one id, one registry, whatever the handle.
@@ -108,8 +108,8 @@ class FacadeCore:
             raise ValueError("session_id must be non-empty text")
         with self._lock:
             if session_id not in self._sessions:
-                known = self._closed.get(session_id)
-                self._sessions[session_id] = known if known is not None else SessionCore(self, session_id)
+                closed_core = self._closed.get(session_id)
+                self._sessions[session_id] = closed_core if closed_core is not None else SessionCore(self, session_id)
             return self._sessions[session_id]
 
     def sessions(self) -> list[SessionCore]:
@@ -199,7 +199,7 @@ class FacadeCore:
         if core is not None:
             return await respond_to_signal(core, signal, options)
         # Nobody asked for this session here: another worker may serve it, so the dispatcher waits before it refuses.
-        return await respond_to_signal(SessionCore(self, session_id), signal, options, known=False)
+        return await respond_to_signal(SessionCore(self, session_id), signal, options, knows_session=False)
 
     async def turn_ended(self, session_id: str, turn_id: str, status: str) -> None:
         """Note that a turn ended; of a completed one the model has seen every answer."""
@@ -213,7 +213,7 @@ class FacadeCore:
     async def _delete(self, core: SessionCore, report: JsonObject) -> None:
         answer = await self.driver.call(self.client.sessions.delete, session_id=core.session_id)
         report["deleteResponse"] = answer
-        report["deleted"] = isinstance(answer, Mapping) and answer.get("status") in GONE
+        report["deleted"] = isinstance(answer, Mapping) and answer.get("status") in DELETED_STATUSES
         if report["deleted"] and core.backend is not None:
             await self.driver.call(core.backend.forget, core.session_id)
 
@@ -228,18 +228,18 @@ class FacadeCore:
     def _forget(self, core: SessionCore) -> None:
         self.dispatcher.forget(core.session_id)
         with self._lock:
-            for session_id in [known for known, one in self._sessions.items() if one is core]:
+            for session_id in [key for key, session in self._sessions.items() if session is core]:
                 del self._sessions[session_id]
                 self._closed[session_id] = core
 
 
 def _note_fallback(core: SessionCore, created: Mapping[str, Any]) -> None:
     """Say that a strategy somebody asked for is not the one in force: what is not proven of a server is not used."""
-    asked = created.get("strategyAsked")
-    if asked not in {"native", "reload"} or created.get("strategy") != "dispatcher":
+    preference = created.get("strategyAsked")
+    if preference not in {"native", "reload"} or created.get("strategy") != "dispatcher":
         return
     message = (
-        f"strategy {asked!r} is not proven of this server, so the catalog reaches the model through the dispatcher"
+        f"strategy {preference!r} is not proven of this server, so the catalog reaches the model through the dispatcher"
     )
     _LOG.warning("session %s: %s", core.session_id, message)
     core.note(

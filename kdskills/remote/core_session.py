@@ -11,14 +11,14 @@ from kdskills.errors import Diagnostic
 from kdskills.remote.lint import check_name
 from kdskills.remote.names import clean_name
 from kdskills.remote.ports import CatalogBackend, CatalogError, JsonObject
-from kdskills.remote.registry import Layer, RemoteSkill, SkillRegistry, unchanged
+from kdskills.remote.registry import Layer, RemoteSkill, RemoteSkillRegistry, unchanged
 from kdskills.remote.schemas import derive
 from kdskills.remote.text import instruction_text, wire_tools
 
 if TYPE_CHECKING:
     from kdskills.remote.core import Driver
     from kdskills.remote.core_facade import FacadeCore
-    from kdskills.remote.receipts import ReceiptSkill
+    from kdskills.remote.receipts import ReceiptSkillEntry
 
 DRAFT = "draft"
 
@@ -36,12 +36,12 @@ class SessionCore:
         self.owner = owner
         self.session_id = session_id
         self.draft = draft
-        self.registry = SkillRegistry(owner.profile)
+        self.registry = RemoteSkillRegistry(owner.profile)
         self.last_catalog: JsonObject | None = None
         self.pushed: list[JsonObject] | None = None
         self.pushed_layers: list[Layer] = []
         self.active: tuple[str, str] | None = None  # the turn last started here, and on which connection
-        self.published: tuple[ReceiptSkill, ...] = ()
+        self.published: tuple[ReceiptSkillEntry, ...] = ()
         self.published_tools: Mapping[str, RemoteSkill] = {}  # what `publish` registered, by qualified name
         self.view_digest: str | None = None  # of the view that is published here
         self.roots_digest: str | None = None  # the same, where it is published as roots
@@ -81,11 +81,11 @@ class SessionCore:
 
     def register(self, name: str, handler: Callable[..., Any], options: Mapping[str, Any]) -> RemoteSkill:
         """Write the base of a name."""
-        return self.registry.register(self.made(name, handler, **options))
+        return self.registry.register(self.build_skill(name, handler, **options))
 
     def open_window(self, name: str, handler: Callable[..., Any], options: Mapping[str, Any]) -> Layer:
         """Lay a window's skill on top."""
-        return self.registry.open(self.made(name, handler, **options))
+        return self.registry.open(self.build_skill(name, handler, **options))
 
     def adopt(self, draft: SessionCore, skills: Sequence[RemoteSkill]) -> None:
         """Take over the skills of a draft, with what is known of those that were published there."""
@@ -102,7 +102,7 @@ class SessionCore:
         try:
             yield
         finally:
-            self._listeners = tuple(known for known in self._listeners if known is not hear)
+            self._listeners = tuple(listener for listener in self._listeners if listener is not hear)
 
     def listeners(self) -> tuple[Callable[[Any], None], ...]:
         """Return who listens now."""
@@ -123,7 +123,7 @@ class SessionCore:
         self.pushed = copy.deepcopy(tools)
         self.pushed_layers = list(layers)
 
-    def made(
+    def build_skill(
         self,
         name: str,
         handler: Callable[..., Any],
@@ -150,21 +150,21 @@ class SessionCore:
             raise ValueError(f"deadline_seconds of `{name}` must be positive or None, got {deadline_seconds!r}")
         namespace = namespace.strip() if namespace is not None else None
         check_name(namespace, name, self.registry.profile, defer_loading=defer_loading)
-        known = derive(name, handler, input_schema, output_schema)
-        given = description if description is not None and description.strip() else known.description
+        derived = derive(name, handler, input_schema, output_schema)
+        model_text = description if description is not None and description.strip() else derived.description
         return RemoteSkill(
             name,
             handler,
-            _sendable(name, given or f"Remote skill {name}"),
-            known.input_schema,
-            known.output_schema,
+            _sendable(name, model_text or f"Remote skill {name}"),
+            derived.input_schema,
+            derived.output_schema,
             namespace,
             deadline_seconds,
             idempotent,
             defer_loading,
-            known.output_description,
-            known.coerce or unchanged,
-            known.call_parameter,
+            derived.output_description,
+            derived.coerce or unchanged,
+            derived.call_parameter,
         )
 
 

@@ -91,8 +91,8 @@ def _texts(content: object) -> Iterator[str]:
 
 def texts_of(request: JsonObject, role: str) -> list[str]:
     """Return the texts of every message of *role* in a request's input, oldest first."""
-    found = request.get("input")
-    items = found if isinstance(found, list) else []
+    entries = request.get("input")
+    items = entries if isinstance(entries, list) else []
     return [
         text
         for item in items
@@ -103,12 +103,12 @@ def texts_of(request: JsonObject, role: str) -> list[str]:
 
 def tool_outputs(request: JsonObject) -> dict[str, str]:
     """Return what the model reads as the outcome of each call, by call id."""
-    found: dict[str, str] = {}
+    outputs: dict[str, str] = {}
     for item in request.get("input") or []:
         if isinstance(item, dict) and item.get("type") in {"function_call_output", "custom_tool_call_output"}:
             output = item.get("output")
-            found[str(item.get("call_id"))] = output if isinstance(output, str) else "\n".join(_texts(output))
-    return found
+            outputs[str(item.get("call_id"))] = output if isinstance(output, str) else "\n".join(_texts(output))
+    return outputs
 
 
 def visible_tools(request: JsonObject) -> list[str]:
@@ -148,17 +148,17 @@ def default_brain(request: JsonObject) -> list[JsonObject]:
     is the output of the last call, or `ok`.
     """
     items = [item for item in request.get("input") or [] if isinstance(item, dict)]
-    newest = max((at for at, item in enumerate(items) if _commands(item)), default=None)
+    newest = max((index for index, item in enumerate(items) if _commands(item)), default=None)
     if newest is None:
         return [say("ok")]
     done = [item for item in items[newest + 1 :] if item.get("type") == "function_call"]
-    left = _commands(items[newest])[len(done) :]
-    if left and left[0][0] == "call":
-        name, _, arguments = left[0][1].partition(" ")
+    remaining = _commands(items[newest])[len(done) :]
+    if remaining and remaining[0][0] == "call":
+        name, _, arguments = remaining[0][1].partition(" ")
         namespace, _, bare = name.rpartition(".")
         return [call(bare, arguments.strip() or "{}", namespace=namespace or None)]
-    if left:
-        return [say(left[0][1])]
+    if remaining:
+        return [say(remaining[0][1])]
     outputs = tool_outputs({"input": items[newest + 1 :]})
     return [say(list(outputs.values())[-1] if outputs else "ok")]
 
@@ -169,7 +169,7 @@ def _commands(item: JsonObject) -> list[tuple[str, str]]:
         return []
     lines = [line.strip() for text in _texts(item.get("content")) for line in text.splitlines()]
     split = [line.partition(" ") for line in lines]
-    return [(word[1:], rest.strip()) for word, _, rest in split if word in {"!call", "!say"} and rest.strip()]
+    return [(word[1:], tail.strip()) for word, _, tail in split if word in {"!call", "!say"} and tail.strip()]
 
 
 class FakeResponses:
@@ -190,13 +190,13 @@ class FakeResponses:
         self.brain = brain
         self.requests: list[JsonObject] = []
         self._came = threading.Condition()
-        self._server: _Server | None = None
+        self._server: _ResponsesServer | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> Self:
         """Begin to listen; a second start is harmless."""
         if self._server is None:
-            self._server = _Server(self)
+            self._server = _ResponsesServer(self)
             self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="fake-responses")
             self._thread.daemon = True
             self._thread.start()
@@ -273,9 +273,9 @@ class FakeResponses:
         items = list(self.brain(body))
         response: JsonObject = {"id": f"resp_{number}"}
         events: list[JsonObject] = [{"type": "response.created", "response": response}]
-        for at, item in enumerate(items):
-            done = {"id": f"item_{number}_{at}", **item}
-            events.append({"type": "response.output_item.done", "output_index": at, "item": done})
+        for index, item in enumerate(items):
+            done = {"id": f"item_{number}_{index}", **item}
+            events.append({"type": "response.output_item.done", "output_index": index, "item": done})
         events.append({"type": "response.completed", "response": {**response, "usage": _USAGE}})
         return b"".join(b"event: %s\ndata: %s\n\n" % (event["type"].encode(), _dump(event)) for event in events)
 
@@ -287,11 +287,11 @@ def _dump(value: object) -> bytes:
 def _toml(value: object) -> str:
     """Return a value as inline TOML; JSON's strings, numbers and booleans are TOML's."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}={_toml(one)}" for key, one in value.items()) + "}"
+        return "{" + ",".join(f"{key}={_toml(item)}" for key, item in value.items()) + "}"
     return json.dumps(value)
 
 
-class _Server(ThreadingHTTPServer):
+class _ResponsesServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
@@ -310,9 +310,9 @@ class _Server(ThreadingHTTPServer):
 
     def hang_up(self) -> None:
         """End connections that clients keep open, so that their threads end."""
-        for one in list(self._open):
+        for connection in list(self._open):
             with suppress(OSError):  # the client was faster
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: a client that hangs up in the middle is part of many tests, and sees its own error."""
@@ -322,7 +322,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     wbufsize = -1
-    server: _Server
+    server: _ResponsesServer
 
     def do_GET(self) -> None:
         """Answer `/v1/models` with an empty list."""
@@ -340,15 +340,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, f"no such path: {self.path}")
             return
         try:
-            asked = json.loads(body)
+            request = json.loads(body)
         except ValueError as error:
             self._refuse(400, f"the body is not JSON: {error}")
             return
-        if not isinstance(asked, dict):
+        if not isinstance(request, dict):
             self._refuse(400, "the body is not an object")
             return
         try:
-            events = self.server.fake.answer(cast("JsonObject", asked))
+            events = self.server.fake.answer(cast("JsonObject", request))
         except ModelFailure as failure:
             self._refuse(failure.status, str(failure))
             return

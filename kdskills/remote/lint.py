@@ -11,7 +11,7 @@ from kdskills.remote.ports import CatalogError, ServerProfile
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _NAMESPACE = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_OTHER = re.compile(r"[^a-zA-Z0-9_-]+")
+_FORBIDDEN = re.compile(r"[^a-zA-Z0-9_-]+")
 
 DISPATCHER_TOOL = "kdskills_call"
 """The one tool of the `dispatcher` strategy."""
@@ -25,17 +25,17 @@ def check_name(namespace: str | None, name: str, profile: ServerProfile, *, defe
     """
     if not _NAME.fullmatch(name):
         _refuse(
-            f"remote skill name {_shown(name)} must match ^[a-zA-Z0-9_-]{{1,128}}$", "name_pattern", _mended(name, 128)
+            f"remote skill name {_quoted(name)} must match ^[a-zA-Z0-9_-]{{1,128}}$", "name_pattern", _mended(name, 128)
         )
     if namespace is not None and not _NAMESPACE.fullmatch(namespace):
         _refuse(
-            f"namespace {_shown(namespace)} must match ^[a-zA-Z0-9_-]{{1,64}}$",
+            f"namespace {_quoted(namespace)} must match ^[a-zA-Z0-9_-]{{1,64}}$",
             "namespace_pattern",
             _mended(namespace, 64),
         )
-    for what, word in (("remote skill name", name), ("namespace", namespace)):
+    for kind, word in (("remote skill name", name), ("namespace", namespace)):
         if word is not None and (word == "mcp" or word.startswith("mcp__")):
-            _refuse(f"{what} `{word}` is reserved for MCP servers", "reserved_mcp", f"remote_{word}")
+            _refuse(f"{kind} `{word}` is reserved for MCP servers", "reserved_mcp", f"remote_{word}")
     if namespace == "functions":
         _refuse("namespace `functions` is reserved by the server", "reserved_namespace", "remote_functions")
     if namespace is None and name in profile.built_ins:
@@ -48,32 +48,32 @@ def check_name(namespace: str | None, name: str, profile: ServerProfile, *, defe
         _refuse(f"`{name}`: defer_loading needs a namespace", "defer_needs_namespace", "give the skill a namespace")
 
 
-def check_neighbours(namespace: str | None, name: str, others: Iterable[tuple[str | None, str]]) -> None:
+def check_neighbours(namespace: str | None, name: str, neighbours: Iterable[tuple[str | None, str]]) -> None:
     """Refuse a name that equals another skill's after folding; the server would show one of them only.
 
     Raises:
         CatalogError: `details["other"]` is the qualified name of the other skill.
     """
     qualified, folded = qualify(namespace, name), flatten(namespace, name)
-    for other_namespace, other_name in others:
-        other = qualify(other_namespace, other_name)
-        if other != qualified and flatten(other_namespace, other_name) == folded:
+    for neighbour_namespace, neighbour_name in neighbours:
+        neighbour = qualify(neighbour_namespace, neighbour_name)
+        if neighbour != qualified and flatten(neighbour_namespace, neighbour_name) == folded:
             _refuse(
-                f"`{qualified}` and `{other}` are one name to the server (`{folded}`)",
+                f"`{qualified}` and `{neighbour}` are one name to the server (`{folded}`)",
                 "folded_collision",
                 f"{name}_2",
-                other=other,
+                neighbour=neighbour,
             )
 
 
-def _refuse(message: str, rule: str, suggestion: str, *, other: str | None = None) -> None:
-    facts: dict[str, Any] = {"other": other} if other else {}
+def _refuse(message: str, rule: str, suggestion: str, *, neighbour: str | None = None) -> None:
+    facts: dict[str, Any] = {"other": neighbour} if neighbour else {}
     raise CatalogError(f"{message}; try: {suggestion}", rule=rule, suggestion=suggestion, **facts)
 
 
 def _mended(word: str, limit: int) -> str:
-    return (_OTHER.sub("_", word).strip("_") or "skill")[:limit]
+    return (_FORBIDDEN.sub("_", word).strip("_") or "skill")[:limit]
 
 
-def _shown(word: str) -> str:
+def _quoted(word: str) -> str:
     return repr(word if len(word) <= 80 else f"{word[:77]}...")

@@ -81,14 +81,14 @@ class AsyncCodexClient(AsyncAppServerClient):
         """
         if probe not in ("auto", "never"):
             raise BadRequest(f"probe is auto or never, not {probe!r}", option="probe")
-        place = _state(state)
-        known, own = await _kept(place, opts)
-        with _closing_on_error(own):
-            client = await super().spawn(home=home, binary=binary, cwd=cwd, env=env, config=config, **known)
-            client.own_journal = own
+        state_folder = _state(state)
+        options, own_journal = await _completed_options(state_folder, opts)
+        with _closing_on_error(own_journal):
+            client = await super().spawn(home=home, binary=binary, cwd=cwd, env=env, config=config, **options)
+            client.own_journal = own_journal
         if probe == "auto" and opts.get("profile") is None:
             try:
-                client.trust(await profile_for(client.server, binary, state=place))
+                client.trust(await profile_for(client.server, binary, state=state_folder))
             except BaseException:  # raised again: a client that cannot be trusted leaves no server
                 await client.close()
                 raise
@@ -108,10 +108,10 @@ class AsyncCodexClient(AsyncAppServerClient):
             AppServerGone: There is no server.
             JournalUnavailable: The state folder's journal cannot be opened.
         """
-        known, own = await _kept(_state(state), opts)
-        with _closing_on_error(own):
-            client = await super().connect(url, token=token, **known)
-            client.own_journal = own
+        options, own_journal = await _completed_options(_state(state), opts)
+        with _closing_on_error(own_journal):
+            client = await super().connect(url, token=token, **options)
+            client.own_journal = own_journal
         return client
 
     async def close(self) -> None:
@@ -272,20 +272,20 @@ class CodexClient:
             await _on_thread(name, self._context.copy(), facade.turn_ended, thread_id, turn_id, status)
 
 
-def _state(given: StateFolder) -> Path:
-    return Path(given).absolute() if given is not None else user_state_dir()
+def _state(folder: StateFolder) -> Path:
+    return Path(folder).absolute() if folder is not None else user_state_dir()
 
 
-async def _kept(state: Path, opts: Mapping[str, Any]) -> tuple[dict[str, Any], SqlJournal | None]:
+async def _completed_options(state: Path, opts: Mapping[str, Any]) -> tuple[dict[str, Any], SqlJournal | None]:
     """Return the options with journal and spool of the state folder where none is given, and the journal opened for them."""
-    known, own = dict(opts), None
+    options, own_journal = dict(opts), None
     with contextlib.suppress(OSError):  # what opens the journal says what is wrong with the folder
         await asyncio.to_thread(close_state, state)
-    if known.get("spool") is None:
-        known["spool"] = Spool(state / "remote" / "spool")
-    if known.get("journal") is None:
-        known["journal"] = own = await asyncio.to_thread(SqlJournal, journal_url(state))
-    return known, own
+    if options.get("spool") is None:
+        options["spool"] = Spool(state / "remote" / "spool")
+    if options.get("journal") is None:
+        options["journal"] = own_journal = await asyncio.to_thread(SqlJournal, journal_url(state))
+    return options, own_journal
 
 
 @contextlib.contextmanager

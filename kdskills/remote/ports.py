@@ -261,7 +261,7 @@ class JournalRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class CallClaim:
     """What asking for a call came to: *mine* says the caller must now run or refuse it."""
 
     row: JournalRow
@@ -278,7 +278,7 @@ class CallJournal(Protocol):
     shared: bool
     """Whether other processes see the same rows: only then is a refusal left to them for a while."""
 
-    def claim(self, key: str, identity: CallIdentity, owner: str, lease_s: float, *, idempotent: bool) -> Claim:
+    def claim(self, key: str, identity: CallIdentity, owner: str, lease_s: float, *, idempotent: bool) -> CallClaim:
         """Insert a `claimed` row, or take one over by compare-and-swap when its owner is dead, or return it as it is.
 
         A dead owner's `claimed` row may be taken by anyone; its `running` row only when the row and this caller are

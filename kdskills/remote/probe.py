@@ -21,7 +21,7 @@ from kdskills.remote import probe_steps as steps
 from kdskills.remote.labmodel import FakeResponses
 from kdskills.remote.ports import AppServerError, AppServerGone, JsonObject, ServerProfile, WaitTimeoutError
 from kdskills.remote.probe_cache import fingerprint, profile_from_json, profile_to_json, read_object, write_object
-from kdskills.remote.probe_steps import Finding, Findings, Lab
+from kdskills.remote.probe_steps import Lab, ProbeFinding, ProbeFindings
 from kdskills.remote.wire.stdio import StdioTransport
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ PROBE_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeReport:
+class ServerProbeReport:
     """What a probe found.
 
     Attributes:
@@ -47,7 +47,7 @@ class ProbeReport:
     binary: Path
     fingerprint: str
     profile: ServerProfile
-    findings: tuple[Finding, ...]
+    findings: tuple[ProbeFinding, ...]
     cached: bool
     seconds: float
     complete: bool
@@ -58,7 +58,7 @@ class ProbeReport:
             "binary": str(self.binary),
             "fingerprint": self.fingerprint,
             "profile": profile_to_json(self.profile),
-            "findings": [{"name": one.name, "proven": one.proven, "seen": one.seen} for one in self.findings],
+            "findings": [{"name": item.name, "proven": item.proven, "seen": item.evidence} for item in self.findings],
             "cached": self.cached,
             "seconds": round(self.seconds, 3),
             "complete": self.complete,
@@ -76,15 +76,15 @@ def find_binary(binary: str, path: str | None = None) -> Path:
     Raises:
         AppServerGone: There is none.
     """
-    found = shutil.which(binary, path=path)
-    if found is None:
+    program_path = shutil.which(binary, path=path)
+    if program_path is None:
         raise AppServerGone(f"there is no program {binary!r}", code="codex_missing", binary=binary)
-    return Path(found).absolute()  # the server is started in another folder
+    return Path(program_path).absolute()  # the server is started in another folder
 
 
 async def probe(
     binary: str = "codex", *, state: Path, force: bool = False, timeout_s: float = PROBE_SECONDS
-) -> ProbeReport:
+) -> ServerProbeReport:
     """Find out what a binary does, or return what is known of it.
 
     Args:
@@ -106,18 +106,18 @@ async def probe(
                 await lab.open()
                 server = lab.client.server
                 mark = await fingerprint_of(server, program, state)
-                kept = None if force else await asyncio.to_thread(_read, state, mark)
-                if kept is not None:
-                    return replace(kept, binary=program, cached=True, seconds=time.monotonic() - began)
-                found = _start(server.user_agent)
-                complete = await _ask_all(lab, found, home, timeout_s)
+                cached_report = None if force else await asyncio.to_thread(_read, state, mark)
+                if cached_report is not None:
+                    return replace(cached_report, binary=program, cached=True, seconds=time.monotonic() - began)
+                findings = _start(server.user_agent)
+                complete = await _ask_all(lab, findings, home, timeout_s)
             finally:
                 await lab.close()
     finally:
         await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
     seconds = time.monotonic() - began
-    profile = replace(found.profile, probed=complete)
-    report = ProbeReport(program, mark, profile, tuple(found.list), False, seconds, complete)
+    profile = replace(findings.profile, probed=complete)
+    report = ServerProbeReport(program, mark, profile, tuple(findings.list), False, seconds, complete)
     if complete:
         await asyncio.to_thread(write_object, _file(state, mark), report.to_json())
     return report
@@ -133,9 +133,9 @@ async def profile_for(server: AppServer, binary: str, *, state: Path) -> ServerP
     """
     program = await asyncio.to_thread(find_binary, binary)
     mark = await fingerprint_of(server, program, state)
-    kept = await asyncio.to_thread(_read, state, mark)
-    if kept is not None:
-        return kept.profile
+    cached_report = await asyncio.to_thread(_read, state, mark)
+    if cached_report is not None:
+        return cached_report.profile
     return (await probe(str(program), state=state)).profile
 
 
@@ -163,22 +163,22 @@ async def fingerprint_of(server: AppServer, program: Path, state: Path) -> str:
     return await asyncio.to_thread(fingerprint, program, group, server.user_agent, probes_dir(state))
 
 
-def _start(user_agent: str) -> Findings:
+def _start(user_agent: str) -> ProbeFindings:
     version = steps.version_of(user_agent)
-    return Findings(ServerProfile(name=version, user_agent=user_agent, unsubscribe=False))
+    return ProbeFindings(ServerProfile(name=version, user_agent=user_agent, unsubscribe=False))
 
 
-async def _ask_all(lab: Lab, found: Findings, home: Path, timeout_s: float) -> bool:
+async def _ask_all(lab: Lab, findings: ProbeFindings, home: Path, timeout_s: float) -> bool:
     """Ask every question; False when the time was up, or the server went away, before the last."""
     questions: list[tuple[str, Callable[[], Awaitable[None]]]] = [
-        ("unsubscribe", lambda: steps.ask_words(lab, found)),
-        ("namespaces", lambda: steps.ask_namespaces(lab, found)),
-        ("materialise", lambda: steps.ask_materialising(lab, found)),
-        ("context", lambda: steps.ask_context(lab, found)),
-        ("rewind", lambda: steps.ask_rewind(lab, found)),
-        ("extra_roots", lambda: steps.ask_roots(lab, found, home / "kdskills-probe-roots")),
-        ("native", lambda: steps.ask_change(lab, found, "native")),
-        ("reload", lambda: steps.ask_change(lab, found, "reload")),
+        ("unsubscribe", lambda: steps.ask_words(lab, findings)),
+        ("namespaces", lambda: steps.ask_namespaces(lab, findings)),
+        ("materialise", lambda: steps.ask_materialising(lab, findings)),
+        ("context", lambda: steps.ask_context(lab, findings)),
+        ("rewind", lambda: steps.ask_rewind(lab, findings)),
+        ("extra_roots", lambda: steps.ask_roots(lab, findings, home / "kdskills-probe-roots")),
+        ("native", lambda: steps.ask_change(lab, findings, "native")),
+        ("reload", lambda: steps.ask_change(lab, findings, "reload")),
     ]
     try:
         async with asyncio.timeout(timeout_s):
@@ -186,15 +186,15 @@ async def _ask_all(lab: Lab, found: Findings, home: Path, timeout_s: float) -> b
                 try:
                     await question()
                 except AppServerError as error:
-                    found.add(name, False, str(error))
+                    findings.add(name, False, str(error))
                 except WaitTimeoutError as error:
-                    found.add(name, False, str(error))
+                    findings.add(name, False, str(error))
                     return False
     except TimeoutError:
-        found.add("time", False, f"not finished within {timeout_s:g} s")
+        findings.add("time", False, f"not finished within {timeout_s:g} s")
         return False
     except AppServerGone as error:
-        found.add("server", False, str(error))
+        findings.add("server", False, str(error))
         return False
     return True
 
@@ -203,15 +203,15 @@ def _file(state: Path, mark: str) -> Path:
     return probes_dir(state) / f"{mark}.json"
 
 
-def _read(state: Path, mark: str) -> ProbeReport | None:
+def _read(state: Path, mark: str) -> ServerProbeReport | None:
     """Return a kept probe; None when there is none that this version can read."""
-    kept = read_object(_file(state, mark))
-    profile = profile_from_json(kept.get("profile")) if kept is not None else None
-    if kept is None or profile is None or kept.get("fingerprint") != mark or not isinstance(kept.get("findings"), list):
+    stored = read_object(_file(state, mark)) or {}
+    profile = profile_from_json(stored.get("profile"))
+    if profile is None or stored.get("fingerprint") != mark or not isinstance(stored.get("findings"), list):
         return None
     findings = tuple(
-        Finding(str(one.get("name")), bool(one.get("proven")), str(one.get("seen")))
-        for one in kept["findings"]
-        if isinstance(one, dict)
+        ProbeFinding(str(entry.get("name")), bool(entry.get("proven")), str(entry.get("seen")))
+        for entry in stored["findings"]
+        if isinstance(entry, dict)
     )
-    return ProbeReport(Path(str(kept.get("binary"))), mark, profile, findings, True, 0.0, True)
+    return ServerProbeReport(Path(str(stored.get("binary"))), mark, profile, findings, True, 0.0, True)

@@ -39,16 +39,16 @@ class Digests:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "digests.json"
 
-    def of(self, path: Path) -> str:
+    def digest(self, path: Path) -> str:
         """Return the SHA-256 of a file, computed only when size, times or inode changed."""
-        seen = path.stat()
-        mark = [seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns]
-        known = read_object(self._path) or {}
-        entry = known.get(str(path))
+        status = path.stat()
+        mark = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+        entries = read_object(self._path) or {}
+        entry = entries.get(str(path))
         if isinstance(entry, dict) and entry.get("mark") == mark and isinstance(entry.get("sha256"), str):
             return str(entry["sha256"])
         digest = file_digest(path)
-        write_object(self._path, {**known, str(path): {"mark": mark, "sha256": digest}})
+        write_object(self._path, {**entries, str(path): {"mark": mark, "sha256": digest}})
         return digest
 
 
@@ -79,17 +79,17 @@ def fingerprint(launcher: Path, group: int | None, user_agent: str, folder: Path
     digests = Digests(folder)
     real = launcher.resolve()
     programs = {real, *installed_programs(real), *(running_programs(group) if group is not None else ())}
-    named = sorted(digests.of(path) for path in programs)
-    return hashlib.sha256(json.dumps([named, user_agent]).encode()).hexdigest()
+    program_digests = sorted(digests.digest(path) for path in programs)
+    return hashlib.sha256(json.dumps([program_digests, user_agent]).encode()).hexdigest()
 
 
 def read_object(path: Path) -> JsonObject | None:
     """Return the JSON object in a file; None when there is none, or the file is damaged."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def write_object(path: Path, value: JsonObject) -> None:
@@ -115,14 +115,14 @@ def profile_from_json(value: Any) -> ServerProfile | None:
     if not isinstance(value, dict) or set(value) != {field.name for field in fields(ServerProfile)}:
         return None
     plain = ServerProfile()
-    for name, found in value.items():
+    for name, field_value in value.items():
         expected = getattr(plain, name)
         listed = name in {"built_ins", "materialise"}
-        if listed and not (isinstance(found, list) and all(isinstance(one, str) for one in found)):
+        if listed and not (isinstance(field_value, list) and all(isinstance(item, str) for item in field_value)):
             return None
-        if isinstance(expected, bool) and not isinstance(found, bool):
+        if isinstance(expected, bool) and not isinstance(field_value, bool):
             return None
     if value["rewind"] not in {"revert", "rollback", None} or not isinstance(value["name"], str):
         return None
-    made = {**value, "built_ins": frozenset(value["built_ins"]), "materialise": tuple(value["materialise"])}
-    return ServerProfile(**made)
+    keywords = {**value, "built_ins": frozenset(value["built_ins"]), "materialise": tuple(value["materialise"])}
+    return ServerProfile(**keywords)

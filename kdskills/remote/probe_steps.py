@@ -28,31 +28,31 @@ _VERSION: Final = re.compile(r"/(\d+\.\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ProbeFinding:
     """One answer of the probe: what was asked, whether it was proven, and what was seen."""
 
     name: str
     proven: bool
-    seen: str = ""
+    evidence: str = ""
 
 
 @dataclass(slots=True)
-class Findings:
+class ProbeFindings:
     """What was found so far; what stays unasked is not proven."""
 
     profile: ServerProfile
-    list: list[Finding] = field(default_factory=list)
+    list: list[ProbeFinding] = field(default_factory=list)
 
-    def add(self, name: str, proven: bool, seen: str = "", **facts: Any) -> None:
+    def add(self, name: str, proven: bool, evidence: str = "", **facts: Any) -> None:
         """Add a finding, with what follows from it for the profile."""
-        self.list.append(Finding(name, proven, seen))
+        self.list.append(ProbeFinding(name, proven, evidence))
         self.profile = replace(self.profile, **facts)
 
 
 def version_of(user_agent: str) -> str:
     """Return `0.169` of `name/0.169.0 (…)`; the whole text where it is something else."""
-    found = _VERSION.search(user_agent)
-    return found.group(1) if found else user_agent
+    match = _VERSION.search(user_agent)
+    return match.group(1) if match else user_agent
 
 
 def a_tool(name: str) -> JsonObject:
@@ -129,8 +129,8 @@ class Lab:
             WaitTimeoutError: It did not end.
         """
         threads = self.client.server.threads
-        given = [{"type": "text", "text": text}]
-        answer = await self.ask("turn/start", threadId=thread_id, input=given, **params)
+        items = [{"type": "text", "text": text}]
+        answer = await self.ask("turn/start", threadId=thread_id, input=items, **params)
         turn_id = str((answer.get("turn") or {}).get("id"))
 
         def ended() -> bool:
@@ -156,13 +156,13 @@ async def _understood(lab: Lab, method: str, **params: Any) -> bool:
     return True
 
 
-async def ask_words(lab: Lab, found: Findings) -> None:
+async def ask_words(lab: Lab, findings: ProbeFindings) -> None:
     """Which methods there are."""
-    known = await _understood(lab, "thread/unsubscribe", threadId=_NOBODY)
-    found.add("unsubscribe", known, unsubscribe=known)
+    supported = await _understood(lab, "thread/unsubscribe", threadId=_NOBODY)
+    findings.add("unsubscribe", supported, unsubscribe=supported)
 
 
-async def ask_namespaces(lab: Lab, found: Findings) -> None:
+async def ask_namespaces(lab: Lab, findings: ProbeFindings) -> None:
     """Whether namespaces are understood, and which tools the server shows by itself."""
     inside = {"type": "namespace", "name": SPACE, "description": "Probe.", "tools": [a_tool(SECOND)]}
     try:
@@ -170,24 +170,24 @@ async def ask_namespaces(lab: Lab, found: Findings) -> None:
     except AppServerError:
         thread = await lab.begin(a_tool(FIRST))
     request = await lab.turn(thread["id"], "!say probed")
-    shown = set(lab.model.visible_tools(request))
-    spaced = bool(shown & {f"{SPACE}.{SECOND}", f"{SPACE}__{SECOND}"})
-    own = {name for name in shown if "." not in name and not name.startswith("kdskills_probe")}
-    found.add("namespaces", spaced, namespaces=spaced)
-    listed = found.profile.built_ins | own
-    found.add("built_ins", FIRST in shown, ", ".join(sorted(own)), built_ins=frozenset(listed))
+    visible = set(lab.model.visible_tools(request))
+    spaced = bool(visible & {f"{SPACE}.{SECOND}", f"{SPACE}__{SECOND}"})
+    server_tools = {name for name in visible if "." not in name and not name.startswith("kdskills_probe")}
+    findings.add("namespaces", spaced, namespaces=spaced)
+    listed = findings.profile.built_ins | server_tools
+    findings.add("built_ins", FIRST in visible, ", ".join(sorted(server_tools)), built_ins=frozenset(listed))
 
 
-async def ask_materialising(lab: Lab, found: Findings) -> None:
+async def ask_materialising(lab: Lab, findings: ProbeFindings) -> None:
     """What writes a thread's file without a model call, and whether a turn does."""
     item = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "probe"}]}
-    ways: list[tuple[str, Callable[[str], Awaitable[object]]]] = [
+    writers: list[tuple[str, Callable[[str], Awaitable[object]]]] = [
         ("name_set", lambda thread: lab.ask("thread/name/set", threadId=thread, name="probe")),
         ("inject_items", lambda thread: lab.ask("thread/inject_items", threadId=thread, items=[item])),
         ("bootstrap", lambda thread: lab.turn(thread, "!say probed")),
     ]
     proven: list[str] = []
-    for name, write in ways:
+    for name, write in writers:
         thread = await lab.begin(a_tool(FIRST))
         try:
             await write(thread["id"])
@@ -195,43 +195,43 @@ async def ask_materialising(lab: Lab, found: Findings) -> None:
             continue
         if isinstance(thread.get("path"), str) and await asyncio.to_thread(Path(thread["path"]).exists):
             proven.append(name)
-    found.add("materialise", bool(proven), ", ".join(proven), materialise=tuple(proven))
+    findings.add("materialise", bool(proven), ", ".join(proven), materialise=tuple(proven))
 
 
-async def ask_context(lab: Lab, found: Findings) -> None:
+async def ask_context(lab: Lab, findings: ProbeFindings) -> None:
     """Whether context reaches the model."""
     thread = await lab.begin(a_tool(FIRST))
     context = {"kdskills": {"kind": "application", "value": "kdskills probe context"}}
     request = await lab.turn(thread["id"], "!say probed", additionalContext=context)
     reached = any("kdskills probe context" in text for text in texts_of(request, "developer"))
-    found.add("context", reached, context=reached)
+    findings.add("context", reached, context=reached)
 
 
-async def ask_rewind(lab: Lab, found: Findings) -> None:
+async def ask_rewind(lab: Lab, findings: ProbeFindings) -> None:
     """What takes a turn back."""
     thread = await lab.begin(a_tool(FIRST))
     await lab.turn(thread["id"], "!say kept")
     await lab.turn(thread["id"], "!say dropped")
-    way = None
+    method = None
     try:
         turns = await lab.ask("thread/turns/list", threadId=thread["id"])
         newest = turns["data"][0]["id"]
         await lab.ask("thread/revert", threadId=thread["id"], beforeTurnId=newest)
-        way = "revert"
+        method = "revert"
     except (AppServerError, KeyError, IndexError, TypeError):
         try:
             await lab.ask("thread/rollback", threadId=thread["id"], numTurns=1)
-            way = "rollback"
+            method = "rollback"
         except AppServerError as error:
-            found.add("rewind", False, str(error.details.get("server_message") or error))
+            findings.add("rewind", False, str(error.details.get("server_message") or error))
             return
     request = await lab.turn(thread["id"], "!say after")
     texts = texts_of(request, "user")
-    gone = "!say dropped" not in texts and "!say kept" in texts
-    found.add("rewind", gone, way, rewind=way if gone else None)
+    rewound = "!say dropped" not in texts and "!say kept" in texts
+    findings.add("rewind", rewound, method, rewind=method if rewound else None)
 
 
-async def ask_roots(lab: Lab, found: Findings, folder: Path) -> None:
+async def ask_roots(lab: Lab, findings: ProbeFindings, folder: Path) -> None:
     """Whether extra skill roots reach a thread that is open."""
     thread = await lab.begin(a_tool(FIRST))
     await lab.turn(thread["id"], "!say before")
@@ -248,20 +248,20 @@ async def ask_roots(lab: Lab, found: Findings, folder: Path) -> None:
         shutil.rmtree(folder)
     texts = texts_of(request, "developer") + texts_of(request, "user")
     reached = any("Only a probe of kdskills." in text for text in texts)
-    found.add("extra_roots", reached, extra_roots=reached)
+    findings.add("extra_roots", reached, extra_roots=reached)
 
 
-async def ask_change(lab: Lab, found: Findings, way: str) -> None:
+async def ask_change(lab: Lab, findings: ProbeFindings, strategy: str) -> None:
     """Whether replacing tool A by tool B by one way reaches the model, keeps history, and survives a restart."""
     thread = (await lab.begin(a_tool(FIRST)))["id"]
     await lab.turn(thread, f"!call {FIRST} {{}}")
-    trial = replace(found.profile, native=way == "native", reload=way == "reload")
+    trial = replace(findings.profile, native=strategy == "native", reload=strategy == "reload")
     changes = Changes(lab.client.server, trial, bootstrap=_no_bootstrap)
     flat = {key: value for key, value in a_tool(SECOND).items() if key != "type"}
     try:
-        await changes.make(way, thread, [flat])
+        await changes.make(strategy, thread, [flat])
     except (NotApplied, AppServerError) as problem:
-        found.add(way, False, f"not applied: {problem}")
+        findings.add(strategy, False, f"not applied: {problem}")
         return
     before = len(lab.calls)
     request = await lab.turn(thread, f"!call {SECOND} {{}}")
@@ -274,14 +274,14 @@ async def ask_change(lab: Lab, found: Findings, way: str) -> None:
         await lab.reopen()
         await lab.client.server.resume(thread)
         fault = _fault(lab, await lab.turn(thread, "!say again"), after=" after a restart")
-    found.add(way, fault is None, fault or "", **{way: fault is None})
+    findings.add(strategy, fault is None, fault or "", **{strategy: fault is None})
 
 
 def _fault(lab: Lab, request: JsonObject, *, after: str = "") -> str | None:
-    shown = lab.model.visible_tools(request)
-    if SECOND not in shown:
+    visible = lab.model.visible_tools(request)
+    if SECOND not in visible:
         return f"the new tool does not reach the model{after}"
-    return f"the old tool still reaches the model{after}" if FIRST in shown else None
+    return f"the old tool still reaches the model{after}" if FIRST in visible else None
 
 
 async def _no_bootstrap(_session_id: str) -> None:

@@ -17,7 +17,7 @@ from kdskills.remote.lint import check_neighbours
 from kdskills.remote.ports import CatalogError, JsonObject
 from kdskills.remote.publish_names import tool_names
 from kdskills.remote.publish_parts import PublishReport, receipts, text_of
-from kdskills.remote.publish_roots import ROOTS, publish_roots, take_roots_away
+from kdskills.remote.publish_roots import ROOTS, other_sessions, publish_roots, take_roots_away
 from kdskills.session.paths import clean_path
 from kdskills.session.reading import skill_file
 from kdskills.turn import Granted
@@ -67,7 +67,7 @@ async def publish(
     """
     if route not in ("tools", "roots"):
         raise ValueError(f"route is tools or roots, not {route!r}")
-    async with core.owner.turnstile.one(ROOTS):  # what another session publishes now is compared with this
+    async with core.owner.turnstile.turn(ROOTS):  # what another session publishes now is compared with this
         if route == "roots":
             report = await publish_roots(core, view)
             _withdraw(core, keep=())
@@ -79,14 +79,14 @@ async def publish(
 
 def _withdraw(core: SessionCore, keep: Iterable[str]) -> None:
     """Unregister what was published as tools, but for some names."""
-    for gone in _own(core) - set(keep):
-        core.registry.unregister(gone)
+    for name in _published_names(core) - set(keep):
+        core.registry.unregister(name)
     core.published_tools = {}
 
 
-def _own(core: SessionCore) -> set[str]:
+def _published_names(core: SessionCore) -> set[str]:
     """Return the names whose base is what was published: the program may have put its own function in a place."""
-    return {_name(one) for one in core.registry.bases() if core.published_tools.get(_name(one)) is one}
+    return {_name(skill) for skill in core.registry.bases() if core.published_tools.get(_name(skill)) is skill}
 
 
 def publish_tools(
@@ -101,7 +101,7 @@ def publish_tools(
     names = tool_names(view, python_tools)
     texts = {full_id: text_of(view, full_id) for full_id in view.listed}
     look = renew or (lambda: view)
-    made = []
+    new_skills = []
     for name, (full_id, tool_id) in names.items():
         skill = view.listed[full_id]
         if tool_id is None:
@@ -111,18 +111,19 @@ def publish_tools(
             options = {"description": _why(skill, tool_id)}
             handler = _guarded(look, name, full_id, python_tools[tool_id])
         namespace, _, tool = name.rpartition(".")
-        made.append(core.made(tool, handler, namespace=namespace, **options))
-    own = _own(core)
-    others = [(one.namespace, one.name) for one in core.registry.skills() if _name(one) not in own]
-    for one in made:
-        check_neighbours(one.namespace, one.name, others)  # before the first change: all are published, or none
+        new_skills.append(core.build_skill(tool, handler, namespace=namespace, **options))
+    published = _published_names(core)
+    neighbours = [(entry.namespace, entry.name) for entry in core.registry.skills() if _name(entry) not in published]
+    # All are checked before the first change, so that all are published or none.
+    for entry in new_skills:
+        check_neighbours(entry.namespace, entry.name, neighbours)
     _withdraw(core, keep=names)
-    core.published_tools = {_name(one): core.registry.register(one) for one in made}
+    core.published_tools = {_name(entry): core.registry.register(entry) for entry in new_skills}
     core.published = receipts(texts)
     core.view_digest = view.digest
-    found = tuple(note for _, notes in texts.values() for note in notes)
+    diagnostics = tuple(note for _, notes in texts.values() for note in notes)
     reverse = {name: full_id for name, (full_id, _) in names.items()}
-    return PublishReport("tools", view.digest, MappingProxyType(reverse), core.published, None, found)
+    return PublishReport("tools", view.digest, MappingProxyType(reverse), core.published, None, diagnostics)
 
 
 def _name(skill: RemoteSkill) -> str:
@@ -132,12 +133,12 @@ def _name(skill: RemoteSkill) -> str:
 def _reader(look: Renew, name: str, full_id: str) -> Callable[..., Any]:
     def read(part: str | None = None) -> str:
         view = look()
-        found = view.resolve(full_id)
-        if not isinstance(found, Granted):
+        resolution = view.resolve(full_id)
+        if not isinstance(resolution, Granted):
             raise NotRegistered(name)
         if part is None or not part.strip():
             return text_of(view, full_id)[0]
-        data = skill_file(found.skill, clean_path(part), MAX_PART)
+        data = skill_file(resolution.skill, clean_path(part), MAX_PART)
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -161,8 +162,8 @@ def _described(skill: Skill) -> str:
 
 
 def _why(skill: Skill, tool_id: str) -> str | None:
-    found = next((tool for tool in skill.tools if tool.id == tool_id), None)
-    return found.why or None if found is not None else None
+    skill_tool = next((tool for tool in skill.tools if tool.id == tool_id), None)
+    return skill_tool.why or None if skill_tool is not None else None
 
 
 def agree_with_roots(core: SessionCore, view: SkillView) -> None:
@@ -171,8 +172,7 @@ def agree_with_roots(core: SessionCore, view: SkillView) -> None:
     Raises:
         CatalogError: `roots_differ`.
     """
-    others = [one for one in core.owner.sessions() if one is not core and one.roots_digest is not None]
-    if any(one.roots_digest != view.digest for one in others):
+    if any(session.roots_digest not in {None, view.digest} for session in other_sessions(core)):
         raise CatalogError(
             "another session of this server published other skills as roots, and roots are seen by every session",
             rule="roots_differ",

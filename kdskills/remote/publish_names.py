@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 PUBLIC: Final = "public"
 LONGEST_ROOT: Final = 64
+_FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def folded(text: str) -> str:
@@ -25,17 +27,17 @@ def tool_names(view: SkillView, python_tools: Iterable[str]) -> dict[str, tuple[
     Raises:
         CatalogError: Two skills or tools would have one name.
     """
-    known = frozenset(python_tools)
-    found: dict[str, tuple[str, str | None]] = {}
+    python_tool_ids = frozenset(python_tools)
+    names: dict[str, tuple[str, str | None]] = {}
     for full_id, skill in view.listed.items():
         top = f"{skill.namespace}.{folded(skill.id)}"
-        wanted: list[tuple[str, str | None]] = [(top, None)]
-        wanted += [(f"{top}__{_word(tool.id)}", tool.id) for tool in skill.tools if tool.id in known]
-        for name, tool_id in wanted:
-            if name in found:
-                raise _collision(name, found[name][0], full_id)
-            found[name] = (full_id, tool_id)
-    return found
+        candidates: list[tuple[str, str | None]] = [(top, None)]
+        candidates += [(f"{top}__{_word(tool.id)}", tool.id) for tool in skill.tools if tool.id in python_tool_ids]
+        for name, tool_id in candidates:
+            if name in names:
+                raise _collision(name, names[name][0], full_id)
+            names[name] = (full_id, tool_id)
+    return names
 
 
 def root_names(view: SkillView) -> dict[str, str]:
@@ -44,7 +46,7 @@ def root_names(view: SkillView) -> dict[str, str]:
     Raises:
         CatalogError: Two skills would have one folder, or a name is too long.
     """
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for full_id, skill in view.listed.items():
         name = skill.id if skill.namespace == PUBLIC else f"{skill.namespace}-{skill.id}"
         if len(name) > LONGEST_ROOT:
@@ -53,15 +55,15 @@ def root_names(view: SkillView) -> dict[str, str]:
                 rule="root_name_long",
                 suggestion="shorten the skill's id, or publish with route='tools'",
             )
-        if name in found:
-            raise _collision(name, found[name], full_id)
-        found[name] = full_id
-    return found
+        if name in names:
+            raise _collision(name, names[name], full_id)
+        names[name] = full_id
+    return names
 
 
 def _word(tool_id: str) -> str:
     """Return a tool id with what no name may hold as underscores."""
-    return "".join(one if one.isascii() and (one.isalnum() or one in "_-") else "_" for one in folded(tool_id))
+    return _FORBIDDEN.sub("_", folded(tool_id))
 
 
 def _collision(name: str, first: str, second: str) -> CatalogError:

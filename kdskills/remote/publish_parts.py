@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from kdskills.remote.receipts import ReceiptSkill
+from kdskills.remote.receipts import ReceiptSkillEntry
 from kdskills.turn import Granted, instruction_block
 
 if TYPE_CHECKING:
@@ -33,23 +33,23 @@ class PublishReport:
     route: Route
     digest: str
     names: Mapping[str, str]
-    skills: tuple[ReceiptSkill, ...]
+    skills: tuple[ReceiptSkillEntry, ...]
     folder: str | None = None
     diagnostics: tuple[Diagnostic, ...] = field(default=())
 
 
-def receipts(texts: Mapping[str, tuple[str, tuple[Diagnostic, ...]]]) -> tuple[ReceiptSkill, ...]:
+def receipts(texts: Mapping[str, tuple[str, tuple[Diagnostic, ...]]]) -> tuple[ReceiptSkillEntry, ...]:
     """Return what a receipt says of published texts."""
     return tuple(
-        ReceiptSkill(full_id, hashlib.sha256(text.encode("utf-8", "replace")).hexdigest())
+        ReceiptSkillEntry(full_id, hashlib.sha256(text.encode("utf-8", "replace")).hexdigest())
         for full_id, (text, _) in sorted(texts.items())
     )
 
 
 def text_of(view: SkillView, full_id: str) -> tuple[str, tuple[Diagnostic, ...]]:
     """Return the text of a skill with what it imports, dependencies first; empty when it is refused."""
-    found = view.resolve(full_id)
-    if not isinstance(found, Granted):
+    resolution = view.resolve(full_id)
+    if not isinstance(resolution, Granted):
         return "", ()
-    block = instruction_block(view, (found,))
+    block = instruction_block(view, (resolution,))
     return str(block), tuple(block.diagnostics)

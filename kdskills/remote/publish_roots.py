@@ -39,7 +39,7 @@ async def publish_roots(core: SessionCore, view: SkillView) -> PublishReport:
     """
     core.live()
     home = _owned_home(core)
-    _same_everywhere(core, view)
+    _check_same_view(core, view)
     names = root_names(view)
     texts = {full_id: text_of(view, full_id) for full_id in view.listed}
     bodies = {full_id: text for full_id, (text, _) in texts.items()}
@@ -54,8 +54,8 @@ async def publish_roots(core: SessionCore, view: SkillView) -> PublishReport:
         shutil.rmtree(old, ignore_errors=True)
     core.roots_digest = core.view_digest = view.digest
     core.published = receipts(texts)
-    found = (*(note for _, notes_of in texts.values() for note in notes_of), *notes)
-    return PublishReport("roots", view.digest, MappingProxyType(names), core.published, str(folder), tuple(found))
+    diagnostics = (*(note for _, notes_of in texts.values() for note in notes_of), *notes)
+    return PublishReport("roots", view.digest, MappingProxyType(names), core.published, str(folder), tuple(diagnostics))
 
 
 async def take_roots_away(core: SessionCore) -> None:
@@ -63,10 +63,15 @@ async def take_roots_away(core: SessionCore) -> None:
     folder = core.roots_folder
     if folder is None:
         return
-    others = [one.roots_folder for one in core.owner.sessions() if one is not core and one.roots_folder is not None]
-    await _give(core, others[-1:])
+    folders = [session.roots_folder for session in other_sessions(core) if session.roots_folder is not None]
+    await _give(core, folders[-1:])
     core.roots_folder = core.roots_digest = None
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def other_sessions(core: SessionCore) -> list[SessionCore]:
+    """Return the other open sessions of the same server."""
+    return [session for session in core.owner.sessions() if session is not core]
 
 
 async def _give(core: SessionCore, folders: list[str]) -> None:
@@ -96,9 +101,8 @@ def _owned_home(core: SessionCore) -> Path:
     return Path(home)
 
 
-def _same_everywhere(core: SessionCore, view: SkillView) -> None:
-    others = [one for one in core.owner.sessions() if one is not core and one.view_digest is not None]
-    if any(one.view_digest != view.digest for one in others):
+def _check_same_view(core: SessionCore, view: SkillView) -> None:
+    if any(session.view_digest not in {None, view.digest} for session in other_sessions(core)):
         raise CatalogError(
             "another session of this server published other skills, and roots are seen by every session",
             rule="roots_differ",
@@ -137,9 +141,9 @@ def _write(
     return folder, tuple(notes)
 
 
-def _unwritten(place: Path, error: OSError) -> CatalogError:
+def _unwritten(folder: Path, error: OSError) -> CatalogError:
     return CatalogError(
-        f"the skills cannot be written to {place}: {error.strerror or error}",
+        f"the skills cannot be written to {folder}: {error.strerror or error}",
         rule="roots_not_written",
         suggestion="make room in the server's home, or publish with route='tools'",
     )
@@ -159,7 +163,7 @@ def _copy_files(skill: Skill, target: Path) -> list[Diagnostic]:
             message = f"{entry.path} is not published: {error.message}"
             notes.append(Diagnostic("file_not_published", "warning", message, ref=skill.full_id))
             continue
-        place = target / entry.path
-        make_folder(place.parent)
-        write_private(place, data)
+        target_file = target / entry.path
+        make_folder(target_file.parent)
+        write_private(target_file, data)
     return notes

@@ -16,7 +16,7 @@ KEPT_PER_SESSION: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class ReceiptSkill:
+class ReceiptSkillEntry:
     """A skill of a bundle that was published: its ref, and SHA-256 of the body the model could read."""
 
     ref: str
@@ -24,7 +24,7 @@ class ReceiptSkill:
 
 
 @dataclass(frozen=True, slots=True)
-class ReceiptCall:
+class ReceiptCallEntry:
     """One call of the turn, as the journal has it; `response_digest` is None while there is no answer."""
 
     key: str
@@ -56,14 +56,14 @@ class Receipt:
     context_digest: str | None = None
     strategy: str | None = None
     visible_tools: tuple[str, ...] = ()
-    skills: tuple[ReceiptSkill, ...] = ()
-    calls: tuple[ReceiptCall, ...] = ()
+    skills: tuple[ReceiptSkillEntry, ...] = ()
+    calls: tuple[ReceiptCallEntry, ...] = ()
     strategy_asked: str | None = None
 
     def to_json(self) -> JsonObject:
         """Return the receipt as JSON, with lists for its tuples."""
-        found: JsonObject = json.loads(json.dumps(asdict(self)))
-        return found
+        document: JsonObject = json.loads(json.dumps(asdict(self)))
+        return document
 
 
 @runtime_checkable
@@ -89,16 +89,16 @@ class MemoryReceipts:
     def keep_receipt(self, session_id: str, turn_id: str, body: str) -> None:
         """As `ReceiptJournal.keep_receipt`."""
         with self._lock:
-            kept = self._bodies.setdefault(session_id, {})
-            kept[turn_id] = body
-            if len(kept) > KEPT_PER_SESSION:
-                del kept[next(iter(kept))]
+            bodies = self._bodies.setdefault(session_id, {})
+            bodies[turn_id] = body
+            if len(bodies) > KEPT_PER_SESSION:
+                del bodies[next(iter(bodies))]
 
     def receipts(self, session_id: str, turn_id: str | None = None) -> Sequence[str]:
         """As `ReceiptJournal.receipts`."""
         with self._lock:
-            kept = dict(self._bodies.get(session_id, {}))
-        return [body for turn, body in kept.items() if turn_id in (None, turn)]
+            bodies = dict(self._bodies.get(session_id, {}))
+        return [body for turn, body in bodies.items() if turn_id in (None, turn)]
 
 
 class Receipts:
@@ -113,17 +113,17 @@ class Receipts:
 
     def __init__(self, journal: CallJournal) -> None:
         self._journal = journal
-        self._kept: ReceiptJournal = journal if isinstance(journal, ReceiptJournal) else MemoryReceipts()
+        self._store: ReceiptJournal = journal if isinstance(journal, ReceiptJournal) else MemoryReceipts()
 
     def note(self, receipt: Receipt) -> None:
         """Keep what a turn is run with; noting a turn again replaces it. Calls in it are ignored."""
         body = receipt.to_json()
         del body["calls"]
-        self._kept.keep_receipt(receipt.session_id, receipt.turn_id, json.dumps(body, sort_keys=True))
+        self._store.keep_receipt(receipt.session_id, receipt.turn_id, json.dumps(body, sort_keys=True))
 
     def receipt(self, session_id: str, turn_id: str) -> Receipt | None:
         """Return the receipt of a turn with its calls; None when neither the turn nor a call of it is known."""
-        bodies = self._kept.receipts(session_id, turn_id)
+        bodies = self._store.receipts(session_id, turn_id)
         calls = self._journal.calls(session_id, turn_id)
         if not bodies and not calls:
             return None
@@ -131,13 +131,13 @@ class Receipts:
 
     def receipts(self, session_id: str) -> list[Receipt]:
         """Return the receipts of a session, oldest first; turns known by their calls alone come after them."""
-        bodies = [json.loads(body) for body in self._kept.receipts(session_id)]
+        bodies = [json.loads(body) for body in self._store.receipts(session_id)]
         calls: dict[str, list[JournalRow]] = {}
         for row in self._journal.calls(session_id):
             if row.turn_id is not None:
                 calls.setdefault(row.turn_id, []).append(row)
-        found = [_receipt(body, session_id, body["turn_id"], calls.pop(body["turn_id"], ())) for body in bodies]
-        return [*found, *(_receipt({}, session_id, turn, rows) for turn, rows in calls.items())]
+        with_bodies = [_receipt(body, session_id, body["turn_id"], calls.pop(body["turn_id"], ())) for body in bodies]
+        return [*with_bodies, *(_receipt({}, session_id, turn, rows) for turn, rows in calls.items())]
 
 
 def response_digest(row: JournalRow) -> str | None:
@@ -156,8 +156,8 @@ def _receipt(body: Mapping[str, Any], session_id: str, turn_id: str, calls: Sequ
         body.get("context_digest"),
         body.get("strategy"),
         tuple(body.get("visible_tools", ())),
-        tuple(ReceiptSkill(skill["ref"], skill["body_digest"]) for skill in body.get("skills", ())),
-        tuple(ReceiptCall(row.key, _name(row), row.state, response_digest(row)) for row in calls),
+        tuple(ReceiptSkillEntry(skill["ref"], skill["body_digest"]) for skill in body.get("skills", ())),
+        tuple(ReceiptCallEntry(row.key, _name(row), row.state, response_digest(row)) for row in calls),
         body.get("strategy_asked"),
     )
 

@@ -104,7 +104,7 @@ class _Stack:
         return self.windows[-1] if self.windows else self.base
 
 
-class SkillRegistry:
+class RemoteSkillRegistry:
     """Layers of skills per qualified name, safe from any thread.
 
     Args:
@@ -160,10 +160,10 @@ class SkillRegistry:
             stack = self._stacks.get(name)
             if stack is None:
                 return False
-            kept = [window for window in stack.windows if window is not layer]
-            if len(kept) == len(stack.windows):
+            windows = [window for window in stack.windows if window is not layer]
+            if len(windows) == len(stack.windows):
                 return False
-            stack.windows = kept
+            stack.windows = windows
             if stack.visible is None:
                 del self._stacks[name]
             return True
@@ -192,8 +192,8 @@ class SkillRegistry:
     def bases(self) -> Iterator[RemoteSkill]:
         """Yield the base of each name in registration order."""
         with self._lock:
-            found = [stack.base.skill for stack in self._stacks.values() if stack.base is not None]
-        yield from found
+            skills = [stack.base.skill for stack in self._stacks.values() if stack.base is not None]
+        yield from skills
 
     def find(self, tool: str, namespace: str | None = None) -> RemoteSkill | None:
         """Return the visible skill a call names, or None.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kdskills.remote.core_calls import Heard, drain
+from kdskills.remote.core_calls import AnsweredCall, drain
 from kdskills.remote.core_catalog import digest, prepare_catalog, refuse_unapplied, wire_names
 from kdskills.remote.core_session import SessionCore
 from kdskills.remote.dispatch import outcomes_context
@@ -33,14 +33,14 @@ async def send(core: SessionCore, text: str, *, inject_skills: bool, keywords: M
         await _note_sent(core, answer)
         return answer
     context = await _context(core, core.backend)
-    told: tuple[str, ...] = ()
+    told_keys: tuple[str, ...] = ()
     if inject_skills:
         if context.inject:
             text = inject(core.text(), text)
-        extra, told = await _outcomes(core, context)
+        extra, told_keys = await _outcomes(core, context)
         sent = _merged(sent, extra)
     answer = await core.driver.call(message, session_id=core.session_id, text=text, **sent)
-    await _note_sent(core, answer, told)
+    await _note_sent(core, answer, told_keys)
     if isinstance(answer, Mapping):
         return {**answer, "catalog": "current" if context.current else "stale"}
     return answer
@@ -84,8 +84,8 @@ async def send_and_handle(
             f"timeout_seconds and interval_seconds must be positive, got {timeout_seconds!r} and {interval_seconds!r}"
         )
     terminal = _terminal(terminal_statuses)
-    heard: list[Heard] = []
-    with core.listening(heard.append):
+    answered_calls: list[AnsweredCall] = []
+    with core.listening(answered_calls.append):
         if core.backend is not None:
             refuse_unapplied(await prepare_catalog(core, prepare_timeout_seconds))
         accepted = await send(core, text, inject_skills=inject_skills, keywords=keywords)
@@ -93,16 +93,16 @@ async def send_and_handle(
         if turn_id is None:
             raise ValueError("sessions.send_message response missing turnId")
         until = time.monotonic() + timeout_seconds
-        wait = _Turn(core, turn_id, until, interval_seconds)
+        wait = _SentTurn(core, turn_id, until, interval_seconds)
         status = await wait.ended(terminal, options)
         await _note_ended(core, turn_id, status)
         detail, reply = await wait.reply(required=require_assistant_reply)
     return RemoteSkillSendResult(
-        core.session_id, turn_id, dict(accepted), detail, status, reply, _of_turn(heard, turn_id)
+        core.session_id, turn_id, dict(accepted), detail, status, reply, _of_turn(answered_calls, turn_id)
     )
 
 
-class _Turn:
+class _SentTurn:
     """Waits for one turn."""
 
     def __init__(self, core: SessionCore, turn_id: str, until: float, interval_seconds: float) -> None:
@@ -128,9 +128,9 @@ class _Turn:
         """Return the session and the turn's reply; waits for the reply only if it is required."""
         while True:
             detail = await self._detail(required=required)
-            found = reply_of(detail, self._turn_id)
-            if found is not None or not required:
-                return detail, found
+            reply = reply_of(detail, self._turn_id)
+            if reply is not None or not required:
+                return detail, reply
             await self._pause("the turn ended without a complete assistant reply")
 
     async def _detail(self, *, required: bool) -> JsonObject | None:
@@ -147,10 +147,10 @@ class _Turn:
         return dict(answer) if isinstance(answer, Mapping) else None
 
     async def _pause(self, late: str, **facts: Any) -> None:
-        left = self._until - time.monotonic()
-        if left <= 0:
+        seconds_left = self._until - time.monotonic()
+        if seconds_left <= 0:
             raise WaitTimeoutError(late, session_id=self._core.session_id, turn_id=self._turn_id, **facts)
-        await self._core.driver.sleep(min(self._interval, left))
+        await self._core.driver.sleep(min(self._interval, seconds_left))
 
 
 def status_of(answer: object) -> str | None:
@@ -168,13 +168,13 @@ def status_of(answer: object) -> str | None:
 def reply_of(detail: JsonObject | None, turn_id: str) -> JsonObject | None:
     """Return the last transcript entry of the turn that is a complete one of the assistant."""
     transcript = (detail or {}).get("transcript")
-    wanted = {"turnId": turn_id, "role": "assistant", "status": "complete"}
-    found = [
+    expected = {"turnId": turn_id, "role": "assistant", "status": "complete"}
+    entries = [
         entry
         for entry in (transcript if isinstance(transcript, list) else [])
-        if isinstance(entry, Mapping) and all(entry.get(key) == value for key, value in wanted.items())
+        if isinstance(entry, Mapping) and all(entry.get(key) == value for key, value in expected.items())
     ]
-    return dict(found[-1]) if found else None
+    return dict(entries[-1]) if entries else None
 
 
 def _terminal(statuses: str | Iterable[str] | None) -> frozenset[str]:
@@ -183,23 +183,23 @@ def _terminal(statuses: str | Iterable[str] | None) -> frozenset[str]:
     return frozenset(word.strip().lower() for word in ([statuses] if isinstance(statuses, str) else statuses))
 
 
-def _of_turn(heard: list[Heard], turn_id: str) -> tuple[RemoteSkillDispatch, ...]:
+def _of_turn(answered_calls: list[AnsweredCall], turn_id: str) -> tuple[RemoteSkillDispatch, ...]:
     """Return what was drained, and the turn's calls that others answered; a call that came both ways counts once."""
-    found = [one.dispatch for one in heard if one.drained or one.turn_id == turn_id]
-    answered = {one.call_key for one in found if one.submission_status != LOCAL_DUPLICATE.status}
+    dispatches = [call.dispatch for call in answered_calls if call.drained or call.turn_id == turn_id]
+    answered = {item.call_key for item in dispatches if item.submission_status != LOCAL_DUPLICATE.status}
     return tuple(
-        one for one in found if one.submission_status != LOCAL_DUPLICATE.status or one.call_key not in answered
+        item for item in dispatches if item.submission_status != LOCAL_DUPLICATE.status or item.call_key not in answered
     )
 
 
-async def _note_sent(core: SessionCore, answer: object, told: Sequence[str] = ()) -> None:
+async def _note_sent(core: SessionCore, answer: object, told_keys: Sequence[str] = ()) -> None:
     """Write down what was sent; never raises, because the message is on its way."""
     turn_id = text_or_none(answer.get("turnId")) if isinstance(answer, Mapping) else None
     if turn_id is not None:
         core.active = (turn_id, core.owner.connection)
     try:
-        if told:
-            await core.driver.blocking(core.owner.dispatcher.journal.tell, told)
+        if told_keys:
+            await core.driver.blocking(core.owner.dispatcher.journal.tell, told_keys)
         if turn_id is not None:
             await _note_receipt(core, turn_id)
     except Exception as error:  # noqa: BLE001 - the caller must not take a message that was sent for one that was not
@@ -220,27 +220,27 @@ async def _note_receipt(core: SessionCore, turn_id: str) -> None:
     """Keep what the turn is run with."""
     facts = getattr(core.backend, "facts", None)
     if facts is not None:
-        known = await core.driver.call(facts, core.session_id)
+        catalog_facts = await core.driver.call(facts, core.session_id)
     elif core.pushed is not None:
-        known = {"digest": digest(core.pushed), "strategy": "resume", "tools": wire_names(core.pushed)}
+        catalog_facts = {"digest": digest(core.pushed), "strategy": "resume", "tools": wire_names(core.pushed)}
     else:
-        known = {}
+        catalog_facts = {}
     receipt = Receipt(
         core.session_id,
         turn_id,
-        known.get("digest"),
-        known.get("context_digest"),
-        known.get("strategy"),
-        tuple(sorted(known.get("tools") or ())),
+        catalog_facts.get("digest"),
+        catalog_facts.get("context_digest"),
+        catalog_facts.get("strategy"),
+        tuple(sorted(catalog_facts.get("tools") or ())),
         core.published,
-        strategy_asked=known.get("strategy_asked"),
+        strategy_asked=catalog_facts.get("strategy_asked"),
     )
     await core.driver.blocking(core.owner.receipts.note, receipt)
 
 
 async def _context(core: SessionCore, backend: CatalogBackend) -> CatalogContext:
-    found: CatalogContext = await core.driver.call(backend.context_for, core.session_id, core.tools(), core.text())
-    return found
+    context: CatalogContext = await core.driver.call(backend.context_for, core.session_id, core.tools(), core.text())
+    return context
 
 
 async def _outcomes(core: SessionCore, context: CatalogContext) -> tuple[JsonObject, tuple[str, ...]]:
@@ -254,12 +254,12 @@ async def _outcomes(core: SessionCore, context: CatalogContext) -> tuple[JsonObj
     except Exception as error:  # noqa: BLE001 - the request itself does not depend on the journal
         core.note("outcomes_unknown", f"the model was not told of earlier calls, the journal does not answer: {error}")
         return extra, ()
-    told = outcomes_context(rows)
-    if told is None:
+    outcomes = outcomes_context(rows)
+    if outcomes is None:
         return extra, ()
-    value = {"kind": "application", "value": told.text.replace("</", "<\\/")}
+    value = {"kind": "application", "value": outcomes.text.replace("</", "<\\/")}
     extra["additional_context"] = {**(extra.get("additional_context") or {}), CONTEXT_NAME: value}
-    return extra, told.keys
+    return extra, outcomes.keys
 
 
 def _merged(sent: JsonObject, extra: JsonObject) -> JsonObject:

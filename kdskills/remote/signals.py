@@ -59,7 +59,7 @@ class IncomingCall:
     turn_id: str | None = None
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """How messages name the tool."""
         return f"{self.namespace}.{self.tool}" if self.namespace else self.tool
 
@@ -81,15 +81,15 @@ def request_text(request_id: object) -> str | None:
 
 def address(signal: AppServerSignal) -> str | None:
     """Return the session a signal is for, or None when it names none."""
-    places: tuple[tuple[object, str], ...] = (
+    sources: tuple[tuple[object, str], ...] = (
         (signal.session, "id"),
         (signal.context, "threadId"),
         (signal.params, "threadId"),
     )
-    for place, key in places:
-        found = text_or_none(place.get(key)) if isinstance(place, Mapping) else None
-        if found is not None:
-            return found
+    for source, key in sources:
+        session_id = text_or_none(source.get(key)) if isinstance(source, Mapping) else None
+        if session_id is not None:
+            return session_id
     return None
 
 

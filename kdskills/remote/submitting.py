@@ -64,12 +64,12 @@ def judge(answer: object, attempts: int) -> Submission:
     """Return what a server's answer to a submission means."""
     status = answer.get("status") if isinstance(answer, Mapping) else None
     if not isinstance(answer, Mapping) or not isinstance(status, str) or not status.strip():
-        what = "no status" if isinstance(answer, Mapping) else f"{type(answer).__name__}, not an object"
+        fault = "no status" if isinstance(answer, Mapping) else f"{type(answer).__name__}, not an object"
         return Submission(
             accepted=False,
             status="malformed",
             attempts=attempts,
-            error=f"tool call response submit failed: malformed answer: {what}",
+            error=f"tool call response submit failed: malformed answer: {fault}",
         )
     code = answer.get("code")
     code = None if code is None else str(code)
@@ -90,14 +90,14 @@ async def submit(
         attempt += 1
         try:
             answer = await driver.call(respond, request_id=request_id, response=copy.deepcopy(payload))
-            found = judge(answer, attempt)
+            submission = judge(answer, attempt)
         except Exception as error:  # noqa: BLE001 - whatever a client raises is told in the dispatch
-            found = Submission(
+            submission = Submission(
                 accepted=False,
                 status="exception",
                 attempts=attempt,
                 error=f"tool call response submit failed: {error}",
             )
-        if found.status not in RETRIED or attempt >= options.attempts:
-            return found
+        if submission.status not in RETRIED or attempt >= options.attempts:
+            return submission
         await driver.sleep(options.pause(attempt))

@@ -31,11 +31,11 @@ def wire_tools(skills: Iterable[RemoteSkill]) -> list[JsonObject]:
 
 def instruction_text(skills: Iterable[RemoteSkill]) -> str:
     """Return the catalog as text: empty without skills, no trailing newline."""
-    found = sorted_skills(skills)
-    if not found:
+    listed_skills = sorted_skills(skills)
+    if not listed_skills:
         return ""
     lines = list(HEADER)
-    for skill in found:
+    for skill in listed_skills:
         lines.append(f"- {skill.qualified_name}: {_one_line(skill.description)}")
         lines.append(f"  input_schema: {_json(skill.input_schema)}")
         if skill.output_schema:

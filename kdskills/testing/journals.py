@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kdskills.remote.ports import CallIdentity, CallJournal, Claim, JournalRow, StoredAnswer
+from kdskills.remote.ports import CallClaim, CallIdentity, CallJournal, JournalRow, StoredAnswer
 
 ALIVE: Final = 600.0
 DEAD: Final = -1.0
@@ -57,7 +57,7 @@ def claim(
     lease: float = ALIVE,
     idempotent: bool = False,
     turn: str = "t1",
-) -> Claim:
+) -> CallClaim:
     """Claim a call."""
     return journal.claim(key, identity(key, turn), owner, lease, idempotent=idempotent)
 

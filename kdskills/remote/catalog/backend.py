@@ -14,8 +14,8 @@ from kdskills.remote.catalog.channel import ContextChannel
 from kdskills.remote.catalog.digest import difference, fingerprints, flat_tools, tools_digest
 from kdskills.remote.catalog.reports import NotApplied, in_force, noop, not_applied
 from kdskills.remote.catalog.sharing import POLL_SECONDS, Sharing
-from kdskills.remote.catalog.store import CatalogRecord, CatalogStore, Records
-from kdskills.remote.catalog.strategy import StartPlan, start_plan, way_of_old
+from kdskills.remote.catalog.store import CatalogRecord, CatalogRecords, CatalogStore
+from kdskills.remote.catalog.strategy import StartPlan, start_plan, strategy_of_old
 from kdskills.remote.ports import AppServerGone, CatalogChange, CatalogContext, JsonObject, ServerProfile
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ _LEAST_SECONDS = 2.0  # what a change may take whose caller's time is up: asking
 
 
 @dataclass(slots=True)
-class _Session:
+class _SessionState:
     """What this process holds of one thread's catalog."""
 
     lock: asyncio.Lock
-    wanted: CatalogChange | None = None  # applied unasked when the turn ends
+    pending_change: CatalogChange | None = None  # applied unasked when the turn ends
     successor: str | None = None  # the thread that took this one's place
     believed: bool = False  # whether what is remembered was made, or compared with the thread's file, by this process
 
@@ -61,12 +61,12 @@ class CodexCatalog:
     ) -> None:
         self._server = server
         self._profile = profile
-        self._records = Records(store)
+        self._records = CatalogRecords(store)
         self.channel = ContextChannel(server.threads, self._records)
         self.sharing = Sharing(server, self._records)
         self._calls_running = calls_running
         self._bootstrap = bootstrap
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, _SessionState] = {}
 
     def trust(self, profile: ServerProfile) -> None:
         """Go by what a probe proved from now on."""
@@ -90,7 +90,7 @@ class CodexCatalog:
             report = await self.apply(replace(change, session_id=newest))
             return {"new_session_id": newest, **report, "sessionId": change.session_id}
         session = self._session(change.session_id)
-        session.wanted = None
+        session.pending_change = None
         tools = flat_tools(change.tools)
         record = await self._records.get(change.session_id)
         if not tools and not record.digest:
@@ -106,17 +106,17 @@ class CodexCatalog:
                     await self._refuse_busy(change.session_id)
                 return await self._bounded(change, tools, end)
             except NotApplied as problem:
-                left = end - time.monotonic()
+                seconds_left = end - time.monotonic()
                 busy = problem.reason in ("turn_active", "queued_turns")
-                again = busy or (problem.reason == "changed_underneath" and tries < _RETRIES)
-                if change.wait and again and left > 0:
-                    await self._until_idle(change.session_id, min(left, POLL_SECONDS))
+                retry = busy or (problem.reason == "changed_underneath" and tries < _RETRIES)
+                if change.wait and retry and seconds_left > 0:
+                    await self._until_idle(change.session_id, min(seconds_left, POLL_SECONDS))
                     continue
                 pending = busy and not change.wait
                 if pending:
                     self._later(session, change)
                 pending = pending or problem.goes_on
-                return not_applied(await self._known(change.session_id, began), problem, pending=pending)
+                return not_applied(await self._in_force_report(change.session_id, began), problem, pending=pending)
 
     async def context_for(self, session_id: str, tools: Sequence[JsonObject], instruction_text: str) -> CatalogContext:
         """Return how the catalog travels with the next message.
@@ -140,8 +140,8 @@ class CodexCatalog:
         """Compare a record of another process with the thread's file, once: a worker may have died between the two."""
         session = self._session(record.session_id)
         if not session.believed:
-            other = record.strategy == "reload" and await self._changes.holds_other(record.session_id, record.digest)
-            session.believed = not other
+            differs = record.strategy == "reload" and await self._changes.holds_other(record.session_id, record.digest)
+            session.believed = not differs
         return session.believed
 
     async def facts(self, session_id: str) -> JsonObject:
@@ -161,22 +161,22 @@ class CodexCatalog:
     async def forget(self, session_id: str) -> None:
         """Drop what is kept of a closed session."""
         self._sessions.pop(session_id, None)
-        for other in self._sessions.values():
-            other.successor = None if other.successor == session_id else other.successor
+        for state in self._sessions.values():
+            state.successor = None if state.successor == session_id else state.successor
         self.channel.forget(session_id)
         await self._records.forget(session_id)
 
     def plan_start(self, tools: Sequence[JsonObject] | None, *, ephemeral: bool) -> StartPlan:
         """Decide what a new thread starts with."""
-        wanted = self._server.options.strategy
-        return start_plan(tools, self._profile, wanted, local=self._server.local, ephemeral=ephemeral)
+        preference = self._server.options.strategy
+        return start_plan(tools, self._profile, preference, local=self._server.local, ephemeral=ephemeral)
 
     async def started(self, session_id: str, plan: StartPlan) -> None:
         """Note what a new thread started with."""
 
         def change(record: CatalogRecord) -> CatalogRecord:
             digest = tools_digest(plan.tools) if plan.tools else ""
-            return replace(record, strategy=plan.way, digest=digest, tools=fingerprints(plan.tools))
+            return replace(record, strategy=plan.strategy, digest=digest, tools=fingerprints(plan.tools))
 
         await self._records.update(session_id, change)
         self._session(session_id).believed = True
@@ -202,18 +202,18 @@ class CodexCatalog:
         async with self._session(session_id).lock:
             record = await self._records.get(session_id)
             digest, marks = tools_digest(tools), fingerprints(tools)
-            same = record.digest == digest and await self._believed(record)
-            if same or (not record.digest and not tools):
-                return {"status": "noop", **await self._known(session_id, began)}
-            way = record.strategy or await self._old_way(session_id)
+            unchanged = record.digest == digest and await self._believed(record)
+            if unchanged or (not record.digest and not tools):
+                return {"status": "noop", **await self._in_force_report(session_id, began)}
+            strategy = record.strategy or await self._strategy_of_old(session_id)
             await self._refuse_busy(session_id)
-            async with self.sharing.releasing(session_id) if way == "reload" else contextlib.nullcontext():
-                outcome = await self._changes.make(way, session_id, tools)
+            async with self.sharing.releasing(session_id) if strategy == "reload" else contextlib.nullcontext():
+                outcome = await self._changes.make(strategy, session_id, tools)
             added, removed = difference(record.tools, marks)
             report: JsonObject = {
                 "status": "ok" if outcome.changed else "noop",
                 "sessionId": session_id,
-                "strategy": way,
+                "strategy": strategy,
                 "digest": digest,
                 "verified": True,
                 "added": added,
@@ -224,25 +224,27 @@ class CodexCatalog:
             target = outcome.new_session_id or session_id
             if outcome.new_session_id is not None:
                 report["new_session_id"] = self._session(session_id).successor = target
-            await self._records.update(target, lambda old: replace(old, strategy=way, digest=digest, tools=marks))
+            await self._records.update(target, lambda old: replace(old, strategy=strategy, digest=digest, tools=marks))
             self._session(target).believed = True
             return report
 
-    async def _known(self, session_id: str, began: float) -> JsonObject:
+    async def _in_force_report(self, session_id: str, began: float) -> JsonObject:
         record = await self._records.get(session_id)
         if not record.digest:
             return {"sessionId": session_id}
         spent = round((time.monotonic() - began) * 1000, 3)
         return in_force(session_id, strategy=record.strategy, digest=record.digest, duration_ms=spent)
 
-    async def _old_way(self, session_id: str) -> str:
+    async def _strategy_of_old(self, session_id: str) -> str:
         if await self._changes.has_dispatcher(session_id):
             return "dispatcher"
         options = self._server.options
-        way = way_of_old(self._profile, options.strategy, local=self._server.local, successor=options.allow_successor)
-        if way is None:
+        strategy = strategy_of_old(
+            self._profile, options.strategy, local=self._server.local, successor=options.allow_successor
+        )
+        if strategy is None:
             raise NotApplied("no_strategy")
-        return way
+        return strategy
 
     async def _refuse_busy(self, session_id: str) -> None:
         if self._server.threads.get(session_id).active_turn is not None:
@@ -250,15 +252,15 @@ class CodexCatalog:
         if await asyncio.to_thread(self._calls_running, session_id):
             raise NotApplied("turn_active", "a call of this thread still runs")
 
-    def _later(self, session: _Session, change: CatalogChange) -> None:
-        session.wanted = change
+    def _later(self, session: _SessionState, change: CatalogChange) -> None:
+        session.pending_change = change
         self._server.spawn_task(self._when_idle(session, change), f"kdskills-catalog-later-{change.session_id}")
 
-    async def _when_idle(self, session: _Session, change: CatalogChange) -> None:
+    async def _when_idle(self, session: _SessionState, change: CatalogChange) -> None:
         tools = flat_tools(change.tools)
-        while session.wanted is change and not self._server.gone:
+        while session.pending_change is change and not self._server.disconnected:
             await self._until_idle(change.session_id, POLL_SECONDS)
-            if session.wanted is not change:
+            if session.pending_change is not change:
                 return
             try:
                 await self._attempt(change, tools)
@@ -267,8 +269,8 @@ class CodexCatalog:
                     continue
             except AppServerGone:
                 return
-            if session.wanted is change:
-                session.wanted = None
+            if session.pending_change is change:
+                session.pending_change = None
 
     async def _until_idle(self, session_id: str, least_s: float) -> None:
         """Wait for the running turn's end, or a moment where something else is in the way."""
@@ -276,17 +278,17 @@ class CodexCatalog:
         if thread.active_turn is None:
             await asyncio.sleep(min(least_s, POLL_SECONDS))
         else:
-            await self._server.threads.until(lambda: thread.active_turn is None or self._server.gone, least_s)
+            await self._server.threads.until(lambda: thread.active_turn is None or self._server.disconnected, least_s)
 
     def _newest(self, session_id: str) -> str:
         """Return the last of the threads that took this one's place one after the other, or itself."""
-        while session_id in self._sessions and (then := self._sessions[session_id].successor) is not None:
-            session_id = then
+        while session_id in self._sessions and (successor := self._sessions[session_id].successor) is not None:
+            session_id = successor
         return session_id
 
-    def _session(self, session_id: str) -> _Session:
+    def _session(self, session_id: str) -> _SessionState:
         if session_id not in self._sessions:
-            self._sessions[session_id] = _Session(asyncio.Lock())
+            self._sessions[session_id] = _SessionState(asyncio.Lock())
         return self._sessions[session_id]
 
 

@@ -42,12 +42,12 @@ def lint(tools: Sequence[JsonObject], profile: ServerProfile) -> None:
     Raises:
         CatalogError: With rule and suggestion.
     """
-    seen: list[tuple[str | None, str]] = []
+    checked_names: list[tuple[str | None, str]] = []
     for tool in tools:
         namespace, name = tool.get("namespace"), str(tool.get("name"))
         check_name(namespace, name, profile, defer_loading=bool(tool.get("deferLoading")))
-        check_neighbours(namespace, name, seen)
-        seen.append((namespace, name))
+        check_neighbours(namespace, name, checked_names)
+        checked_names.append((namespace, name))
 
 
 class Changes:
@@ -66,19 +66,19 @@ class Changes:
         self._profile = profile
         self._bootstrap = bootstrap
 
-    async def make(self, way: str, session_id: str, tools: Sequence[JsonObject]) -> Outcome:
+    async def make(self, strategy: str, session_id: str, tools: Sequence[JsonObject]) -> Outcome:
         """Bring the catalog about by one way.
 
         Raises:
             NotApplied: The old catalog stays in force.
         """
-        if way == "native":
+        if strategy == "native":
             return await self._native(session_id, tools)
-        if way == "reload":
+        if strategy == "reload":
             reload = Reload(self._server, self._profile, session_id, tools, bootstrap=self._bootstrap)
             changed = await reload.run()
             return Outcome(changed, reload.materialized_now)
-        if way == "successor":
+        if strategy == "successor":
             return await self._successor(session_id, tools)
         return Outcome()  # the dispatcher's catalog is what the next message carries
 

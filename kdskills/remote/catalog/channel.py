@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from kdskills.remote.catalog.context import CONTEXT_KEY, additional_context, context_text
 from kdskills.remote.catalog.digest import text_digest
-from kdskills.remote.catalog.store import CatalogRecord, Records
+from kdskills.remote.catalog.store import CatalogRecord, CatalogRecords
 from kdskills.remote.ports import JsonObject
 
 if TYPE_CHECKING:
-    from kdskills.remote.client.threads import Threads
+    from kdskills.remote.client.threads import WatchedThreads
 
 
 @dataclass(slots=True)
-class _Seen:
+class _ChannelState:
     """What this process knows of one thread's channel."""
 
     offered: tuple[JsonObject, str] | None = None  # the context handed out last, and its digest
@@ -34,49 +34,49 @@ class ContextChannel:
         records: Keeps the digest last sent.
     """
 
-    def __init__(self, threads: Threads, records: Records) -> None:
+    def __init__(self, threads: WatchedThreads, records: CatalogRecords) -> None:
         self._threads = threads
         self._records = records
-        self._seen: defaultdict[str, _Seen] = defaultdict(_Seen)
+        self._states: defaultdict[str, _ChannelState] = defaultdict(_ChannelState)
 
     async def next(self, record: CatalogRecord, instruction_text: str) -> JsonObject:
         """Return keywords of the next message: `additional_context`, or nothing when the model has seen this text."""
         session_id = record.session_id
-        seen, digest = self._seen[session_id], text_digest(instruction_text)
-        lost = seen.lost or self._threads.get(session_id).compactions != seen.compactions
-        same = record.context_digest == digest
-        if same and not lost:
+        state, digest = self._states[session_id], text_digest(instruction_text)
+        lost = state.lost or self._threads.get(session_id).compactions != state.compactions
+        unchanged = record.context_digest == digest
+        if unchanged and not lost:
             return {}
-        text = context_text(instruction_text, earlier=bool(record.context_digest) and not (lost and same))
+        text = context_text(instruction_text, earlier=bool(record.context_digest) and not (lost and unchanged))
         if text is None:
             return {}
         context = additional_context(text)
-        seen.offered = (context[CONTEXT_KEY], digest)
+        state.offered = (context[CONTEXT_KEY], digest)
         return {"additional_context": context}
 
     async def sent(self, session_id: str, context: object) -> None:
         """Note that the server took a message with this `additionalContext`."""
-        seen = self._seen[session_id]
-        if seen.offered is None or not isinstance(context, dict) or context.get(CONTEXT_KEY) != seen.offered[0]:
+        state = self._states[session_id]
+        if state.offered is None or not isinstance(context, dict) or context.get(CONTEXT_KEY) != state.offered[0]:
             return
-        digest, seen.offered, seen.lost = seen.offered[1], None, False
-        seen.compactions = self._threads.get(session_id).compactions
+        digest, state.offered, state.lost = state.offered[1], None, False
+        state.compactions = self._threads.get(session_id).compactions
         await self._records.update(session_id, lambda record: replace(record, context_digest=digest))
 
     def lost(self, session_id: str) -> None:
         """Note that turns were taken back: what they carried is gone from the history."""
-        self._seen[session_id].lost = True
+        self._states[session_id].lost = True
 
     def settling(self, session_id: str, task: asyncio.Task[None]) -> None:
         """Note what must be done before the next message of a session."""
-        self._seen[session_id].settling = task
+        self._states[session_id].settling = task
 
     async def settled(self, session_id: str) -> None:
         """Wait until what the ended turn left is done."""
-        task = self._seen[session_id].settling
+        task = self._states[session_id].settling
         if task is not None and not task.done():
             await asyncio.wait({task})
 
     def forget(self, session_id: str) -> None:
         """Drop what is kept of a closed session."""
-        self._seen.pop(session_id, None)
+        self._states.pop(session_id, None)

@@ -73,8 +73,8 @@ def forget(index: Path, segment: str) -> int:
             contextlib.closing(sqlite3.connect(f"{index.as_uri()}?mode=rw", uri=True, timeout=_BUSY_SECONDS)) as db,
             db,
         ):
-            known = {str(row[0]) for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            if not known >= _TABLES:
+            tables = {str(row[0]) for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            if not tables >= _TABLES:
                 raise UnknownFormat("the server's history index has other tables than those known")
             return sum(db.execute(statement, (segment,)).rowcount for statement in _FORGET)
     except sqlite3.Error as problem:

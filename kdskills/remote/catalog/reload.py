@@ -95,9 +95,9 @@ class Reload:
         try:
             return await self._server.describe(self._id)
         except AppServerError as problem:
-            known = self._server.threads.get(self._id).path
-            if known is not None and self._server.local:
-                await self._filed(rollout.read_head, Path(known), self._id)
+            rollout_path = self._server.threads.get(self._id).path
+            if rollout_path is not None and self._server.local:
+                await self._filed(rollout.read_head, Path(rollout_path), self._id)
             # A thread nobody loaded is read once it was resumed; a server that cannot resume it says why.
             with _rejecting("rejected", problem):
                 await self._server.resume(self._id)
@@ -114,19 +114,19 @@ class Reload:
         path = info.get("path")
         if isinstance(path, str) and path and await asyncio.to_thread(Path(path).exists):
             return Path(path)
-        for way in self._profile.materialise or ("name_set", "inject_items", "bootstrap"):
+        for method in self._profile.materialise or ("name_set", "inject_items", "bootstrap"):
             with contextlib.suppress(AppServerError):
-                await self._materialise(way, info)
+                await self._materialise(method, info)
             path = (await self._server.describe(self._id)).get("path")
             if isinstance(path, str) and path and await asyncio.to_thread(Path(path).exists):
                 self.materialized_now = True
                 return Path(path)
         raise NotApplied("not_local", "the thread has no rollout file on this machine")
 
-    async def _materialise(self, way: str, info: JsonObject) -> None:
-        if way == "name_set":
+    async def _materialise(self, method: str, info: JsonObject) -> None:
+        if method == "name_set":
             await self._server.request("thread/name/set", threadId=self._id, name=info.get("name") or _DEFAULT_NAME)
-        elif way == "inject_items":
+        elif method == "inject_items":
             content = [{"type": "input_text", "text": _NOTE}]
             item = {"type": "message", "role": "developer", "content": content}
             await self._server.request("thread/inject_items", threadId=self._id, items=[item])
@@ -138,7 +138,7 @@ class Reload:
         return canonical(head.tools) == canonical(self._wire)
 
     async def _unload(self) -> None:
-        thread = self._server.threads.get(self._id)
+        server, thread = self._server, self._server.threads.get(self._id)
         closings = thread.closings
         if self._profile.unsubscribe:
             with _rejecting("rejected"):
@@ -146,10 +146,8 @@ class Reload:
             thread.subscribed = False
             if isinstance(answer, dict) and answer.get("status") == "notLoaded":
                 return
-            await self._server.threads.until(lambda: thread.closings > closings or self._server.gone, CLOSE_SECONDS)
-            if thread.closings > closings:
-                return
-            if await self._not_loaded():
+            await server.threads.until(lambda: thread.closings > closings or server.disconnected, CLOSE_SECONDS)
+            if thread.closings > closings or await self._not_loaded():
                 return
         if not (self._server.owned or self._server.options.unload == "archive"):
             await self._resume_old()
@@ -246,13 +244,13 @@ class Reload:
             raise NotApplied("rejected", "the server wrote another catalog over this one")
 
     async def _put_back(self, path: Path) -> None:
-        thread = self._server.threads.get(self._id)
+        server, thread = self._server, self._server.threads.get(self._id)
         if thread.subscribed and self._profile.unsubscribe:
             closings = thread.closings
             with contextlib.suppress(AppServerError):
                 await self._server.request("thread/unsubscribe", threadId=self._id)
                 thread.subscribed = False
-                await self._server.threads.until(lambda: thread.closings > closings or self._server.gone, CLOSE_SECONDS)
+                await server.threads.until(lambda: thread.closings > closings or server.disconnected, CLOSE_SECONDS)
         await self._filed(self._restore, path)
 
     def _restore(self, path: Path) -> None:

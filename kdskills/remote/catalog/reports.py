@@ -57,16 +57,16 @@ def in_force(session_id: str, *, strategy: str, digest: str, duration_ms: float)
     }
 
 
-def not_applied(known: JsonObject, problem: NotApplied, *, pending: bool) -> JsonObject:
+def not_applied(facts: JsonObject, problem: NotApplied, *, pending: bool) -> JsonObject:
     """Return the report of a catalog that did not change.
 
     Args:
-        known: What is told of the thread beside, at least `sessionId`.
+        facts: What is told of the thread beside, at least `sessionId`.
         problem: Why it did not.
         pending: Whether the change is made unasked later.
     """
     deferred = problem.reason in _DEFERRED
-    report: JsonObject = {"status": "deferred" if deferred else "failed", **known, "reason": problem.reason}
+    report: JsonObject = {"status": "deferred" if deferred else "failed", **facts, "reason": problem.reason}
     if deferred:
         report["pending"] = pending
     if problem.error:

@@ -49,7 +49,7 @@ class Stamp:
     device: int
 
     @classmethod
-    def of(cls, info: os.stat_result) -> Stamp:
+    def from_stat(cls, info: os.stat_result) -> Stamp:
         """Return the stamp of a file's status."""
         return cls(info.st_size, info.st_mtime_ns, info.st_ino, info.st_dev)
 
@@ -90,8 +90,8 @@ class Head:
 
 def padded(text: bytes, length: int) -> bytes:
     """Return a line of exactly `length` bytes, or a longer one with room to spare where that is too short."""
-    wanted = length if len(text) < length else len(text) + 1 + ROOM_BYTES
-    return text.ljust(wanted - 1) + b"\n"
+    target_length = length if len(text) < length else len(text) + 1 + ROOM_BYTES
+    return text.ljust(target_length - 1) + b"\n"
 
 
 def backup_of(path: Path) -> Path:
@@ -118,7 +118,7 @@ def read_head(path: Path, thread_id: str) -> Head:
         raise UnknownFormat("line 1 of the rollout is no session_meta")
     if record["payload"].get("id") != thread_id:
         raise UnknownFormat("line 1 of the rollout is of another thread")
-    return Head(path, line, record, Stamp.of(info), info.st_mode & 0o7777)
+    return Head(path, line, record, Stamp.from_stat(info), info.st_mode & 0o7777)
 
 
 def _meta(line: bytes) -> JsonObject | None:
@@ -164,7 +164,7 @@ def stage(head: Head, line: bytes) -> Path:
             os.fdopen(os.open(head.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as old,
             os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as new,
         ):
-            _same(head, os.fstat(old.fileno()), old.read(len(head.line)))
+            _check_unchanged(head, os.fstat(old.fileno()), old.read(len(head.line)))
             new.write(line)
             shutil.copyfileobj(old, new, _CHUNK)
             new.flush()
@@ -183,7 +183,7 @@ def swap(head: Head, staged: Path) -> None:
         ChangedUnderneath: It is not; the staged file is gone then.
     """
     try:
-        _same(head, head.path.lstat(), head.line)
+        _check_unchanged(head, head.path.lstat(), head.line)
         staged.replace(head.path)
     except OSError as problem:
         raise ChangedUnderneath(f"the rollout cannot be replaced: {problem.strerror}") from problem
@@ -289,8 +289,8 @@ def response_items(path: Path) -> list[JsonObject]:
     return items
 
 
-def _same(head: Head, info: os.stat_result, line: bytes) -> None:
-    if Stamp.of(info) != head.stamp or line != head.line:
+def _check_unchanged(head: Head, info: os.stat_result, line: bytes) -> None:
+    if Stamp.from_stat(info) != head.stamp or line != head.line:
         raise ChangedUnderneath("the rollout changed while its first line was replaced")
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kdskills.remote.catalog.store import CatalogRecord, Records
+from kdskills.remote.catalog.store import CatalogRecord, CatalogRecords
 from kdskills.remote.journal.sql import JournalUnavailable
 from kdskills.remote.ports import AppServerError, AppServerGone, WaitTimeoutError
 
@@ -30,7 +30,7 @@ class Sharing:
         records: Carries the asking; nobody else sees those of memory.
     """
 
-    def __init__(self, server: AppServer, records: Records) -> None:
+    def __init__(self, server: AppServer, records: CatalogRecords) -> None:
         self._server = server
         self._records = records
         self._owner = secrets.token_hex(6)
@@ -49,7 +49,7 @@ class Sharing:
     async def free(self, session_id: str) -> None:
         """Wait, within reason, until a thread this worker let go of is taken up again."""
         threads = self._server.threads
-        await threads.until(lambda: session_id not in self._released or self._server.gone, FREE_SECONDS)
+        await threads.until(lambda: session_id not in self._released or self._server.disconnected, FREE_SECONDS)
 
     @contextlib.asynccontextmanager
     async def releasing(self, session_id: str) -> AsyncIterator[None]:
@@ -65,16 +65,16 @@ class Sharing:
 
     async def _look(self) -> None:
         threads = [thread for thread in self._server.threads.all() if thread.subscribed or thread.id in self._released]
-        if not threads or self._server.gone:
+        if not threads or self._server.disconnected:
             return
         records = await self._records.releases([thread.id for thread in threads])
-        asked = {one.session_id for one in records if self._asks(one)}
+        requested_ids = {record.session_id for record in records if self._asks(record)}
         for thread in threads:
-            if thread.id in asked and thread.subscribed and thread.active_turn is None:
+            if thread.id in requested_ids and thread.subscribed and thread.active_turn is None:
                 self._released.add(thread.id)
                 await self._server.request("thread/unsubscribe", threadId=thread.id)
                 thread.subscribed = False
-            elif thread.id in self._released and thread.id not in asked:
+            elif thread.id in self._released and thread.id not in requested_ids:
                 await self._server.resume(thread.id)
                 self._released.discard(thread.id)
                 self._server.threads.changed()

@@ -40,8 +40,8 @@ class SqlCatalogStore:
 
     def get(self, session_id: str) -> CatalogRecord | None:
         """Return a thread's record."""
-        found = self._find(self._table.c.session_id == session_id)
-        return found[0] if found else None
+        records = self._find(self._table.c.session_id == session_id)
+        return records[0] if records else None
 
     def update(self, session_id: str, change: Callable[[CatalogRecord], CatalogRecord]) -> CatalogRecord:
         """Apply a change to the newest version by compare-and-swap.
@@ -78,9 +78,9 @@ class SqlCatalogStore:
         except self._sa.exc.SQLAlchemyError as problem:
             raise JournalUnavailable(f"the records of catalogs do not answer: {type(problem).__name__}") from problem
 
-    def _find(self, *where: Any) -> list[CatalogRecord]:
+    def _find(self, *conditions: Any) -> list[CatalogRecord]:
         with self._begun() as link:
-            rows = link.execute(self._sa.select(self._table).where(*where)).mappings().all()
+            rows = link.execute(self._sa.select(self._table).where(*conditions)).mappings().all()
         return [
             CatalogRecord(
                 row["session_id"],
@@ -104,9 +104,9 @@ class SqlCatalogStore:
         return True
 
     def _swap(self, old: CatalogRecord, new: CatalogRecord) -> bool:
-        here = (self._table.c.session_id == old.session_id, self._table.c.version == old.version)
+        same_version = (self._table.c.session_id == old.session_id, self._table.c.version == old.version)
         with self._begun() as link:
-            return link.execute(self._sa.update(self._table).where(*here).values(**_values(new))).rowcount == 1
+            return link.execute(self._sa.update(self._table).where(*same_version).values(**_values(new))).rowcount == 1
 
 
 def _values(record: CatalogRecord) -> dict[str, object]:

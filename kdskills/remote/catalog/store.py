@@ -90,7 +90,7 @@ class MemoryCatalogStore:
         return [record for key in session_ids if (record := self._records.get(key)) is not None and record.release]
 
 
-class Records:
+class CatalogRecords:
     """A store's records for coroutines: every access runs on a thread.
 
     Args:

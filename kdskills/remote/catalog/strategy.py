@@ -10,7 +10,7 @@ from kdskills.remote.catalog.digest import flat_tools, wire_tools
 from kdskills.remote.lint import DISPATCHER_TOOL
 from kdskills.remote.ports import JsonObject, ServerProfile
 
-Way = Literal["native", "reload", "dispatcher", "successor"]
+CatalogStrategy = Literal["native", "reload", "dispatcher", "successor"]
 
 DISPATCHER: JsonObject = {
     "type": "function",
@@ -39,52 +39,52 @@ class StartPlan:
     """
 
     wire: list[JsonObject] | None
-    way: Way | Literal[""]
+    strategy: CatalogStrategy | Literal[""]
     tools: list[JsonObject]
 
 
-def way_at_start(profile: ServerProfile, wanted: str, *, local: bool, ephemeral: bool) -> Way:
+def strategy_at_start(profile: ServerProfile, preference: str, *, local: bool, ephemeral: bool) -> CatalogStrategy:
     """Return the first proven way of a thread that is about to start.
 
     Args:
         profile: What the probe proved.
-        wanted: The client's `strategy`.
+        preference: The client's `strategy`.
         local: Whether rollout files can be reached.
         ephemeral: Whether the thread will have none.
     """
-    if profile.native and wanted in ("auto", "native"):
+    if profile.native and preference in ("auto", "native"):
         return "native"
-    if profile.reload and wanted in ("auto", "reload") and local and not ephemeral:
+    if profile.reload and preference in ("auto", "reload") and local and not ephemeral:
         return "reload"
-    return "successor" if wanted == "successor" else "dispatcher"
+    return "successor" if preference == "successor" else "dispatcher"
 
 
-def way_of_old(profile: ServerProfile, wanted: str, *, local: bool, successor: bool) -> Way | None:
+def strategy_of_old(profile: ServerProfile, preference: str, *, local: bool, successor: bool) -> CatalogStrategy | None:
     """Return the way of a thread that was not started here, or None when nothing is proven for it."""
-    if profile.native and wanted in ("auto", "native"):
+    if profile.native and preference in ("auto", "native"):
         return "native"
-    if profile.reload and wanted in ("auto", "reload") and local:
+    if profile.reload and preference in ("auto", "reload") and local:
         return "reload"
-    return "successor" if successor and wanted in ("auto", "successor") else None
+    return "successor" if successor and preference in ("auto", "successor") else None
 
 
 def start_plan(
     tools: Sequence[JsonObject] | None,
     profile: ServerProfile,
-    wanted: str,
+    preference: str,
     *,
     local: bool,
     ephemeral: bool,
 ) -> StartPlan:
     """Decide what a new thread starts with."""
-    way = way_at_start(profile, wanted, local=local, ephemeral=ephemeral)
-    given = list(tools or [])
-    if given and all("type" in tool for tool in given):
-        return StartPlan(given, "" if way == "dispatcher" else way, flat_tools(given))
-    flat = flat_tools(given)
-    if way == "dispatcher":
-        return StartPlan(_old_shape([DISPATCHER], profile), way, flat)
-    return StartPlan(wire_tools(flat, namespaces=profile.namespaces) if flat else None, way, flat)
+    strategy = strategy_at_start(profile, preference, local=local, ephemeral=ephemeral)
+    start_tools = list(tools or [])
+    if start_tools and all("type" in tool for tool in start_tools):
+        return StartPlan(start_tools, "" if strategy == "dispatcher" else strategy, flat_tools(start_tools))
+    flat = flat_tools(start_tools)
+    if strategy == "dispatcher":
+        return StartPlan(_old_shape([DISPATCHER], profile), strategy, flat)
+    return StartPlan(wire_tools(flat, namespaces=profile.namespaces) if flat else None, strategy, flat)
 
 
 def _old_shape(tools: list[JsonObject], profile: ServerProfile) -> list[JsonObject]:

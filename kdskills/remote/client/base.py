@@ -20,7 +20,7 @@ from kdskills.remote.client.calls import ToolCalls, Waits, answer_at_last, boots
 from kdskills.remote.client.options import ClientOptions, app_server_command, child_environment
 from kdskills.remote.client.server import AppServer
 from kdskills.remote.client.sessions import Sessions
-from kdskills.remote.client.stream import Stream, call_signal, event_signal
+from kdskills.remote.client.stream import SignalStream, call_signal, event_signal
 from kdskills.remote.journal import MemoryJournal
 from kdskills.remote.ports import AppServerError, AppServerGone, CallJournal, JsonObject, ServerProfile
 from kdskills.remote.results import RemoteSkillDispatch
@@ -70,7 +70,7 @@ class AsyncAppServerClient:
         self.options = options
         self.journal: CallJournal = options.journal if options.journal is not None else MemoryJournal()
         self.profile = options.profile or ServerProfile.codex()
-        self.stream = Stream()
+        self.stream = SignalStream()
         self.catalog = CodexCatalog(
             server, self.profile, store, calls_running=self._calls_running, bootstrap=self._bootstrap
         )
@@ -111,11 +111,11 @@ class AsyncAppServerClient:
         """
         options = ClientOptions(**opts)
         environment = child_environment(home, env)
-        place = Path(environment["HOME"])
+        home_path = Path(environment["HOME"])
         command = app_server_command(shutil.which(binary, path=environment.get("PATH")) or binary, config)
 
         async def connector() -> Transport:
-            await asyncio.to_thread(_prepare, place)
+            await asyncio.to_thread(_prepare, home_path)
             return await StdioTransport.spawn(command, env=environment, cwd=cwd)
 
         return await cls._opened(AppServer(connector, options, local=True, owned=True), options)
@@ -190,7 +190,7 @@ class AsyncAppServerClient:
     @property
     def connected(self) -> bool:
         """Whether there is a connection at this moment."""
-        return not self._server.gone
+        return not self._server.disconnected
 
     @property
     def user_agent(self) -> str:
@@ -282,19 +282,19 @@ class AsyncAppServerClient:
         tool = str(call.params.get("tool") or "")
         handler = self._handler()
         text = f"no remote skill registered for {tool}"
-        given: JsonObject | None = None
+        payload: JsonObject | None = None
         try:
             if handler is not None:
-                done = handler(signal)
-                if inspect.isawaitable(done):
-                    done = await done
-                if isinstance(
-                    done, RemoteSkillDispatch
-                ):  # its answer went out under another id, or did not get through
-                    given, text = done.response_payload, f"remote skill {tool} failed: the answer could not be sent"
+                outcome = handler(signal)
+                if inspect.isawaitable(outcome):
+                    outcome = await outcome
+                # the call is still open, so its answer went out under another id or did not get through
+                if isinstance(outcome, RemoteSkillDispatch):
+                    payload = outcome.response_payload
+                    text = f"remote skill {tool} failed: the answer could not be sent"
         except Exception as problem:  # raised again: the model is told first
             text = f"remote skill {tool} failed: {type(problem).__name__}"
             raise
         finally:
-            if call.state == "pending" and not self._server.gone:
-                await answer_at_last(self.tool_calls, call.handle, given, text)
+            if call.state == "pending" and not self._server.disconnected:
+                await answer_at_last(self.tool_calls, call.handle, payload, text)

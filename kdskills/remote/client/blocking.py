@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from kdskills.remote.catalog.backend import CodexCatalog
 from kdskills.remote.client.calls import ToolCalls, Waits
 from kdskills.remote.client.sessions import Sessions
-from kdskills.remote.client.stream import Signals, Stream
+from kdskills.remote.client.stream import Signals, SignalStream
 from kdskills.remote.ports import AppServerGone, CatalogChange, CatalogContext, JsonObject
 from kdskills.remote.signals import AppServerSignal
 
@@ -175,14 +175,14 @@ class BlockingSignals:
 
 
 class BlockingStream:
-    """`Stream`, blocking."""
+    """`SignalStream`, blocking."""
 
-    def __init__(self, loop: LoopThread, stream: Stream) -> None:
+    def __init__(self, loop: LoopThread, stream: SignalStream) -> None:
         self._loop = loop
         self._stream = stream
 
     def signals(self, session_id: str | None = None) -> BlockingSignals:
-        """See `Stream.signals`."""
+        """See `SignalStream.signals`."""
         return BlockingSignals(self._loop, self._loop.call(lambda: self._stream.signals(session_id)))
 
 

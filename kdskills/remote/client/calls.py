@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from kdskills.remote.client.threads import ENDED, Turn
+from kdskills.remote.client.threads import ENDED, WatchedTurn
 from kdskills.remote.ports import AppServerGone, JsonObject, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -38,19 +38,19 @@ class ToolCalls:
             call is answered, its turn ended, or its connection is gone; `error` when the answer cannot be written.
         """
         pending = self._server.pending
-        taken = pending.begin(request_id)
-        if isinstance(taken, dict):
-            return taken
+        call = pending.begin(request_id)
+        if isinstance(call, dict):
+            return call
         sent = False
         try:
-            await self._server.answer_call(taken, response)
+            await self._server.answer_call(call, response)
             sent = True
         except AppServerGone as problem:
             return {"status": "error", "code": problem.code, "message": problem.message, "requestId": request_id}
         except (TypeError, ValueError) as problem:
             return {"status": "error", "code": "not_json", "message": str(problem), "requestId": request_id}
         finally:
-            pending.end(taken, sent=sent)
+            pending.end(call, sent=sent)
         return {"status": "ok", "requestId": request_id}
 
 
@@ -103,15 +103,15 @@ class Waits:
                     "text": replies[-1] if replies else None,
                     "error": turn.error,
                 }
-            left = end - loop.time()
-            if left <= 0:
+            seconds_left = end - loop.time()
+            if seconds_left <= 0:
                 raise WaitTimeoutError(f"the turn did not end within {timeout_seconds:g} s", turn_id=turn_id)
-            await self._ended_within(session_id, turn_id, min(left, max(interval_seconds, 0.01)))
+            await self._ended_within(session_id, turn_id, min(seconds_left, max(interval_seconds, 0.01)))
 
-    async def _turn(self, session_id: str, turn_id: str) -> Turn | None:
+    async def _turn(self, session_id: str, turn_id: str) -> WatchedTurn | None:
         watched = self._server.threads.get(session_id).turns.get(turn_id)
         if watched is not None:
-            if watched.status not in ENDED and self._server.gone:
+            if watched.status not in ENDED and self._server.disconnected:
                 raise AppServerGone("the app-server is gone: the turn's end cannot be seen", turn_id=turn_id)
             return watched
         turns = await self._sessions.turns(session_id)
@@ -122,14 +122,14 @@ class Waits:
         if watched is None:
             await asyncio.sleep(seconds)
             return
-        await self._server.threads.until(lambda: watched.status in ENDED or self._server.gone, seconds)
+        await self._server.threads.until(lambda: watched.status in ENDED or self._server.disconnected, seconds)
 
 
-async def answer_at_last(calls: ToolCalls, handle: str, given: JsonObject | None, text: str) -> None:
+async def answer_at_last(calls: ToolCalls, handle: str, payload: JsonObject | None, text: str) -> None:
     """Answer a call nobody has answered: with what was given for it, else with a text, because the server waits without end."""
     plain: JsonObject = {"contentItems": [{"type": "inputText", "text": text}], "success": False}
     with contextlib.suppress(AppServerGone):
-        for response in (plain,) if given is None else (given, plain):
+        for response in (plain,) if payload is None else (payload, plain):
             if (await calls.respond(request_id=handle, response=response))["status"] != "error":
                 return
 
@@ -143,5 +143,5 @@ async def bootstrap(server: AppServer, sessions: Sessions, session_id: str) -> N
     item = {"type": "text", "text": "Reply with OK."}
     answer = await server.request("turn/start", threadId=session_id, input=[item])
     turn = server.threads.begin_turn(session_id, answer["turn"])
-    await server.threads.until(lambda: turn.status in ENDED or server.gone, _BOOTSTRAP_SECONDS)
+    await server.threads.until(lambda: turn.status in ENDED or server.disconnected, _BOOTSTRAP_SECONDS)
     await sessions.rollback(session_id, 1)

@@ -64,8 +64,8 @@ def child_environment(home: str | os.PathLike[str], env: Mapping[str, str] | Non
     Nothing else of this process passes, so no login or key of its user can.
     """
     passed = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
-    place = str(Path(home).absolute())
-    return {**passed, **(env or {}), "HOME": place, "CODEX_HOME": place}
+    home_path = str(Path(home).absolute())
+    return {**passed, **(env or {}), "HOME": home_path, "CODEX_HOME": home_path}
 
 
 def app_server_command(binary: str, config: Mapping[str, Any] | None, arguments: Sequence[str] = ()) -> list[str]:
@@ -107,8 +107,8 @@ def _toml_key(key: str) -> str:
 
 def camel(name: str) -> str:
     """Return a snake_case keyword as the server's camelCase; other names stay."""
-    head, *rest = name.split("_")
-    return head + "".join(part[:1].upper() + part[1:] for part in rest) if head else name
+    head, *tail = name.split("_")
+    return head + "".join(part[:1].upper() + part[1:] for part in tail) if head else name
 
 
 def camel_keys(keywords: Mapping[str, Any]) -> dict[str, Any]:

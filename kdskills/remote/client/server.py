@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from kdskills.remote.client.comeback import Returning
 from kdskills.remote.client.options import UNLOAD_AT_ONCE, ClientOptions
-from kdskills.remote.client.threads import Thread, Threads
+from kdskills.remote.client.reconnection import Reconnector
+from kdskills.remote.client.threads import WatchedThread, WatchedThreads
 from kdskills.remote.lint import DISPATCHER_TOOL
 from kdskills.remote.ports import AppServerError, AppServerGone, JsonObject
 from kdskills.remote.wire.framing import Notification, Request
@@ -40,7 +40,7 @@ class AppServer:
         self.options = options
         self.local = local
         self.owned = owned
-        self.threads = Threads()
+        self.threads = WatchedThreads()
         self.user_agent = ""
         self.codex_home: str | None = None
         self.on_call: Callable[[PendingCall], None] | None = None
@@ -50,7 +50,9 @@ class AppServer:
         self._pending = PendingCalls(new_epoch())
         self._tasks: set[asyncio.Task[Any]] = set()
         self._connecting = asyncio.Lock()
-        self._returning = Returning(options.reconnect_s, lambda: self.gone, lambda: self._connect_again(drop=False))
+        self._reconnector = Reconnector(
+            options.reconnect_s, lambda: self.disconnected, lambda: self._connect_again(drop=False)
+        )
         self._roots: JsonObject | None = None
         self._closed = False
 
@@ -65,7 +67,7 @@ class AppServer:
         return self._transport
 
     @property
-    def gone(self) -> bool:
+    def disconnected(self) -> bool:
         """Whether there is no connection."""
         return self._peer is None or self._peer.closed
 
@@ -91,7 +93,7 @@ class AppServer:
             await peer.close()
             raise
         self._transport, self._pending, self._peer = transport, pending, peer
-        self._returning.opened()
+        self._reconnector.opened()
         if isinstance(hello, dict):
             self.user_agent = str(hello.get("userAgent") or "")
             home = hello.get("codexHome")
@@ -106,7 +108,7 @@ class AppServer:
         if self._closed:
             raise AppServerGone("the client was closed meanwhile")
         if peer.closed:
-            raise peer.gone("initialized")
+            raise peer.gone_error("initialized")
         return hello
 
     async def reconnect(self) -> None:
@@ -114,13 +116,13 @@ class AppServer:
 
         Handles of the old connection's calls expire; the server sends unanswered calls of running turns anew.
         """
-        self._returning.forget()
+        self._reconnector.forget()
         await self._connect_again(drop=True)
 
     async def close(self) -> None:
         """Close the connection for good; an owned server is stopped."""
         self._closed = True
-        await self._returning.stop()
+        await self._reconnector.stop()
         await self._drop()
         tasks = {task for task in self._tasks if task is not asyncio.current_task()}
         for task in tasks:
@@ -157,7 +159,7 @@ class AppServer:
             self.threads.get(thread_id).subscribed = True
         return answer if isinstance(answer, dict) else {}
 
-    async def subscribed(self, thread_id: str) -> Thread:
+    async def subscribed(self, thread_id: str) -> WatchedThread:
         """Return a thread this connection is subscribed to, resuming it where needed."""
         thread = self.threads.get(thread_id)
         if not thread.subscribed:
@@ -175,13 +177,13 @@ class AppServer:
 
     async def loaded(self) -> set[str]:
         """Return the threads the server has open, for whomever."""
-        found: set[str] = set()
+        thread_ids: set[str] = set()
         page: JsonObject = {}
         while True:
             answer = await self.request("thread/loaded/list", **page)
-            found.update(one for one in answer.get("data") or [] if isinstance(one, str))
+            thread_ids.update(thread_id for thread_id in answer.get("data") or [] if isinstance(thread_id, str))
             if not isinstance(answer.get("nextCursor"), str):
-                return found
+                return thread_ids
             page = {"cursor": answer["nextCursor"]}
 
     async def answer_call(self, call: PendingCall, response: JsonObject) -> None:
@@ -202,32 +204,32 @@ class AppServer:
         async with self._connecting:
             if self._closed:
                 raise AppServerGone("the client is closed")
-            if not drop and not self.gone:
+            if not drop and not self.disconnected:
                 return
             await self._drop()
             await self.open()
             if self._roots is not None:
                 await self.request(EXTRA_ROOTS, **self._roots)
-            for thread_id in self.threads.unheard():
+            for thread_id in self.threads.to_resume():
                 with contextlib.suppress(AppServerError):  # a thread that never had a turn died with the old server
                     await self.resume(thread_id)
-                self.threads.heard(thread_id)
+                self.threads.resumed(thread_id)
 
     def _away(self, method: str) -> AppServerGone:
         """Return what is said to those who ask while there is no connection."""
         why = "no app-server is connected" if self._peer is None else f"the app-server is gone ({self._peer.why()})"
-        message = f"{why}: {method} was not sent{self._returning.words()}"
-        return AppServerGone(message, method=method, reconnecting=self._returning.active)
+        message = f"{why}: {method} was not sent{self._reconnector.words()}"
+        return AppServerGone(message, method=method, reconnecting=self._reconnector.active)
 
     async def _drop(self) -> None:
         peer, self._peer = self._peer, None
         if peer is None:
             return
-        told = peer.closed
+        was_closed = peer.closed
         try:
             await peer.close()
         finally:
-            if not told:
+            if not was_closed:
                 self._end(self._pending)
 
     def _lost(self, peer: Peer, pending: PendingCalls) -> None:
@@ -235,7 +237,7 @@ class AppServer:
             return
         self._end(pending)
         if not self._closed:
-            self._returning.lost()
+            self._reconnector.lost()
 
     def _end(self, pending: PendingCalls) -> None:
         pending.expire_all()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdskills.remote.catalog.digest import tools_digest, tools_text
 from kdskills.remote.client.options import UNLOAD_AT_ONCE, camel_keys
-from kdskills.remote.client.threads import Turn, turn_record
+from kdskills.remote.client.threads import WatchedTurn, turn_record
 from kdskills.remote.ports import AppServerError, CatalogChange, JsonObject
 from kdskills.remote.wire.peer import INVALID_REQUEST, METHOD_NOT_FOUND
 
@@ -52,8 +52,8 @@ class Sessions:
         thread = answer["thread"]
         self._server.threads.learn(thread, subscribed=True)
         await self._catalog.started(str(thread["id"]), plan)
-        asked = self._server.options.strategy
-        return {"session": self._session(thread), "thread": thread, "strategy": plan.way, "strategyAsked": asked}
+        strategies = {"strategy": plan.strategy, "strategyAsked": self._server.options.strategy}
+        return {"session": self._session(thread), "thread": thread, **strategies}
 
     async def get(self, session_id: str) -> JsonObject:
         """Return a session as `create` does, with its `transcript`, oldest message first."""
@@ -62,16 +62,16 @@ class Sessions:
         transcript = [entry for turn in turns for entry in turn.transcript()]
         return {"session": self._session(thread), "thread": thread, "transcript": transcript}
 
-    async def turns(self, session_id: str) -> list[Turn]:
+    async def turns(self, session_id: str) -> list[WatchedTurn]:
         """Return a session's turns, oldest first: the server's list, completed by what was watched here."""
         watched = self._server.threads.get(session_id).turns
-        merged: list[Turn] = []
+        merged: list[WatchedTurn] = []
         for turn in await self._listed(session_id):
-            seen = watched.get(turn.id)
+            watched_turn = watched.get(turn.id)
             has_reply = any(message["role"] == "assistant" for message in turn.messages)
-            merged.append(turn if seen is None or (has_reply and turn.status != "inProgress") else seen)
-        known = {turn.id for turn in merged}
-        return merged + [turn for turn in watched.values() if turn.id not in known]
+            merged.append(turn if watched_turn is None or (has_reply and turn.status != "inProgress") else watched_turn)
+        listed_ids = {turn.id for turn in merged}
+        return merged + [turn for turn in watched.values() if turn.id not in listed_ids]
 
     async def send_message(self, session_id: str, text: str, **keywords: Any) -> JsonObject:
         """Start a turn, or steer the running one.
@@ -158,8 +158,8 @@ class Sessions:
         await self._catalog.forget(session_id)
         return {"status": "deleted", "sessionId": session_id}
 
-    async def _listed(self, session_id: str) -> list[Turn]:
-        turns: list[Turn] = []
+    async def _listed(self, session_id: str) -> list[WatchedTurn]:
+        turns: list[WatchedTurn] = []
         cursor: Any = None
         try:
             while True:
@@ -176,7 +176,7 @@ class Sessions:
                 return []
             raise
 
-    async def _read_turns(self, session_id: str) -> list[Turn]:
+    async def _read_turns(self, session_id: str) -> list[WatchedTurn]:
         try:
             answer = await self._server.request("thread/read", threadId=session_id, includeTurns=True)
         except AppServerError as problem:
@@ -213,5 +213,5 @@ def unknown_method(problem: AppServerError) -> bool:
 def without_history(problem: AppServerError) -> bool:
     """Return whether the server says the thread has no history yet."""
     message = str(problem.details.get("server_message", ""))
-    known = ("no rollout found", "not supported yet", "not materialized yet", "unavailable before", "ephemeral")
-    return any(part in message for part in known)
+    phrases = ("no rollout found", "not supported yet", "not materialized yet", "unavailable before", "ephemeral")
+    return any(part in message for part in phrases)

@@ -44,7 +44,7 @@ def _signal(method: str, kind: str, params: JsonObject, request_id: str | None) 
 class Signals:
     """An async iterator over the signals of one session, from the moment it was made; ends with the connection."""
 
-    def __init__(self, stream: Stream, session_id: str | None) -> None:
+    def __init__(self, stream: SignalStream, session_id: str | None) -> None:
         self._stream = stream
         self._session_id = session_id
         self._queue: asyncio.Queue[AppServerSignal | None] = asyncio.Queue()
@@ -85,7 +85,7 @@ class Signals:
         self._queue.put_nowait(signal)
 
 
-class Stream:
+class SignalStream:
     """Hands signals to whoever listens."""
 
     def __init__(self) -> None:

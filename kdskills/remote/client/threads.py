@@ -17,7 +17,7 @@ ENDED = frozenset({"completed", "failed", "interrupted"})
 
 
 @dataclass(slots=True)
-class Turn:
+class WatchedTurn:
     """One turn as it was watched.
 
     Attributes:
@@ -39,7 +39,7 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Thread:
+class WatchedThread:
     """One thread as it was watched.
 
     Attributes:
@@ -57,45 +57,45 @@ class Thread:
     id: str
     subscribed: bool = False
     active_turn: str | None = None
-    turns: OrderedDict[str, Turn] = field(default_factory=OrderedDict)
+    turns: OrderedDict[str, WatchedTurn] = field(default_factory=OrderedDict)
     path: str | None = None
     info: JsonObject = field(default_factory=dict)
     closings: int = 0
     compactions: int = 0
     ended_turns: int = 0
 
-    def turn(self, turn_id: str) -> Turn:
+    def turn(self, turn_id: str) -> WatchedTurn:
         """Return a turn's record, made where there is none."""
         if turn_id not in self.turns:
-            self.turns[turn_id] = Turn(turn_id)
+            self.turns[turn_id] = WatchedTurn(turn_id)
             while len(self.turns) > MAX_TURNS:
                 self.turns.popitem(last=False)
         return self.turns[turn_id]
 
 
-class Threads:
+class WatchedThreads:
     """The threads of a client, and who waits for them to change. Used on one event loop only."""
 
     def __init__(self) -> None:
-        self._threads: dict[str, Thread] = {}
-        self._unheard: dict[str, None] = {}
+        self._threads: dict[str, WatchedThread] = {}
+        self._to_resume: dict[str, None] = {}
         self._waiters: set[asyncio.Future[None]] = set()
 
-    def get(self, thread_id: str) -> Thread:
+    def get(self, thread_id: str) -> WatchedThread:
         """Return a thread's record, made where there is none."""
-        return self._threads.setdefault(thread_id, Thread(thread_id))
+        return self._threads.setdefault(thread_id, WatchedThread(thread_id))
 
     def drop(self, thread_id: str) -> None:
         """Forget a deleted thread."""
         self._threads.pop(thread_id, None)
-        self._unheard.pop(thread_id, None)
+        self._to_resume.pop(thread_id, None)
         self.changed()
 
-    def all(self) -> list[Thread]:
+    def all(self) -> list[WatchedThread]:
         """Return every known thread."""
         return list(self._threads.values())
 
-    def learn(self, info: JsonObject, *, subscribed: bool | None = None) -> Thread:
+    def learn(self, info: JsonObject, *, subscribed: bool | None = None) -> WatchedThread:
         """Take a description of the server's (`thread` of an answer)."""
         thread = self.get(str(info.get("id")))
         thread.info = {key: value for key, value in info.items() if key != "turns"}
@@ -110,19 +110,19 @@ class Threads:
         """Note that no notification will come any more; running turns are unknown until they are asked for."""
         for thread in self._threads.values():
             if thread.subscribed:
-                self._unheard[thread.id] = None
+                self._to_resume[thread.id] = None
             thread.subscribed, thread.active_turn = False, None
             for turn_id in [turn.id for turn in thread.turns.values() if turn.status not in ENDED]:
                 del thread.turns[turn_id]
         self.changed()
 
-    def unheard(self) -> list[str]:
+    def to_resume(self) -> list[str]:
         """Return the threads that were subscribed to when a connection was lost, and were not taken up since."""
-        return list(self._unheard)
+        return list(self._to_resume)
 
-    def heard(self, thread_id: str) -> None:
+    def resumed(self, thread_id: str) -> None:
         """Take note that a thread was taken up again, or cannot be."""
-        self._unheard.pop(thread_id, None)
+        self._to_resume.pop(thread_id, None)
 
     def note(self, method: str, params: JsonObject) -> None:
         """Take a notification."""
@@ -148,7 +148,7 @@ class Threads:
                 return
         self.changed()
 
-    def begin_turn(self, thread_id: str, turn: JsonObject) -> Turn:
+    def begin_turn(self, thread_id: str, turn: JsonObject) -> WatchedTurn:
         """Take the answer of `turn/start`; the turn may have ended before the answer was read."""
         thread = self.get(thread_id)
         record = thread.turn(str(turn.get("id")))
@@ -169,22 +169,22 @@ class Threads:
         loop = asyncio.get_running_loop()
         end = None if timeout_s is None else loop.time() + timeout_s
         while not condition():
-            left = None if end is None else end - loop.time()
-            if left is not None and left <= 0:
+            seconds_left = None if end is None else end - loop.time()
+            if seconds_left is not None and seconds_left <= 0:
                 return False
             waiter: asyncio.Future[None] = loop.create_future()
             self._waiters.add(waiter)
             try:
-                await asyncio.wait({waiter}, timeout=left)
+                await asyncio.wait({waiter}, timeout=seconds_left)
             finally:
                 self._waiters.discard(waiter)
         return True
 
-    def _started(self, thread: Thread, turn: Any) -> None:
+    def _started(self, thread: WatchedThread, turn: Any) -> None:
         if isinstance(turn, dict) and isinstance(turn.get("id"), str) and thread.turn(turn["id"]).status not in ENDED:
             thread.active_turn = turn["id"]
 
-    def _completed(self, thread: Thread, turn: Any) -> None:
+    def _completed(self, thread: WatchedThread, turn: Any) -> None:
         if not isinstance(turn, dict) or not isinstance(turn.get("id"), str):
             return
         record = thread.turn(turn["id"])
@@ -195,14 +195,14 @@ class Threads:
         if thread.active_turn in (record.id, None):
             thread.active_turn = None
 
-    def _item(self, thread: Thread, params: JsonObject) -> None:
+    def _item(self, thread: WatchedThread, params: JsonObject) -> None:
         item, turn_id = params.get("item"), params.get("turnId")
         if isinstance(turn_id, str) and isinstance(item, dict) and (message := item_message(item)) is not None:
             thread.turn(turn_id).messages.append(message)
         if isinstance(item, dict) and item.get("type") == "contextCompaction":
             thread.compactions += 1
 
-    def _status(self, thread: Thread, status: Any) -> None:
+    def _status(self, thread: WatchedThread, status: Any) -> None:
         kind = status.get("type") if isinstance(status, dict) else None
         if kind in ("idle", "notLoaded", "systemError"):
             thread.active_turn = None
@@ -221,9 +221,9 @@ def item_message(item: JsonObject) -> JsonObject | None:
     return None
 
 
-def turn_record(turn: JsonObject) -> Turn:
+def turn_record(turn: JsonObject) -> WatchedTurn:
     """Return a turn as the server lists it."""
-    record = Turn(str(turn.get("id")), str(turn.get("status") or "inProgress"), turn.get("error"))
+    record = WatchedTurn(str(turn.get("id")), str(turn.get("status") or "inProgress"), turn.get("error"))
     items = turn.get("items")
     for item in items if isinstance(items, list) else []:
         if isinstance(item, dict) and (message := item_message(item)) is not None:

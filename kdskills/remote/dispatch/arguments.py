@@ -32,7 +32,7 @@ def faults(schema: JsonObject, arguments: Any) -> list[str]:
         raise MissingExtra("checking the arguments of remote skills", "codex") from None
     validator = validator_of(schema, registry=Registry())
     try:
-        found = [
+        problems = [
             (_path(error.absolute_path), _words(error.message))
             for error, _ in zip(
                 validator.iter_errors({} if arguments is None else arguments), range(10 * MAX_FAULTS), strict=False
@@ -44,26 +44,26 @@ def faults(schema: JsonObject, arguments: Any) -> list[str]:
         return ["$: nested too deeply"]
     except ValueError as error:
         return [f"$: the skill's schema holds a pattern that is not used: {_words(str(error))}"]
-    found.sort()
-    words = [f"{path}: {message}" for path, message in found]
+    problems.sort()
+    words = [f"{path}: {message}" for path, message in problems]
     return words if len(words) <= MAX_FAULTS else [*words[:MAX_FAULTS], f"and {len(words) - MAX_FAULTS} more"]
 
 
 def own_copy(arguments: Any) -> Any:
     """Return *arguments* with lists and objects of their own, however deep they are; other values are shared."""
-    held = [arguments]
-    left: list[Any] = [held]
+    holder = [arguments]
+    unvisited: list[Any] = [holder]
     copies: dict[int, Any] = {}  # a program may hand over what is inside itself
-    while left:
-        place = left.pop()
-        for key, inner in list(place.items() if isinstance(place, dict) else enumerate(place)):
+    while unvisited:
+        container = unvisited.pop()
+        for key, inner in list(container.items() if isinstance(container, dict) else enumerate(container)):
             if not isinstance(inner, dict | list):
                 continue
             if id(inner) not in copies:
                 copies[id(inner)] = inner.copy()
-                left.append(copies[id(inner)])
-            place[key] = copies[id(inner)]
-    return held[0]
+                unvisited.append(copies[id(inner)])
+            container[key] = copies[id(inner)]
+    return holder[0]
 
 
 def _path(parts: Any) -> str:

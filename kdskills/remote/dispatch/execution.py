@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.remote.core import discard
 from kdskills.remote.dispatch.arguments import own_copy
-from kdskills.remote.dispatch.leases import Leases
+from kdskills.remote.dispatch.leases import CallLeases
 from kdskills.remote.dispatch.outcome import NOT_RECORDED, OUTCOME_UNKNOWN, failed
-from kdskills.remote.dispatch.payloads import Answers
+from kdskills.remote.dispatch.payloads import AnswerBuilder
 from kdskills.remote.ports import CallJournal, JournalRow, RemoteCall, StoredAnswer
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ class Execution:
         journal: CallJournal,
         key: str,
         owner: str,
-        answers: Answers,
-        leases: Leases,
+        answers: AnswerBuilder,
+        leases: CallLeases,
         asynchronous: bool,
     ) -> None:
         self.skill = skill
@@ -128,14 +128,14 @@ class Execution:
 
     def commit(self, answer: StoredAnswer) -> None:
         """Write the answer down; without that it is not given, because another worker could not repeat it."""
-        for left in reversed(range(WRITE_TRIES)):
+        for tries_left in reversed(range(WRITE_TRIES)):
             try:
                 self.row = self._journal.finish(self._key, self._owner, answer)
                 self.answer = answer
                 break
             except Exception as error:  # noqa: BLE001 - any journal's failure is answered as an unknown outcome
                 _log.warning("the answer of %s could not be recorded: %s", self.tool, type(error).__name__)
-                if not left:
+                if not tries_left:
                     self.answer = failed(self.tool, NOT_RECORDED)
                 else:
                     time.sleep(WRITE_PAUSE_S)

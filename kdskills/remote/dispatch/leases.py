@@ -15,7 +15,7 @@ RENEW_S: Final = 2.0
 _log = logging.getLogger(__name__)
 
 
-class Leases:
+class CallLeases:
     """Renews the lease of every call that is held, from a daemon thread that sleeps while nothing is.
 
     Args:
@@ -31,7 +31,7 @@ class Leases:
 
     def _begin(self) -> None:
         self._process = os.getpid()
-        self._held: dict[tuple[int, str], tuple[CallJournal, str]] = {}
+        self._leases: dict[tuple[int, str], tuple[CallJournal, str]] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -44,9 +44,9 @@ class Leases:
         if self._process != os.getpid():  # forked: the thread stayed behind, with the calls of the other process
             self._begin()
         with self._changed:
-            self._held[id(journal), key] = (journal, owner)
+            self._leases[id(journal), key] = (journal, owner)
             if self._thread is None and not self._closed:
-                thread = threading.Thread(target=self._keep, name="kdskills-leases", daemon=True)
+                thread = threading.Thread(target=self._renew_all, name="kdskills-leases", daemon=True)
                 thread.start()
                 self._thread = thread
             self._changed.notify()
@@ -54,8 +54,8 @@ class Leases:
     def release(self, journal: CallJournal, key: str, owner: str) -> None:
         """Stop renewing it, if it is still held for *owner*."""
         with self._changed:
-            if self._held.get((id(journal), key)) == (journal, owner):
-                del self._held[id(journal), key]
+            if self._leases.get((id(journal), key)) == (journal, owner):
+                del self._leases[id(journal), key]
 
     def close(self) -> None:
         """End the thread; what is still held will count as dead when its lease has run out."""
@@ -68,15 +68,15 @@ class Leases:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=self.lease_s)
 
-    def _keep(self) -> None:
+    def _renew_all(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._held)
+                self._changed.wait_for(lambda: self._closed or self._leases)
                 self._changed.wait_for(lambda: self._closed, timeout=self._renew_s)
                 if self._closed:
                     return
-                held = dict(self._held)
-            for journal, rows in _by_journal(held):
+                leases = dict(self._leases)
+            for journal, rows in _by_journal(leases):
                 self._renew(journal, rows)
 
     def _renew(self, journal: CallJournal, rows: dict[str, str]) -> None:
@@ -86,8 +86,8 @@ class Leases:
             _log.warning("leases of %d calls could not be renewed: %s", len(rows), type(error).__name__)
 
 
-def _by_journal(held: dict[tuple[int, str], tuple[CallJournal, str]]) -> list[tuple[CallJournal, dict[str, str]]]:
-    found: dict[int, tuple[CallJournal, dict[str, str]]] = {}
-    for (number, key), (journal, owner) in held.items():
-        found.setdefault(number, (journal, {}))[1][key] = owner
-    return list(found.values())
+def _by_journal(leases: dict[tuple[int, str], tuple[CallJournal, str]]) -> list[tuple[CallJournal, dict[str, str]]]:
+    groups: dict[int, tuple[CallJournal, dict[str, str]]] = {}
+    for (number, key), (journal, owner) in leases.items():
+        groups.setdefault(number, (journal, {}))[1][key] = owner
+    return list(groups.values())

@@ -75,19 +75,19 @@ def outcome_of(
     )
 
 
-def said(text: str, *, success: bool) -> JsonObject:
+def text_payload(text: str, *, success: bool) -> JsonObject:
     """Return the payload of one text."""
     return {"contentItems": [{"type": "inputText", "text": text}], "success": success}
 
 
 def refusal(text: str) -> StoredAnswer:
     """Return the answer that tells the model of a failure."""
-    return StoredAnswer(said(text, success=False), handled=False, error=text)
+    return StoredAnswer(text_payload(text, success=False), handled=False, error=text)
 
 
-def failed(tool: str, what: str) -> StoredAnswer:
+def failed(tool: str, reason: str) -> StoredAnswer:
     """Return `remote skill <tool> failed: <what>`."""
-    return refusal(f"remote skill {tool} failed: {what}")
+    return refusal(f"remote skill {tool} failed: {reason}")
 
 
 def unregistered(tool: str) -> StoredAnswer:

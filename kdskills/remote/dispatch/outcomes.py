@@ -35,10 +35,10 @@ def outcomes_context(rows: Sequence[JournalRow]) -> OutcomesContext | None:
     """
     if not rows:
         return None
-    told = list(rows)[-MAX_CALLS:]
-    lines = [INTRODUCTION, *(_line(row) for row in told)]
-    if len(told) < len(rows):
-        lines.insert(1, f"({len(rows) - len(told)} earlier calls are not listed.)")
+    listed_rows = list(rows)[-MAX_CALLS:]
+    lines = [INTRODUCTION, *(_line(row) for row in listed_rows)]
+    if len(listed_rows) < len(rows):
+        lines.insert(1, f"({len(rows) - len(listed_rows)} earlier calls are not listed.)")
     return OutcomesContext("\n".join(lines), tuple(row.key for row in rows))
 
 

@@ -6,7 +6,7 @@ import json
 import logging
 from typing import Any, Final
 
-from kdskills.remote.dispatch.outcome import AWAITABLE, NotRegistered, failed, refusal, said, unregistered
+from kdskills.remote.dispatch.outcome import AWAITABLE, NotRegistered, failed, refusal, text_payload, unregistered
 from kdskills.remote.dispatch.redaction import redact
 from kdskills.remote.dispatch.spool import Spool
 from kdskills.remote.dispatch.values import ValueRefused, as_text, sendable
@@ -53,7 +53,7 @@ def checked(payload: JsonObject) -> JsonObject:
         raise PayloadRefused(f"the payload is no JSON: {error}") from None
 
 
-class Answers:
+class AnswerBuilder:
     """Makes the answers of one facade.
 
     Args:
@@ -68,7 +68,7 @@ class Answers:
         try:
             if is_payload(value):
                 return StoredAnswer(self._shortened(checked(value)), handled=True)  # type: ignore[arg-type]
-            return StoredAnswer(said(self.cut(as_text(value)), success=True), handled=True)
+            return StoredAnswer(text_payload(self.cut(as_text(value)), success=True), handled=True)
         except (PayloadRefused, ValueRefused) as error:
             return failed(tool, str(error))
         except RecursionError:
@@ -84,9 +84,9 @@ class Answers:
             message = ""
         return self.failure(tool, redact(message) or type(error).__name__)
 
-    def failure(self, tool: str, what: str) -> StoredAnswer:
+    def failure(self, tool: str, reason: str) -> StoredAnswer:
         """Return `remote skill <tool> failed: <what>`, cut when it is long."""
-        return refusal(self.cut(sendable(failed(tool, what).error or "")))
+        return refusal(self.cut(sendable(failed(tool, reason).error or "")))
 
     def awaitable(self, tool: str) -> StoredAnswer:
         """Return the answer for an awaitable a sync session cannot wait for."""
@@ -105,11 +105,11 @@ class Answers:
         if self._spool is None:
             return f"[... {missing} characters cut; they were not kept ...]"
         try:
-            where = self._spool.keep(text)
+            path = self._spool.keep(text)
         except OSError as error:
             _log.warning("a long answer could not be kept in %s: %s", self._spool.folder, error.strerror)
             return f"[... {missing} characters cut; they could not be kept ...]"
-        return f"[... {missing} characters cut; the whole text is in {where} ...]"
+        return f"[... {missing} characters cut; the whole text is in {path} ...]"
 
     def _shortened(self, payload: JsonObject) -> JsonObject:
         """Cut the longest text items so that all of them together fit."""
@@ -123,10 +123,10 @@ class Answers:
 
 def fair_share(sizes: list[int], room: int) -> int:
     """Return the largest size each may have so that all together fit *room*: small ones stay whole."""
-    left = sorted(sizes)
-    while left and left[0] * len(left) <= room:
-        room -= left.pop(0)
-    return room // len(left) if left else room
+    ascending = sorted(sizes)
+    while ascending and ascending[0] * len(ascending) <= room:
+        room -= ascending.pop(0)
+    return room // len(ascending) if ascending else room
 
 
 def _fault(item: Any) -> str | None:

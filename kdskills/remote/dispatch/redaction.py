@@ -19,7 +19,7 @@ _SCHEME: Final = re.compile(r"\b(bearer|basic|digest|negotiate)(\s+)[A-Za-z0-9._
 _HEADER: Final = re.compile(
     r"(?i)(\b[\w-]{0,60}(?:authorization|cookie)['\"]?\s{0,3}[:=]\s{0,3})([^\r\n'\"]+|'[^'\n]*'|\"[^\"\n]*\")"
 )
-_NAMED: Final = re.compile(
+_ASSIGNED_SECRET: Final = re.compile(
     rf"(?i)((?:{NAMES_OF_SECRETS})(?!error|exception)[\w-]{{0,40}}(?:\\?['\"])?\]?\s{{0,3}}(?::|=>?|\bis\b)\s{{0,3}})"
     r"(\\[\"'][^\"'\\\n]*\\[\"']|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|[\"'][^\n]*|[^\s,;&)\]}'\"]+)"
 )
@@ -42,7 +42,7 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     text = _URL_CREDENTIALS.sub(MASK, text)
     text = _HEADER.sub(rf"\1{MASK}", text)
     text = _SCHEME.sub(rf"\1\2{MASK}", text)
-    text = _NAMED.sub(_masked, text)
+    text = _ASSIGNED_SECRET.sub(_masked, text)
     return _without_home(text, variables)
 
 
@@ -51,12 +51,12 @@ def secret_values(environment: Mapping[str, str]) -> list[str]:
     return [value for name, value in environment.items() if _VARIABLE.search(name) and len(value) >= MIN_TEXT]
 
 
-def _masked(found: re.Match[str]) -> str:
-    value = found[2]
+def _masked(match: re.Match[str]) -> str:
+    value = match[2]
     if value.strip("\\\"'") == MASK:
-        return found[0]
+        return match[0]
     quote = re.match(r"\\?['\"]", value)
-    return f"{found[1]}{quote[0]}{MASK}{quote[0]}" if quote else f"{found[1]}{MASK}"
+    return f"{match[1]}{quote[0]}{MASK}{quote[0]}" if quote else f"{match[1]}{MASK}"
 
 
 def _without_home(text: str, environment: Mapping[str, str]) -> str:

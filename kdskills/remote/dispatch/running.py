@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from kdskills.remote.dispatch.execution import Execution
-from kdskills.remote.dispatch.threads import Threads
+from kdskills.remote.dispatch.threads import HandlerThreads
 
 
 class Runner(Protocol):
@@ -41,7 +41,7 @@ class BlockingRunner:
     def _begin(self) -> None:
         self._process = os.getpid()
         self._slots = threading.BoundedSemaphore(self._count)
-        self._threads = Threads()
+        self._threads = HandlerThreads()
 
     async def run(self, execution: Execution, seconds: float | None) -> bool:
         """As `Runner.run`; never suspends."""
@@ -79,34 +79,34 @@ class LoopRunner:
     def __init__(self, slots: int) -> None:
         self._count = slots
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-        self._threads = Threads()
+        self._threads = HandlerThreads()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, execution: Execution, seconds: float | None) -> bool:
         """As `Runner.run`; a task whose waiter gave up is cancelled, a thread keeps its slot until it ends."""
         slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._count))
-        turn = _Turn(execution, slots, self._threads)
-        task = asyncio.create_task(turn.take())
+        slot_run = _SlotRun(execution, slots, self._threads)
+        task = asyncio.create_task(slot_run.take())
         self._tasks.add(task)  # the loop itself keeps only weak references
         task.add_done_callback(self._tasks.discard)
         try:
             done, _ = await asyncio.wait({task}, timeout=None if seconds is None else max(0.0, seconds))
         except asyncio.CancelledError:  # the waiter goes; what began goes on and is written down
-            if not turn.inside:
+            if not slot_run.inside:
                 task.cancel()
             raise
         if not done:
-            turn.stop(task)
-            execution.cancel = turn.cancel
+            slot_run.stop(task)
+            execution.cancel = slot_run.cancel
             return False
         await task  # a defect of ours is raised here, not lost
         return True
 
 
-class _Turn:
+class _SlotRun:
     """One execution's way through a slot."""
 
-    def __init__(self, execution: Execution, slots: asyncio.Semaphore, threads: Threads) -> None:
+    def __init__(self, execution: Execution, slots: asyncio.Semaphore, threads: HandlerThreads) -> None:
         self._execution = execution
         self._slots = slots
         self._threads = threads
@@ -137,7 +137,7 @@ class _Turn:
     async def _run(self) -> None:
         execution = self._execution
         if not execution.on_loop:
-            value = await self._threads.call(execution.run, unheard=_drop)
+            value = await self._threads.call(execution.run, on_loop_closed=_drop)
             if value is None:
                 return
         elif not await self._threads.call(execution.begin):
@@ -165,7 +165,7 @@ async def _caught(value: Awaitable[Any], execution: Execution) -> Any:
         return None
 
 
-def _drop(left: Awaitable[Any] | None) -> None:
-    close = getattr(left, "close", None)
+def _drop(awaitable: Awaitable[Any] | None) -> None:
+    close = getattr(awaitable, "close", None)
     if callable(close):
         close()

@@ -14,7 +14,7 @@ T = TypeVar("T")
 IDLE_S: Final = 10.0
 
 
-class Threads:
+class HandlerThreads:
     """Runs functions on daemon threads, reusing those that are idle; how many run at once is the caller's matter.
 
     The functions must not raise: what they have to say they keep themselves.
@@ -51,12 +51,12 @@ class Threads:
                 self._waiting.remove(function)
             raise
 
-    async def call(self, function: Callable[[], T], *, unheard: Callable[[T], None] | None = None) -> T:
+    async def call(self, function: Callable[[], T], *, on_loop_closed: Callable[[T], None] | None = None) -> T:
         """Run *function* on a thread and wait for it on the running loop; a waiter that is cancelled does not stop it.
 
         Args:
             function: May raise; the waiter gets what it raises.
-            unheard: Called with the value when the loop was closed meanwhile.
+            on_loop_closed: Called with the value when the loop was closed meanwhile.
         """
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[T] = loop.create_future()
@@ -69,8 +69,8 @@ class Threads:
             try:
                 loop.call_soon_threadsafe(_settle, ended, value, error)
             except RuntimeError:  # the loop is closed
-                if unheard is not None and error is None:
-                    unheard(value)  # type: ignore[arg-type]
+                if on_loop_closed is not None and error is None:
+                    on_loop_closed(value)  # type: ignore[arg-type]
 
         self.start(work)
         return await ended

@@ -103,6 +103,6 @@ def _key(key: object) -> str:
     if isinstance(key, str):
         return sendable(str.__str__(key))
     if key is None or isinstance(key, bool | int | float):
-        named = plain(key)
-        return named if isinstance(named, str) else json.dumps(named)
+        plain_key = plain(key)
+        return plain_key if isinstance(plain_key, str) else json.dumps(plain_key)
     return sendable(str(plain(key)))

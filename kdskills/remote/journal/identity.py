@@ -35,7 +35,7 @@ def strong_key(identity: CallIdentity) -> str | None:
     """
     if not identity.strong:
         return None
-    named = [
+    parts = [
         identity.thread_id,
         identity.turn_id,
         identity.call_id,
@@ -43,20 +43,20 @@ def strong_key(identity: CallIdentity) -> str | None:
         identity.tool,
         identity.arguments_sha256,
     ]
-    return hashlib.sha256(json.dumps(named, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
 
 
 @dataclass(slots=True)
-class _Known:
+class _WeakKey:
     key: str
     call_id: str | None
 
 
 @dataclass(slots=True)
-class _Session:
+class _SessionKeys:
     """The weak identities of one session: newest last."""
 
-    by_name: dict[tuple[str | None, ...], list[_Known]] = field(default_factory=dict)
+    by_name: dict[tuple[str | None, ...], list[_WeakKey]] = field(default_factory=dict)
     order: OrderedDict[str, tuple[str | None, ...]] = field(default_factory=OrderedDict)
 
 
@@ -69,7 +69,7 @@ class WeakIdentities:
 
     def __init__(self, limit: int = WEAK_PER_SESSION) -> None:
         self._limit = limit
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, _SessionKeys] = {}
         self._lock = threading.Lock()
 
     def key(self, identity: CallIdentity) -> str | None:
@@ -78,17 +78,17 @@ class WeakIdentities:
             return None
         name = (identity.epoch, identity.request_id, identity.namespace, identity.tool, identity.arguments_sha256)
         with self._lock:
-            session = self._sessions.setdefault(identity.session_id, _Session())
-            for known in reversed(session.by_name.get(name, [])):
-                if known.call_id is None or identity.call_id is None or known.call_id == identity.call_id:
-                    known.call_id = known.call_id or identity.call_id
-                    return known.key
-            made = _Known(f"weak-{uuid.uuid4().hex}", identity.call_id)
-            session.by_name.setdefault(name, []).append(made)
-            session.order[made.key] = name
+            session = self._sessions.setdefault(identity.session_id, _SessionKeys())
+            for weak_key in reversed(session.by_name.get(name, [])):
+                if weak_key.call_id is None or identity.call_id is None or weak_key.call_id == identity.call_id:
+                    weak_key.call_id = weak_key.call_id or identity.call_id
+                    return weak_key.key
+            new_key = _WeakKey(f"weak-{uuid.uuid4().hex}", identity.call_id)
+            session.by_name.setdefault(name, []).append(new_key)
+            session.order[new_key.key] = name
             if len(session.order) > self._limit:
                 self._drop_oldest(session)
-            return made.key
+            return new_key.key
 
     def forget(self, session_id: str) -> None:
         """Drop what is known of a session."""
@@ -96,10 +96,10 @@ class WeakIdentities:
             self._sessions.pop(session_id, None)
 
     @staticmethod
-    def _drop_oldest(session: _Session) -> None:
+    def _drop_oldest(session: _SessionKeys) -> None:
         key, name = session.order.popitem(last=False)
-        kept = [known for known in session.by_name[name] if known.key != key]
-        if kept:
-            session.by_name[name] = kept
+        remaining = [weak_key for weak_key in session.by_name[name] if weak_key.key != key]
+        if remaining:
+            session.by_name[name] = remaining
         else:
             del session.by_name[name]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from kdskills.remote.journal.states import ANSWERED, KEEPS_LATE, Event, after, takeover
-from kdskills.remote.ports import CallIdentity, Claim, JournalRow, StoredAnswer
+from kdskills.remote.ports import CallClaim, CallIdentity, JournalRow, StoredAnswer
 
 KEPT_PER_SESSION: Final = 4096
 """Calls remembered per session; the oldest answered ones go first."""
@@ -34,21 +34,21 @@ class MemoryJournal:
         self._late_told: set[str] = set()
         self._lock = threading.Lock()
 
-    def claim(self, key: str, identity: CallIdentity, owner: str, lease_s: float, *, idempotent: bool) -> Claim:
+    def claim(self, key: str, identity: CallIdentity, owner: str, lease_s: float, *, idempotent: bool) -> CallClaim:
         """As `CallJournal.claim`."""
         with self._lock:
             now = self._clock()
             row = self._read(key)
             if row is None:
-                return Claim(self._add(key, identity, owner, now, lease_s, idempotent), mine=True)
+                return CallClaim(self._add(key, identity, owner, now, lease_s, idempotent), mine=True)
             event = takeover(row, idempotent=idempotent)
             if event is None:
-                return Claim(row, mine=False)
+                return CallClaim(row, mine=False)
             state = after(row.state, event)
             assert state is not None
-            taken = replace(row, state=state, owner=owner, lease_until=now + lease_s, alive=True)
-            self._rows[key] = taken
-            return Claim(taken, mine=True)
+            claimed = replace(row, state=state, owner=owner, lease_until=now + lease_s, alive=True)
+            self._rows[key] = claimed
+            return CallClaim(claimed, mine=True)
 
     def start(self, key: str, owner: str) -> bool:
         """As `CallJournal.start`."""
@@ -164,21 +164,21 @@ class MemoryJournal:
             created_at=now,
         )
         self._rows[key] = row
-        kept = self._sessions.setdefault(identity.session_id, OrderedDict())
-        kept[key] = None
-        if len(kept) > self._kept:
-            oldest = next((k for k in kept if self._rows[k].state in ANSWERED), None)
+        session_keys = self._sessions.setdefault(identity.session_id, OrderedDict())
+        session_keys[key] = None
+        if len(session_keys) > self._kept:
+            oldest = next((k for k in session_keys if self._rows[k].state in ANSWERED), None)
             self._drop([] if oldest is None else [oldest], identity.session_id)
         return row
 
     def _drop(self, keys: Sequence[str], session_id: str) -> None:
-        kept = self._sessions.get(session_id)
+        session_keys = self._sessions.get(session_id)
         for key in keys:
             del self._rows[key]
             self._late_told.discard(key)
-            if kept is not None:
-                del kept[key]
-        if not kept:
+            if session_keys is not None:
+                del session_keys[key]
+        if not session_keys:
             self._sessions.pop(session_id, None)
 
     def _move(self, key: str, owner: str, event: Event, answer: StoredAnswer | None = None) -> bool:

@@ -41,7 +41,7 @@ def upgrade(link: sa.Connection) -> None:
     """
     if link.dialect.name == "postgresql":
         link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
-    at = current(link)
-    if at is not None and at >= newest():  # a newer kdskills may have been here: its tables have all of ours
-        return
+    revision = current(link)
+    if revision is not None and revision >= newest():
+        return  # at a later revision a newer kdskills was here: its tables have all of ours
     run_revisions(link, MIGRATIONS, "head", missing=MissingExtra("the journal of calls", "codex"))

@@ -14,7 +14,7 @@ from kdskills.errors import MissingExtra, OperatorMustAct
 from kdskills.jobs.database import Database, sqlite_file, upsert
 from kdskills.remote.journal.schema import upgrade
 from kdskills.remote.journal.states import ANSWERED, takeover
-from kdskills.remote.ports import CallIdentity, Claim, JournalRow, StoredAnswer
+from kdskills.remote.ports import CallClaim, CallIdentity, JournalRow, StoredAnswer
 from kdskills.skills.private_files import make_folder
 
 if TYPE_CHECKING:
@@ -79,30 +79,30 @@ class SqlJournal:
         self._write(upgrade)
         self.purge()
 
-    def claim(self, key: str, identity: CallIdentity, owner: str, lease_s: float, *, idempotent: bool) -> Claim:
+    def claim(self, key: str, identity: CallIdentity, owner: str, lease_s: float, *, idempotent: bool) -> CallClaim:
         """As `CallJournal.claim`."""
         self._purge_sometimes()
         lease = int(lease_s * MICRO)
 
-        def change(link: sa.Connection) -> Claim:
-            made = self._one(link, self._sql.insert, **_named(key, identity, owner, lease, idempotent))
-            if made is not None:
-                return Claim(made, mine=True)
-            row = self._one(link, self._sql.row, b_key=key)
+        def change(link: sa.Connection) -> CallClaim:
+            new_row = self._first_row(link, self._sql.insert, **_insert_values(key, identity, owner, lease, idempotent))
+            if new_row is not None:
+                return CallClaim(new_row, mine=True)
+            row = self._first_row(link, self._sql.row, b_key=key)
             if row is None:  # purged between two statements: older than a week, and asked for again
                 raise JournalUnavailable("the call's row went away while it was read", key=key)
             event = takeover(row, idempotent=idempotent)
             if event is None:
-                return Claim(row, mine=False)
+                return CallClaim(row, mine=False)
             names = {"b_key": key, "b_owner": row.owner, "b_new_owner": owner, "b_lease": lease}
-            taken = self._one(link, self._sql.takeovers[event], **names)
-            return Claim(taken or row, mine=taken is not None)
+            claimed_row = self._first_row(link, self._sql.takeovers[event], **names)
+            return CallClaim(claimed_row or row, mine=claimed_row is not None)
 
         return self._write(change)
 
     def start(self, key: str, owner: str) -> bool:
         """As `CallJournal.start`."""
-        return self._write(lambda link: self._one(link, self._sql.start, b_key=key, b_owner=owner) is not None)
+        return self._write(lambda link: self._first_row(link, self._sql.start, b_key=key, b_owner=owner) is not None)
 
     def finish(self, key: str, owner: str, answer: StoredAnswer) -> JournalRow | None:
         """As `CallJournal.finish`."""
@@ -118,7 +118,7 @@ class SqlJournal:
 
     def get(self, key: str) -> JournalRow | None:
         """As `CallJournal.get`."""
-        return self._database.ask(lambda link: self._one(link, self._sql.row, b_key=key))
+        return self._database.ask(lambda link: self._first_row(link, self._sql.row, b_key=key))
 
     def renew(self, keys: Mapping[str, str], lease_s: float) -> None:
         """As `CallJournal.renew`."""
@@ -144,8 +144,8 @@ class SqlJournal:
     def outcomes(self, session_id: str, turn_id: str | None = None) -> Sequence[JournalRow]:
         """As `CallJournal.outcomes`."""
         table = self._tables.calls
-        other = [] if turn_id is None else [table.c.turn_id.is_distinct_from(turn_id)]
-        return self._rows(table.c.session_id == session_id, self._sql.untold(), *other)
+        other_turns = [] if turn_id is None else [table.c.turn_id.is_distinct_from(turn_id)]
+        return self._rows(table.c.session_id == session_id, self._sql.untold(), *other_turns)
 
     def tell(self, keys: Sequence[str]) -> None:
         """As `CallJournal.tell`."""
@@ -164,8 +164,8 @@ class SqlJournal:
     def settle(self, session_id: str, turn_id: str) -> None:
         """As `CallJournal.settle`."""
         table = self._tables.calls
-        seen = (table.c.session_id == session_id, table.c.turn_id == turn_id, table.c.state.in_(sorted(ANSWERED)))
-        self._write(lambda link: link.execute(table.update().where(*seen).values(told=True)))
+        conditions = (table.c.session_id == session_id, table.c.turn_id == turn_id, table.c.state.in_(sorted(ANSWERED)))
+        self._write(lambda link: link.execute(table.update().where(*conditions).values(told=True)))
 
     def purge(self) -> int:
         """Forget calls and receipts older than a week, unless a live worker still runs the call; returns how many calls."""
@@ -186,8 +186,8 @@ class SqlJournal:
         new = upsert(self._database.dialect, table).values(
             session_id=session_id, turn_id=turn_id, body=body, created_at=self._sql.now
         )
-        kept = new.on_conflict_do_update(index_elements=["session_id", "turn_id"], set_={"body": new.excluded.body})
-        self._write(lambda link: link.execute(kept, self._bound()))
+        insert = new.on_conflict_do_update(index_elements=["session_id", "turn_id"], set_={"body": new.excluded.body})
+        self._write(lambda link: link.execute(insert, self._bound()))
 
     def receipts(self, session_id: str, turn_id: str | None = None) -> Sequence[str]:
         """Return the receipts kept of a session, or of one turn, oldest first."""
@@ -207,20 +207,20 @@ class SqlJournal:
 
         def change(link: sa.Connection) -> JournalRow | None:
             for statement in tries:
-                row = self._one(link, statement, **names)
+                row = self._first_row(link, statement, **names)
                 if row is not None:
                     return row
-            return self._one(link, self._sql.row, b_key=key)
+            return self._first_row(link, self._sql.row, b_key=key)
 
         return self._write(change)
 
-    def _one(self, link: sa.Connection, statement: sa.Executable, **names: Any) -> JournalRow | None:
-        found = link.execute(statement, self._bound(**names)).mappings().first()
-        return None if found is None else _row(found)
+    def _first_row(self, link: sa.Connection, statement: sa.Executable, **names: Any) -> JournalRow | None:
+        record = link.execute(statement, self._bound(**names)).mappings().first()
+        return None if record is None else _row(record)
 
-    def _rows(self, *where: Any) -> Sequence[JournalRow]:
-        query = self._sql.select(*where)
-        return self._database.ask(lambda link: [_row(found) for found in link.execute(query, self._bound()).mappings()])
+    def _rows(self, *conditions: Any) -> Sequence[JournalRow]:
+        query = self._sql.select(*conditions)
+        return self._database.ask(lambda link: [_row(row) for row in link.execute(query, self._bound()).mappings()])
 
     def _bound(self, **names: Any) -> dict[str, Any]:
         """Return values for a statement, with this moment where the database does not know it better."""
@@ -236,7 +236,7 @@ class SqlJournal:
             self.purge()
 
 
-def _named(key: str, identity: CallIdentity, owner: str, lease: int, idempotent: bool) -> dict[str, Any]:
+def _insert_values(key: str, identity: CallIdentity, owner: str, lease: int, idempotent: bool) -> dict[str, Any]:
     return {
         "b_key": key,
         "b_session_id": _word(identity.session_id),
@@ -263,28 +263,28 @@ def _text(answer: StoredAnswer) -> str:
 def _answer(text: str | None) -> StoredAnswer | None:
     if text is None:
         return None
-    kept = json.loads(text)
-    return StoredAnswer(kept["payload"], kept["handled"], kept["error"])
+    stored = json.loads(text)
+    return StoredAnswer(stored["payload"], stored["handled"], stored["error"])
 
 
-def _row(found: Mapping[Any, Any]) -> JournalRow:
+def _row(record: Mapping[Any, Any]) -> JournalRow:
     return JournalRow(
-        found["key"],
-        found["state"],
-        found["owner"],
-        bool(found["idempotent"]),
-        found["lease_until"] / MICRO,
-        bool(found["alive"]),
-        found["session_id"],
-        found["thread_id"],
-        found["turn_id"],
-        found["call_id"],
-        found["namespace"],
-        found["tool"],
-        _answer(found["response"]),
-        _answer(found["late_response"]),
-        bool(found["told"]),
-        found["created_at"] / MICRO,
+        record["key"],
+        record["state"],
+        record["owner"],
+        bool(record["idempotent"]),
+        record["lease_until"] / MICRO,
+        bool(record["alive"]),
+        record["session_id"],
+        record["thread_id"],
+        record["turn_id"],
+        record["call_id"],
+        record["namespace"],
+        record["tool"],
+        _answer(record["response"]),
+        _answer(record["late_response"]),
+        bool(record["told"]),
+        record["created_at"] / MICRO,
     )
 
 

@@ -30,14 +30,14 @@ class Statements:
         self.row = self.select(table.c.key == sa.bindparam("b_key"))
         self.insert = self._insert(dialect)
         answer = {"response": sa.bindparam("b_answer", type_=sa.Text), "answered_at": self.now}
-        taken = {"owner": sa.bindparam("b_new_owner", type_=sa.Text), "lease_until": self._lease()}
+        claim_values = {"owner": sa.bindparam("b_new_owner", type_=sa.Text), "lease_until": self._lease()}
         self.start = self._move("start", {"started_at": self.now})
         self.finish = self._move("answer", answer)
         self.overdue = self._move("deadline", answer)
         self.lose = self._move("lose", answer, table.c.lease_until <= self.now)
         self.abandon = self._move("lose", answer)
         self.takeovers = {
-            event: self._move(event, taken, table.c.lease_until <= self.now) for event in NEEDS_DEAD_OWNER
+            event: self._move(event, claim_values, table.c.lease_until <= self.now) for event in NEEDS_DEAD_OWNER
         }
         self.late = (
             table.update()
@@ -49,9 +49,9 @@ class Statements:
             table.update().where(*self._mine, table.c.state.not_in(ANSWERED_STATES)).values(lease_until=self._lease())
         )
 
-    def select(self, *where: Any) -> sa.Select[Any]:
+    def select(self, *conditions: Any) -> sa.Select[Any]:
         """Return the query for rows that fit, oldest first."""
-        return sa.select(*self._shown).where(*where).order_by(table.c.created_at, table.c.key)
+        return sa.select(*self._shown).where(*conditions).order_by(table.c.created_at, table.c.key)
 
     def untold(self) -> Any:
         """Return the condition of rows a model was not told of: lost, answered or late."""

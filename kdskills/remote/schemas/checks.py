@@ -17,12 +17,12 @@ _OWN_NAMES = frozenset({"$anchor", "$dynamicAnchor", "$dynamicRef", "$id"})
 _TABLES = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 
 
-def checked_schema(schema: JsonObject, what: str) -> JsonObject:
+def checked_schema(schema: JsonObject, name: str) -> JsonObject:
     """Return a deep copy of a valid schema.
 
     Args:
         schema: What the caller gave.
-        what: Whose schema it is, for the message: "input_schema of `ship`".
+        name: Whose schema it is, for the message: "input_schema of `ship`".
 
     Raises:
         CatalogError: It is no JSON, no schema, or refers to what it does not hold.
@@ -31,9 +31,9 @@ def checked_schema(schema: JsonObject, what: str) -> JsonObject:
     try:
         mirrored = json.loads(json.dumps(schema, allow_nan=False, ensure_ascii=False).encode())
     except (TypeError, ValueError, RecursionError) as error:
-        raise _invalid(what, f"it is not JSON: {error}") from error
+        raise _invalid(name, f"it is not JSON: {error}") from error
     if mirrored != schema:
-        raise _invalid(what, "it is not JSON: keys must be text, and tuples must be lists")
+        raise _invalid(name, "it is not JSON: keys must be text, and tuples must be lists")
     try:
         from jsonschema import Draft202012Validator, SchemaError
     except ImportError as error:
@@ -41,18 +41,18 @@ def checked_schema(schema: JsonObject, what: str) -> JsonObject:
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
-        place = "/".join(str(part) for part in error.absolute_path)
-        raise _invalid(what, f"at {place or 'its root'}: {error.message}") from error
-    _check_patterns(schema, what)
+        location = "/".join(str(part) for part in error.absolute_path)
+        raise _invalid(name, f"at {location or 'its root'}: {error.message}") from error
+    _check_patterns(schema, name)
     if not any(_OWN_NAMES & part.keys() for part in _parts(schema)):
         for part in _parts(schema):
             reference = part.get("$ref")
             if isinstance(reference, str) and not _resolves(schema, reference):
-                raise _invalid(what, f"`$ref` {reference!r} leads nowhere inside it")
+                raise _invalid(name, f"`$ref` {reference!r} leads nowhere inside it")
     return copy.deepcopy(schema)
 
 
-def _check_patterns(schema: JsonObject, what: str) -> None:
+def _check_patterns(schema: JsonObject, name: str) -> None:
     """Refuse patterns that could keep this process busy: those that no engine matches in linear time."""
     parts = list(_parts(schema))
     try:
@@ -60,13 +60,13 @@ def _check_patterns(schema: JsonObject, what: str) -> None:
             for pattern in patterns_of(part):
                 compiled(pattern)
     except ValueError as error:
-        raise _invalid(what, str(error)) from None
+        raise _invalid(name, str(error)) from None
     if any("patternProperties" in part for part in parts) and any(UNEVALUATED in part for part in parts):
-        raise _invalid(what, f"`patternProperties` and `{UNEVALUATED}` in one schema are not supported")
+        raise _invalid(name, f"`patternProperties` and `{UNEVALUATED}` in one schema are not supported")
 
 
-def _invalid(what: str, why: str) -> CatalogError:
-    return CatalogError(f"{what} is invalid: {why}", rule="schema_invalid", suggestion="give a JSON Schema (2020-12)")
+def _invalid(name: str, why: str) -> CatalogError:
+    return CatalogError(f"{name} is invalid: {why}", rule="schema_invalid", suggestion="give a JSON Schema (2020-12)")
 
 
 def _parts(schema: Any) -> Iterator[JsonObject]:
@@ -88,13 +88,13 @@ def _parts(schema: Any) -> Iterator[JsonObject]:
 def _resolves(root: JsonObject, reference: str) -> bool:
     if not reference.startswith("#"):
         return False
-    place: Any = root
+    node: Any = root
     for word in reference[1:].split("/")[1:]:
         key = unquote(word).replace("~1", "/").replace("~0", "~")
-        if isinstance(place, dict) and key in place:
-            place = place[key]
-        elif isinstance(place, list) and key.isdecimal() and int(key) < len(place):
-            place = place[int(key)]
+        if isinstance(node, dict) and key in node:
+            node = node[key]
+        elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+            node = node[int(key)]
         else:
             return False
     return reference in {"#", "#/"} or reference.startswith("#/")

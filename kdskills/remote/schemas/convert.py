@@ -35,23 +35,23 @@ def convert(annotation: Any, value: Any, path: str) -> Any:
         return value
     if is_union(annotation):
         return _union(typing.get_args(annotation), value, path)
-    origin, given = typing.get_origin(annotation), typing.get_args(annotation)
+    origin, type_arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
-        return _literal(given, value)
+        return _literal(type_arguments, value)
     cls = origin or annotation
     if not inspect.isclass(cls):
         return value
     if issubclass(cls, Enum):
         return _member(cls, value, path)
     if isinstance(value, list):
-        return _items(cls, given, value, path)
+        return _items(cls, type_arguments, value, path)
     if isinstance(value, dict):
-        return _object(cls, annotation, given, value, path)
+        return _object(cls, annotation, type_arguments, value, path)
     return _scalar(cls, value, path)
 
 
-def _literal(given: tuple[Any, ...], value: Any) -> Any:
-    for member in given:
+def _literal(choices: tuple[Any, ...], value: Any) -> Any:
+    for member in choices:
         if isinstance(member, Enum) and member.value == value and type(member.value) is type(value):
             return member
     return value
@@ -61,48 +61,48 @@ def _member(cls: type[Enum], value: Any, path: str) -> Any:
     for member, plain in zip(cls, enum_values(cls), strict=True):
         if plain == value and isinstance(plain, bool) == isinstance(value, bool):
             return member
-    return _made(cls, path, value)
+    return _constructed(cls, path, value)
 
 
-def _items(cls: type, given: tuple[Any, ...], value: list[Any], path: str) -> Any:
+def _items(cls: type, type_arguments: tuple[Any, ...], value: list[Any], path: str) -> Any:
     if issubclass(cls, BaseModel):
         return _model(cls, value, path)
-    if issubclass(cls, tuple) and len(given) == 2 and given[1] is Ellipsis:
-        given = given[:1]
-    elif issubclass(cls, tuple) and given:
-        wanted = zip(given, value, strict=False)
-        return tuple(convert(kind, item, f"{path}[{n}]") for n, (kind, item) in enumerate(wanted))
-    kind = given[0] if given else Any
+    if issubclass(cls, tuple) and len(type_arguments) == 2 and type_arguments[1] is Ellipsis:
+        type_arguments = type_arguments[:1]
+    elif issubclass(cls, tuple) and type_arguments:
+        pairs = zip(type_arguments, value, strict=False)
+        return tuple(convert(kind, item, f"{path}[{n}]") for n, (kind, item) in enumerate(pairs))
+    kind = type_arguments[0] if type_arguments else Any
     items = [convert(kind, item, f"{path}[{n}]") for n, item in enumerate(value)]
     if issubclass(cls, tuple):
         return tuple(items)
     if cls in SETS or issubclass(cls, (set, frozenset)):
-        return _made(frozenset if cls is frozenset else set, path, items)
+        return _constructed(frozenset if cls is frozenset else set, path, items)
     return items if cls in LISTS else value
 
 
-def _object(cls: type, annotation: Any, given: tuple[Any, ...], value: JsonObject, path: str) -> Any:
+def _object(cls: type, annotation: Any, type_arguments: tuple[Any, ...], value: JsonObject, path: str) -> Any:
     if issubclass(cls, BaseModel):
         return _model(cls, value, path)
     if cls in MAPPINGS:
-        kind = given[1] if len(given) > 1 else Any
+        kind = type_arguments[1] if len(type_arguments) > 1 else Any
         return {key: convert(kind, item, f"{path}.{key}") for key, item in value.items()}
     shape = shape_of(annotation)
     if shape is None or shape.kind == "class":
         return value
     kinds = {member.name: member.annotation for member in shape.members}
     members = {key: convert(kinds.get(key, Any), item, f"{path}.{key}") for key, item in value.items()}
-    return members if shape.kind == "dict" else _made(cls, path, **members)
+    return members if shape.kind == "dict" else _constructed(cls, path, **members)
 
 
 def _scalar(cls: type, value: Any, path: str) -> Any:
     if issubclass(cls, BaseModel):
         return _model(cls, value, path)
     if issubclass(cls, PurePath):
-        return _made(cls, path, value)
+        return _constructed(cls, path, value)
     for kind, read in READERS:
         if cls is kind:
-            return _made(read, path, value)
+            return _constructed(read, path, value)
     return value
 
 
@@ -114,9 +114,9 @@ def _model(cls: type[BaseModel], value: Any, path: str) -> BaseModel:
         raise ArgumentError("; ".join(faults)) from error
 
 
-def _made(make: Any, path: str, *given: Any, **named: Any) -> Any:
+def _constructed(make: Any, path: str, *arguments: Any, **keywords: Any) -> Any:
     try:
-        return make(*given, **named)
+        return make(*arguments, **keywords)
     except (ValueError, TypeError, ArithmeticError, LookupError) as error:
         raise ArgumentError(f"{path}: {str(error) or type(error).__name__}") from error
 
@@ -141,7 +141,7 @@ def _union(members: tuple[Any, ...], value: Any, path: str) -> Any:
 def fits(annotation: Any, value: Any) -> bool:
     """Whether a JSON value meets the schema of an annotation."""
     builder = SchemaBuilder()
-    schema = builder.finish(builder.of(annotation))
+    schema = builder.finish(builder.schema_of(annotation))
     return bool(validator_of(schema).is_valid(value))
 
 

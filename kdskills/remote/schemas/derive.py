@@ -60,7 +60,7 @@ def derive(
         schema = _explained(checked_schema(input_schema, f"input_schema of `{name}`"), doc)
     elif any(p.annotation is not p.empty for p in parameters):
         schema = _inferred(parameters, doc)
-        annotations = {p.name: p.annotation for p in _wanted(parameters) if p.annotation is not p.empty}
+        annotations = {p.name: p.annotation for p in _schema_parameters(parameters) if p.annotation is not p.empty}
         coerce = functools.partial(convert_all, annotations)
     else:
         schema = permissive_schema()
@@ -80,38 +80,38 @@ def docstring_of(handler: Callable[..., Any]) -> Docstring:
     return parse_docstring(text)
 
 
-def _wanted(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+def _schema_parameters(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
     return [p for p in parameters if p.kind not in _SKIPPED and not is_call(p.annotation)]
 
 
 def _inferred(parameters: list[inspect.Parameter], doc: Docstring) -> JsonObject:
     builder = SchemaBuilder()
     properties: JsonObject = {}
-    for parameter in _wanted(parameters):
-        known = parameter.annotation is not parameter.empty
-        schema = builder.of(parameter.annotation) if known else {}
-        said = doc.parameters.get(parameter.name) or (note_of(parameter.annotation) if known else None)
-        properties[parameter.name] = described(schema, said, over=True)
-    found: JsonObject = {
+    for parameter in _schema_parameters(parameters):
+        annotated = parameter.annotation is not parameter.empty
+        schema = builder.schema_of(parameter.annotation) if annotated else {}
+        note = doc.parameters.get(parameter.name) or (note_of(parameter.annotation) if annotated else None)
+        properties[parameter.name] = described(schema, note, over=True)
+    root_schema: JsonObject = {
         "type": "object",
         "properties": properties,
         "additionalProperties": any(p.kind is p.VAR_KEYWORD for p in parameters),
     }
-    required = [p.name for p in _wanted(parameters) if p.default is p.empty]
+    required = [p.name for p in _schema_parameters(parameters) if p.default is p.empty]
     if required:
-        found["required"] = required
-    return builder.finish(described(found, doc.summary))
+        root_schema["required"] = required
+    return builder.finish(described(root_schema, doc.summary))
 
 
 def _explained(schema: JsonObject, doc: Docstring) -> JsonObject:
     """Return a given schema with descriptions where they are missing; it gains nothing else."""
     properties = schema.get("properties")
     if isinstance(properties, dict):
-        told = {
-            name: described(found, doc.parameters.get(name)) if isinstance(found, dict) else found
-            for name, found in properties.items()
+        explained = {
+            name: described(member, doc.parameters.get(name)) if isinstance(member, dict) else member
+            for name, member in properties.items()
         }
-        schema = {**schema, "properties": told}
+        schema = {**schema, "properties": explained}
     return described(schema, doc.summary)
 
 
@@ -120,4 +120,4 @@ def _output(handler: Callable[..., Any]) -> JsonObject | None:
     if annotation is inspect.Signature.empty:
         return None
     builder = SchemaBuilder()
-    return builder.finish(builder.of(annotation)) or None
+    return builder.finish(builder.schema_of(annotation)) or None

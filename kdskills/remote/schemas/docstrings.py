@@ -11,7 +11,7 @@ from types import MappingProxyType
 _PARAMETERS = frozenset({"args", "arguments", "parameters", "params", "keyword args", "keyword arguments"})
 _MEMBERS = frozenset({"attributes", "attrs"})
 _RETURNS = frozenset({"returns", "return"})
-_OTHERS = frozenset(
+_OTHER_SECTIONS = frozenset(
     {
         "example",
         "examples",
@@ -28,7 +28,7 @@ _OTHERS = frozenset(
         "yields",
     }
 )
-_SECTIONS = _PARAMETERS | _MEMBERS | _RETURNS | _OTHERS
+_SECTIONS = _PARAMETERS | _MEMBERS | _RETURNS | _OTHER_SECTIONS
 _HEADER = re.compile(r"([A-Za-z]+(?: [A-Za-z]+)?):\s*")
 _ITEM = re.compile(r"\*{0,2}([A-Za-z_]\w*)\s*(?:\(.*?\))?\s*:(?:\s+(.*))?")
 _WORD = r"[\w.]+(?:\[[^:]*\])?"
@@ -59,7 +59,7 @@ def parse_docstring(text: str | None) -> Docstring:
     parameters: dict[str, str] = {}
     for name in (*_MEMBERS, *_PARAMETERS):
         parameters.update(_items(sections.get(name, ())))
-    result = next((found for name in _RETURNS if (found := sections.get(name))), ())
+    result = next((section for name in _RETURNS if (section := sections.get(name))), ())
     returns = _joined(result)
     typed = _TYPE.match(returns)
     returns = returns[typed.end() :].strip() if typed else returns
@@ -76,26 +76,26 @@ def _lines(text: str) -> list[str]:
 
 
 def _summary(lines: Sequence[str]) -> str | None:
-    taken: list[str] = []
+    summary_lines: list[str] = []
     for line in lines:
         if not line.strip() or _section(line):
             break
-        taken.append(line)
-    return _joined(taken) or None
+        summary_lines.append(line)
+    return _joined(summary_lines) or None
 
 
 def _sections(lines: Sequence[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    sections: dict[str, list[str]] = {}
     current: list[str] | None = None
     for line in lines:
         name = _section(line)
         if name:
-            current = found.setdefault(name, [])
+            current = sections.setdefault(name, [])
         elif line.strip() and not line[0].isspace():
             current = None  # text at the left edge ends a section
         elif current is not None:
             current.append(line)
-    return found
+    return sections
 
 
 def _section(line: str) -> str | None:
@@ -105,17 +105,17 @@ def _section(line: str) -> str | None:
 
 
 def _items(lines: Sequence[str]) -> dict[str, str]:
-    found: dict[str, list[str]] = {}
+    items: dict[str, list[str]] = {}
     edge = min((_indent(line) for line in lines if line.strip()), default=0)
     current: list[str] = []
     for line in lines:
         item = _ITEM.fullmatch(line.strip()) if _indent(line) == edge else None
         if item:
-            current = found.setdefault(item.group(1), [])
+            current = items.setdefault(item.group(1), [])
             current.append(item.group(2) or "")
         else:
             current.append(line)
-    return {name: text for name, said in found.items() if (text := _joined(said))}
+    return {name: text for name, item_lines in items.items() if (text := _joined(item_lines))}
 
 
 def _indent(line: str) -> int:

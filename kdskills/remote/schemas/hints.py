@@ -18,12 +18,12 @@ _CALL = RemoteCall.__name__
 
 def target_of(handler: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function whose annotations and docstring speak for a handler."""
-    found: Any = handler
-    while isinstance(found, functools.partial):
-        found = found.func
-    if not inspect.isroutine(found) and not inspect.isclass(found):
-        found = getattr(type(found), "__call__", found)  # noqa: B004 - the function behind it is wanted, not a yes or no
-    unwrapped: Callable[..., Any] = inspect.unwrap(found)
+    target: Any = handler
+    while isinstance(target, functools.partial):
+        target = target.func
+    if not inspect.isroutine(target) and not inspect.isclass(target):
+        target = getattr(type(target), "__call__", target)  # noqa: B004 - the function behind it is wanted, not a yes or no
+    unwrapped: Callable[..., Any] = inspect.unwrap(target)
     return unwrapped
 
 
@@ -38,7 +38,7 @@ def scope_of(handler: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any
         getattr(function, "__closure__", None) or (),
         strict=False,
     )
-    return dict(getattr(function, "__globals__", {})), {name: found for name, cell in cells for found in _content(cell)}
+    return dict(getattr(function, "__globals__", {})), {name: value for name, cell in cells for value in _content(cell)}
 
 
 def module_names(cls: type) -> dict[str, Any]:
@@ -61,14 +61,14 @@ def resolve(annotation: object, names: Mapping[str, Any], local: Mapping[str, An
 
 def class_hints(cls: type) -> dict[str, Any]:
     """Return the annotations of a class and its bases, each resolved where it was written."""
-    found: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        own = inspect.get_annotations(base)
+        annotations = inspect.get_annotations(base)
         # Of the class's own names only classes inside it: a field `date: date = None` must not hide the type by its default.
         local = {name: inner for name, inner in vars(base).items() if inspect.isclass(inner)} | {base.__name__: base}
         names = module_names(base)
-        found.update({name: resolve(annotation, names, local) for name, annotation in own.items()})
-    return found
+        hints.update({name: resolve(annotation, names, local) for name, annotation in annotations.items()})
+    return hints
 
 
 def parameters_of(handler: Callable[..., Any]) -> list[inspect.Parameter] | None:
@@ -134,9 +134,9 @@ def bare(annotation: Any) -> Any:
 def note_of(annotation: Any) -> str | None:
     """Return the description an `Annotated` carries, as text or in an object's `description`."""
     for extra in getattr(annotation, "__metadata__", ()):
-        found = extra if isinstance(extra, str) else getattr(extra, "description", None)
-        if isinstance(found, str) and found.strip():
-            return found
+        note = extra if isinstance(extra, str) else getattr(extra, "description", None)
+        if isinstance(note, str) and note.strip():
+            return note
     return None
 
 
@@ -149,9 +149,9 @@ def substitute(annotation: Any, variables: Mapping[Any, Any]) -> Any:
     """Return an annotation of a generic class with its type variables filled in."""
     if isinstance(annotation, TypeVar):
         return variables.get(annotation, annotation)
-    wanted = getattr(annotation, "__parameters__", ())
-    if variables and wanted and not inspect.isclass(annotation):
-        return annotation[tuple(variables.get(name, name) for name in wanted)]
+    parameters = getattr(annotation, "__parameters__", ())
+    if variables and parameters and not inspect.isclass(annotation):
+        return annotation[tuple(variables.get(name, name) for name in parameters)]
     return annotation
 
 

@@ -25,7 +25,7 @@ MAX_DEPTH = 24
 LISTS = (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Iterator, abc.Collection, collections.deque)
 SETS = (set, frozenset, abc.Set, abc.MutableSet)
 MAPPINGS = (dict, abc.Mapping, abc.MutableMapping, collections.OrderedDict, collections.defaultdict)
-_OTHER = re.compile(r"\W+", re.ASCII)
+_NON_WORD = re.compile(r"\W+", re.ASCII)
 
 
 def enum_schema(values: Sequence[Any]) -> JsonObject:
@@ -74,7 +74,7 @@ class SchemaBuilder:
         self._open: list[Any] = []
         self._names: list[tuple[Any, str]] = []
 
-    def of(self, annotation: Any) -> JsonObject:
+    def schema_of(self, annotation: Any) -> JsonObject:
         """Return the schema of one annotation; `{}` for what says nothing."""
         annotation = bare(annotation)
         if annotation is None or annotation is types.NoneType:
@@ -100,35 +100,35 @@ class SchemaBuilder:
             if issubclass(cls, scalar):
                 return dict(schema)
         if issubclass(cls, RootModel):
-            return self.of(cls.model_fields["root"].annotation)
+            return self.schema_of(cls.model_fields["root"].annotation)
         if not is_typed_dict(cls) and not hasattr(cls, "_fields"):
             collection = self._collection(cls, typing.get_args(annotation))
             if collection is not None:
                 return collection
         return self._object(annotation)
 
-    def _collection(self, cls: type, given: tuple[Any, ...]) -> JsonObject | None:
+    def _collection(self, cls: type, type_arguments: tuple[Any, ...]) -> JsonObject | None:
         if cls in MAPPINGS or issubclass(cls, dict):
-            values = self.of(given[1]) if len(given) > 1 else {}
+            values = self.schema_of(type_arguments[1]) if len(type_arguments) > 1 else {}
             return {"type": "object", "additionalProperties": values} if values else {"type": "object"}
         if issubclass(cls, tuple):
-            return self._tuple(given)
+            return self._tuple(type_arguments)
         if cls in SETS or issubclass(cls, (set, frozenset)):
-            return {**self._array(given), "uniqueItems": True}
+            return {**self._array(type_arguments), "uniqueItems": True}
         if cls in LISTS or issubclass(cls, list):
-            return self._array(given)
+            return self._array(type_arguments)
         return None
 
-    def _array(self, given: tuple[Any, ...]) -> JsonObject:
-        items = self.of(given[0]) if given else {}
+    def _array(self, type_arguments: tuple[Any, ...]) -> JsonObject:
+        items = self.schema_of(type_arguments[0]) if type_arguments else {}
         return {"type": "array", "items": items} if items else {"type": "array"}
 
-    def _tuple(self, given: tuple[Any, ...]) -> JsonObject:
-        if not given:
+    def _tuple(self, type_arguments: tuple[Any, ...]) -> JsonObject:
+        if not type_arguments:
             return {"type": "array"}
-        if len(given) == 2 and given[1] is Ellipsis:
-            return self._array(given[:1])
-        items = [self.of(item) for item in given]
+        if len(type_arguments) == 2 and type_arguments[1] is Ellipsis:
+            return self._array(type_arguments[:1])
+        items = [self.schema_of(item) for item in type_arguments]
         return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
 
     def _union(self, members: tuple[Any, ...]) -> JsonObject:
@@ -137,7 +137,7 @@ class SchemaBuilder:
         for member in members:
             if member is None or member is types.NoneType:
                 null = True
-            elif (schema := self.of(member)) not in schemas:
+            elif (schema := self.schema_of(member)) not in schemas:
                 schemas.append(schema)
         if {} in schemas:
             return {}
@@ -155,32 +155,32 @@ class SchemaBuilder:
             schema = self._members(shape)
         finally:
             self._open.pop()
-        named = [name for known, name in self._names if known == annotation]
-        if not named:
+        names = [name for named_annotation, name in self._names if named_annotation == annotation]
+        if not names:
             return schema
-        self.defs[named[0]] = schema
-        return {"$ref": f"#/$defs/{named[0]}"}
+        self.defs[names[0]] = schema
+        return {"$ref": f"#/$defs/{names[0]}"}
 
     def _members(self, shape: Shape) -> JsonObject:
         schema: JsonObject = {"type": "object", "properties": {}, "additionalProperties": False}
         for member in shape.members:
-            found = self.of(member.annotation)
-            schema["properties"][member.name] = described(found, member.description, over=True)
+            member_schema = self.schema_of(member.annotation)
+            schema["properties"][member.name] = described(member_schema, member.description, over=True)
         required = [member.name for member in shape.members if member.required]
         if required:
             schema["required"] = required
         return described(schema, shape.description)
 
     def _name(self, annotation: Any) -> str:
-        for known, name in self._names:
-            if known == annotation:
+        for named_annotation, name in self._names:
+            if named_annotation == annotation:
                 return name
         cls = typing.get_origin(annotation) or annotation
-        stem = _OTHER.sub("_", cls.__name__) or "Object"
-        taken = {name for _, name in self._names}
+        stem = _NON_WORD.sub("_", cls.__name__) or "Object"
+        used_names = {name for _, name in self._names}
         name = stem
         number = 2
-        while name in taken:
+        while name in used_names:
             name, number = f"{stem}_{number}", number + 1
         self._names.append((annotation, name))
         return name

@@ -67,17 +67,17 @@ def _kind() -> Any:
     except ImportError as error:
         raise MissingExtra("checking schemas of remote skills", "codex") from error
 
-    def pattern(validator: Any, wanted: str, instance: Any, schema: JsonObject) -> Iterator[ValidationError]:
-        if validator.is_type(instance, "string") and not compiled(wanted).search(instance):
-            yield ValidationError(f"{instance!r} does not match {wanted!r}")
+    def pattern(validator: Any, expression: str, instance: Any, schema: JsonObject) -> Iterator[ValidationError]:
+        if validator.is_type(instance, "string") and not compiled(expression).search(instance):
+            yield ValidationError(f"{instance!r} does not match {expression!r}")
 
     def pattern_properties(validator: Any, table: Any, instance: Any, schema: JsonObject) -> Iterator[ValidationError]:
         if validator.is_type(instance, "object"):
-            for wanted, inner in table.items():
-                search = compiled(wanted).search
+            for expression, inner in table.items():
+                search = compiled(expression).search
                 for name, value in instance.items():
                     if search(name):
-                        yield from validator.descend(value, inner, path=name, schema_path=wanted)
+                        yield from validator.descend(value, inner, path=name, schema_path=expression)
 
     def additional(validator: Any, inner: Any, instance: Any, schema: JsonObject) -> Iterator[ValidationError]:
         if not validator.is_type(instance, "object"):

@@ -13,8 +13,8 @@ from typing import Any
 from uuid import UUID
 
 
-def _schema(kind: str, **more: str) -> Mapping[str, Any]:
-    return MappingProxyType({"type": kind, **more})
+def _schema(kind: str, **keywords: str) -> Mapping[str, Any]:
+    return MappingProxyType({"type": kind, **keywords})
 
 
 SCALARS: tuple[tuple[type, Mapping[str, Any]], ...] = (
@@ -40,14 +40,14 @@ def _bytes(value: Any) -> bytes:
         raise ValueError("not base64") from error
 
 
-def _whole(value: Any) -> Any:
+def _as_integer(value: Any) -> Any:
     """Return 3 for 3.0, which JSON Schema counts as an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 READERS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (bool, lambda value: value),
-    (int, _whole),
+    (int, _as_integer),
     (bytes, _bytes),
     (datetime, datetime.fromisoformat),
     (date, date.fromisoformat),

@@ -70,8 +70,8 @@ def shape_of(annotation: Any) -> Shape | None:
     cls = typing.get_origin(annotation) or annotation
     if not inspect.isclass(cls) or getattr(cls, "_is_protocol", False):
         return None
-    parameters, given = getattr(cls, "__parameters__", ()), typing.get_args(annotation)
-    variables = dict(zip(parameters, given, strict=False))
+    parameters, type_arguments = getattr(cls, "__parameters__", ()), typing.get_args(annotation)
+    variables = dict(zip(parameters, type_arguments, strict=False))
     doc = _own_doc(cls)
     if issubclass(cls, BaseModel):
         return Shape(cls, "model", _model_members(cls, doc), doc.summary)

@@ -35,8 +35,8 @@ class Notification:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to one of our requests: `result`, or `error` with `code`, `message`, perhaps `data`."""
+class Reply:
+    """The reply to one of our requests: `result`, or `error` with `code`, `message`, perhaps `data`."""
 
     id: RawId
     result: Any
@@ -50,7 +50,7 @@ class Malformed:
     reason: str
 
 
-Message = Request | Notification | Answer | Malformed
+Message = Request | Notification | Reply | Malformed
 
 
 def id_key(raw_id: RawId) -> IdKey:
@@ -96,17 +96,17 @@ def decode(line: bytes | str) -> Message:
 def _answer(value: JsonObject) -> Message:
     error = value.get("error")
     if error is not None:
-        return Answer(value["id"], None, error if isinstance(error, dict) else {"message": str(error)})
+        return Reply(value["id"], None, error if isinstance(error, dict) else {"message": str(error)})
     if "result" not in value:
         return Malformed("an answer without result or error")
-    return Answer(value["id"], value["result"], None)
+    return Reply(value["id"], value["result"], None)
 
 
 class LineTooLong(ValueError):
     """The other side sent more than `MAX_LINE_BYTES` without ending the line."""
 
 
-class Lines:
+class LineBuffer:
     """Cuts a stream of bytes into lines of any length; what is fed in pieces costs time once.
 
     Args:
@@ -115,13 +115,13 @@ class Lines:
 
     def __init__(self, limit: int = MAX_LINE_BYTES) -> None:
         self._parts: list[bytes] = []
-        self._held = 0
+        self._pending_bytes = 0
         self._limit = limit
 
     @property
-    def held(self) -> int:
+    def pending_bytes(self) -> int:
         """Bytes of a line whose end has not come."""
-        return self._held
+        return self._pending_bytes
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the lines this chunk completes, without their ends; blank ones are left out.
@@ -129,19 +129,19 @@ class Lines:
         Raises:
             LineTooLong: No end of line within the limit.
         """
-        *ended, rest = chunk.split(b"\n")
+        *ended, tail = chunk.split(b"\n")
         lines: list[bytes] = []
         for piece in ended:
             self._parts.append(piece)
             line = b"".join(self._parts)
-            self._parts, self._held = [], 0
+            self._parts, self._pending_bytes = [], 0
             if len(line) > self._limit:
                 raise LineTooLong(f"a line of {len(line)} bytes")
             if line.strip():
                 lines.append(line)
-        if rest:
-            self._parts.append(rest)
-            self._held += len(rest)
-        if self._held > self._limit:
+        if tail:
+            self._parts.append(tail)
+            self._pending_bytes += len(tail)
+        if self._pending_bytes > self._limit:
             raise LineTooLong(f"more than {self._limit} bytes without an end of line")
         return lines

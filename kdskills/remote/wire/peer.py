@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from kdskills.remote.ports import AppServerError, AppServerGone, JsonObject, WaitTimeoutError
-from kdskills.remote.wire.framing import Answer, IdKey, Malformed, Notification, RawId, Request, decode, encode, id_key
+from kdskills.remote.wire.framing import IdKey, Malformed, Notification, RawId, Reply, Request, decode, encode, id_key
 
 METHOD_NOT_FOUND = -32601
 INVALID_REQUEST = -32600
@@ -84,7 +84,7 @@ class Peer:
             RuntimeError: Asked on another event loop than the connection's, which nobody would wake.
         """
         if self.closed:
-            raise self.gone(method)
+            raise self.gone_error(method)
         self._at_home()
         self._next += 1
         own_id = self._next
@@ -134,7 +134,7 @@ class Peer:
 
     async def _send(self, message: JsonObject) -> None:
         if self.closed:
-            raise self.gone(str(message.get("method", "answer")))
+            raise self.gone_error(str(message.get("method", "answer")))
         self._at_home()
         await self._transport.send(encode(message))
 
@@ -147,7 +147,7 @@ class Peer:
 
     def _take(self, payload: bytes) -> None:
         match decode(payload):
-            case Answer() as answer:
+            case Reply() as answer:
                 self._settle(answer)
             case Request() as request:
                 self._on_request(request)
@@ -156,7 +156,7 @@ class Peer:
             case Malformed():
                 self.malformed += 1
 
-    def _settle(self, answer: Answer) -> None:
+    def _settle(self, answer: Reply) -> None:
         method, future = self._waiting.get(id_key(answer.id), ("", None))
         if future is None or future.done():
             self.unasked += 1  # second, late or unknown: ignored
@@ -182,13 +182,13 @@ class Peer:
         self.closed = True
         for method, future in list(self._waiting.values()):
             if not future.done():
-                future.set_exception(self.gone(method))
+                future.set_exception(self.gone_error(method))
         self._on_closed()
 
     def why(self) -> str:
         """Say what is known of the connection's end."""
         return self._transport.why_closed()
 
-    def gone(self, method: str) -> AppServerGone:
+    def gone_error(self, method: str) -> AppServerGone:
         """Return the error of a request that has no answer because the connection ended."""
         return AppServerGone(f"the app-server is gone ({self.why()}): {method} was not answered", method=method)

@@ -81,7 +81,7 @@ class PendingCalls:
                 return None
             call = self._calls[handle] = PendingCall(handle, raw_id, params)
             if len(self._calls) > 2 * MAX_RESOLVED:
-                resolved = [known for known, one in self._calls.items() if one.state == "resolved"]
+                resolved = [old_handle for old_handle, old_call in self._calls.items() if old_call.state == "resolved"]
                 for old in resolved[:-MAX_RESOLVED]:
                     del self._calls[old]
             return call
@@ -111,14 +111,14 @@ class PendingCalls:
     def expire(self, *, thread_id: str, turn_id: str | None = None) -> list[str]:
         """Resolve the calls of an ended turn, or of a deleted thread; returns their handles."""
         with self._lock:
-            gone = [
+            expired = [
                 call
                 for call in self._calls.values()
                 if call.thread_id == thread_id and turn_id in (None, call.turn_id) and call.state != "resolved"
             ]
-            for call in gone:
+            for call in expired:
                 call.state = "resolved"
-            return [call.handle for call in gone]
+            return [call.handle for call in expired]
 
     def expire_all(self) -> None:
         """Resolve everything: the connection is gone and its ids mean nothing any more."""

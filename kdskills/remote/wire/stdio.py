@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from kdskills.remote.ports import AppServerGone
-from kdskills.remote.wire.framing import Lines, LineTooLong
+from kdskills.remote.wire.framing import LineBuffer, LineTooLong
 
 STOP_SECONDS = 5.0
 _POLL_SECONDS = 0.02
@@ -27,7 +27,7 @@ class StdioTransport:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._lines = Lines()
+        self._lines = LineBuffer()
         self._ready: deque[bytes] = deque()
         self._stderr: deque[bytes] = deque()
         self._stderr_size = 0
@@ -101,7 +101,7 @@ class StdioTransport:
                 self._reason, chunk = str(problem), b""
             if not chunk:
                 self._reason = self._reason or (
-                    f"it ended within a line of {self._lines.held} bytes" if self._lines.held else ""
+                    f"it ended within a line of {self._lines.pending_bytes} bytes" if self._lines.pending_bytes else ""
                 )
                 self._ended.set()
         return self._ready.popleft()

@@ -43,7 +43,7 @@ class WebsocketTransport:
             raise AppServerGone(
                 "the URL of an app-server begins with ws:// or wss:// and names a host", scheme=parts.scheme
             )
-        place = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
+        origin = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
         headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
         try:
             connection = await connect(
@@ -57,7 +57,7 @@ class WebsocketTransport:
             )
         except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as problem:
             raise AppServerGone(
-                f"no app-server at {place}: {type(problem).__name__}: {problem}", url=place
+                f"no app-server at {origin}: {type(problem).__name__}: {problem}", url=origin
             ) from problem
         return cls(connection)
 

@@ -10,8 +10,8 @@ import sys
 import time
 
 from kdskills.remote.core import LoopDriver
-from kdskills.remote.dispatch import Dispatcher
-from kdskills.remote.dispatch.leases import Leases
+from kdskills.remote.dispatch import CallDispatcher
+from kdskills.remote.dispatch.leases import CallLeases
 from kdskills.remote.journal import MemoryJournal, SqlJournal, arguments_digest
 from kdskills.remote.ports import CallIdentity
 from kdskills.remote.registry import RemoteSkill
@@ -62,8 +62,8 @@ async def main():
     order = json.loads(sys.argv[1])
     kind = Stalled if order.get("stall") else SqlJournal
     journal = kind(order["url"]) if order.get("url") else MemoryJournal()
-    leases = Leases(order.get("lease", 6.0), order.get("lease", 6.0) / 3)
-    dispatcher = Dispatcher(LoopDriver(), journal, leases=leases, no_skill_s=order.get("no_skill", 1.0))
+    leases = CallLeases(order.get("lease", 6.0), order.get("lease", 6.0) / 3)
+    dispatcher = CallDispatcher(LoopDriver(), journal, leases=leases, no_skill_s=order.get("no_skill", 1.0))
     skill = RemoteSkill(
         "ship",
         handler_of(order),

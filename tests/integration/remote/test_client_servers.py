@@ -122,7 +122,7 @@ async def test_ids_begin_again_with_a_new_server(client, tmp_path):
     assert old.endswith(":0")
     os.killpg(client.server.transport.pid, signal.SIGKILL)
     async with asyncio.timeout(60):
-        await client.server.threads.until(lambda: client.server.gone, None)
+        await client.server.threads.until(lambda: client.server.disconnected, None)
     with pytest.raises(AppServerGone):
         await client.sessions.get(session_id)
     await client.reconnect()

@@ -14,7 +14,7 @@ from kdskills.app.operations import Context
 from kdskills.doors.cli.main import build_cli
 from kdskills.errors import CallRefused
 from kdskills.remote.journal import SqlJournal, journal_url
-from kdskills.remote.receipts import Receipt, Receipts, ReceiptSkill
+from kdskills.remote.receipts import Receipt, Receipts, ReceiptSkillEntry
 from kdskills.testing import AppServerEmulator
 
 
@@ -82,7 +82,7 @@ async def test_other_doors_cannot_choose_the_program(host, emulator, identity):
 def test_receipts(host):
     """A session's receipts are read from the journal of the state folder."""
     journal = SqlJournal(journal_url(host.settings.state_dir))
-    skill = ReceiptSkill("public.hello", "ab" * 32)
+    skill = ReceiptSkillEntry("public.hello", "ab" * 32)
     kept = Receipt("session-1", "turn-1", "0123456789abcdef", None, "reload", ("ping",), (skill,))
     Receipts(journal).note(kept)
     journal.close()

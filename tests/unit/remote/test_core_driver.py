@@ -147,7 +147,7 @@ def test_a_turnstile_lets_one_through_at_a_time():
     inside, seen = [], []
 
     async def through():
-        async with turnstile.one("key"):
+        async with turnstile.turn("key"):
             inside.append(1)
             seen.append(len(inside))
             inside.pop()
@@ -167,16 +167,16 @@ async def test_a_turnstile_of_tasks_survives_errors_and_cancelling():
     turnstile = Turnstile(LoopDriver())
 
     async def fails():
-        async with turnstile.one("key"):
+        async with turnstile.turn("key"):
             await asyncio.sleep(0)
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
         await fails()
-    async with turnstile.one("key"):
+    async with turnstile.turn("key"):
         waiting = asyncio.create_task(fails())
         await asyncio.sleep(0)
-        async with asyncio.timeout(60), turnstile.one("other"):
+        async with asyncio.timeout(60), turnstile.turn("other"):
             waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting

@@ -16,15 +16,21 @@ from kdskills.remote.receipts import (
     KEPT_PER_SESSION,
     MemoryReceipts,
     Receipt,
-    ReceiptCall,
+    ReceiptCallEntry,
     ReceiptJournal,
     Receipts,
-    ReceiptSkill,
+    ReceiptSkillEntry,
 )
 from kdskills.testing.journals import SESSION, answer, claim, ran
 
 FACTS = Receipt(
-    SESSION, "t1", "cat" * 5, "ctx" * 5, "reload", ("acme.ship", "track"), (ReceiptSkill("acme.packing", "sha256:1"),)
+    SESSION,
+    "t1",
+    "cat" * 5,
+    "ctx" * 5,
+    "reload",
+    ("acme.ship", "track"),
+    (ReceiptSkillEntry("acme.packing", "sha256:1"),),
 )
 
 
@@ -44,8 +50,8 @@ def test_a_receipt_says_everything(journal: CallJournal) -> None:
     claim(journal, "a", key="k2")
     payload = json.dumps(answer("parcel 7").payload, sort_keys=True, separators=(",", ":"))
     expected = (
-        ReceiptCall("k1", "acme.ship", "done", hashlib.sha256(payload.encode()).hexdigest()),
-        ReceiptCall("k2", "acme.ship", "claimed", None),
+        ReceiptCallEntry("k1", "acme.ship", "done", hashlib.sha256(payload.encode()).hexdigest()),
+        ReceiptCallEntry("k2", "acme.ship", "claimed", None),
     )
     assert receipts.receipt(SESSION, "t1") == replace(FACTS, calls=expected)
     assert receipts.receipts(SESSION) == [replace(FACTS, calls=expected)]
@@ -87,7 +93,7 @@ def test_noting_again_replaces(journal: CallJournal) -> None:
     """A turn has one receipt, the newest; its calls are the journal's, whatever was noted."""
     receipts = Receipts(journal)
     receipts.note(FACTS)
-    receipts.note(replace(FACTS, strategy="native", calls=(ReceiptCall("forged", "x", "done", None),)))
+    receipts.note(replace(FACTS, strategy="native", calls=(ReceiptCallEntry("forged", "x", "done", None),)))
     assert receipts.receipt(SESSION, "t1") == replace(FACTS, strategy="native")
     assert len(receipts.receipts(SESSION)) == 1
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kdskills.remote import RemoteSkill, ServerProfile
-from kdskills.remote.registry import SkillRegistry
+from kdskills.remote.registry import RemoteSkillRegistry
 
 SCHEMA = {"type": "object", "properties": {}, "additionalProperties": True}
 
@@ -214,7 +214,7 @@ def test_the_decorator_returns_the_handler_unchanged(session):
 )
 def test_calls_find_their_skill(tool, namespace, found):
     """By name and namespace as they came, by qualified name, or by the flat name old servers use."""
-    registry = SkillRegistry(ServerProfile.codex())
+    registry = RemoteSkillRegistry(ServerProfile.codex())
     registry.register(named("a", "plain"))
     registry.register(named("a", "spaced", "n"))
     skill = registry.find(tool, namespace)
@@ -248,7 +248,7 @@ class Layers(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.registry = SkillRegistry(ServerProfile.codex())
+        self.registry = RemoteSkillRegistry(ServerProfile.codex())
         self.model = {}
         self.open = []
         self.number = 0

@@ -171,7 +171,7 @@ ADDRESS = {
 
 def of(annotation):
     builder = SchemaBuilder()
-    return builder.finish(builder.of(annotation))
+    return builder.finish(builder.schema_of(annotation))
 
 
 @pytest.mark.parametrize(
@@ -458,7 +458,7 @@ def test_recursive_classes_of_one_name_keep_apart():
 
     first, second = made(), made()
     builder = SchemaBuilder()
-    assert builder.of(first) != builder.of(second)
+    assert builder.schema_of(first) != builder.schema_of(second)
     assert sorted(builder.defs) == ["Same", "Same_2"]
 
 

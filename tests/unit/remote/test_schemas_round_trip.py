@@ -82,7 +82,7 @@ def test_what_is_written_fits_its_schema_and_comes_back(name, data):
     else:
         written = TypeAdapter(kind).dump_python(made, mode="json")
     builder = SchemaBuilder()
-    schema = builder.finish(builder.of(kind))
+    schema = builder.finish(builder.schema_of(kind))
     assert list(Draft202012Validator(schema).iter_errors(written)) == []
     assert convert(kind, written, "x") == made
 

@@ -368,7 +368,7 @@ class TestOnce:
                 await until(lambda: effects, "the call")
                 os.killpg(client.server.transport.pid, signal.SIGKILL)
                 gate.set()
-                await until(lambda: client.server.gone, "the end of the connection")
+                await until(lambda: client.server.disconnected, "the end of the connection")
                 await until(lambda: not journal.running(session.session_id), "the recorded result")
                 await client.reconnect()
                 done = await handled(session, "!say go on")

@@ -370,7 +370,7 @@ async def test_a_refused_hello_closes_the_connection(far):
     AsyncAppServerClient(server, options, MemoryCatalogStore())
     with pytest.raises(AppServerError, match="Not today"):
         await server.open()
-    assert server.gone
+    assert server.disconnected
 
 
 async def test_nobody_there(nobody):

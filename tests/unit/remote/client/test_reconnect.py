@@ -17,12 +17,12 @@ PAYLOAD = {"contentItems": [{"type": "inputText", "text": "ok"}], "success": Tru
 
 def returning(client):
     """Return whether the client makes attempts to come back."""
-    return client.server._returning.active
+    return client.server._reconnector.active
 
 
 def gave_up(client):
     """Return whether the client made attempts and makes no more."""
-    return not client.connected and "given up" in client.server._returning.words()
+    return not client.connected and "given up" in client.server._reconnector.words()
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kdskills.remote.catalog.sharing import Sharing
-from kdskills.remote.catalog.store import MemoryCatalogStore, Records
+from kdskills.remote.catalog.store import CatalogRecords, MemoryCatalogStore
 from kdskills.remote.client.base import AsyncAppServerClient
 from kdskills.remote.client.options import ClientOptions
 from kdskills.remote.client.server import AppServer
@@ -26,7 +26,7 @@ async def worker(far, open_client):
     client = await open_client(dispatch="manual")
     await client.sessions.create()
     store = SharedStore()
-    return client, store, Sharing(client.server, Records(store))
+    return client, store, Sharing(client.server, CatalogRecords(store))
 
 
 def ask(store, word, by="another"):
@@ -98,7 +98,7 @@ async def test_without_a_shared_store_nobody_is_asked(worker):
     """Records of memory carry no asking."""
     client, _, _ = worker
     store = MemoryCatalogStore()
-    async with Sharing(client.server, Records(store)).releasing(THREAD):
+    async with Sharing(client.server, CatalogRecords(store)).releasing(THREAD):
         assert store.get(THREAD) is None
 
 

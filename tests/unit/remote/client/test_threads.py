@@ -2,7 +2,7 @@
 
 import asyncio
 
-from kdskills.remote.client.threads import MAX_TURNS, Threads, item_message, turn_record
+from kdskills.remote.client.threads import MAX_TURNS, WatchedThreads, item_message, turn_record
 
 
 def note(threads, method, **params):
@@ -12,7 +12,7 @@ def note(threads, method, **params):
 
 def test_a_turn_is_watched_from_start_to_end():
     """A started turn is active, its messages are kept, its end is known with the error."""
-    threads = Threads()
+    threads = WatchedThreads()
     note(threads, "turn/started", turn={"id": "1"})
     assert threads.get("t").active_turn == "1"
     note(
@@ -31,7 +31,7 @@ def test_a_turn_is_watched_from_start_to_end():
 
 def test_a_turn_that_ended_before_its_start_was_answered_is_not_active():
     """The answer of `turn/start` may be read after the turn's end."""
-    threads = Threads()
+    threads = WatchedThreads()
     note(threads, "turn/completed", turn={"id": "1", "status": "completed"})
     threads.begin_turn("t", {"id": "1"})
     note(threads, "turn/started", turn={"id": "1"})
@@ -41,7 +41,7 @@ def test_a_turn_that_ended_before_its_start_was_answered_is_not_active():
 
 def test_closing_and_losing_the_connection():
     """A closed thread is not subscribed; a lost connection forgets turns whose end nobody will tell."""
-    threads = Threads()
+    threads = WatchedThreads()
     threads.learn({"id": "t", "path": "/p"}, subscribed=True)
     note(threads, "thread/closed")
     assert (threads.get("t").subscribed, threads.get("t").closings) == (False, 1)
@@ -56,7 +56,7 @@ def test_closing_and_losing_the_connection():
 
 def test_compactions_are_counted_however_they_are_told():
     """Older servers send `thread/compacted`, newer ones an item."""
-    threads = Threads()
+    threads = WatchedThreads()
     note(threads, "thread/compacted")
     note(threads, "item/completed", item={"type": "contextCompaction"})
     assert threads.get("t").compactions == 2
@@ -64,7 +64,7 @@ def test_compactions_are_counted_however_they_are_told():
 
 def test_odd_notifications_are_harmless():
     """Notifications without a thread, or with parts of another shape, change nothing and raise nothing."""
-    threads = Threads()
+    threads = WatchedThreads()
     for method in ("turn/started", "turn/completed", "item/completed", "thread/status/changed", "thread/closed"):
         for params in ({}, {"threadId": 5}, {"threadId": "t", "turn": 5, "item": [], "status": "x", "turnId": None}):
             threads.note(method, params)
@@ -79,7 +79,7 @@ def test_odd_notifications_are_harmless():
 
 def test_memory_of_turns_is_bounded():
     """A long conversation keeps the newest turns only."""
-    threads = Threads()
+    threads = WatchedThreads()
     for number in range(MAX_TURNS + 10):
         note(threads, "turn/completed", turn={"id": str(number), "status": "completed"})
     assert len(threads.get("t").turns) == MAX_TURNS
@@ -88,7 +88,7 @@ def test_memory_of_turns_is_bounded():
 
 async def test_waiting_ends_with_the_change_or_the_time():
     """`until` wakes on a change, and says False when the time is up."""
-    threads = Threads()
+    threads = WatchedThreads()
     waiting = asyncio.ensure_future(threads.until(lambda: threads.get("t").closings > 0, 60))
     await asyncio.sleep(0)
     note(threads, "thread/closed")

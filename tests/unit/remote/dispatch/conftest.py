@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kdskills.remote.core import BlockingDriver, LoopDriver
-from kdskills.remote.dispatch import Dispatcher
+from kdskills.remote.dispatch import CallDispatcher
 from kdskills.remote.journal import SqlJournal, arguments_digest, journal_url
 from kdskills.remote.ports import CallIdentity
 from kdskills.remote.registry import RemoteSkill
@@ -43,12 +43,12 @@ def make_call() -> SimpleNamespace:
 
 
 @pytest.fixture
-def make_dispatcher() -> Iterator[Callable[..., Dispatcher]]:
+def make_dispatcher() -> Iterator[Callable[..., CallDispatcher]]:
     """Make dispatchers; all are closed afterwards."""
-    made: list[Dispatcher] = []
+    made: list[CallDispatcher] = []
 
-    def make(*args: Any, asynchronous: bool = False, **options: Any) -> Dispatcher:
-        dispatcher = Dispatcher(LoopDriver() if asynchronous else BlockingDriver(), *args, **options)
+    def make(*args: Any, asynchronous: bool = False, **options: Any) -> CallDispatcher:
+        dispatcher = CallDispatcher(LoopDriver() if asynchronous else BlockingDriver(), *args, **options)
         made.append(dispatcher)
         return dispatcher
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kdskills.remote.core import drive
-from kdskills.remote.dispatch import CallOutcome, Dispatcher
-from kdskills.remote.dispatch.leases import Leases
+from kdskills.remote.dispatch import CallDispatcher, CallOutcome
+from kdskills.remote.dispatch.leases import CallLeases
 from kdskills.remote.journal import JournalUnavailable, MemoryJournal, strong_key
 from kdskills.remote.ports import JournalRow, RemoteCall, StoredAnswer
 
@@ -173,7 +173,7 @@ def test_losers_wait_for_the_winner(journal, make_dispatcher, make_skill, make_c
     workers = [make_dispatcher(journal) for _ in range(2)]
     outcomes: list[CallOutcome] = []
 
-    def deliver(dispatcher: Dispatcher) -> None:
+    def deliver(dispatcher: CallDispatcher) -> None:
         outcomes.append(drive(dispatcher.call(skill, make_call.strong(), None)))
 
     threads = [threading.Thread(target=deliver, args=(workers[number % 2],)) for number in range(8)]
@@ -299,7 +299,7 @@ def test_unknown_skills_are_left_to_others_first(
 def test_nobody_has_the_skill(sql_journal, make_dispatcher, make_skill, make_call) -> None:
     """When the time is over the refusal is claimed, and later deliveries get it, even where the skill is there now."""
     identity, handler = make_call.strong(), Counted()
-    first = drive(make_dispatcher(sql_journal, no_skill_s=0.01).call(None, identity, None, shown="acme.ship"))
+    first = drive(make_dispatcher(sql_journal, no_skill_s=0.01).call(None, identity, None, tool_label="acme.ship"))
     again = drive(make_dispatcher(sql_journal).call(make_skill(handler), identity, None))
     assert text(first) == text(again) == "no remote skill registered for acme.ship"
     assert (first.handled, first.state, again.replayed, handler.effects) == (False, "done", True, 0)
@@ -410,7 +410,7 @@ def test_waiters_bear_with_a_journal_that_is_away(make_dispatcher, make_skill, m
 
 def test_leases_are_renewed_while_a_handler_runs(sql_journal, make_dispatcher, make_skill, make_call) -> None:
     """A handler may run for longer than a lease: its worker is not taken for dead, and nothing is held afterwards."""
-    leases = Leases(lease_s=0.6, renew_s=0.05)
+    leases = CallLeases(lease_s=0.6, renew_s=0.05)
     renewed = threading.Event()
     key = strong_key(make_call.strong())
     first: list[JournalRow] = []
@@ -435,7 +435,7 @@ def test_leases_are_renewed_while_a_handler_runs(sql_journal, make_dispatcher, m
 
     dispatcher = make_dispatcher(Watched(), leases=leases)
     assert text(drive(dispatcher.call(make_skill(long), make_call.strong(), None))) == "done"
-    assert leases._held == {}
+    assert leases._leases == {}
 
 
 def test_a_journal_that_fails_does_not_end_the_leases(make_call) -> None:
@@ -449,7 +449,7 @@ def test_a_journal_that_fails_does_not_end_the_leases(make_call) -> None:
             tried.release()
             raise OSError("away")
 
-    leases = Leases(lease_s=1.0, renew_s=0.01)
+    leases = CallLeases(lease_s=1.0, renew_s=0.01)
     leases.hold(Away(), "k", "a")
     for _ in range(3):
         assert tried.acquire(timeout=60)

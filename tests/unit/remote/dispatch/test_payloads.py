@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.remote.dispatch.payloads import HEAD, LIMIT, TAIL, Answers, fair_share, is_payload
+from kdskills.remote.dispatch.payloads import HEAD, LIMIT, TAIL, AnswerBuilder, fair_share, is_payload
 from kdskills.remote.dispatch.spool import KEPT_S, Spool
 
 IMAGE = {"type": "inputImage", "imageUrl": "data:image/png;base64,AAAA"}
@@ -34,7 +34,7 @@ def words(answer: Any) -> str:
 @pytest.mark.parametrize("payload", [shaped(), shaped(TEXT), shaped(TEXT, IMAGE, AUDIO), shaped(TEXT, success=False)])
 def test_valid_payloads_pass_unchanged(payload: dict[str, Any]) -> None:
     """What a handler shaped itself goes out as it is, handled, with its own word about success."""
-    answer = Answers().of_value("t", payload)
+    answer = AnswerBuilder().of_value("t", payload)
     assert (answer.payload, answer.handled, answer.error) == (payload, True, None)
     assert answer.payload is not payload
 
@@ -58,7 +58,7 @@ def test_valid_payloads_pass_unchanged(payload: dict[str, Any]) -> None:
 )
 def test_bad_items_are_named(item: Any, said: str) -> None:
     """An item the server would refuse fails with its index, so that the model and the author know where."""
-    answer = Answers().of_value("t", shaped(TEXT, item))
+    answer = AnswerBuilder().of_value("t", shaped(TEXT, item))
     assert words(answer) == f"remote skill t failed: contentItems[1]: {said}"
     assert (answer.handled, answer.payload["success"], answer.error) == (False, False, words(answer))
 
@@ -76,33 +76,33 @@ def test_bad_items_are_named(item: Any, said: str) -> None:
 def test_other_dicts_are_values(value: Any) -> None:
     """Only a list of items and a bool make a payload; everything else is a value, told as JSON."""
     assert not is_payload(value)
-    answer = Answers().of_value("t", value)
+    answer = AnswerBuilder().of_value("t", value)
     assert answer.handled
     assert answer.payload["success"] is True
 
 
 def test_payloads_that_are_no_json_fail() -> None:
     """A payload with something unsendable beside its items is an answer that says so."""
-    answer = Answers().of_value("t", {**shaped(TEXT), "more": {1, 2}})
+    answer = AnswerBuilder().of_value("t", {**shaped(TEXT), "more": {1, 2}})
     assert words(answer).startswith("remote skill t failed: the payload is no JSON")
 
 
 def test_half_pairs_in_payloads_are_mended() -> None:
     """The server would drop the line."""
-    answer = Answers().of_value("t", shaped({"type": "inputText", "text": "a\ud800"}))
+    answer = AnswerBuilder().of_value("t", shaped({"type": "inputText", "text": "a\ud800"}))
     assert words(answer) == "a\ufffd"
 
 
 @pytest.mark.parametrize("size", [LIMIT, LIMIT - 1, 1])
 def test_short_texts_are_whole(size: int) -> None:
     """Up to eleven thousand characters pass."""
-    assert words(Answers().of_value("t", "x" * size)) == "x" * size
+    assert words(AnswerBuilder().of_value("t", "x" * size)) == "x" * size
 
 
 def test_long_texts_keep_head_and_tail(tmp_path: Path) -> None:
     """Two megabytes become head, a line that says how much is missing and where it is, and tail."""
     text = "".join(f"{number:07}," for number in range(250_000))
-    told = words(Answers(Spool(tmp_path / "spool")).of_value("t", text))
+    told = words(AnswerBuilder(Spool(tmp_path / "spool")).of_value("t", text))
     (kept,) = (tmp_path / "spool").iterdir()
     missing = len(text) - HEAD - TAIL
     assert told == f"{text[:HEAD]}\n[... {missing} characters cut; the whole text is in {kept} ...]\n{text[-TAIL:]}"
@@ -115,20 +115,20 @@ def test_long_texts_keep_head_and_tail(tmp_path: Path) -> None:
 def test_without_a_spool_the_loss_is_told() -> None:
     """A cut text never reads as a whole one."""
     assert f"[... {LIMIT + 1 - HEAD - TAIL} characters cut; they were not kept ...]" in words(
-        Answers().of_value("t", "x" * (LIMIT + 1))
+        AnswerBuilder().of_value("t", "x" * (LIMIT + 1))
     )
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
     """Where the rest cannot be kept the answer is given all the same, and says so."""
     (tmp_path / "spool").write_text("a file where the folder should be")
-    told = words(Answers(Spool(tmp_path / "spool")).of_value("t", "x" * 20_000))
+    told = words(AnswerBuilder(Spool(tmp_path / "spool")).of_value("t", "x" * 20_000))
     assert "characters cut; they could not be kept" in told
 
 
 def test_exceptions_are_cut_too(tmp_path: Path) -> None:
     """A message of two megabytes is an answer like any other."""
-    answer = Answers(Spool(tmp_path)).of_error("t", ValueError("y" * 2_000_000))
+    answer = AnswerBuilder(Spool(tmp_path)).of_error("t", ValueError("y" * 2_000_000))
     assert len(words(answer)) < LIMIT
     assert answer.error == words(answer)
 
@@ -137,7 +137,7 @@ def test_payload_texts_share_the_room() -> None:
     """Several texts that are too long together are cut, the longest ones; images and small texts stay whole."""
     small = {"type": "inputText", "text": "small"}
     long = {"type": "inputText", "text": "z" * 9_000}
-    answer = Answers().of_value("t", shaped(small, IMAGE, long, dict(long)))
+    answer = AnswerBuilder().of_value("t", shaped(small, IMAGE, long, dict(long)))
     items = answer.payload["contentItems"]
     assert items[:2] == [small, IMAGE]
     assert all("characters cut" in item["text"] for item in items[2:])
@@ -180,7 +180,7 @@ class Unspeakable(Exception):
 )
 def test_exceptions_are_told(error: BaseException, said: str) -> None:
     """The message, redacted, or the type's name."""
-    answer = Answers().of_error("ship", error)
+    answer = AnswerBuilder().of_error("ship", error)
     assert words(answer) == f"remote skill ship failed: {said}"
     assert (answer.handled, answer.payload["success"]) == (False, False)
 

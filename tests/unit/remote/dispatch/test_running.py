@@ -12,7 +12,7 @@ import pytest
 
 from kdskills.remote.core import drive
 from kdskills.remote.dispatch import CallOutcome
-from kdskills.remote.dispatch.threads import Threads
+from kdskills.remote.dispatch.threads import HandlerThreads
 from kdskills.remote.journal import MemoryJournal, strong_key
 from kdskills.remote.ports import RemoteCall
 
@@ -298,7 +298,7 @@ def test_a_waiter_that_is_interrupted_loses_nothing(make_dispatcher, make_skill,
 
 def test_threads_are_reused_and_daemons() -> None:
     """Idle threads take the next function; none of them holds the interpreter's end."""
-    threads, names = Threads(), []
+    threads, names = HandlerThreads(), []
     for _ in range(5):
         done = threading.Event()
 
@@ -315,7 +315,7 @@ def test_threads_are_reused_and_daemons() -> None:
 
 def test_threads_start_as_many_as_are_asked_for() -> None:
     """Functions that wait for one another all run."""
-    threads, meet = Threads(), threading.Barrier(21)
+    threads, meet = HandlerThreads(), threading.Barrier(21)
     for _ in range(20):
         threads.start(lambda: meet.wait(60) and None)
     meet.wait(60)

@@ -271,7 +271,7 @@ async def test_a_handler_that_blocks_the_loop_does_not_stop_leases(
     sql_journal, make_dispatcher, make_skill, make_call
 ) -> None:
     """The lease is renewed by a thread of its own while a handler blocks the loop."""
-    from kdskills.remote.dispatch.leases import Leases
+    from kdskills.remote.dispatch.leases import CallLeases
 
     renewed = threading.Event()
     began: list[float] = []
@@ -295,7 +295,7 @@ async def test_a_handler_that_blocks_the_loop_does_not_stop_leases(
         assert renewed.wait(60)
         return "done"
 
-    dispatcher = make_dispatcher(Watched(), asynchronous=True, leases=Leases(lease_s=30.0, renew_s=0.05))
+    dispatcher = make_dispatcher(Watched(), asynchronous=True, leases=CallLeases(lease_s=30.0, renew_s=0.05))
     assert text(await dispatcher.call(make_skill(blocks), make_call.strong(), None)) == "done"
 
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.remote.wire.framing import (
-    Answer,
-    Lines,
+    LineBuffer,
     LineTooLong,
     Malformed,
     Notification,
+    Reply,
     Request,
     decode,
     encode,
@@ -45,9 +45,9 @@ def test_ids_are_strict_about_their_type():
 
 def test_answers_and_notifications_are_told_apart():
     """`id` and `result` is an answer, a null result included; `method` alone is a notification."""
-    assert decode(b'{"id":3,"result":null}') == Answer(3, None, None)
-    assert decode(b'{"id":3,"error":{"code":-1,"message":"no"}}') == Answer(3, None, {"code": -1, "message": "no"})
-    assert decode(b'{"id":3,"error":"text"}') == Answer(3, None, {"message": "text"})
+    assert decode(b'{"id":3,"result":null}') == Reply(3, None, None)
+    assert decode(b'{"id":3,"error":{"code":-1,"message":"no"}}') == Reply(3, None, {"code": -1, "message": "no"})
+    assert decode(b'{"id":3,"error":"text"}') == Reply(3, None, {"message": "text"})
     assert decode(b'{"method":"turn/started","params":null}') == Notification("turn/started", {})
     assert decode('{"method":"x","params":{"a":1},"jsonrpc":"2.0"}') == Notification("x", {"a": 1})
 
@@ -97,30 +97,30 @@ def test_infinities_are_not_written():
 def test_lines_do_not_depend_on_chunks(lines, cuts):
     """However the stream is cut into chunks, the same lines come out."""
     stream = "".join(f"{line}\n" for line in lines).encode()
-    splitter, found, at, turn = Lines(), [], 0, 0
+    splitter, found, at, turn = LineBuffer(), [], 0, 0
     while at < len(stream):
         size = cuts[turn % len(cuts)] if cuts else 3
         found += splitter.feed(stream[at : at + size])
         at, turn = at + size, turn + 1
     assert [line.decode() for line in found] == lines
-    assert splitter.held == 0
+    assert splitter.pending_bytes == 0
 
 
 def test_a_line_of_megabytes_comes_whole():
     """Eight megabytes in small chunks are one line; blank lines are none."""
     text = json.dumps({"method": "m", "params": {"x": "y" * 8_000_000}}).encode()
-    splitter = Lines()
+    splitter = LineBuffer()
     found = [line for at in range(0, len(text), 4096) for line in splitter.feed(text[at : at + 4096])]
-    assert splitter.held == len(text)
+    assert splitter.pending_bytes == len(text)
     assert [*found, *splitter.feed(b"\n\n  \n")] == [text]
 
 
 def test_a_line_without_end_is_refused():
     """A stream that never ends its line does not fill the memory."""
-    splitter = Lines(limit=100)
+    splitter = LineBuffer(limit=100)
     for _ in range(10):
         splitter.feed(b"x" * 10)
     with pytest.raises(LineTooLong):
         splitter.feed(b"x")
     with pytest.raises(LineTooLong):
-        Lines(limit=10).feed(b"y" * 11 + b"\n")
+        LineBuffer(limit=10).feed(b"y" * 11 + b"\n")

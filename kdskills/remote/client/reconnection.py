@@ -14,7 +14,7 @@ LEAST_ATTEMPT_S: Final = 1.0
 """What an attempt may take whose budget ends."""
 
 
-class Comeback:
+class ReconnectBudget:
     """The pauses between attempts: doubled each time, within one budget of seconds.
 
     A connection that held as long as the whole budget earns a new one. One that is lost again before that goes on with what
@@ -39,18 +39,18 @@ class Comeback:
         if self._end is None or now - self._opened >= self._seconds:
             self._end, self._pause = now + self._seconds, FIRST_PAUSE_S
 
-    def left(self, now: float) -> float:
+    def seconds_left(self, now: float) -> float:
         """Return the seconds that are left for attempts; none is to be made when there are none."""
         return 0.0 if self._end is None else max(0.0, self._end - now)
 
     def pause(self, now: float) -> float:
         """Return how long to wait before the next attempt; each pause is twice the last one."""
-        pause = min(self._pause, self.left(now))
+        pause = min(self._pause, self.seconds_left(now))
         self._pause = min(self._pause * 2, LONGEST_PAUSE_S)
         return pause
 
 
-class Returning:
+class Reconnector:
     """Brings a lost connection back, unasked, while there is a budget for it; used on one event loop only.
 
     Args:
@@ -59,13 +59,15 @@ class Returning:
         attempt: Makes one attempt to connect again.
     """
 
-    def __init__(self, seconds: float, gone: Callable[[], bool], attempt: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, seconds: float, disconnected: Callable[[], bool], attempt: Callable[[], Awaitable[None]]
+    ) -> None:
         self._seconds = seconds
-        self._gone = gone
+        self._disconnected = disconnected
         self._attempt = attempt
-        self._comeback = Comeback(seconds)
+        self._budget = ReconnectBudget(seconds)
         self._task: asyncio.Task[None] | None = None
-        self._given_up = ""
+        self._failure = ""
 
     @property
     def active(self) -> bool:
@@ -74,24 +76,24 @@ class Returning:
 
     def words(self) -> str:
         """Return what those who ask meanwhile are told beside the loss itself."""
-        return "; the client is coming back, ask again in a moment" if self.active else self._given_up
+        return "; the client is coming back, ask again in a moment" if self.active else self._failure
 
     def forget(self) -> None:
         """Begin with a new budget: the program itself connects again."""
-        self._comeback, self._given_up = Comeback(self._seconds), ""
+        self._budget, self._failure = ReconnectBudget(self._seconds), ""
 
     def opened(self) -> None:
         """Take note of a connection that was opened."""
-        self._comeback.opened(asyncio.get_running_loop().time())
-        self._given_up = ""
+        self._budget.opened(asyncio.get_running_loop().time())
+        self._failure = ""
 
     def lost(self) -> None:
         """Take note of a connection that was lost, and begin to come back if there is a budget."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        self._comeback.lost(now)
-        if not self.active and self._comeback.left(now) > 0:
-            self._task = loop.create_task(self._come_back(), name="kdskills-app-server-return")
+        self._budget.lost(now)
+        if not self.active and self._budget.seconds_left(now) > 0:
+            self._task = loop.create_task(self._reconnect(), name="kdskills-app-server-return")
 
     async def stop(self) -> None:
         """End the attempts."""
@@ -99,15 +101,15 @@ class Returning:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    async def _come_back(self) -> None:
+    async def _reconnect(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._gone():
+        while self._disconnected():
             try:
-                async with asyncio.timeout(max(LEAST_ATTEMPT_S, self._comeback.left(loop.time()))):
+                async with asyncio.timeout(max(LEAST_ATTEMPT_S, self._budget.seconds_left(loop.time()))):
                     await self._attempt()
             except (AppServerError, AppServerGone, TimeoutError) as problem:
-                if self._comeback.left(loop.time()) <= 0:
+                if self._budget.seconds_left(loop.time()) <= 0:
                     last = str(problem) or "no answer in time"
-                    self._given_up = f"; coming back was given up after {self._seconds:g} s: {last}"
+                    self._failure = f"; coming back was given up after {self._seconds:g} s: {last}"
                     return
-                await asyncio.sleep(self._comeback.pause(loop.time()))
+                await asyncio.sleep(self._budget.pause(loop.time()))

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kdskills.remote.core import Driver
 from kdskills.remote.dispatch.outcome import OUTCOME_UNKNOWN, failed
-from kdskills.remote.dispatch.threads import Threads
+from kdskills.remote.dispatch.threads import HandlerThreads
 from kdskills.remote.journal.identity import WeakIdentities, strong_key
 from kdskills.remote.journal.memory import MemoryJournal
 from kdskills.remote.journal.states import ANSWERED, takeover
-from kdskills.remote.ports import CallIdentity, CallJournal, Claim, JournalRow
+from kdskills.remote.ports import CallClaim, CallIdentity, CallJournal, JournalRow
 
 if TYPE_CHECKING:
     from kdskills.remote.registry import RemoteSkill
@@ -37,18 +37,18 @@ class JournalAway(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CallAddress:
     """Where a call is written down, and by whom; *named* says whether it can be known again."""
 
     journal: CallJournal
     key: str
     owner: str
-    named: bool
+    findable: bool
 
     @property
-    def shown_key(self) -> str | None:
+    def reported_key(self) -> str | None:
         """The key, when it means something to others."""
-        return self.key if self.named else None
+        return self.key if self.findable else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Order:
         return self.skill is not None and self.skill.idempotent
 
 
-class Places:
+class CallAddresses:
     """Finds a call's place by its identity.
 
     Strong ones are in the shared journal. Weak ones stay in memory: a request id that comes back in another run must
@@ -83,17 +83,17 @@ class Places:
         self._weak = MemoryJournal()
         self._names = WeakIdentities()
 
-    def find(self, identity: CallIdentity) -> Place:
+    def find(self, identity: CallIdentity) -> CallAddress:
         """Return the place of this call, for a new attempt at it."""
         key = strong_key(identity)
         if key is not None:
-            return Place(self._journal, key, self._attempt(), named=True)
+            return CallAddress(self._journal, key, self._attempt(), findable=True)
         key = self._names.key(identity)
-        return self.nowhere() if key is None else Place(self._weak, key, self._attempt(), named=True)
+        return self.unfindable() if key is None else CallAddress(self._weak, key, self._attempt(), findable=True)
 
-    def nowhere(self) -> Place:
+    def unfindable(self) -> CallAddress:
         """Return a place nobody finds again."""
-        return Place(MemoryJournal(kept=1), f"once-{uuid.uuid4().hex}", self._attempt(), named=False)
+        return CallAddress(MemoryJournal(kept=1), f"once-{uuid.uuid4().hex}", self._attempt(), findable=False)
 
     def forget(self, session_id: str) -> None:
         """Drop the weak identities of a session."""
@@ -125,7 +125,7 @@ class Accepted:
             return (key, connection) in self._pairs
 
 
-class Desk:
+class JournalClaims:
     """Asks journals on behalf of one facade.
 
     Args:
@@ -138,28 +138,28 @@ class Desk:
         self._driver = driver
         self._lease_s = lease_s
         self._no_skill_s = no_skill_s
-        self._threads = Threads()
+        self._threads = HandlerThreads()
 
-    async def claim(self, order: Order, place: Place) -> Claim:
+    async def claim(self, order: Order, address: CallAddress) -> CallClaim:
         """Claim the call, or learn how it stands."""
         return await self.ask(
-            place,
-            lambda: place.journal.claim(
-                place.key, order.identity, place.owner, self._lease_s, idempotent=order.idempotent
+            address,
+            lambda: address.journal.claim(
+                address.key, order.identity, address.owner, self._lease_s, idempotent=order.idempotent
             ),
         )
 
-    async def leave_to_others(self, place: Place, seconds: float) -> None:
+    async def leave_to_others(self, address: CallAddress, seconds: float) -> None:
         """Wait until another worker has claimed the call, or the time is over."""
         until = time.monotonic() + seconds
         pause = FIRST_LOOK_S
         while time.monotonic() < until:
-            if await self.ask(place, lambda: place.journal.get(place.key)) is not None:
+            if await self.ask(address, lambda: address.journal.get(address.key)) is not None:
                 return
             await self._driver.sleep(min(pause, max(0.0, until - time.monotonic())))
             pause = min(LAST_LOOK_S, pause * 2)
 
-    async def answered(self, order: Order, place: Place, row: JournalRow | None) -> JournalRow | None:
+    async def answered(self, order: Order, address: CallAddress, row: JournalRow | None) -> JournalRow | None:
         """Wait for the row's answer; None when it is to be claimed again."""
         pause, since, left_since = FIRST_LOOK_S, time.monotonic(), None
         while row is not None and row.state not in ANSWERED:
@@ -168,27 +168,27 @@ class Desk:
             if not row.alive:
                 left_since = left_since or time.monotonic()
                 if not row.idempotent or time.monotonic() - left_since >= self._no_skill_s:
-                    row = await self._lost(order, place, row)
+                    row = await self._lost(order, address, row)
                     continue
             await self._driver.sleep(pause)
             pause = min(LAST_LOOK_S, pause * 2)
             try:
-                row = await self.ask(place, lambda: place.journal.get(place.key))
+                row = await self.ask(address, lambda: address.journal.get(address.key))
                 since = time.monotonic()
             except JournalAway:
                 if time.monotonic() - since > AWAY_S:
                     raise
         return row
 
-    async def _lost(self, order: Order, place: Place, row: JournalRow) -> JournalRow | None:
+    async def _lost(self, order: Order, address: CallAddress, row: JournalRow) -> JournalRow | None:
         owner = row.owner
         unknown = failed(order.tool, OUTCOME_UNKNOWN)
-        return await self.ask(place, lambda: place.journal.lose(place.key, owner, unknown))
+        return await self.ask(address, lambda: address.journal.lose(address.key, owner, unknown))
 
-    async def ask(self, place: Place, question: Callable[[], T]) -> T:
+    async def ask(self, address: CallAddress, question: Callable[[], T]) -> T:
         """Ask the journal, on a thread when others must not wait for its disk."""
         try:
-            if self._driver.asynchronous and not isinstance(place.journal, MemoryJournal):
+            if self._driver.asynchronous and not isinstance(address.journal, MemoryJournal):
                 return await self._threads.call(question)
             return question()
         except Exception as error:
