@@ -28,5 +28,5 @@ def path_argument(value: object, name: str) -> Path:
 
 
 def _fspath(value: object) -> str | None:
-    found = os.fspath(value) if isinstance(value, os.PathLike) else None
-    return found if isinstance(found, str) else None
+    path_text = os.fspath(value) if isinstance(value, os.PathLike) else None
+    return path_text if isinstance(path_text, str) else None

@@ -40,7 +40,7 @@ class Diagnostic:
         return _RANK[self.severity]
 
     def at(self, path: str | None) -> Diagnostic:
-        """Return the same finding placed at *path*."""
+        """Return the same finding with *path*."""
         return replace(self, path=path)
 
     def to_json(self) -> dict[str, str | int | None]:
@@ -48,5 +48,5 @@ class Diagnostic:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
     def __str__(self) -> str:
-        place = ":".join(str(p) for p in (self.path, self.line, self.column) if p is not None)
-        return f"{place + ': ' if place else ''}{self.severity}[{self.code}] {self.message}"
+        position = ":".join(str(p) for p in (self.path, self.line, self.column) if p is not None)
+        return f"{position + ': ' if position else ''}{self.severity}[{self.code}] {self.message}"

@@ -106,7 +106,7 @@ class When(_Form):
         return [_result_text(item) for item in value] if isinstance(value, list) else value
 
 
-class Entry(_Form):
+class CassetteEntry(_Form):
     """One reply and the request it answers."""
 
     role: str
@@ -133,7 +133,7 @@ class Cassette(BaseModel):
     request: str = ""
     files: tuple[str, ...] = ()
     expect: dict[str, Any] = Field(default_factory=dict)
-    replies: tuple[Entry, ...] = ()
+    replies: tuple[CassetteEntry, ...] = ()
 
 
 def parse_cassette(text: str, *, name: str = "cassette") -> Cassette:
@@ -148,9 +148,9 @@ def parse_cassette(text: str, *, name: str = "cassette") -> Cassette:
         raise ReplayError(f"{name} is not YAML: {error}", code="cassette_invalid", path=name) from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = "/".join(str(part) for part in first["loc"]) or "top"
-        message = f"{name} is no {SCHEMA} file: {place}: {first['msg']}"
-        raise ReplayError(message, code="cassette_invalid", path=name, place=place) from None
+        field_path = "/".join(str(part) for part in first["loc"]) or "top"
+        message = f"{name} is no {SCHEMA} file: {field_path}: {first['msg']}"
+        raise ReplayError(message, code="cassette_invalid", path=name, place=field_path) from None
 
 
 def read_cassette(path: Path) -> Cassette:
@@ -231,9 +231,9 @@ def _without_turn_folder(path: re.Match[str]) -> str:
 
 
 def check_fit(
-    entry: Entry, request: ModelRequest, match: Match, index: int, *, mask: Callable[[str], str] = str
+    entry: CassetteEntry, request: ModelRequest, match: Match, index: int, *, mask: Callable[[str], str] = str
 ) -> None:
-    """Compare a request with what was recorded.
+    """Compare a request with the recorded one.
 
     Args:
         entry: What was recorded.
@@ -247,16 +247,16 @@ def check_fit(
     """
     if match == "order":
         return
-    got = describe(request, exact=match == "exact")
-    got = got.model_copy(update={"user": mask(got.user or "")})
+    described = describe(request, exact=match == "exact")
+    described = described.model_copy(update={"user": mask(described.user or "")})
     fields = ("user", "results", "active", "digest") if match == "exact" else ("user", "results", "active")
     for name in fields:
-        expected, found = getattr(entry.when, name), getattr(got, name)
+        expected, actual = getattr(entry.when, name), getattr(described, name)
         if name == "results" and expected is not None:
             expected = tuple(safe_spelling(item) for item in expected)
-            found = tuple(safe_spelling(item) for item in found)
-        if expected is not None and expected != found:
-            raise _diverged(index, entry.role, name, expected, found)
+            actual = tuple(safe_spelling(item) for item in actual)
+        if expected is not None and expected != actual:
+            raise _diverged(index, entry.role, name, expected, actual)
     offered = {safe_spelling(tool.name) for tool in request.tools} | {safe_spelling(t.tool_id) for t in request.tools}
     for call in entry.reply.calls:
         if safe_spelling(call.tool) not in offered:
@@ -278,9 +278,9 @@ def _result_text(item: Any) -> Any:
     return f"{tool}{'' if ok else ' failed'}"
 
 
-def _diverged(index: int, role: str, field: str, expected: object, got: object) -> ReplayError:
-    message = f"reply {index} ({role}) was recorded for another request: {field} was {expected!r}, is now {got!r}"
-    return ReplayError(message, code="replay_diverged", index=index, field=field, expected=expected, got=got)
+def _diverged(index: int, role: str, field: str, expected: object, actual: object) -> ReplayError:
+    message = f"reply {index} ({role}) was recorded for another request: {field} was {expected!r}, is now {actual!r}"
+    return ReplayError(message, code="replay_diverged", index=index, field=field, expected=expected, got=actual)
 
 
 def _last_user_text(messages: tuple[Message, ...]) -> str:
@@ -288,9 +288,9 @@ def _last_user_text(messages: tuple[Message, ...]) -> str:
 
 
 def _results(request: ModelRequest) -> tuple[str, ...]:
-    known: Mapping[str, str] = {tool.name: tool.tool_id for tool in request.tools}
+    tool_ids: Mapping[str, str] = {tool.name: tool.tool_id for tool in request.tools}
     return tuple(
-        known.get(m.tool or "", m.tool or "") + ("" if m.ok else " failed")
+        tool_ids.get(m.tool or "", m.tool or "") + ("" if m.ok else " failed")
         for m in request.messages
         if m.role == "tool"
     )

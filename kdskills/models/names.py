@@ -34,13 +34,13 @@ def split_name(name: str) -> tuple[str, str]:
     Raises:
         BadRequest: The string has no prefix.
     """
-    prefix, _, rest = name.strip().partition(":")
+    prefix, _, target = name.strip().partition(":")
     if not prefix:
         raise BadRequest(f"{name!r} is no model: write provider:model, such as openai:gpt-5", model=name)
-    return prefix, rest
+    return prefix, target
 
 
-def parse_address(rest: str, *, base_url: str | None = None) -> ModelAddress:
+def parse_address(target: str, *, base_url: str | None = None) -> ModelAddress:
     """Return model and base URL of the part after the prefix.
 
     Only an `@` followed by `http://` or `https://` begins a URL: model names may hold an `@` of their own.
@@ -48,14 +48,14 @@ def parse_address(rest: str, *, base_url: str | None = None) -> ModelAddress:
     Raises:
         BadRequest: No model is named.
     """
-    model, url = rest, base_url
+    model, url = target, base_url
     for scheme in ("@http://", "@https://"):
-        at = rest.find(scheme)
-        if at >= 0:
-            model, url = rest[:at], rest[at + 1 :]
+        position = target.find(scheme)
+        if position >= 0:
+            model, url = target[:position], target[position + 1 :]
             break
     if not model.strip():
-        raise BadRequest("the model string names a provider but no model", model=rest)
+        raise BadRequest("the model string names a provider but no model", model=target)
     return ModelAddress(model.strip(), url)
 
 
@@ -66,5 +66,5 @@ def open_model(factories: ModelFactories, name: str) -> ModelProvider:
         BadRequest: The string is malformed.
         UnknownName: No plugin registered its prefix.
     """
-    prefix, rest = split_name(name)
-    return factories[prefix](rest)
+    prefix, target = split_name(name)
+    return factories[prefix](target)

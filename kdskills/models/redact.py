@@ -32,9 +32,9 @@ class Redactor:
 
     def add(self, *secrets: str) -> None:
         """Mark further values as secret; blank ones are ignored."""
-        found = {*self._secrets, *(s for s in secrets if s.strip() and s != MASK)}
+        secret_set = {*self._secrets, *(s for s in secrets if s.strip() and s != MASK)}
         # Longest first, so that no part of a secret is left beside the mask of a shorter one.
-        self._secrets = tuple(sorted(found, key=lambda s: (-len(s), s)))
+        self._secrets = tuple(sorted(secret_set, key=lambda s: (-len(s), s)))
         escaped = {secret: json.dumps(secret, ensure_ascii=False)[1:-1] for secret in self._secrets}
         self._spellings = tuple(word for secret in self._secrets for word in dict.fromkeys((secret, escaped[secret])))
 
@@ -50,8 +50,8 @@ class Redactor:
             text = text.replace(spelling, MASK)
         return text
 
-    def whole(self, text: str) -> int:
-        """Return how much of a growing *text* can be told: what follows may be a part of a secret."""
+    def safe_length(self, text: str) -> int:
+        """Return how many characters of a growing *text* can be shown: those after them may begin a secret."""
         spelt = [*self._secrets, *(json.dumps(secret, ensure_ascii=False)[1:-1] for secret in self._secrets)]
         end = len(text)
         for secret in spelt:
@@ -67,9 +67,9 @@ class Redactor:
     def _outside(text: str, end: int, spelt: list[str]) -> int:
         """Return *end*, or the beginning of a secret that reaches over it."""
         for secret in spelt:
-            at = text.find(secret, max(0, end - len(secret) + 1), end + len(secret) - 1)
-            if at >= 0:
-                end = min(end, at)
+            start = text.find(secret, max(0, end - len(secret) + 1), end + len(secret) - 1)
+            if start >= 0:
+                end = min(end, start)
         return end
 
     def value(self, value: Any) -> Any:
@@ -86,8 +86,8 @@ class Redactor:
         """Return the raw JSON text of a call's arguments, redacted; what is not a JSON object is treated as text."""
         parsed = parse_object(text)
         if parsed is None:  # cut off, perhaps in the middle of a secret: what follows `env` is not shown
-            found = _ENV.search(text)
-            return self.text(text if found is None else text[: found.end()] + MASK)
+            env_key = _ENV.search(text)
+            return self.text(text if env_key is None else text[: env_key.end()] + MASK)
         self.learn(parsed)
         redacted = self.value(parsed)
         return text if redacted == parsed else json.dumps(redacted, ensure_ascii=False)
@@ -101,7 +101,7 @@ class Redactor:
 def parse_object(text: str) -> dict[str, Any] | None:
     """Return the JSON object in *text*, or None when it is anything else, however broken or deep.
 
-    What is nested deeper than `MAX_NESTING` is taken for broken: everybody who walks it would run out of stack.
+    What is nested deeper than `MAX_NESTING` counts as broken: recursive readers would run out of stack.
     """
     try:
         value = json.loads(text)

@@ -125,8 +125,8 @@ class _Draft:
     def render(self, rows: list[dict[str, object]], *, partial: bool = False) -> str:
         if self.format == "json":
             if partial:
-                more: dict[str, object] = {"shown": len(rows), "total": len(self.entries)}
-                rows = [*rows, more | ({"more": self.hint} if self.hint else {})]
+                counts: dict[str, object] = {"shown": len(rows), "total": len(self.entries)}
+                rows = [*rows, counts | ({"more": self.hint} if self.hint else {})]
             return json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
         hint = xml_value(self.hint) if self.format == "xml" else self.hint
         values = {"entries": rows, "total": len(self.entries), "partial": partial, "hint": hint}
@@ -232,8 +232,8 @@ def _partial(draft: _Draft, pinned: frozenset[str], budget: int, count: TokenCou
         return Catalog(
             "", 4, 0, total, 0, (Diagnostic("budget_too_small", "warning", message, fix="raise the budget"),)
         )
-    shown, text, tokens = best
-    return Catalog(text, 4, shown, total, tokens)
+    row_count, text, tokens = best
+    return Catalog(text, 4, row_count, total, tokens)
 
 
 def _sorted(entries: Sequence[CatalogEntry], format: CatalogFormat) -> tuple[CatalogEntry, ...]:  # noqa: A002

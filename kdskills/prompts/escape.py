@@ -99,9 +99,9 @@ def disarm(text: str, header: str) -> tuple[str, tuple[int, ...]]:
     changed = []
     for index in range(0, len(pieces), 2):
         line = pieces[index]
-        found = structure.match(line)
-        if found:
-            pieces[index] = line[: found.start("mark")] + "\\" + line[found.start("mark") :]
+        match = structure.match(line)
+        if match:
+            pieces[index] = line[: match.start("mark")] + "\\" + line[match.start("mark") :]
             changed.append(index // 2 + 1)
     return ("".join(pieces), tuple(changed)) if changed else (text, ())
 

@@ -114,7 +114,7 @@ class Asker:
         async for item in provider.stream(request):
             if isinstance(item, TextDelta):
                 unsent += whole_text(item.text)
-                end = self._bus.redactor.whole(unsent)
+                end = self._bus.redactor.safe_length(unsent)
                 delta, unsent = unsent[:end], unsent[end:]
             else:
                 answer, delta, unsent = item, unsent, ""

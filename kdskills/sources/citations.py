@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kdskills.errors import Diagnostic
 from kdskills.sources.pool import SourceKey, SourcesPool
-from kdskills.sources.tokens import MAX_ITEMS, Known, Token, find_tokens, grammar
+from kdskills.sources.tokens import MAX_ITEMS, CitationToken, KnownSids, find_tokens, grammar
 from kdskills.sources.writer import Writer
 
 _PASSES = 16
@@ -70,18 +70,18 @@ def find_citations(
         known: What ranges are intersected with; single numbers are returned whether known or not. Without it a range
             of over 1,000 numbers is ignored, which the citation's `diagnostics` say.
     """
-    within = Known(None if known is None else known_sids(known))
-    found = []
+    known_numbers = KnownSids(None if known is None else known_sids(known))
+    citations = []
     for token in find_tokens(text):
         sids: dict[int, None] = {}
         findings = []
         for first, last in token.items:
-            sids.update(dict.fromkeys((first,) if first == last else within.within(first, last)))
-            if within.ignored and first != last:
+            sids.update(dict.fromkeys((first,) if first == last else known_numbers.within(first, last)))
+            if known_numbers.ignored and first != last:
                 message = f"the range {first}-{last} stands for too many numbers and is ignored"
                 findings.append(Diagnostic("citation_range_ignored", "warning", message, ref=f"{first}-{last}"))
-        found.append(Citation(token.start, token.end, tuple(sids), tuple(findings)))
-    return tuple(found)
+        citations.append(Citation(token.start, token.end, tuple(sids), tuple(findings)))
+    return tuple(citations)
 
 
 def extract_citations(
@@ -94,11 +94,11 @@ def extract_citations(
     return list(dict.fromkeys(sid for citation in find_citations(text, known=known) for sid in citation.sids))
 
 
-def known_sids(known: SourcesPool | Mapping[int, object] | Collection[int]) -> Iterable[int]:
+def known_sids(numbered: SourcesPool | Mapping[int, object] | Collection[int]) -> Iterable[int]:
     """Return every sid that means something: those of a pool with its aliases, or the keys of a mapping."""
-    if isinstance(known, SourcesPool):
-        return [*known.rows, *known.aliases]
-    return known
+    if isinstance(numbered, SourcesPool):
+        return [*numbered.rows, *numbered.aliases]
+    return numbered
 
 
 def rewrite_citations(text: str, sid_map: Mapping[int, int]) -> RewriteResult:
@@ -150,24 +150,24 @@ class _Rewriting:
         self.dropped: dict[int, None] = {}
         self.findings: list[Diagnostic] = []
         self._map = {int(old): int(new) for old, new in sid_map.items()}
-        self._known = Known(self._map)
+        self._known = KnownSids(self._map)
         self._own: set[int] = set()
         self._reported: set[str] = set()
 
-    def map(self, token: Token) -> list[int]:
+    def map(self, token: CitationToken) -> list[int]:
         """Return the new sids of a token, and note what it loses."""
         sids: dict[int, None] = {}
         for first, last in token.items:
-            known = self._known.within(first, last)
-            sids.update(dict.fromkeys(self._map[sid] for sid in known))
+            skill_sids = self._known.within(first, last)
+            sids.update(dict.fromkeys(self._map[sid] for sid in skill_sids))
             if self._known.ignored:
                 self._report(
                     f"{first}-{last}", f"the ranges of the text stand for too many sources; {first}-{last} goes"
                 )
-            elif first == last and not known:
+            elif first == last and not skill_sids:
                 self.dropped[first] = None
                 self._report(str(first), f"source {first} is not among the skill's sources; the citation is dropped")
-            elif len(known) <= last - first:
+            elif len(skill_sids) <= last - first:
                 self._report(f"{first}-{last}", f"not all of {first}-{last} are sources of the skill; the others go")
         self.used.update(sids)
         return list(sids)
@@ -189,44 +189,44 @@ class _Rewriting:
         self._own.add(self.writer.write(f"[[S:{items}]]"))
 
     def settle(self) -> str:
-        """Return the written text in which no tokens but those written here are live.
+        """Return the written text, in which only tokens written by this run are read as citations.
 
         What went may have joined the pieces of another token, or of the backticks that made one code.
         """
-        text, own = self.writer.take(everything=True), self._own
+        text, own_starts = self.writer.take(everything=True), self._own
         for _ in range(_PASSES):
             tokens = find_tokens(text)
-            foreign = [token.start for token in tokens if token.start not in own]
+            foreign = [token.start for token in tokens if token.start not in own_starts]
             if not foreign:
-                if len(tokens) < len(own):
+                if len(tokens) < len(own_starts):
                     self._note_hidden(tokens)
                 return text
-            text, own = self._break(text, foreign, own)
-        while foreign := [found.start() for found in _written_tokens(text) if found.start() not in own]:
-            text, own = self._break(text, foreign, own)
+            text, own_starts = self._break(text, foreign, own_starts)
+        while foreign := [match.start() for match in _written_tokens(text) if match.start() not in own_starts]:
+            text, own_starts = self._break(text, foreign, own_starts)
         self._note_hidden(find_tokens(text))
         return text
 
-    def _note_hidden(self, live: list[Token]) -> None:
-        """Count as used only what *live* tokens cite: what went may also have joined marks that make others code."""
-        shown = dict.fromkeys(first for token in live for first, _ in token.items)
-        if shown.keys() != self.used.keys():
+    def _note_hidden(self, live: list[CitationToken]) -> None:
+        """Set `used` to what *live* tokens cite: a removed token may have joined backticks that make others code."""
+        cited = dict.fromkeys(first for token in live for first, _ in token.items)
+        if cited.keys() != self.used.keys():
             self._report("code", "a dropped citation left marks that make text behind it code, with its citations")
-        self.used = shown
+        self.used = cited
 
-    def _break(self, text: str, starts: list[int], own: set[int]) -> tuple[str, set[int]]:
-        """Part the first two characters of each foreign token, which makes it text for good."""
+    def _break(self, text: str, starts: list[int], own_starts: set[int]) -> tuple[str, set[int]]:
+        """Put a blank between the first two characters of each foreign token, so that it is never read as one."""
         pieces, position = [], 0
         for start in starts:
             pieces += [text[position : start + 1], " "]
             position = start + 1
         self._report("joined", "a dropped citation left pieces that would make another one; they were parted")
         shifted: set[int] = set()
-        before = 0
-        for start in sorted(own):
-            while before < len(starts) and starts[before] < start:
-                before += 1
-            shifted.add(start + before)
+        parted = 0
+        for start in sorted(own_starts):
+            while parted < len(starts) and starts[parted] < start:
+                parted += 1
+            shifted.add(start + parted)
         return "".join([*pieces, text[position:]]), shifted
 
 

@@ -52,22 +52,22 @@ class SourcesPool:
         """
         normal, findings = normalize_sources(rows)
         keyed = sorted((row for row in normal if row.sid is not None), key=lambda row: row.sid or 0)
-        held: dict[int, SourceRow] = {}
+        by_sid: dict[int, SourceRow] = {}
         aliases: dict[int, int] = {}
         owners: dict[str, int] = {}
         for row in keyed:
             sid = row.sid or 0
             owner = owners.setdefault(_key(row, key), sid)
             if owner == sid:
-                held[sid] = row.numbered(sid)
+                by_sid[sid] = row.numbered(sid)
             else:
-                held[owner] = _combined(held[owner], row)
+                by_sid[owner] = _combined(by_sid[owner], row)
                 aliases[sid] = owner
-        pool = cls(held, aliases, findings)
-        rest = [row for row in normal if row.sid is None]
-        if not rest:
+        pool = cls(by_sid, aliases, findings)
+        unnumbered = [row for row in normal if row.sid is None]
+        if not unnumbered:
             return pool
-        return replace(pool.merge(rest, key=key).pool, diagnostics=findings)
+        return replace(pool.merge(unnumbered, key=key).pool, diagnostics=findings)
 
     @property
     def rows(self) -> Mapping[int, SourceRow]:
@@ -94,11 +94,11 @@ class SourcesPool:
             key: Overrides what makes two rows one source.
         """
         normal, findings = normalize_sources(rows)
-        held = dict(self._rows)
+        by_sid = dict(self._rows)
         owners: dict[str, int] = {}
-        for sid, row in held.items():
+        for sid, row in by_sid.items():
             owners.setdefault(_key(row, key), sid)
-        issue = _Numbers({*held, *self._aliases})
+        issue = _Numbers({*by_sid, *self._aliases})
         sid_map: dict[int, int] = {}
         added: list[int] = []
         merged: dict[int, None] = {}
@@ -107,14 +107,14 @@ class SourcesPool:
             owner = owners.get(identity)
             if owner is None:
                 owner = owners[identity] = issue(row.sid)
-                held[owner] = row.numbered(owner)
+                by_sid[owner] = row.numbered(owner)
                 added.append(owner)
             else:
-                held[owner] = _combined(held[owner], row)
+                by_sid[owner] = _combined(by_sid[owner], row)
                 merged[owner] = None
             if row.sid is not None:
                 sid_map[row.sid] = owner
-        pool = self if held == self._rows else SourcesPool(dict(sorted(held.items())), self._aliases)
+        pool = self if by_sid == self._rows else SourcesPool(dict(sorted(by_sid.items())), self._aliases)
         fresh = set(added)
         return MergeResult(pool, sid_map, tuple(added), tuple(s for s in merged if s not in fresh), findings)
 
@@ -136,11 +136,13 @@ class SourcesPool:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadRequest(f"this is no sources pool: {error}") from error
         rows, findings = normalize_sources(raw)
-        held = {row.sid: row for row in rows if row.sid is not None}
-        sound = len(held) == len(raw) and not any(f.severity != "info" for f in findings if f.code != "source_bad_url")
-        if not sound or any(sid not in held or alias in held for alias, sid in aliases.items()):
+        by_sid = {row.sid: row for row in rows if row.sid is not None}
+        sound = len(by_sid) == len(raw) and not any(
+            f.severity != "info" for f in findings if f.code != "source_bad_url"
+        )
+        if not sound or any(sid not in by_sid or alias in by_sid for alias, sid in aliases.items()):
             raise BadRequest("this is no sources pool: its numbers do not fit its rows")
-        return cls(dict(sorted(held.items())), aliases)
+        return cls(dict(sorted(by_sid.items())), aliases)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -163,8 +165,8 @@ class _Numbers:
         self._highest = max(issued, default=0)
         self._lowest_free = 1
 
-    def __call__(self, wanted: int | None) -> int:
-        sid = wanted if wanted is not None and wanted not in self._issued else self._next()
+    def __call__(self, preferred: int | None) -> int:
+        sid = preferred if preferred is not None and preferred not in self._issued else self._next()
         self._issued.add(sid)
         self._highest = max(self._highest, sid)
         return sid

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from kdskills.sources.pool import SourcesPool
 from kdskills.sources.rows import first_text
-from kdskills.sources.tokens import Known, Token
+from kdskills.sources.tokens import CitationToken, KnownSids
 from kdskills.sources.urls import usable_url
 
 RenderMode = Literal["links", "superscript", "html", "footnotes"]
@@ -26,7 +26,7 @@ _SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _ShownSource:
     """A source as it is shown: `url` only if it may become a link."""
 
     sid: int
@@ -59,42 +59,42 @@ class Renderer:
     def __init__(self, sources: Sources, options: RenderOptions) -> None:
         self._sources = sources
         self._options = options
-        self._shown: dict[int, _Shown | None] = {}
+        self._shown: dict[int, _ShownSource | None] = {}
         self._notes: dict[int, int] = {}
         rows: Mapping[int, Any] = {} if isinstance(sources, SourcesPool) else {int(s): sources[s] for s in sources}
         self._rows = rows
-        known = [*sources.rows, *sources.aliases] if isinstance(sources, SourcesPool) else [*rows]
-        self._known = Known(known)
+        sids = [*sources.rows, *sources.aliases] if isinstance(sources, SourcesPool) else [*rows]
+        self._known = KnownSids(sids)
 
-    def show(self, token: Token) -> str | None:
+    def show(self, token: CitationToken) -> str | None:
         """Return what stands in the place of a token, or None if none of its sids resolves."""
-        found: dict[int, _Shown | int] = {}
+        cited: dict[int, _ShownSource | int] = {}
         for first, last in token.items:
-            known = self._known.within(first, last)
-            if first == last and not known and self._options.mark_unknown:
-                found[-first] = first
-            for sid in known:
-                shown = self._get(sid)
-                found.setdefault(shown.sid, shown)
+            sids = self._known.within(first, last)
+            if first == last and not sids and self._options.mark_unknown:
+                cited[-first] = first
+            for sid in sids:
+                source = self._get(sid)
+                cited.setdefault(source.sid, source)
                 if self._options.first_only:
-                    return self._join([shown])
-        return self._join(list(found.values())) if found else None
+                    return self._join([source])
+        return self._join(list(cited.values())) if cited else None
 
     def notes(self) -> str:
         """Return the list of footnotes used so far, or `""`."""
         lines = []
         for sid, number in self._notes.items():
-            shown = self._get(sid)
-            lines.append(f"[{number}] {_title(shown.title)}" + (f" - {shown.url}" if shown.url else ""))
+            source = self._get(sid)
+            lines.append(f"[{number}] {_title(source.title)}" + (f" - {source.url}" if source.url else ""))
         return "\n".join(["Sources:", *lines]) if lines else ""
 
-    def _get(self, sid: int) -> _Shown:
-        shown = self._shown.get(sid)
-        if shown is None:
-            shown = self._shown[sid] = self._read(sid)
-        return shown
+    def _get(self, sid: int) -> _ShownSource:
+        source = self._shown.get(sid)
+        if source is None:
+            source = self._shown[sid] = self._read(sid)
+        return source
 
-    def _read(self, sid: int) -> _Shown:
+    def _read(self, sid: int) -> _ShownSource:
         row: Mapping[str, Any] | None = self._rows.get(sid)
         if isinstance(self._sources, SourcesPool):
             sid = self._sources.aliases.get(sid, sid)
@@ -103,47 +103,47 @@ class Renderer:
             raise TypeError(f"source {sid} is not a mapping")
         url = first_text(row, "url")
         title = first_text(row, "title") or url or first_text(row, "physical_path") or f"Source {sid}"
-        return _Shown(sid, title.strip(), usable_url(url))
+        return _ShownSource(sid, title.strip(), usable_url(url))
 
-    def _join(self, found: list[_Shown | int]) -> str:
+    def _join(self, cited: list[_ShownSource | int]) -> str:
         mode = self._options.mode
         if mode == "html":
-            return self._html(found)
+            return self._html(cited)
         glue = {"links": " ", "superscript": ",", "footnotes": ""}[mode]
         text, block = "", True
-        for shown in found:
-            if not isinstance(shown, int) and self._options.embed_images and shown.is_image and mode != "footnotes":
-                text += f"\n\n![{_title(shown.title)}]({shown.url})\n*Source {shown.sid}: {_title(shown.title)}*\n"
+        for source in cited:
+            if not isinstance(source, int) and self._options.embed_images and source.is_image and mode != "footnotes":
+                text += f"\n\n![{_title(source.title)}]({source.url})\n*Source {source.sid}: {_title(source.title)}*\n"
                 block = True
                 continue
-            text += ("" if block else glue) + self._one(shown)
+            text += ("" if block else glue) + self._source_text(source)
             block = False
         return text
 
-    def _one(self, shown: _Shown | int) -> str:
-        if isinstance(shown, int):
-            return f"[?{shown}]"
+    def _source_text(self, source: _ShownSource | int) -> str:
+        if isinstance(source, int):
+            return f"[?{source}]"
         if self._options.mode == "footnotes":
-            return f"[{self._notes.setdefault(shown.sid, len(self._notes) + 1)}]"
-        title = _title(shown.title)
+            return f"[{self._notes.setdefault(source.sid, len(self._notes) + 1)}]"
+        title = _title(source.title)
         if self._options.mode == "links":
-            return f"[{title}]({shown.url})" if shown.url else title
-        number = str(shown.sid).translate(_SUPERSCRIPT)
-        return f'[{number}]({shown.url} "{_quoted(title)}")' if shown.url else number
+            return f"[{title}]({source.url})" if source.url else title
+        number = str(source.sid).translate(_SUPERSCRIPT)
+        return f'[{number}]({source.url} "{_quoted(title)}")' if source.url else number
 
-    def _html(self, found: list[_Shown | int]) -> str:
-        rows = [shown for shown in found if not isinstance(shown, int)]
-        shown_as = []
-        for shown in found:
-            if isinstance(shown, int):
-                shown_as.append(f"[?{shown}]")
-            elif shown.url:
-                link = f'<a href="{html.escape(shown.url)}" target="_blank" rel="noopener noreferrer">'
-                shown_as.append(f"{link}[S:{shown.sid}]</a>")
+    def _html(self, cited: list[_ShownSource | int]) -> str:
+        rows = [source for source in cited if not isinstance(source, int)]
+        links = []
+        for source in cited:
+            if isinstance(source, int):
+                links.append(f"[?{source}]")
+            elif source.url:
+                link = f'<a href="{html.escape(source.url)}" target="_blank" rel="noopener noreferrer">'
+                links.append(f"{link}[S:{source.sid}]</a>")
             else:
-                shown_as.append(f"[S:{shown.sid}]")
-        sids = ",".join(str(shown.sid) for shown in rows)
-        return f'<sup class="cite" data-sids="{sids}">{" ".join(shown_as)}</sup>'
+                links.append(f"[S:{source.sid}]")
+        sids = ",".join(str(source.sid) for source in rows)
+        return f'<sup class="cite" data-sids="{sids}">{" ".join(links)}</sup>'
 
 
 @cache

@@ -87,8 +87,8 @@ class SourceRow(Mapping[str, Any]):
 
     def numbered(self, sid: int | None) -> SourceRow:
         """Return the same row under *sid*, first in order, or without a number."""
-        rest = {key: value for key, value in self._fields.items() if key != "sid"}
-        return SourceRow(rest if sid is None else {"sid": sid, **rest})
+        fields = {key: value for key, value in self._fields.items() if key != "sid"}
+        return SourceRow(fields if sid is None else {"sid": sid, **fields})
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a new dict."""
@@ -108,16 +108,16 @@ def normalize_sources(value: object) -> tuple[tuple[SourceRow, ...], tuple[Diagn
     """
     findings: list[Diagnostic] = []
     rows: list[SourceRow] = []
-    taken: set[int] = set()
-    for place, (key, raw) in enumerate(_items(value, findings), start=1):
-        row = raw if isinstance(raw, SourceRow) and key is None else _row(key, raw, f"row {place}", findings)
+    used_sids: set[int] = set()
+    for number, (key, raw) in enumerate(_items(value, findings), start=1):
+        row = raw if isinstance(raw, SourceRow) and key is None else _row(key, raw, f"row {number}", findings)
         if row is None:
             continue
-        if row.sid is not None and row.sid in taken:
+        if row.sid is not None and row.sid in used_sids:
             _add(findings, "duplicate_sid", f"sid {row.sid} stands twice; the first row has it", str(row.sid))
             row = row.numbered(None)
         if row.sid is not None:
-            taken.add(row.sid)
+            used_sids.add(row.sid)
         rows.append(row)
     return tuple(rows), tuple(findings)
 
@@ -157,37 +157,37 @@ def _items(value: object, findings: list[Diagnostic]) -> list[tuple[object, obje
     return []
 
 
-def _row(key: object, raw: object, place: str, findings: list[Diagnostic]) -> SourceRow | None:
+def _row(key: object, raw: object, label: str, findings: list[Diagnostic]) -> SourceRow | None:
     if not isinstance(raw, Mapping):
-        _add(findings, "source_bad_row", f"{place} is not a mapping; it is dropped", place)
+        _add(findings, "source_bad_row", f"{label} is not a mapping; it is dropped", label)
         return None
-    fields = _fields(raw, place, findings)
-    sid = _sid(fields.pop("sid", None), key, place, findings)
-    ref = place if sid is None else str(sid)
-    found = {name: _take(fields, name, ref, findings) for name in FIELDS}
-    url = found["url"]
+    fields = _fields(raw, label, findings)
+    sid = _sid(fields.pop("sid", None), key, label, findings)
+    ref = label if sid is None else str(sid)
+    texts = {name: _take(fields, name, ref, findings) for name in FIELDS}
+    url = texts["url"]
     if url is not None:
         parsed = parse_url(url)
         url = parsed.text or None
         if parsed.bad:
-            _add(findings, "source_bad_url", f"{place}: the URL does not parse and is kept as text", ref)
+            _add(findings, "source_bad_url", f"{label}: the URL does not parse and is kept as text", ref)
         if parsed.scheme_added:
-            _add(findings, "url_scheme_added", f"{place}: https was added to the URL", ref, "info")
-    identity = url or found["physical_path"]
+            _add(findings, "url_scheme_added", f"{label}: https was added to the URL", ref, "info")
+    identity = url or texts["physical_path"]
     if identity is None:
-        _add(findings, "source_without_identity", f"{place} has neither URL nor path; it is dropped", ref)
+        _add(findings, "source_without_identity", f"{label} has neither URL nor path; it is dropped", ref)
         return None
     row: dict[str, Any] = {} if sid is None else {"sid": sid}
-    row["title"] = found["title"] or identity
+    row["title"] = texts["title"] or identity
     if url is not None:
         row["url"] = url
-    if found["physical_path"] is not None:
-        row["physical_path"] = found["physical_path"]
-    row["text"] = found["text"] or ""
+    if texts["physical_path"] is not None:
+        row["physical_path"] = texts["physical_path"]
+    row["text"] = texts["text"] or ""
     return SourceRow(row | fields)
 
 
-def _fields(raw: Mapping[Any, Any], place: str, findings: list[Diagnostic]) -> dict[str, Any]:
+def _fields(raw: Mapping[Any, Any], label: str, findings: list[Diagnostic]) -> dict[str, Any]:
     """Return the fields of a row as JSON values, without those that are too large."""
     fields: dict[str, Any] = {}
     for raw_key, raw_value in raw.items():
@@ -195,9 +195,9 @@ def _fields(raw: Mapping[Any, Any], place: str, findings: list[Diagnostic]) -> d
         if name in fields:
             continue
         value = _plain(raw_value, 0)
-        written = value if isinstance(value, str) else json.dumps(value)
-        if len(written) > MAX_FIELD or len(written.encode("utf-8", "surrogatepass")) > MAX_FIELD:
-            _add(findings, "source_field_too_large", f"{place}: {name[:80]!r} is over 64 KiB and is dropped", place)
+        json_text = value if isinstance(value, str) else json.dumps(value)
+        if len(json_text) > MAX_FIELD or len(json_text.encode("utf-8", "surrogatepass")) > MAX_FIELD:
+            _add(findings, "source_field_too_large", f"{label}: {name[:80]!r} is over 64 KiB and is dropped", label)
             continue
         fields[name] = value
     return fields
@@ -208,7 +208,7 @@ def _plain(value: Any, depth: int) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return _whole(value)
+        return _encodable(value)
     if isinstance(value, int):
         return value if value.bit_length() <= _MOST_BITS else hex(value)
     if isinstance(value, float):
@@ -218,34 +218,34 @@ def _plain(value: Any, depth: int) -> Any:
             return {_name(key): _plain(item, depth + 1) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return [_plain(item, depth + 1) for item in value]
-    return type(value).__name__ if isinstance(value, (Mapping, list, tuple)) else _whole(str(value))
+    return type(value).__name__ if isinstance(value, (Mapping, list, tuple)) else _encodable(str(value))
 
 
 def _name(key: Any) -> str:
     """Return the key of a mapping as text."""
-    return _whole(key) if isinstance(key, str) else str(_plain(key, _MAX_DEPTH))
+    return _encodable(key) if isinstance(key, str) else str(_plain(key, _MAX_DEPTH))
 
 
-def _whole(text: str) -> str:
+def _encodable(text: str) -> str:
     """Return *text* with U+FFFD for halves of characters, which no file and no reply can hold."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _take(fields: dict[str, Any], name: str, ref: str, findings: list[Diagnostic]) -> str | None:
     """Take a field out of *fields* under the first key that is present; other keys stay as they are."""
-    found = None
+    text_value = None
     for key in FIELDS[name]:
         value = fields.get(key)
         text = _text(value, numbers=name in {"title", "text"})
-        if text is not None and found is None:
-            found = text if name == "text" else text.strip()
+        if text is not None and text_value is None:
+            text_value = text if name == "text" else text.strip()
             del fields[key]
         elif key in fields and (value is None or (isinstance(value, str) and not value.strip())):
             del fields[key]
     if name in fields:
         _add(findings, "source_field_type", f"{name!r} is not text; it is dropped", ref)
         del fields[name]
-    return found
+    return text_value
 
 
 def _text(value: object, *, numbers: bool) -> str | None:
@@ -254,15 +254,17 @@ def _text(value: object, *, numbers: bool) -> str | None:
     return json.dumps(value) if numbers and isinstance(value, (int, float)) else None
 
 
-def _sid(written: object, key: object, place: str, findings: list[Diagnostic]) -> int | None:
+def _sid(field: object, key: object, label: str, findings: list[Diagnostic]) -> int | None:
     """Return the number of a row: the key of its mapping, else its field."""
-    named = _number(key)
-    own = _number(written)
-    if (key is not None and named is None) or (written is not None and own is None):
-        _add(findings, "source_bad_sid", f"{place}: a sid is a whole number from 1 to {MAX_SID}", place)
-    elif named is not None and own is not None and named != own:
-        _add(findings, "source_bad_sid", f"{place}: sid {own} stands under the key {named}, which counts", place)
-    return named if named is not None else own
+    key_sid = _number(key)
+    field_sid = _number(field)
+    if (key is not None and key_sid is None) or (field is not None and field_sid is None):
+        _add(findings, "source_bad_sid", f"{label}: a sid is a whole number from 1 to {MAX_SID}", label)
+    elif key_sid is not None and field_sid is not None and key_sid != field_sid:
+        _add(
+            findings, "source_bad_sid", f"{label}: sid {field_sid} stands under the key {key_sid}, which counts", label
+        )
+    return key_sid if key_sid is not None else field_sid
 
 
 def _number(value: object) -> int | None:

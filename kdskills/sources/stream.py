@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kdskills.sources.render import Renderer, RenderMode, RenderOptions, Sources
-from kdskills.sources.tokens import Scanner, Token, held_back
+from kdskills.sources.tokens import CitationToken, TokenScanner, held_back
 from kdskills.sources.writer import Writer
 
 _EAGER = 4096
@@ -70,7 +70,7 @@ class CitationStream:
         self._sources = sources
         self._options = options
         self._renderer = Renderer(sources, options)
-        self._scanner = Scanner(lookahead=not options.keep_unresolved)
+        self._scanner = TokenScanner(lookahead=not options.keep_unresolved)
         self._writer = Writer()
         self._skip = False  # the next character goes with a removed token
         self._pieces: list[str] = []
@@ -104,8 +104,8 @@ class CitationStream:
         The tail is one or two `[` with any beginning of `S`, `:`, items and `]`, such as `[S` or `[[S:4`, and the blanks
         and zero-width characters before it if a zero-width one is among them.
         """
-        held = held_back(text)
-        return text[: len(text) - held], held
+        tail = held_back(text)
+        return text[: len(text) - tail], tail
 
     def _advance(self, *, final: bool) -> str:
         text = "".join(self._pieces)
@@ -116,22 +116,22 @@ class CitationStream:
             position = token.end
             self._show(token, text)
         self._copy(text[position:decided])
-        rest = text[decided:]
-        self._pieces = [rest] if rest else []
-        self._held = len(rest)
+        undecided = text[decided:]
+        self._pieces = [undecided] if undecided else []
+        self._held = len(undecided)
         self._worth = self._held + self._held // 2 if self._held > _EAGER else 0
-        shown = self._writer.take(everything=final or self._options.keep_unresolved)
-        self._tail = (self._tail + shown)[-2:]
-        return shown
+        output = self._writer.take(everything=final or self._options.keep_unresolved)
+        self._tail = (self._tail + output)[-2:]
+        return output
 
     def _copy(self, text: str) -> None:
         if self._skip and text:
             text, self._skip = text[1:], False
         self._writer.write(text)
 
-    def _show(self, token: Token, text: str) -> None:
-        shown = self._renderer.show(token)
-        if shown is None and not self._options.keep_unresolved:
+    def _show(self, token: CitationToken, text: str) -> None:
+        rendered = self._renderer.show(token)
+        if rendered is None and not self._options.keep_unresolved:
             self._skip = bool(self._writer.remove(text[token.end : token.end + 1]))
         else:
-            self._writer.write(text[token.start : token.end] if shown is None else shown)
+            self._writer.write(text[token.start : token.end] if rendered is None else rendered)

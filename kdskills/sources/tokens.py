@@ -51,14 +51,14 @@ def grammar() -> Grammar:
     gap = f"[{BLANKS}{ZERO_WIDTH}]{{0,200}}+"
     joint = f"[{ZERO_WIDTH}]{{0,200}}+"
     colon, items = "[:\uff1a]", "[^\\[\\]\uff3b\uff3d\n\r\v\f\x85\u2028\u2029]"
-    rest = f"(?:[Ss]{gap}(?:{colon}(?:{items}{{0,{MAX_ITEMS}}}|{items}{{1,{MAX_ITEMS}}}{_CLOSE}{joint}))?)?"
+    token_start = f"(?:[Ss]{gap}(?:{colon}(?:{items}{{0,{MAX_ITEMS}}}|{items}{{1,{MAX_ITEMS}}}{_CLOSE}{joint}))?)?"
     return Grammar(
         event=re.compile(f"`+|{_OPEN}|<"),
         token=re.compile(
             f"{_OPEN}{joint}{_OPEN}{gap}[Ss]{gap}{colon}({items}{{1,{MAX_ITEMS}}}){_CLOSE}{joint}{_CLOSE}"
         ),
-        token_prefix=re.compile(f"{_OPEN}{joint}(?:{_OPEN}{gap}{rest})?"),
-        token_tail=re.compile(f"{_OPEN}{joint}(?:{_OPEN}{gap})?{rest}"),
+        token_prefix=re.compile(f"{_OPEN}{joint}(?:{_OPEN}{gap}{token_start})?"),
+        token_tail=re.compile(f"{_OPEN}{joint}(?:{_OPEN}{gap})?{token_start}"),
         sup=re.compile(r'<sup[ \t]+class="cite"[ \t]+data-sids="([^"<>\n\r]*)"[^<>\n\r]*>'),
         sup_prefix=re.compile(r"<(?:s(?:u(?:p(?:[ \t][^<>\n\r]*)?)?)?)?"),
         item=re.compile(f"([0-9]{{1,9}})(?:[{BLANKS}]*-[{BLANKS}]*([0-9]{{1,9}}))?"),
@@ -82,18 +82,18 @@ def parse_items(text: str) -> list[tuple[int, int]]:
     """Return the items of a token as ranges (first, last), a single number as (n, n), in order."""
     patterns = grammar()
     plain = patterns.ignorable.sub("", text).translate(_plain())
-    found = []
+    ranges = []
     for item in plain.split(","):
         match = patterns.item.fullmatch(item.strip())
         if match:
             first = int(match[1])
             last = int(match[2]) if match[2] else first
-            found.append((min(first, last), max(first, last)))
-    return found
+            ranges.append((min(first, last), max(first, last)))
+    return ranges
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class CitationToken:
     """A token in a text: where it stands, and its items as ranges."""
 
     start: int
@@ -101,7 +101,7 @@ class Token:
     items: tuple[tuple[int, int], ...]
 
 
-class Scanner:
+class TokenScanner:
     """Finds tokens outside code, in a text given at once or in pieces.
 
     Args:
@@ -113,22 +113,22 @@ class Scanner:
         self._fence: tuple[str, int] | None = None
         self._mid_line = False  # the beginning of this line was decided before
 
-    def scan(self, text: str, *, final: bool) -> tuple[list[Token], int]:
+    def scan(self, text: str, *, final: bool) -> tuple[list[CitationToken], int]:
         """Return the tokens of *text*, and how far it is decided.
 
         Args:
             text: What was undecided before, followed by new text.
             final: Nothing follows *text*.
         """
-        tokens: list[Token] = []
+        tokens: list[CitationToken] = []
         position = 0
         while position < len(text):
             end = _line_end(text, position)
-            whole = final or end < len(text)
-            code = self._is_code(text, position, end, whole=whole)
+            complete = final or end < len(text)
+            code = self._is_code(text, position, end, complete=complete)
             if code is None:
                 return tokens, position
-            decided = end if code else self._inline(text, position, end, tokens, whole=whole)
+            decided = end if code else self._inline(text, position, end, tokens, complete=complete)
             if decided > position:
                 self._mid_line = True
             if decided < end:
@@ -139,7 +139,7 @@ class Scanner:
                 position += 1
         return tokens, position
 
-    def _is_code(self, text: str, start: int, end: int, *, whole: bool) -> bool | None:
+    def _is_code(self, text: str, start: int, end: int, *, complete: bool) -> bool | None:
         """Say whether the line is fenced code or a fence, and keep track of fences; None when not yet known."""
         if self._mid_line:
             return self._fence is not None
@@ -147,7 +147,7 @@ class Scanner:
         if self._fence is not None:
             mark, length = self._fence
             closing = patterns.fence_close.fullmatch(text, start, end)
-            if closing and not whole:
+            if closing and not complete:
                 return None
             if closing and len(closing[1]) >= length and closing[1][0] == mark:
                 self._fence = None
@@ -155,65 +155,67 @@ class Scanner:
         margin = patterns.fence_margin.match(text, start, end)
         first = margin.end() if margin else start
         if first == end:
-            return False if whole else None
+            return False if complete else None
         mark = text[first]
         if mark not in "`~":
             return False
         after = first
         while after < end and text[after] == mark:
             after += 1
-        if after == end and not whole:
+        if after == end and not complete:
             return None
         if after - first < 3 or (mark == "`" and text.find("`", after, end) >= 0):
             return False
-        if mark == "`" and not whole:
+        if mark == "`" and not complete:
             return None
         self._fence = (mark, after - first)
         return True
 
-    def _inline(self, text: str, start: int, end: int, tokens: list[Token], *, whole: bool) -> int:
+    def _inline(self, text: str, start: int, end: int, tokens: list[CitationToken], *, complete: bool) -> int:
         """Find the tokens of one line or the rest of one; return how far it is decided."""
         patterns = grammar()
-        code = _InlineCode(text, end, whole=whole)
+        code = _InlineCode(text, end, complete=complete)
         closer = -1
         position = start
-        while found := patterns.event.search(text, position, end):
-            at = found.start()
-            mark = text[at]
+        while event := patterns.event.search(text, position, end):
+            start_of_event = event.start()
+            mark = text[start_of_event]
             if mark == "`":
-                after = code.after(at, found.end())
+                after = code.after(start_of_event, event.end())
                 if after is None:
-                    return at
+                    return start_of_event
                 position = after
                 continue
-            match = (patterns.sup if mark == "<" else patterns.token).match(text, at, end)
+            match = (patterns.sup if mark == "<" else patterns.token).match(text, start_of_event, end)
             stop = match.end() if match else -1
             if match and mark == "<":
                 if closer < stop:
                     closer = text.find("</sup>", stop, end)
                     closer = end if closer < 0 else closer
                 stop = closer + len("</sup>") if closer < end else -1
-                if stop < 0 and not whole:
-                    return at
+                if stop < 0 and not complete:
+                    return start_of_event
             if match and stop > 0:
-                if stop == end and self._lookahead and not whole:
-                    return at
-                tokens.append(Token(at, stop, tuple(parse_items(match[1]))))
+                if stop == end and self._lookahead and not complete:
+                    return start_of_event
+                tokens.append(CitationToken(start_of_event, stop, tuple(parse_items(match[1]))))
                 position = stop
                 continue
-            if not whole and (patterns.sup_prefix if mark == "<" else patterns.token_prefix).fullmatch(text, at, end):
-                return at
-            position = at + 1
+            if not complete and (patterns.sup_prefix if mark == "<" else patterns.token_prefix).fullmatch(
+                text, start_of_event, end
+            ):
+                return start_of_event
+            position = start_of_event + 1
         return end
 
 
 class _InlineCode:
     """Pairs the backtick runs of a line: each closes with the next run of equal length near enough."""
 
-    def __init__(self, text: str, end: int, *, whole: bool) -> None:
+    def __init__(self, text: str, end: int, *, complete: bool) -> None:
         self._text = text
         self._end = end
-        self._whole = whole
+        self._complete = complete
         self._runs: dict[int, list[int]] | None = None  # length to starts, the last one first
         self._growing: tuple[int, int] | None = None  # start and length of a run that touches the end
 
@@ -227,7 +229,7 @@ class _InlineCode:
             starts.pop()
         if starts and starts[-1] - stop <= MAX_INLINE_CODE:
             return starts[-1] + length
-        if not self._whole and self._may_still_close(stop, length):
+        if not self._complete and self._may_still_close(stop, length):
             return None
         return stop
 
@@ -239,7 +241,7 @@ class _InlineCode:
     def _find(self, start: int) -> dict[int, list[int]]:
         runs: dict[int, list[int]] = {}
         for run in grammar().ticks.finditer(self._text, start, self._end):
-            if run.end() == self._end and not self._whole:
+            if run.end() == self._end and not self._complete:
                 self._growing = (run.start(), run.end() - run.start())
             else:
                 runs.setdefault(run.end() - run.start(), []).append(run.start())
@@ -250,13 +252,13 @@ class _InlineCode:
 
 def _line_end(text: str, start: int) -> int:
     """Return where the line ends: at a LF or CR, or at the end of the text."""
-    found = grammar().line_end.search(text, start)
-    return found.start() if found else len(text)
+    line_break = grammar().line_end.search(text, start)
+    return line_break.start() if line_break else len(text)
 
 
-def find_tokens(text: str) -> list[Token]:
+def find_tokens(text: str) -> list[CitationToken]:
     """Return every token of a whole text, outside code."""
-    return Scanner().scan(text, final=True)[0]
+    return TokenScanner().scan(text, final=True)[0]
 
 
 def held_back(text: str) -> int:
@@ -285,8 +287,8 @@ def held_back(text: str) -> int:
     return len(text) - (margin if invisible else start)
 
 
-class Known:
-    """What ranges are intersected with, so that a range costs what is known; used for one text.
+class KnownSids:
+    """The known sids, with which ranges are intersected so that a huge range costs no more than they do; for one text.
 
     Args:
         sids: The known ones. None: any number may be, and a range of over 1,000 of them is ignored.
@@ -298,7 +300,7 @@ class Known:
         self.ignored = False  # whether the last range stood for too many
 
     def within(self, first: int, last: int) -> Sequence[int]:
-        """Return the sids from *first* to *last*, ascending; none if a range stands for too many."""
+        """Return the known sids from *first* to *last*, ascending; none, and `ignored` set, for a range of too many."""
         self.ignored = False
         if self._sids is not None:
             start, stop = bisect_left(self._sids, first), bisect_right(self._sids, last)

@@ -65,8 +65,8 @@ def usable_url(text: str | None) -> str | None:
     if not text:
         return None
     parsed = parse_url(text)
-    scheme, _, rest = parsed.text.partition(":")
-    if parsed.bad or scheme not in _LINKS or not rest:
+    scheme, _, target = parsed.text.partition(":")
+    if parsed.bad or scheme not in _LINKS or not target:
         return None
     return _UNSAFE.sub(lambda found: quote(found[0], safe="", errors="replace"), parsed.text)
 
@@ -117,10 +117,10 @@ def _tracks(name: str) -> bool:
 
 def _host(netloc: str, scheme: str) -> str | None:
     """Return host and port in their stored spelling, or None if they do not parse."""
-    found = _HOST_PORT.fullmatch(netloc.rpartition("@")[2])
-    if found is None:
+    match = _HOST_PORT.fullmatch(netloc.rpartition("@")[2])
+    if match is None:
         return None
-    host, port = found[1].strip(_EDGE).lower(), (found[2] or "").lstrip("0") or ("0" if found[2] else "")
+    host, port = match[1].strip(_EDGE).lower(), (match[2] or "").lstrip("0") or ("0" if match[2] else "")
     if len(port) > 5 or int(port or "0") > 65535:
         return None
     if not host:

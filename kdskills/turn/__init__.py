@@ -67,7 +67,7 @@ __all__ = [
     "skills_gallery_text",
 ]
 
-_PLACES = MappingProxyType(
+_MODULES = MappingProxyType(
     {
         "kdskills.skills.closure": ("Closure",),
         "kdskills.skills.explain": ("ExplainedStep", "Explanation"),
@@ -100,9 +100,9 @@ _PLACES = MappingProxyType(
 
 def __getattr__(name: str) -> object:
     """Return a name of this room, importing its module now."""
-    for place, names in _PLACES.items():
+    for module_name, names in _MODULES.items():
         if name in names:
-            value = globals()[name] = getattr(import_module(place), name)
+            value = globals()[name] = getattr(import_module(module_name), name)
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

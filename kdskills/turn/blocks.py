@@ -19,7 +19,7 @@ Variant = Literal["full", "compact"]
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Read(Protocol[T_co]):
+class ReadResult(Protocol[T_co]):
     """A text as read just now, with findings such as `stale`."""
 
     @property
@@ -29,23 +29,23 @@ class Read(Protocol[T_co]):
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """What was found while reading."""
+        """Findings of this read."""
         ...
 
 
 @runtime_checkable
 class ReadsWithFindings(Protocol):
-    """Content that also says what it found: a registered skill's, unlike one parsed from bytes."""
+    """Content whose reads also give findings: that of a registered skill, unlike one parsed from bytes."""
 
-    def read_body(self) -> Read[str]:
+    def read_body(self) -> ReadResult[str]:
         """Return the body."""
         ...
 
-    def read_compact(self) -> Read[str | None]:
+    def read_compact(self) -> ReadResult[str | None]:
         """Return the compact text."""
         ...
 
-    def read_sources(self) -> Read[tuple[Mapping[str, Any], ...]]:
+    def read_sources(self) -> ReadResult[tuple[Mapping[str, Any], ...]]:
         """Return the rows of sources."""
         ...
 
@@ -86,8 +86,8 @@ def instruction_block(
     """
     if variant not in {"full", "compact"}:
         raise ValueError(f"variant is full or compact, not {variant!r}")
-    kept = tuple(answers)
-    closure = view.join(kept)
+    resolved = tuple(answers)
+    closure = view.join(resolved)
     building = _Building(SourcesPool.from_rows(()) if pool is None else pool)
     for skill in closure.order:
         _add(building, skill, variant, view)
@@ -96,7 +96,7 @@ def instruction_block(
         text,
         pool=building.pool,
         sid_map=building.sid_map,
-        granted=tuple(answer for answer in kept if isinstance(answer, Granted)),
+        granted=tuple(answer for answer in resolved if isinstance(answer, Granted)),
         refused=closure.refused,
         diagnostics=(*closure.diagnostics, *building.findings, *disarmed),
     )

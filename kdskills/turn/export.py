@@ -36,14 +36,14 @@ def export_view(
         refused: `{full id: code}` of everything else.
     """
     config = home.terms.agents_config
-    kept = {name: rules.to_json() for name, rules in config.items() if name in {EVERYONE, consumer}}
+    rules_in_force = {name: rules.to_json() for name, rules in config.items() if name in {EVERYONE, consumer}}
     activation = {
         "consumer": consumer,
         "tools": None if tools is None else sorted(tools),
         "include_internal": include_internal,
         "refused": dict(sorted(refused.items())),
     }
-    return _export(home, skills, kept, "view", activation)
+    return _export(home, skills, rules_in_force, "view", activation)
 
 
 def export_whole(home: Home) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def export_whole(home: Home) -> dict[str, Any]:
 def _export(
     home: Home, skills: Mapping[str, Skill], config: dict[str, Any], scope: str, activation: dict[str, Any]
 ) -> dict[str, Any]:
-    # Skills that lie elsewhere are not taken along: nothing on the far side could fetch and check them.
+    # Skills of remote servers are not exported: the other process could not fetch and check their files.
     present = [state for state in home.snapshot.roots if state.present and state.root.listing is None]
     rows = [
         {"id": full_id, "uri": skill_uri(home, skill), "digest": skill.digest, "tree": skill.tree_digest()}

@@ -1,4 +1,4 @@
-"""Reading an export that came in as JSON: shapes are checked before anything is done."""
+"""Reading an export from JSON: its shape is checked before anything of it is used."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Export(NamedTuple):
         scheme, parts = split_uri(uri)
         fitting = []
         for entry in self.roots:
-            other, start = split_uri(entry.root.uri)
-            if other == scheme and parts[: len(start)] == start:
+            root_scheme, start = split_uri(entry.root.uri)
+            if root_scheme == scheme and parts[: len(start)] == start:
                 fitting.append((len(start), entry.root))
         if not fitting:
             raise _invalid("skills", f"{uri!r} lies below no root of the export")
@@ -88,7 +88,7 @@ def read_export(value: Mapping[str, Any]) -> Export:
     tools = _optional(activation, "tools", list)
     refused = _typed(activation, "refused", dict)
     exported = Exported(
-        whole=content.get("scope") == "subsystem",
+        complete=content.get("scope") == "subsystem",
         consumer=_optional(activation, "consumer", str),
         tools=None if tools is None else frozenset(_typed({"": tool}, "", str, "tools") for tool in tools),
         include_internal=_typed(activation, "include_internal", bool),
@@ -104,20 +104,20 @@ def _root(value: object, mounts: Mapping[str, str]) -> ExportedRoot:
     entry: dict[str, Any] = _typed({"": value}, "", dict, "roots")
     kind = _typed(entry, "kind", str)
     kinds: tuple[RootKind, ...] = get_args(RootKind)
-    known = next((name for name in kinds if name == kind), None)
-    if known is None:
+    root_kind = next((name for name in kinds if name == kind), None)
+    if root_kind is None:
         raise _invalid("roots", f"{kind!r} is no kind of root")
     uri = _typed(entry, "uri", str)
-    place = locate(uri, mounts)
+    folder = locate(uri, mounts)
     root = SkillRoot(
         uri,
-        place or NOWHERE,
+        folder or NOWHERE,
         _typed(entry, "label", str),
-        known,
+        root_kind,
         _optional(entry, "namespace", str),
         bool(_optional(entry, "nested", bool)),
     )
-    return ExportedRoot(root, _typed(entry, "digest", str), place is not None)
+    return ExportedRoot(root, _typed(entry, "digest", str), folder is not None)
 
 
 def _skill(value: object) -> ExportedSkill:
@@ -129,11 +129,11 @@ def _skill(value: object) -> ExportedSkill:
 
 
 def _typed(value: Mapping[Any, Any], key: str, kind: type[T], name: str = "") -> T:
-    """Return `value[key]`, which must be there and of this kind."""
-    found = value.get(key)
-    if not isinstance(found, kind):
-        raise _invalid(name or key, f"{kind.__name__.lower()} expected, not {type(found).__name__}")
-    return found
+    """Return `value[key]`. Raises DescriptorError when it is missing or of another type; *name* names it there."""
+    member = value.get(key)
+    if not isinstance(member, kind):
+        raise _invalid(name or key, f"{kind.__name__.lower()} expected, not {type(member).__name__}")
+    return member
 
 
 def _optional(value: Mapping[str, Any], key: str, kind: type[T]) -> T | None:

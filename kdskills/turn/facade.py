@@ -22,20 +22,20 @@ Tools = Iterable[Any] | str | None
 
 
 def _view(consumer: str | None, tools: Tools, include_internal: bool | None = None) -> SkillView:
-    """Return the view a facade function asks."""
+    """Return the active view, or the one of the consumer and tools that a facade function was called with."""
     active = current()
-    here = active.view
-    internal = here.include_internal if include_internal is None else include_internal
-    who = here.consumer if consumer is None else consumer
-    if consumer is None and tools is None and internal == here.include_internal:
-        return here
-    if include_internal is None and who != here.consumer:
+    active_view = active.view
+    internal = active_view.include_internal if include_internal is None else include_internal
+    agent = active_view.consumer if consumer is None else consumer
+    if consumer is None and tools is None and internal == active_view.include_internal:
+        return active_view
+    if include_internal is None and agent != active_view.consumer:
         internal = False
-    return active.subsystem.view(who, here.tools if tools is None else tools, include_internal=internal)
+    return active.subsystem.view(agent, active_view.tools if tools is None else tools, include_internal=internal)
 
 
 def get_skill(ref: str, *, consumer: str | None = None, tools: Tools = None, by: By = "model") -> Skill | None:
-    """Return the skill *ref* names, hidden ones too, or None when there is none to be had.
+    """Return the skill *ref* names, hidden ones too, or None when there is none or it is refused.
 
     Args:
         ref: A full id, bare id or short id of the view.
@@ -46,8 +46,8 @@ def get_skill(ref: str, *, consumer: str | None = None, tools: Tools = None, by:
     Raises:
         NoActiveSkills: Nothing is active here.
     """
-    found = _view(consumer, tools).gate(ref, by=by, names=False)
-    return found.skill if isinstance(found, Granted) else None
+    outcome = _view(consumer, tools).gate(ref, by=by, names=False)
+    return outcome.skill if isinstance(outcome, Granted) else None
 
 
 def resolve_skill_ref(
@@ -63,8 +63,8 @@ def resolve_skill_ref(
     Raises:
         NoActiveSkills: Nothing is active here.
     """
-    found = _view(consumer, tools).gate(ref, by=by, numbers=short_id_map, names=False)
-    return found.full_id if isinstance(found, Granted) else None
+    outcome = _view(consumer, tools).gate(ref, by=by, numbers=short_id_map, names=False)
+    return outcome.full_id if isinstance(outcome, Granted) else None
 
 
 def skills_for_consumer(
@@ -107,8 +107,8 @@ def import_skillset(
         NoActiveSkills: Nothing is active here.
     """
     view = _view(consumer, tools)
-    asked = (refs,) if isinstance(refs, str) else refs
-    closure = view.join(view.gate(ref, by=by, numbers=short_id_map, names=False) for ref in asked)
+    references = (refs,) if isinstance(refs, str) else refs
+    closure = view.join(view.gate(ref, by=by, numbers=short_id_map, names=False) for ref in references)
     return SkillSet(closure.ids, closure.refused, closure.diagnostics)
 
 
@@ -171,8 +171,8 @@ def build_skills_instruction_block(
         NoActiveSkills: Nothing is active here.
     """
     view = _view(consumer, tools)
-    here = current().view
-    numbers = here.short_ids if here.consumer is not None else view.short_ids
-    asked = (refs,) if isinstance(refs, str) else refs
-    answers = [view.gate(ref, by=by, numbers=numbers, names=False) for ref in asked]
+    active_view = current().view
+    numbers = active_view.short_ids if active_view.consumer is not None else view.short_ids
+    references = (refs,) if isinstance(refs, str) else refs
+    answers = [view.gate(ref, by=by, numbers=numbers, names=False) for ref in references]
     return instruction_block(view, answers, variant=variant, header=header, pool=pool)

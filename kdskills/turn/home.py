@@ -27,7 +27,7 @@ class Exported(NamedTuple):
     """What an export said about itself, kept on the restored side.
 
     Attributes:
-        whole: Whether every skill came along, so that any consumer may be asked for.
+        complete: Whether all skills were exported, so that a view of any consumer can be taken.
         consumer: Whose view it is.
         tools: The tools of that consumer; None for no tool gate.
         include_internal: Whether internal skills were asked for.
@@ -37,7 +37,7 @@ class Exported(NamedTuple):
         uris: `{full id: URI of the skill's folder}`.
     """
 
-    whole: bool
+    complete: bool
     consumer: str | None
     tools: frozenset[str] | None
     include_internal: bool
@@ -47,16 +47,16 @@ class Exported(NamedTuple):
     uris: Mapping[str, str]
 
     def admit(self, consumer: str | None, tools: frozenset[str] | None, include_internal: bool) -> None:
-        """Check that the view asked for can be answered exactly from what came along.
+        """Check that the export holds every answer of the requested view.
 
         Raises:
-            PolicyUnavailable: Another consumer, further tools or internal skills: their answers stayed behind.
+            PolicyUnavailable: Another consumer, further tools or internal skills, whose answers were not exported.
         """
-        if self.whole:
+        if self.complete:
             return
-        wanted = "an anonymous consumer" if consumer is None else repr(consumer)
+        requested = "an anonymous consumer" if consumer is None else repr(consumer)
         if consumer != self.consumer:
-            message = f"this is the exported view of {self.consumer!r}; it knows no policy of {wanted}"
+            message = f"this is the exported view of {self.consumer!r}; it knows no policy of {requested}"
             raise PolicyUnavailable(message, consumer=consumer, exported=self.consumer)
         more_tools = self.tools is not None and (tools is None or not tools <= self.tools)
         if more_tools or (include_internal and not self.include_internal):
@@ -66,7 +66,7 @@ class Exported(NamedTuple):
             raise PolicyUnavailable(message, consumer=consumer, exported=self.consumer)
 
     def codes(self, include_internal: bool) -> Mapping[str, str]:
-        """Return the recorded codes as they are for a view with or without internal skills."""
+        """Return the recorded refusal codes, adapted to a view with or without internal skills."""
         if self.include_internal == include_internal:
             return self.refused
         prefix = f"{INTERNAL_NAMESPACE}."
@@ -98,19 +98,19 @@ class Home:
     exported: Exported | None = None
     entries: dict[str, tuple[Skill, CatalogEntry]] = field(default_factory=dict, repr=False, compare=False)
 
-    def kept_entries(self, snapshot: Snapshot) -> dict[str, tuple[Skill, CatalogEntry]]:
-        """Return the entries of skills that are the same object in *snapshot*: for the moment that comes next."""
+    def reusable_entries(self, snapshot: Snapshot) -> dict[str, tuple[Skill, CatalogEntry]]:
+        """Return the catalog entries of skills that are the same object in *snapshot*, for the `Home` made of it."""
         now = snapshot.skills
-        made = self.entries.copy()  # in one step: views of this moment go on adding to it in other threads
-        return {full_id: entry for full_id, entry in made.items() if now.get(full_id) is entry[0]}
+        entries = self.entries.copy()  # in one step: views of this moment go on adding to it in other threads
+        return {full_id: entry for full_id, entry in entries.items() if now.get(full_id) is entry[0]}
 
-    def known(self, include_internal: bool) -> Known:
-        """Return the skills there are, and the ids known to be refused."""
+    def skill_index(self, include_internal: bool) -> Known:
+        """Return the usable skills, and the ids of unusable ones with their refusal codes."""
         refused = dict.fromkeys(self.snapshot.invalid, "skill_invalid")
         if self.exported is not None:
-            here = self.snapshot.skills
+            usable = self.snapshot.skills
             codes = self.exported.codes(include_internal)
-            refused |= {full_id: code for full_id, code in codes.items() if full_id not in here}
+            refused |= {full_id: code for full_id, code in codes.items() if full_id not in usable}
         return Known(self.snapshot.skills, MappingProxyType(refused))
 
     @cached_property

@@ -14,8 +14,8 @@ EXPORT_KEY = "SKILLS_DESCRIPTOR"
 
 def split_uri(uri: str) -> tuple[str, tuple[str, ...]]:
     """Return scheme and path components of a logical URI such as `bundle://skills/acme/brief`."""
-    scheme, _, rest = uri.partition("://")
-    return scheme, tuple(part for part in rest.split("/") if part)
+    scheme, _, path = uri.partition("://")
+    return scheme, tuple(part for part in path.split("/") if part)
 
 
 def below(uri: str, *parts: str) -> str:
@@ -34,8 +34,8 @@ def locate(uri: str, mounts: Mapping[str, str]) -> Path | None:
         return None
     best: tuple[int, str] | None = None
     for prefix, folder in mounts.items():
-        other, start = split_uri(prefix)
-        if other == scheme and parts[: len(start)] == start and (best is None or len(start) > best[0]):
+        prefix_scheme, start = split_uri(prefix)
+        if prefix_scheme == scheme and parts[: len(start)] == start and (best is None or len(start) > best[0]):
             best = (len(start), folder)
     return None if best is None else Path(best[1], *parts[best[0] :])
 

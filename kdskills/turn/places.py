@@ -35,8 +35,8 @@ def place_roots(
     placed: list[SkillRoot] = []
     mounts: dict[str, str] = {}
     for number, root in enumerate(further):
-        taken = {each.uri for each in placed}
-        uri = root.uri if _is_logical(root) and root.uri not in taken else f"root://{root.kind}/{number}"
+        used_uris = {placed_root.uri for placed_root in placed}
+        uri = root.uri if _is_logical(root) and root.uri not in used_uris else f"root://{root.kind}/{number}"
         placed.append(root if uri == root.uri else replace(root, uri=uri))
         if root.listing is None:
             mounts[uri] = os.path.realpath(root.path)
@@ -47,10 +47,10 @@ def place_roots(
     real = Path(os.path.realpath(folder))
     top = None if base is None else Path(os.path.realpath(base))
     if top is not None and real.is_relative_to(top):
-        uri, mount, place = below(BUNDLE, *real.relative_to(top).parts), BUNDLE, top
+        uri, mount, mounted_folder = below(BUNDLE, *real.relative_to(top).parts), BUNDLE, top
     else:
-        uri, mount, place = CUSTOM, CUSTOM, real
-    mounts[mount] = str(place)
+        uri, mount, mounted_folder = CUSTOM, CUSTOM, real
+    mounts[mount] = str(mounted_folder)
     return (*placed, SkillRoot(uri, folder, "bundle", "bundle")), mounts
 
 

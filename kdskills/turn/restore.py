@@ -29,7 +29,7 @@ from kdskills.turn.context import Activation
 from kdskills.turn.exported import Export, ExportedSkill, is_export, read_export
 from kdskills.turn.mounts import locate, remap_mounts, split_uri
 from kdskills.turn.places import BUNDLE
-from kdskills.turn.subsystem import SkillsSubsystem, Source
+from kdskills.turn.subsystem import SkillsSubsystem, SubsystemSource
 
 if TYPE_CHECKING:
     from kdskills.bundle import SkillsDescriptor
@@ -69,11 +69,11 @@ def set_skills_descriptor(
             export = read_export(remap_mounts(descriptor, {**export.mounts, BUNDLE: bundle_root}))
         registry = RestoredRegistry(export, verify)
         roots = tuple(entry.root for entry in export.roots)
-        source = Source(registry, roots, export.mounts, export.exported)
+        source = SubsystemSource(registry, roots, export.mounts, export.exported)
         registry.snapshot()
         subsystem = SkillsSubsystem(export.terms, auto_refresh=None, source=source)
-        told = export.exported
-        view = subsystem.view(told.consumer, told.tools, include_internal=told.include_internal)
+        recorded = export.exported
+        view = subsystem.view(recorded.consumer, recorded.tools, include_internal=recorded.include_internal)
     else:
         subsystem = _plain(descriptor, bundle_root)
         view = subsystem.view()
@@ -165,48 +165,48 @@ class RestoredRegistry:
             return
         from kdskills.skills.registry import SkillRegistry
 
-        found = SkillRegistry([root], index_dir=None).snapshot().roots[0].digest
-        if found != expected:
-            raise _changed(root.label, root.uri, expected, found)
+        digest = SkillRegistry([root], index_dir=None).snapshot().roots[0].digest
+        if digest != expected:
+            raise _changed(root.label, root.uri, expected, digest)
 
     def _skill(self, row: ExportedSkill, root: SkillRoot) -> Skill:
-        place = self._place(row)
-        parts = open_skill(place.folder, "lenient")
+        location = self._locate(row)
+        parts = open_skill(location.folder, "lenient")
         if not isinstance(parts, FolderParts):
             raise _missing(row.full_id, row.uri)
-        found = bytes_digest(parts.data)
-        if self._verify != "none" and found != row.digest:
-            raise _changed(row.full_id, row.uri, row.digest, found)
-        files = {parts.file_name: found, **_companions(place)}
-        texts = Texts(self._reader, place.base)
+        digest = bytes_digest(parts.data)
+        if self._verify != "none" and digest != row.digest:
+            raise _changed(row.full_id, row.uri, row.digest, digest)
+        files = {parts.file_name: digest, **_companions(location)}
+        texts = Texts(self._reader, location.base)
         parsed = parse_parts(
             parts.data,
             folder=split_uri(row.uri)[1][-1],
             file_name=parts.file_name,
             fixed_namespace=row.full_id.partition(".")[0],
             layer=root.kind,
-            file=str(place.folder / parts.file_name),
-            content=lambda full_id: RegistryContent(texts, place.path, full_id, tuple(files), tuple(files.values())),
+            file=str(location.folder / parts.file_name),
+            content=lambda full_id: RegistryContent(texts, location.path, full_id, tuple(files), tuple(files.values())),
             tools=parts.tools,
             findings=parts.findings,
-            digest=found,
+            digest=digest,
         )
         if parsed.skill is None or parsed.skill.full_id != row.full_id:
             raise _changed(row.full_id, row.uri, row.full_id, parsed.full_id or "no usable skill")
         if self._verify == "tree":
-            self._check_tree(row, place)
-        kept = tuple(finding for finding in parsed.diagnostics if finding.code != "namespace_ignored")
-        return replace(parsed.skill, diagnostics=kept)
+            self._check_tree(row, location)
+        findings = tuple(finding for finding in parsed.diagnostics if finding.code != "namespace_ignored")
+        return replace(parsed.skill, diagnostics=findings)
 
-    def _check_tree(self, row: ExportedSkill, place: _Place) -> None:
+    def _check_tree(self, row: ExportedSkill, location: _SkillLocation) -> None:
         try:
-            found = tree_digest(place.base, place.path)
+            digest = tree_digest(location.base, location.path)
         except FileRefused as error:
             raise _changed(row.full_id, row.uri, row.tree, error.code) from error
-        if found != row.tree:
-            raise _changed(row.full_id, row.uri, row.tree, found)
+        if digest != row.tree:
+            raise _changed(row.full_id, row.uri, row.tree, digest)
 
-    def _place(self, row: ExportedSkill) -> _Place:
+    def _locate(self, row: ExportedSkill) -> _SkillLocation:
         """Return where a skill is: a real folder that no link below its mount leads to."""
         folder = locate(row.uri, self._export.mounts)
         if folder is None:
@@ -215,10 +215,10 @@ class RestoredRegistry:
         real = Path(os.path.realpath(folder))
         if not real.is_dir() or real != Path(os.path.realpath(mount)) / folder.relative_to(mount):
             raise _missing(row.full_id, row.uri)
-        return _Place(real, str(real.parent), real.name)
+        return _SkillLocation(real, str(real.parent), real.name)
 
 
-class _Place(NamedTuple):
+class _SkillLocation(NamedTuple):
     """A skill's folder, and the same as a base and a name below it."""
 
     folder: Path
@@ -230,26 +230,26 @@ def _depth(path: Path) -> int:
     return len(path.parts)
 
 
-def _companions(place: _Place) -> dict[str, str]:
-    """Return the digests of the companions as they are now, by name: later reads are held to them."""
-    found: dict[str, str] = {}
+def _companions(location: _SkillLocation) -> dict[str, str]:
+    """Return the digests of the companion files as they are now, by name; later reads are compared with them."""
+    digests: dict[str, str] = {}
     for names in ((COMPACT_FILE,), SOURCES_FILES, TOOLS_FILES):
         for name in names:
             try:
-                data = read_file(place.folder, name, limit=limit_of(name)).data
+                data = read_file(location.folder, name, limit=limit_of(name)).data
             except FileRefused as error:
                 if error.code == "file_missing":
                     continue
                 break  # there, but unusable: the next name does not take its place
-            found[name] = bytes_digest(data)
+            digests[name] = bytes_digest(data)
             break
-    return found
+    return digests
 
 
 def _missing(label: str, uri: str) -> RootMissing:
     return RootMissing(f"{label} ({uri}) is not there", label=label, uri=uri)
 
 
-def _changed(label: str, uri: str, expected: str, found: str) -> RootChanged:
-    message = f"{label} ({uri}) is not what was exported: expected {expected}, found {found}"
-    return RootChanged(message, label=label, uri=uri, expected=expected, found=found)
+def _changed(label: str, uri: str, expected: str, actual: str) -> RootChanged:
+    message = f"{label} ({uri}) is not what was exported: expected {expected}, found {actual}"
+    return RootChanged(message, label=label, uri=uri, expected=expected, found=actual)

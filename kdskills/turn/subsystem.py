@@ -53,7 +53,7 @@ class Registry(Protocol):
         ...
 
 
-class Source(NamedTuple):
+class SubsystemSource(NamedTuple):
     """Where a subsystem's skills come from: a registry, its roots, and where they are on this host."""
 
     registry: Registry
@@ -93,15 +93,17 @@ class SkillsSubsystem:
         check: Check | None = None,
         environment: jinja2.Environment | None = None,
         source_key: SourceKey | None = None,
-        source: Source | None = None,
+        source: SubsystemSource | None = None,
     ) -> None:
         terms = Terms() if descriptor is None else Terms.read(descriptor)
         if source is None:
             from kdskills.skills.registry import SkillRegistry
 
             placed, mounts = place_roots(terms, bundle_root, built_in_roots() if roots is None else tuple(roots))
-            source = Source(SkillRegistry(placed, index_dir=index_dir, check=check), order_roots(placed), mounts)
-        self._given = descriptor
+            source = SubsystemSource(
+                SkillRegistry(placed, index_dir=index_dir, check=check), order_roots(placed), mounts
+            )
+        self._descriptor_argument = descriptor
         self._terms = terms
         self.roots = source.roots
         self.filters = tuple(filters)
@@ -121,8 +123,12 @@ class SkillsSubsystem:
         """The descriptor; one given otherwise is made a model on first use, since the skills themselves need none."""
         from kdskills.bundle import SkillsDescriptor
 
-        given = self._given
-        return given if isinstance(given, SkillsDescriptor) else SkillsDescriptor.from_json(self._terms.to_json())
+        descriptor = self._descriptor_argument
+        return (
+            descriptor
+            if isinstance(descriptor, SkillsDescriptor)
+            else SkillsDescriptor.from_json(self._terms.to_json())
+        )
 
     @property
     def registry(self) -> Mapping[str, Skill]:
@@ -143,9 +149,11 @@ class SkillsSubsystem:
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """Findings about the descriptor, roots, skills, and rules that match nothing."""
         home = self._now()
-        known = home.known(include_internal=False).ids()
-        rules = [self._policy(name, None, False).rule_findings(known) for name in (None, *self._terms.agents_config)]
-        unmatched = dict.fromkeys(finding for found in rules for finding in found)
+        known_ids = home.skill_index(include_internal=False).ids()
+        rules = [
+            self._policy(name, None, False).rule_findings(known_ids) for name in (None, *self._terms.agents_config)
+        ]
+        unmatched = dict.fromkeys(finding for rule_findings in rules for finding in rule_findings)
         return (*self._terms.diagnostics, *home.snapshot.diagnostics, *unmatched)
 
     def refresh(self) -> RefreshReport:
@@ -166,7 +174,7 @@ class SkillsSubsystem:
             self._views.clear()
 
     def _now(self) -> Home:
-        """Return this moment; the same object as long as the snapshot is the same."""
+        """Return the current `Home`; the same object as long as the registry's snapshot is the same."""
         snapshot = self._source.registry.snapshot()
         with self._lock:
             if self._refreshed is None:
@@ -179,7 +187,7 @@ class SkillsSubsystem:
                     environment=self._environment,
                     source_key=self._source_key,
                     exported=self._source.exported,
-                    entries=self._home.kept_entries(snapshot) if self._home is not None else {},
+                    entries=self._home.reusable_entries(snapshot) if self._home is not None else {},
                 )
                 self._views.clear()
             return self._home
@@ -200,20 +208,20 @@ class SkillsSubsystem:
             PolicyUnavailable: This is a restored view of another consumer.
             OSError: Looking for changes failed.
         """
-        held = tool_ids(tools)
+        tool_set = tool_ids(tools)
         if self._source.exported is not None:
-            self._source.exported.admit(consumer, held, include_internal)
+            self._source.exported.admit(consumer, tool_set, include_internal)
         self._refresh_when_due()
         home = self._now()
         if self.filters:
-            return build_view(home, self._policy(consumer, held, include_internal, self._denied(consumer, home)))
-        key = (consumer, held, include_internal)
+            return build_view(home, self._policy(consumer, tool_set, include_internal, self._denied(consumer, home)))
+        key = (consumer, tool_set, include_internal)
         with self._lock:
             view = self._views.get(key)
             if view is not None and view.home is home:
                 self._views.move_to_end(key)
                 return view
-        view = build_view(home, self._policy(consumer, held, include_internal))
+        view = build_view(home, self._policy(consumer, tool_set, include_internal))
         with self._lock:
             if self._home is home:
                 self._views[key] = view
@@ -238,7 +246,7 @@ class SkillsSubsystem:
         With filters it is the export of the anonymous consumer, since what plugins would say to others is not known.
         """
         home = self._now()
-        if self._source.exported is not None and not self._source.exported.whole:
+        if self._source.exported is not None and not self._source.exported.complete:
             exported = self._source.exported
             return self.view(
                 exported.consumer, exported.tools, include_internal=exported.include_internal
@@ -246,7 +254,7 @@ class SkillsSubsystem:
         if self.filters:
             view = self.view()
             return export_view(
-                home, view.known.skills, consumer=None, tools=None, include_internal=False, refused=view.codes
+                home, view.index.skills, consumer=None, tools=None, include_internal=False, refused=view.codes
             )
         return export_whole(home)
 
@@ -256,11 +264,11 @@ class SkillsSubsystem:
             self.refresh()
 
     def _denied(self, consumer: str | None, home: Home) -> Mapping[str, str]:
-        """Return the union of what filters deny, each with its first reason."""
+        """Return `{full id: reason}` of everything a filter denies; the first filter's reason counts."""
         skills = tuple(home.snapshot.skills.values())
         denied: dict[str, str] = {}
-        for chosen in self.filters:
-            denied = dict(chosen(consumer, skills)) | denied
+        for skill_filter in self.filters:
+            denied = dict(skill_filter(consumer, skills)) | denied
         return denied
 
     def _policy(
@@ -271,14 +279,14 @@ class SkillsSubsystem:
         denied: Mapping[str, str] = EMPTY,
     ) -> Policy:
         recorded = self._source.exported.refused if self._source.exported is not None else EMPTY
-        told = {full_id: "as exported" for full_id, code in recorded.items() if code == "plugin_denied"}
+        recorded_denials = {full_id: "as exported" for full_id, code in recorded.items() if code == "plugin_denied"}
         return Policy.of(
             self._terms.rules(consumer),
             consumer=consumer,
             tools=tools,
             include_internal=include_internal,
-            plugin_denied={**told, **denied} if told else denied,
+            plugin_denied={**recorded_denials, **denied} if recorded_denials else denied,
         )
 
 
-__all__ = ["Check", "Filter", "Registry", "SkillsSubsystem", "Source"]
+__all__ = ["Check", "Filter", "Registry", "SkillsSubsystem", "SubsystemSource"]

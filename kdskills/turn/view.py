@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kdskills.prompts import Catalog, CatalogEntry, CatalogFormat, Locations
     from kdskills.skills.explain import Explanation
 
-_BY = frozenset(get_args(By))
+_STARTERS = frozenset(get_args(By))
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class SkillView:
     short_ids: Mapping[str, str]
     names: Mapping[str, str]
     home: Home = field(repr=False)
-    known: Known = field(repr=False)
+    index: Known = field(repr=False)
     policy: Policy = field(repr=False)
     codes: Mapping[str, str] = field(repr=False)
 
@@ -86,20 +86,20 @@ class SkillView:
         Raises:
             ValueError: *by* is none of `model`, `user`, `code`.
         """
-        if by not in _BY:
+        if by not in _STARTERS:
             raise ValueError(f"by is one of model, user, code, not {by!r}")
         full_id, via = self._target(ref, self.short_ids if numbers is None else numbers, names)
         if full_id is None:
             return _nothing(ref)
-        found = decide(self.known, self.policy, full_id, ref=ref, by=by)
-        if isinstance(found, Refused):
-            return found
+        decision = decide(self.index, self.policy, full_id, ref=ref, by=by)
+        if isinstance(decision, Refused):
+            return decision
         if full_id not in self.skills:
-            refused = import_refusal(self.known, self.policy, found, ref)
+            refused = import_refusal(self.index, self.policy, decision, ref)
             assert refused is not None  # only a refused import keeps a decided skill out of the view
             return refused
-        closure = close(self.known, self.policy, (found,))
-        return Granted(found, full_id, via, closure.order, closure.skipped, closure.diagnostics)
+        closure = close(self.index, self.policy, (decision,))
+        return Granted(decision, full_id, via, closure.order, closure.skipped, closure.diagnostics)
 
     def _target(self, ref: str, numbers: Mapping[str, str], names: bool) -> tuple[str | None, Via]:
         """Return the full id a reference means here, and how it says it."""
@@ -122,10 +122,10 @@ class SkillView:
 
     def join(self, answers: Iterable[Granted | Refused]) -> Closure:
         """Return the closure of references already answered."""
-        kept = tuple(answers)
-        found = close(self.known, self.policy, [answer.skill for answer in kept if isinstance(answer, Granted)])
-        refused = tuple(answer for answer in kept if isinstance(answer, Refused))
-        return Closure(found.order, refused, found.diagnostics, found.skipped)
+        resolved = tuple(answers)
+        closure = close(self.index, self.policy, [answer.skill for answer in resolved if isinstance(answer, Granted)])
+        refused = tuple(answer for answer in resolved if isinstance(answer, Refused))
+        return Closure(closure.order, refused, closure.diagnostics, closure.skipped)
 
     def explain(self, ref: str, *, by: By = "model") -> Explanation:
         """Return every step of the gate about *ref*, with rule, source and result."""
@@ -133,7 +133,7 @@ class SkillView:
 
         outcome = self.gate(ref, by=by)
         full_id, via = self._target(ref, self.short_ids, True)
-        steps = explain_steps(self.known, self.policy, full_id, outcome, by)
+        steps = explain_steps(self.index, self.policy, full_id, outcome, by)
         notes = (
             [f"import left out: {skipped.reason}" for skipped in outcome.skipped]
             if isinstance(outcome, Granted)
@@ -141,7 +141,7 @@ class SkillView:
         )
         if isinstance(outcome, Refused) and outcome.code == "import_refused":
             notes.append(outcome.reason)
-        skill = self.known.skills.get(full_id or "")
+        skill = self.index.skills.get(full_id or "")
         if skill is not None and skill.hidden:
             notes.append(f"{full_id} is hidden: in no number, name, catalog or picker, usable by its exact id")
         if skill is not None and (needed := needs_scripts(skill)):
@@ -179,14 +179,14 @@ class SkillView:
         from kdskills.prompts import CatalogEntry
 
         names = {full_id: name for name, full_id in self.names.items()}
-        made = self.home.entries
+        cache = self.home.entries
         entries = []
         for short, full_id in self.short_ids.items():
             skill, name = self.listed[full_id], names[full_id]
-            known, entry = made.get(full_id, (None, None))
-            if entry is None or known is not skill or (entry.short_id, entry.display_name) != (short, name):
+            cached_skill, entry = cache.get(full_id, (None, None))
+            if entry is None or cached_skill is not skill or (entry.short_id, entry.display_name) != (short, name):
                 entry = _entry(CatalogEntry, skill, short, name)
-                made[full_id] = (skill, entry)
+                cache[full_id] = (skill, entry)
             entries.append(entry)
         return tuple(entries)
 
@@ -206,19 +206,19 @@ class SkillView:
     @cached_property
     def _digest(self) -> str:
         tools = ["none"] if self.tools is None else ["some", *sorted(self.tools)]
-        who = ["anonymous"] if self.consumer is None else ["named", self.consumer]
-        head = [["fingerprint", self.home.fingerprint], ["consumer", *who], ["tools", *tools]]
+        agent = ["anonymous"] if self.consumer is None else ["named", self.consumer]
+        head = [["fingerprint", self.home.fingerprint], ["consumer", *agent], ["tools", *tools]]
         answers = [*((full_id, "granted") for full_id in self.skills), *self.codes.items()]
         return rows_digest([*head, ["internal", str(self.include_internal)], *sorted(answers)])
 
     @cached_property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """Rules of this consumer that match nothing."""
-        return self.policy.rule_findings(self.known.ids())
+        return self.policy.rule_findings(self.index.ids())
 
     def export_runtime_globals(self) -> dict[str, Any]:
         """Return `{"SKILLS_DESCRIPTOR": …}` of what this view grants, with private dependencies."""
-        needed = close(self.known, self.policy, self.skills.values())
+        needed = close(self.index, self.policy, self.skills.values())
         return export_view(
             self.home,
             {skill.full_id: skill for skill in needed.order},
@@ -231,34 +231,34 @@ class SkillView:
 
 def build_view(home: Home, policy: Policy) -> SkillView:
     """Ask the gate about every skill once and number what is listed."""
-    known = home.known(policy.include_internal)
-    codes: dict[str, str] = dict(known.refused)
-    passed: dict[str, Skill] = {}
+    index = home.skill_index(policy.include_internal)
+    codes: dict[str, str] = dict(index.refused)
+    granted: dict[str, Skill] = {}
     checks = checks_in_force(policy)
-    for full_id, skill in known.skills.items():
+    for full_id, skill in index.skills.items():
         finding = refuse(policy, skill, checks)
         if finding is None:
-            passed[full_id] = skill
+            granted[full_id] = skill
         else:
             codes[full_id] = finding.code
     if policy.imports == "strict":
-        for full_id in broken_imports(known, policy, tuple(passed.values())) & passed.keys():
+        for full_id in broken_imports(index, policy, tuple(granted.values())) & granted.keys():
             codes[full_id] = "import_refused"
-            del passed[full_id]
-    order = sorted(passed)  # registries are in this order already, exports may not be
-    if order != list(passed):
-        passed = {full_id: passed[full_id] for full_id in order}
-    listed = {i: skill for i, skill in passed.items() if not skill.hidden and refuse_by(skill, "model") is None}
+            del granted[full_id]
+    order = sorted(granted)  # registries are in this order already, exports may not be
+    if order != list(granted):
+        granted = {full_id: granted[full_id] for full_id in order}
+    listed = {i: skill for i, skill in granted.items() if not skill.hidden and refuse_by(skill, "model") is None}
     return SkillView(
         consumer=policy.consumer,
         tools=policy.tools,
         include_internal=policy.include_internal,
-        skills=MappingProxyType(passed),
+        skills=MappingProxyType(granted),
         listed=MappingProxyType(listed),
         short_ids=MappingProxyType({f"SK{number}": full_id for number, full_id in enumerate(listed, 1)}),
         names=MappingProxyType(_names(listed)),
         home=home,
-        known=known,
+        index=index,
         policy=policy,
         codes=MappingProxyType(codes),
     )
@@ -311,16 +311,16 @@ def _entry(kind: type[CatalogEntry], skill: Skill, short_id: str, name: str) -> 
 
 def picker_of(skills: Iterable[Skill], patterns: Iterable[str] | str | None) -> list[PickerEntry]:
     """Return the picker's entries of *skills*, sorted by full id; a pattern or reference narrows them."""
-    chosen = None
+    matcher = None
     if patterns is not None:
-        chosen = compile_rules((patterns,) if isinstance(patterns, str) else patterns, bare="public")
-    shown = [
+        matcher = compile_rules((patterns,) if isinstance(patterns, str) else patterns, bare="public")
+    offered = [
         skill
         for skill in skills
         if not skill.hidden
         and skill.namespace != INTERNAL_NAMESPACE
         and refuse_by(skill, "user") is None
-        and (chosen is None or chosen.match(skill.full_id) is not None)
+        and (matcher is None or matcher.match(skill.full_id) is not None)
     ]
     return [
         PickerEntry(
@@ -330,5 +330,5 @@ def picker_of(skills: Iterable[Skill], patterns: Iterable[str] | str | None) -> 
             when_to_use=list(skill.when_to_use),
             namespace=skill.namespace,
         )
-        for skill in sorted(shown, key=lambda skill: skill.full_id)
+        for skill in sorted(offered, key=lambda skill: skill.full_id)
     ]

@@ -12,7 +12,7 @@ from kdskills.models import ModelProvider, ModelReply, ModelRequest, Redactor, T
 from kdskills.models.cassette import (
     SCHEMA,
     Cassette,
-    Entry,
+    CassetteEntry,
     RecordedCall,
     RecordedReply,
     RecordedUsage,
@@ -49,7 +49,7 @@ class RecordingModel:
         self.path = path
         self._inner = inner
         self.redactor = redactor or Redactor()
-        self._entries: list[Entry] = []
+        self._entries: list[CassetteEntry] = []
         self._writing = asyncio.Lock()
 
     async def reply(self, request: ModelRequest) -> ModelReply:
@@ -72,7 +72,7 @@ class RecordingModel:
     async def _record(self, request: ModelRequest, answer: ModelReply) -> None:
         for call in answer.calls:
             self.redactor.arguments(call.arguments)
-        self._entries.append(Entry(role=request.role, when=self._when(request), reply=self._reply(answer)))
+        self._entries.append(CassetteEntry(role=request.role, when=self._when(request), reply=self._reply(answer)))
         cassette = Cassette(schema_=SCHEMA, match="shape", replies=tuple(self._entries))
         async with self._writing:
             await asyncio.to_thread(write_cassette, self.path, cassette)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kdskills.errors import BadRequest, ReplayError
 from kdskills.hooks import hookimpl
 from kdskills.models import ModelReply, ModelRequest, Redactor, TextDelta
-from kdskills.models.cassette import Cassette, Entry, check_fit, read_cassette
+from kdskills.models.cassette import Cassette, CassetteEntry, check_fit, read_cassette
 
 if TYPE_CHECKING:
     from kdskills.hooks import Register
@@ -32,7 +32,7 @@ class ReplayModel:
         self.name = name
         self.redactor = redactor or Redactor()
         self._cassette = cassette
-        self._left: dict[str, list[tuple[int, Entry]]] = {}
+        self._left: dict[str, list[tuple[int, CassetteEntry]]] = {}
         for index, entry in enumerate(cassette.replies):
             self._left.setdefault(entry.role, []).append((index, entry))
         self._closed = False

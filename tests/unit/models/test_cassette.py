@@ -8,7 +8,7 @@ from kdskills.errors import ReplayError
 from kdskills.models import Message, ModelRequest, ToolCall, ToolSpec
 from kdskills.models.cassette import (
     Cassette,
-    Entry,
+    CassetteEntry,
     RecordedCall,
     RecordedReply,
     When,
@@ -37,7 +37,7 @@ def request(*messages, active=(), tools=(LOAD,), instructions="rules", role="sol
 
 
 def entry(reply=None, **when):
-    return Entry(role="solver.react.decision", when=When(**when), reply=reply or RecordedReply(text="ok"))
+    return CassetteEntry(role="solver.react.decision", when=When(**when), reply=reply or RecordedReply(text="ok"))
 
 
 def test_the_form_of_the_specification_is_read():
@@ -143,9 +143,11 @@ def test_results_say_tool_and_outcome():
 def test_exact_compares_instructions_and_messages_too():
     """`match: exact` sees a change of the instructions that the shape does not."""
     recorded = When(**describe(request(), exact=True).model_dump())
-    check_fit(Entry(role="r", when=recorded, reply=RecordedReply()), request(), "exact", 0)
+    check_fit(CassetteEntry(role="r", when=recorded, reply=RecordedReply()), request(), "exact", 0)
     with pytest.raises(ReplayError) as caught:
-        check_fit(Entry(role="r", when=recorded, reply=RecordedReply()), request(instructions="new"), "exact", 0)
+        check_fit(
+            CassetteEntry(role="r", when=recorded, reply=RecordedReply()), request(instructions="new"), "exact", 0
+        )
     assert caught.value.details["field"] == "digest"
 
 
@@ -178,7 +180,9 @@ def test_a_written_cassette_reads_back_equal(text, arguments):
     from pathlib import Path
 
     reply = RecordedReply(text=text, calls=(RecordedCall(tool="t", arguments=arguments),))
-    cassette = Cassette(schema_="kdskills.cassette/1", replies=(Entry(role="r", when=When(user=text), reply=reply),))
+    cassette = Cassette(
+        schema_="kdskills.cassette/1", replies=(CassetteEntry(role="r", when=When(user=text), reply=reply),)
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "c.yaml"
         write_cassette(path, cassette)

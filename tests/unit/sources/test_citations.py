@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kdskills.sources import SourcesPool, adopt_citations, extract_citations, find_citations, rewrite_citations
 from kdskills.sources import tokens as grammar
-from kdskills.sources.tokens import MAX_WRITTEN_OUT, Known, find_tokens
+from kdskills.sources.tokens import MAX_WRITTEN_OUT, KnownSids, find_tokens
 
 ZERO_WIDTH = "\u200b"
 
@@ -248,7 +248,7 @@ def test_any_text_can_be_searched(text):
 
 def test_a_range_costs_what_is_known():
     """A huge range is looked up by its ends: nothing is counted through."""
-    known = Known([5, 7, 10**9])
+    known = KnownSids([5, 7, 10**9])
     assert (known.within(1, 999_999_999), known.within(8, 999_999_999)) == ([5, 7], [])
     pool = SourcesPool.from_rows([{"sid": 3, "url": "https://a.example"}, {"sid": 8, "url": "https://a.example"}])
     assert extract_citations("[[S:1-999999999]]", known=pool) == [3, 8]
@@ -328,7 +328,7 @@ def test_work_grows_with_the_text(piece, monkeypatch):
     monkeypatch.setattr(grammar, "parse_items", counted)
     CountingText.looked = 0
     text = CountingText(piece * 4000)
-    grammar.Scanner().scan(text, final=True)
+    grammar.TokenScanner().scan(text, final=True)
     assert CountingText.looked <= 4 * len(text)
     assert calls <= len(text)
 

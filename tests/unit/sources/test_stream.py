@@ -114,17 +114,17 @@ def test_flush_loses_nothing_and_begins_anew():
 @pytest.mark.parametrize("piece", ['<sup class="cite" data-sids="4">', "[[" + " " * 150, "`` ", "<sup ", "[[S:", "`"])
 def test_a_long_undecided_line_is_not_scanned_anew_each_time(piece, monkeypatch):
     """Fed character by character, the characters scanned stay in proportion to the text: counted, not timed."""
-    from kdskills.sources.tokens import Scanner
+    from kdskills.sources.tokens import TokenScanner
 
     scanned = 0
-    scan = Scanner.scan
+    scan = TokenScanner.scan
 
     def counted(self, text, *, final):
         nonlocal scanned
         scanned += len(text)
         return scan(self, text, final=final)
 
-    monkeypatch.setattr(Scanner, "scan", counted)
+    monkeypatch.setattr(TokenScanner, "scan", counted)
     text = piece * (40_000 // len(piece))
     assert streamed(text, FOUR) == render_citations(text, FOUR)
     assert scanned <= 3000 * len(text)

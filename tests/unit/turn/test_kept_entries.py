@@ -109,7 +109,7 @@ def test_views_go_on_making_entries_while_they_are_carried_over(subsystem: Skill
     assert subsystem.view()._entries
     home = subsystem.view().home
     kept = dict(home.entries)
-    assert home.kept_entries(replace(home.snapshot, skills=Growing(home.snapshot.skills, home.entries))) == kept
+    assert home.reusable_entries(replace(home.snapshot, skills=Growing(home.snapshot.skills, home.entries))) == kept
 
 
 def test_threads_render_while_skills_change(subsystem: SkillsSubsystem, write: Callable[..., Path]) -> None:

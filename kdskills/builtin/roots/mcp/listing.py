@@ -89,7 +89,7 @@ class McpListing:
             if self._clock() - self._looked < FRESH_S:
                 return self._scan
             self._looked = self._clock()
-        # One caller a minute comes this far: `_looked` was renewed under the lock, so two never ask at once.
+        # `_looked` was renewed under the lock: one call a minute comes this far.
         self._in_background(self._look)
         with self._lock:
             return self._scan
