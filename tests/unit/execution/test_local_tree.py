@@ -52,7 +52,7 @@ def test_notes_are_for_us_alone(tmp_path):
 def test_the_usual_folder_is_removed_without_a_program(tmp_path, monkeypatch):
     """Removing what a run leaves starts no process: it is done after each run."""
     folder = RunFolder.make(tmp_path, ExecRequest(argv=("x",)))
-    folder.place([("deep/er/file", b"x")], "/work/here")
+    folder.write_inputs([("deep/er/file", b"x")], "/work/here")
     (folder.work / "link").symlink_to(tmp_path)
     monkeypatch.setenv("PATH", "")
     folder.remove()
