@@ -115,25 +115,25 @@ class Demux:
     def __init__(self, stdout: Callable[[bytes], None], stderr: Callable[[bytes], None]) -> None:
         self._sinks = {1: stdout, 2: stderr}
         self._head = b""
-        self._left = 0
+        self._bytes_left = 0
         self._sink: Callable[[bytes], None] = stdout
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the stream."""
         view = memoryview(data)
         while view:
-            if self._left == 0:
+            if self._bytes_left == 0:
                 take = 8 - len(self._head)
                 self._head += bytes(view[:take])
                 view = view[take:]
                 if len(self._head) == 8:
-                    self._left = int.from_bytes(self._head[4:], "big")
+                    self._bytes_left = int.from_bytes(self._head[4:], "big")
                     self._sink = self._sinks.get(self._head[0], _nowhere)
                     self._head = b""
                 continue
-            piece = view[: self._left]
+            piece = view[: self._bytes_left]
             view = view[len(piece) :]
-            self._left -= len(piece)
+            self._bytes_left -= len(piece)
             self._sink(bytes(piece))
 
 
@@ -173,15 +173,15 @@ class ContainerAnswer:
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of standard output."""
-        if self._over():
+        if self._is_finished():
             return
         self._buffer += data
         if not self.answering and not self._find_nonce():
             return
-        while self._step() and not self._over():
+        while self._step() and not self._is_finished():
             pass
 
-    def _over(self) -> bool:
+    def _is_finished(self) -> bool:
         """Whether nothing more is to be read."""
         return self.done or self.broken is not None
 

@@ -62,14 +62,14 @@ def private_dir(path: Path, *, passable: bool = False, narrow: bool = True) -> P
 
 def write_note(path: Path, text: str) -> None:
     """Write a new file (0600) so that a search for leftovers meanwhile sees all of it or nothing."""
-    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as stream:
             stream.write(text)
-        aside.rename(path)
+        temporary.rename(path)
     except BaseException:  # raised again: nothing half-written stays
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -78,10 +78,10 @@ def discard_tree(path: Path) -> None:
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
-    aside = path.with_name(f".old-{secrets.token_hex(8)}")
+    renamed_tree = path.with_name(f".old-{secrets.token_hex(8)}")
     with suppress(FileNotFoundError):  # another process renamed it first
-        path.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
+        path.rename(renamed_tree)
+    shutil.rmtree(renamed_tree, ignore_errors=True)
 
 
 def _xdg(variable: str, fallback: str) -> Path:

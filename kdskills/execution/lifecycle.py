@@ -91,8 +91,8 @@ def reap(records: RunRecords, parent: CgroupParent | None) -> ReapReport:
     for leaf in parent.leaves() if parent is not None else ():
         if leaf_is_leftover(leaf.memory.name):
             count = len(leaf.members())
-            done = leaf.remove()
-            (ended if done else failed).append(f"cgroup {leaf.memory.name} with {count} processes")
+            removed = leaf.remove()
+            (ended if removed else failed).append(f"cgroup {leaf.memory.name} with {count} processes")
     for path, run, launcher, started in records.leftovers():
         alive = launcher > 0 and process_start(launcher) == started
         if alive and not _kill(launcher):

@@ -156,6 +156,7 @@ class Pump:
         deadline, terminating = started + self.wall_s, False
         while True:
             now = time.monotonic()
+            # First TERM, then KILL after the grace, again and again until the launcher is gone.
             if not terminating and (self._cancelled or now >= deadline):
                 reason = "cancelled" if self._cancelled else "timeout"
                 terminating, deadline = True, now + GRACE_S
@@ -207,12 +208,12 @@ def _drain(selector: selectors.BaseSelector, keep: set[int]) -> None:
         elif isinstance(key.data, memoryview):
             selector.unregister(key.fd)
             os.close(key.fd)
-    end, late = time.monotonic() + DRAIN_S, 0
-    while selector.get_map() and late < MAX_LATE_BYTES:
+    end, late_bytes = time.monotonic() + DRAIN_S, 0
+    while selector.get_map() and late_bytes < MAX_LATE_BYTES:
         seconds_left = end - time.monotonic()
         ready = selector.select(max(0.0, seconds_left))
         if not ready and seconds_left <= 0:
             return
         for key, _ in ready:
             _move(selector, key)
-        late += CHUNK * len(ready) if seconds_left <= 0 else 0
+        late_bytes += CHUNK * len(ready) if seconds_left <= 0 else 0

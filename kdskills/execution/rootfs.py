@@ -94,8 +94,8 @@ def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -
     if not final.is_dir():
         with locked(top / ".lock"):
             if not final.is_dir():
-                base = _built(top, f"base-{base_key[:40]}", lambda work: _build_base(work, distributions))
-                _built(top, final.name, lambda work: _build_ours(base, work, ours))
+                base = _build_once(top, f"base-{base_key[:40]}", lambda work: _build_base(work, distributions))
+                _build_once(top, final.name, lambda work: _build_ours(base, work, ours))
                 _prune(top, final.name, base.name)
     os.utime(final)
     return Rootfs(final, key, entry)
@@ -165,7 +165,7 @@ def _base_key(distributions: list[tuple[str, bool]]) -> str:
     return _digest([BUILDER, facts, packages, recipe])
 
 
-def _built(top: Path, name: str, build: rootfs_copy.Build) -> Path:
+def _build_once(top: Path, name: str, build: rootfs_copy.Build) -> Path:
     final = top / name
     if final.is_dir():
         os.utime(final)

@@ -47,6 +47,7 @@ def stage_skill(mount: SkillMount, cache: Path, *, passable: bool = False) -> Pa
     final = top / name
     if _used_lately(final) and _is_current(mount, final):
         return final
+    # Another process may have staged the same tree while we waited for the lock, so the copy is checked again.
     with locked(top / ".lock"):
         if final.is_dir():
             if _is_current(mount, final):

@@ -99,9 +99,11 @@ def not_found(requested: Iterable[str], visible: Iterable[str], refusals: tuple[
         similar += [match for match in _similar_names(name, pool) if match not in similar]
         if len(similar) >= 5:
             break
-    listed = ", ".join(repr(name) for name in names)
+    quoted_names = ", ".join(repr(name) for name in names)
     hint = f"; near names: {', '.join(similar[:5])}" if similar else ""
-    return refuse("skill_not_found", f"no such skill: {listed}{hint}", refusal=refusals, names=names, near=similar[:5])
+    return refuse(
+        "skill_not_found", f"no such skill: {quoted_names}{hint}", refusal=refusals, names=names, near=similar[:5]
+    )
 
 
 def _similar_names(name: str, pool: Iterable[str]) -> list[str]:

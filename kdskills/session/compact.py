@@ -28,10 +28,10 @@ def compact(
         count: Counts tokens of a text.
     """
     view = list(messages)
-    used = sum(_size(message, count) for message in view)
+    tokens = sum(_size(message, count) for message in view)
     active_pins = set(pins)
     for position, step in _old_results(view):
-        if used <= budget:
+        if tokens <= budget:
             break
         message = view[position]
         if message.pin is not None and active_pins & set(message.pin.split()):
@@ -41,7 +41,7 @@ def compact(
         saved = _size(message, count) - _size(shorter, count)
         if saved > 0:
             view[position] = shorter
-            used -= saved
+            tokens -= saved
     return tuple(view)
 
 

@@ -169,6 +169,7 @@ class Core:
 
     async def gated_session(self, call: Call, *, touch: bool = True) -> GatedSession:
         """Return the session checked against its gate; skills no longer granted are unloaded first."""
+        # Another call may commit between our read and our write; then everything is judged again from its record.
         for _ in range(TRIES):
             record = await self.record(call.session_id, touch=touch)
             gate = self.gate(record, call.scope)

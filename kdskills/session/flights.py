@@ -163,8 +163,8 @@ class Ticket:
 
         with self._lock:
             self._wakers.append(wake)
-            ended = self._error is not None
-        if ended:
+            interrupted = self._error is not None
+        if interrupted:
             work.close()
             self.check()
         task = asyncio.ensure_future(work)

@@ -126,15 +126,17 @@ async def _attempt(
         active = _names(session, record.ids)
         message = f"the active skills would take {tokens} tokens; {limit} are allowed. Load fewer, or replace"
         raise refuse("active_budget_exceeded", message, limit=limit, would_be=tokens, active=active)
+    # Texts go first: a committed session must never name a text the store does not have.
     with store_errors():
         for body in texts.values():
             if body.raw is not None:
                 await core.store.put_body(body.digest, body.raw)
-    ticket.check()
+    ticket.check()  # a skill removed while its text was read is not committed
     try:
         committed = await core.commit(record, entries)
     except StoreConflict:
         return None
+    # A skill removed during the commit was not in the session when removals were applied, so it is unloaded here.
     try:
         ticket.check()
     except KdskillsError:
@@ -202,14 +204,14 @@ async def loaded_now(core: Core, call: Call, *, touch: bool = True) -> LoadedTex
     for _ in range(TRIES):
         loaded = await texts_of(core, await core.gated_session(call, touch=touch))
         record = loaded.session.record
-        lost = set(record.ids) - {item.skill.full_id for item in loaded.texts}
-        if not lost:
+        lost_ids = set(record.ids) - {item.skill.full_id for item in loaded.texts}
+        if not lost_ids:
             return loaded
         try:
-            await core.commit(record, without(record.active, lost))
+            await core.commit(record, without(record.active, lost_ids))
         except StoreConflict:
             continue
-        for full_id in sorted(lost):
+        for full_id in sorted(lost_ids):
             core.emit(call, "skill.pruned", id=full_id, code="body_lost")
     raise conflict(call.session_id)
 

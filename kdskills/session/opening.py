@@ -42,7 +42,7 @@ async def close(core: Core, session_id: str) -> bool:
         return await core.store.delete(session_id)
 
 
-async def listed(core: Core, consumer: str | None, limit: int, after: str | None) -> list[SessionHead]:
+async def list_sessions(core: Core, consumer: str | None, limit: int, after: str | None) -> list[SessionHead]:
     """Return up to *limit* heads sorted by id; expired sessions are passed over."""
     if limit < 1:
         raise invalid("limit must be at least 1", ("/limit", "must be at least 1"))

@@ -178,7 +178,7 @@ class SkillRuntime:
         self, *, consumer: str | None = None, limit: int = PAGE, after: str | None = None
     ) -> list[SessionHead]:
         """Return heads sorted by id, without expired ones; *after* is the last id of the page before."""
-        return await opening.listed(self._core, consumer, limit, after)
+        return await opening.list_sessions(self._core, consumer, limit, after)
 
     async def __aenter__(self) -> Self:
         """Return the runtime itself."""

@@ -39,8 +39,8 @@ class TurnSources:
         found: Callable[[Diagnostic], None] | None = None,
     ) -> None:
         self._key = key
-        self._found = found
-        self._told: set[Diagnostic] = set()
+        self._report_finding = found
+        self._reported: set[Diagnostic] = set()
         self._lock = threading.Lock()
         self._pool = pool
         self._maps: dict[tuple[str, str], dict[int, int]] = {}
@@ -81,16 +81,16 @@ class TurnSources:
 
     def _tell(self, skill: Skill, findings: Iterable[Diagnostic]) -> None:
         """Report new findings only: a body is rendered with every prompt, with the same findings each time."""
-        if self._found is None:
+        if self._report_finding is None:
             return
         location = hidden_alias(skill.full_id) if skill.hidden else skill.location
         for finding in findings:
             located = finding.at(location)
             with self._lock:
-                repeated = located in self._told
-                self._told.add(located)
+                repeated = located in self._reported
+                self._reported.add(located)
             if not repeated:
-                self._found(located)
+                self._report_finding(located)
 
 
 @dataclass(frozen=True, slots=True)

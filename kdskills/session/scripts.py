@@ -58,7 +58,7 @@ class PreparedRun:
     executor: Executor
 
 
-def shaped(core: Core, run: Run) -> None:
+def check_shape(core: Core, run: Run) -> None:
     """Check the shape of a call.
 
     Raises:
@@ -95,7 +95,7 @@ async def run_script(core: Core, call: Call, run: Run) -> ScriptResult:
     executor = core.config.executor
     if not core.config.run_scripts or executor is None:
         raise refuse("run_disabled", "scripts are switched off here")
-    shaped(core, run)
+    check_shape(core, run)
     aim = await target(core, call, run.skill)
     run, note = await asyncio.to_thread(_unpacked, core, aim.skill, run)
     clean = script_path(run.path)
@@ -140,7 +140,7 @@ def _unpacked(core: Core, skill: Skill, run: Run) -> tuple[Run, str]:
             ("/path", "holds a command line with shell operators"),
         )
     split = replace(run, path=words[0], args=(*words[1:], *run.args))
-    shaped(core, split)
+    check_shape(core, split)
     return (
         split,
         f"path held a command line: ran {words[0]} with args {json.dumps(list(split.args), ensure_ascii=False)}",
@@ -349,7 +349,7 @@ def exit_code_of(result: ExecResult) -> int | None:
 
 
 def _answer(prepared: PreparedRun, result: ExecResult, collected: Collected) -> ScriptResult:
-    lost = tuple((item.path, item.message) for item in result.artifact_errors)
+    uncollected = tuple((item.path, item.message) for item in result.artifact_errors)
     return ScriptResult(
         skill=prepared.aim.name,
         path=prepared.clean,
@@ -365,5 +365,5 @@ def _answer(prepared: PreparedRun, result: ExecResult, collected: Collected) -> 
         engine=result.engine,
         level=result.level.name.lower(),
         artifacts=collected.files,
-        dropped=(*collected.dropped, *lost),
+        dropped=(*collected.dropped, *uncollected),
     )

@@ -188,11 +188,11 @@ async def restore(core: Core, snapshot: SessionSnapshot, order: RestoreOrder) ->
     active: list[LoadedSkill] = []
     for entry in {entry.id: entry for entry in record.active}.values():  # an id stands once
         loader = order.loader(entry)
-        granted = gate.resolve(entry.id, by=loader)
-        if isinstance(granted, Refused):
-            core.emit(call, "diagnostic", code="restore_dropped", id=entry.id, refusal=granted.code)
+        grant = gate.resolve(entry.id, by=loader)
+        if isinstance(grant, Refused):
+            core.emit(call, "diagnostic", code="restore_dropped", id=entry.id, refusal=grant.code)
             continue
-        closure = {skill.full_id: skill for skill in granted.closure}
+        closure = {skill.full_id: skill for skill in grant.closure}
         if not await _has_text(core, closure[entry.id], entry.digest, snapshot.bodies):
             core.emit(call, "diagnostic", code="body_lost", id=entry.id)
             continue

@@ -122,7 +122,7 @@ class MemoryStore:
         """Return up to *limit* heads sorted by id."""
         with self._lock:
             records = list(self._records.values())
-        chosen = sorted(
+        matching = sorted(
             (
                 r
                 for r in records
@@ -130,7 +130,7 @@ class MemoryStore:
             ),
             key=lambda record: record.session_id,
         )
-        return [record.head() for record in chosen[:limit]]
+        return [record.head() for record in matching[:limit]]
 
     async def purge(self, idle_before: datetime) -> int:
         """Forget every session touched before *idle_before*."""

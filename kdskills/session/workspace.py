@@ -175,16 +175,16 @@ class FolderWorkspace:
 
     def _write(self, path: str, clean: str, data: bytes, mode: WriteMode) -> ProducedFile:
         try:
-            existing = self._existing(clean)
+            old_content = self._read_existing(clean)
         except FileRefused as error:
             raise _denied(error, path) from error
-        if mode == "create" and existing is not None:
+        if mode == "create" and old_content is not None:
             raise refuse(
                 "invalid_argument",
                 f"{clean!r} exists; use mode replace or append",
                 errors=[{"path": "/mode", "problem": "the file exists"}],
             )
-        content = (existing or b"") + data if mode == "append" else data
+        content = (old_content or b"") + data if mode == "append" else data
         try:
             self._check_room(clean, len(content))
             self._replace(clean, content)
@@ -194,7 +194,7 @@ class FolderWorkspace:
 
     def collect(self, artifacts: Sequence[Artifact]) -> Collected:
         """Keep artifacts that are new or differ from what is here; inputs and mounts stay as they are."""
-        written: list[ProducedFile] = []
+        produced_files: list[ProducedFile] = []
         dropped: list[tuple[str, str]] = []
         for item in artifacts:
             if self._mounted(item.path) or item.path in self.protected:
@@ -204,10 +204,10 @@ class FolderWorkspace:
             if self._is_unchanged(item):
                 continue
             try:
-                written.append(self.write(item.path, item.content, "replace"))
+                produced_files.append(self.write(item.path, item.content, "replace"))
             except ToolCallRefused as error:
                 dropped.append((item.path, error.message))
-        return Collected(tuple(written), tuple(dropped))
+        return Collected(tuple(produced_files), tuple(dropped))
 
     def _entries(self, folder: Path) -> list[TreeEntry]:
         with self._lock:  # a file that is being written lies beside its place under another name
@@ -228,7 +228,7 @@ class FolderWorkspace:
         except FileRefused:
             return False
 
-    def _existing(self, clean: str) -> bytes | None:
+    def _read_existing(self, clean: str) -> bytes | None:
         try:
             return read_file(self.root, clean, limit=MAX_FILE).data
         except FileRefused as error:

@@ -177,7 +177,7 @@ class _Watch:
     def _look(self) -> None:
         """Measure the guarded folders from time to time, with `du`, which copes with trees of any depth."""
         if self._guard is None and self._order["guard"] and time.monotonic() >= self._look_again:
-            self._asked = time.monotonic()
+            self._guard_started = time.monotonic()
             command = ["du", "-sxB1", "--", *(folder for folder, _ in self._order["guard"])]
             self._guard = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
@@ -188,7 +188,7 @@ class _Watch:
         with guard.stdout as stream:
             lines = stream.read().splitlines()
         self._guard = None
-        took = time.monotonic() - self._asked
+        took = time.monotonic() - self._guard_started
         self._look_again = time.monotonic() + max(GUARD_S, 4 * took)
         for line, (folder, max_bytes) in zip(lines, self._order["guard"], strict=False):
             if int(line.split(b"\t")[0]) > max_bytes and self._over is None:

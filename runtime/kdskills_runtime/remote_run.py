@@ -187,7 +187,7 @@ class RemoteRun:
                     del names[fd]
             self._live(say)
         os.waitpid(first, 0)
-        return self._ended(time.monotonic() - started)
+        return self._end_line(time.monotonic() - started)
 
     def _feed(self, name: str, data: bytes) -> None:
         if name == "status":
@@ -208,7 +208,7 @@ class RemoteRun:
             self._live_sent += len(out) + len(err)
             self._live_next = now + (0.02 if self._live_sent < LIVE_FAST else 1.0)
 
-    def _ended(self, duration: float) -> dict[str, Any]:
+    def _end_line(self, duration: float) -> dict[str, Any]:
         """Return how the program ended, as far as its first process could tell."""
         end: dict[str, Any] = {"kind": "end", "reason": self._reason, "duration": duration}
         kind, _, number = self._status.decode("ascii").partition(":")
@@ -274,8 +274,10 @@ class _FirstProcess:
             for name in ("stdout", "stderr", "report"):
                 os.close(self._pipes[name][1])
             words = os.read(trouble_read, 4096)
-            ended = os.waitstatus_to_exitcode(_wait(pid))
-            os.write(status, words or (f"code:{ended}" if ended >= 0 else f"signal:{-ended}").encode("ascii"))
+            exit_code = os.waitstatus_to_exitcode(_wait(pid))
+            os.write(
+                status, words or (f"code:{exit_code}" if exit_code >= 0 else f"signal:{-exit_code}").encode("ascii")
+            )
         except OSError as error:
             os.write(status, f"walls:{error.errno or 0}".encode("ascii"))
         finally:

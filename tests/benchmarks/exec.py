@@ -42,8 +42,8 @@ def rows() -> dict[str, Row]:
     options = ExecutionOptions(best_effort=frozenset({"memory", "pids"}), allow_unisolated=True)
     counted, strict = BubblewrapExecutor(options), BubblewrapExecutor(options)
     pooled = BubblewrapExecutor(dataclasses.replace(options, pool=POOL))
-    ground, _ = strict._prepared()
-    strict._ground = dataclasses.replace(ground, cgroups=None)
+    setup, _ = strict._prepared()
+    strict._setup = dataclasses.replace(setup, cgroups=None)
     plain = ExecRequest(argv=PYTHON)
     unsafe = ExecRequest(argv=(sys.executable, "-c", "pass"), profile="unsafe-local")
     return {

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
 from kdskills.execution.bwrap.args import Launcher
 from kdskills.execution.bwrap.pool import Pool, make_worker
-from kdskills.execution.bwrap.ready import Ground, SandboxJob
+from kdskills.execution.bwrap.ready import SandboxJob, SandboxSetup
 from kdskills.execution.bwrap.run import ENGINE, LEVEL, BubblewrapRun, Prepared
 from kdskills.execution.cgroup import find_parent
 from kdskills.execution.check import LIMIT_NAMES, check_request, require_limits
@@ -67,9 +67,9 @@ class BubblewrapExecutor:
         self._options = options
         self._best_effort = options.best_effort | (frozenset() if os.geteuid() == 0 else {"memory"})
         self._lock = threading.Lock()
-        self._ground: Ground | None = None
+        self._setup: SandboxSetup | None = None
         self._rootfs: Rootfs | None = None
-        self._pool: tuple[Ground, Pool] | None = None
+        self._pool: tuple[SandboxSetup, Pool] | None = None
         self._probed: tuple[tuple[object, ...], ProbeReport] | None = None
 
     async def probe(self) -> ProbeReport:
@@ -101,13 +101,13 @@ class BubblewrapExecutor:
             return skills_mismatch(error, self.name, self.level)
         return run
 
-    def _new(self, request: ExecRequest, pool: Callable[[Ground, Rootfs], Pool | None]) -> BubblewrapRun:
+    def _new(self, request: ExecRequest, pool: Callable[[SandboxSetup, Rootfs], Pool | None]) -> BubblewrapRun:
         """Return a run whose own thread decides and stages everything; handing that over would only cost time."""
 
         def prepare() -> Prepared:
             try:
-                ground, rootfs, job = self._prepare(request)
-                return Prepared(ground, job, pool(ground, rootfs))
+                setup, rootfs, job = self._prepare(request)
+                return Prepared(setup, job, pool(setup, rootfs))
             except (ExecFailed, OSError) as error:
                 raise ExecRefused(f"what a sandbox needs cannot be prepared: {error}", engine=self.name) from error
 
@@ -139,23 +139,23 @@ class BubblewrapExecutor:
         records = RunRecords(self._options.state_dir or state_dir())
         return await asyncio.to_thread(lambda: reap(records, find_parent()))
 
-    def _pool_of(self, ground: Ground, rootfs: Rootfs) -> Pool | None:
-        """Return the pool of sandboxes on this ground; one on older ground is closed."""
+    def _pool_of(self, setup: SandboxSetup, rootfs: Rootfs) -> Pool | None:
+        """Return the pool of sandboxes on this setup; one on older setup is closed."""
         if self._options.pool <= 0:
             return None
         old = None
         with self._lock:
-            if self._pool is None or self._pool[0] is not ground:
+            if self._pool is None or self._pool[0] is not setup:
                 program = rootfs.entry.rpartition("/")[0] + "/pool_worker.py"
-                new_pool = Pool(self._options.pool, partial(make_worker, ground, python=rootfs.python, program=program))
-                old, self._pool = self._pool, (ground, new_pool)
+                new_pool = Pool(self._options.pool, partial(make_worker, setup, python=rootfs.python, program=program))
+                old, self._pool = self._pool, (setup, new_pool)
                 weakref.finalize(self, new_pool.close)
             pool = self._pool[1]
         if old is not None:
             old[1].close()
         return pool
 
-    def _prepare(self, request: ExecRequest) -> tuple[Ground, Rootfs, SandboxJob]:
+    def _prepare(self, request: ExecRequest) -> tuple[SandboxSetup, Rootfs, SandboxJob]:
         """Decide and stage everything that needs no sandbox. Raises ExecRefused, RootChanged, RootMissing."""
         require_endings(self.name)
         plan = check_request(request)
@@ -171,11 +171,11 @@ class BubblewrapExecutor:
                     limits=[name],
                     engine=self.name,
                 )
-        ground, rootfs = self._prepared()
-        enforced = self._enforceable(ground)
+        setup, rootfs = self._prepared()
+        enforced = self._enforceable(setup)
         require_limits(enforced, self._best_effort, self.name)
         cache = self._options.cache_dir or cache_dir()
-        dropped = ground.launcher.drop_to is not None
+        dropped = setup.launcher.drop_to is not None
         skills = tuple((mount.id, stage_skill(mount, cache, passable=dropped)) for mount in request.skills)
         payload = None if request.code is None else build_payload(request)
 
@@ -186,18 +186,18 @@ class BubblewrapExecutor:
 
         inputs = tuple(read_inputs(request.inputs, request.limits))
         _fit(inputs, request.limits)
-        return ground, rootfs, SandboxJob(plan, argv, payload, skills, inputs, enforced)
+        return setup, rootfs, SandboxJob(plan, argv, payload, skills, inputs, enforced)
 
-    def _prepared(self) -> tuple[Ground, Rootfs]:
+    def _prepared(self) -> tuple[SandboxSetup, Rootfs]:
         with self._lock:
-            if self._ground is None or self._rootfs is None or not self._rootfs.path.is_dir():
+            if self._setup is None or self._rootfs is None or not self._rootfs.path.is_dir():
                 arch = _ARCHES.get(platform.machine())
                 if arch is None:
                     raise ExecRefused(f"no system call filter for {platform.machine()}", engine=self.name)
                 launcher = self._launcher()
                 self._rootfs = build_rootfs(self._options.cache_dir, packages=self._options.image_packages)
                 cgroups = find_parent()
-                self._ground = Ground(
+                self._setup = SandboxSetup(
                     launcher=launcher,
                     rootfs=self._rootfs.path,
                     seccomp=program_bytes(arch),
@@ -207,7 +207,7 @@ class BubblewrapExecutor:
                     records=RunRecords(self._options.state_dir or state_dir()),
                 )
             os.utime(self._rootfs.path)  # in use: not to be pruned by a newer version's build
-            return self._ground, self._rootfs
+            return self._setup, self._rootfs
 
     def _launcher(self) -> Launcher:
         programs = {name: shutil.which(name) for name in ("bwrap", "prlimit", "setpriv")}
@@ -229,9 +229,9 @@ class BubblewrapExecutor:
                 )
         return Launcher(str(programs["bwrap"]), str(programs["prlimit"]), str(programs["setpriv"]), drop_to)
 
-    def _enforceable(self, ground: Ground) -> frozenset[str]:
-        missing = set() if ground.cgroups is not None else {"memory"}
-        if ground.cgroups is None and not ground.nproc:
+    def _enforceable(self, setup: SandboxSetup) -> frozenset[str]:
+        missing = set() if setup.cgroups is not None else {"memory"}
+        if setup.cgroups is None and not setup.nproc:
             missing.add("pids")
         return LIMIT_NAMES - missing
 
@@ -241,7 +241,7 @@ class BubblewrapExecutor:
 
     async def _probe(self) -> ProbeReport:
         try:
-            ground, rootfs = await asyncio.to_thread(self._prepared)
+            setup, rootfs = await asyncio.to_thread(self._prepared)
             canary = ExecRequest(argv=canary_argv(rootfs.python, rootfs.entry))
             run = self._new(canary, lambda *_: None)
             run.go()
@@ -251,7 +251,7 @@ class BubblewrapExecutor:
         except OSError as error:
             return ProbeReport(self.name, self.level, ok=False, cure=f"make what a sandbox needs accessible: {error}")
         result = await run.wait()
-        checks = (*judge(result.stdout.data), *_host_checks(run, ground))
+        checks = (*judge(result.stdout.data), *_host_checks(run, setup))
         ok = result.status == "ok" and all(check.ok for check in checks)
         words = result.error.message if result.error else failed(checks)
         return ProbeReport(
@@ -276,14 +276,14 @@ def _fit(inputs: Sequence[tuple[str, bytes]], limits: Limits) -> None:
         raise ExecRefused(problem, code="bad_request", who="caller")
 
 
-def _host_checks(run: BubblewrapRun, ground: Ground) -> tuple[ProbeCheck, ...]:
+def _host_checks(run: BubblewrapRun, setup: SandboxSetup) -> tuple[ProbeCheck, ...]:
     """Return what only the host can say about the canary."""
     checks = [ProbeCheck("host_uid", run.host_uid > 0, f"uid {run.host_uid} on the host")]
-    if ground.cgroups is not None:
+    if setup.cgroups is not None:
         ok = {"memory", "pids"} <= set(run.bounds)
         checks.append(ProbeCheck("limits", ok, f"cgroup holds {run.bounds}"))
     else:
-        limits = "RLIMIT_AS per process" + (" and RLIMIT_NPROC" if ground.nproc else "")
+        limits = "RLIMIT_AS per process" + (" and RLIMIT_NPROC" if setup.nproc else "")
         checks.append(ProbeCheck("limits", ok=True, found=limits))
     return tuple(checks)
 

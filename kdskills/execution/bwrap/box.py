@@ -111,6 +111,7 @@ class BwrapBox:
         """
         end = time.monotonic() + SETUP_S
         try:
+            # The launcher waits for its arguments, so everything it starts is born inside the cgroup.
             if leaf is not None:
                 leaf.join(self._launcher.pid)
             fd = self._pipes.take("args")
@@ -237,7 +238,9 @@ def launch(spawner: ThreadPoolExecutor, command: Sequence[str], pipes: Pipes, ex
     Raises:
         BoxFailed: The launcher cannot be executed.
     """
-    passed = [pipes.theirs[name] for name in ("args", "status", "block", "payload", "report") if name in pipes.theirs]
+    child_fds = [
+        pipes.theirs[name] for name in ("args", "status", "block", "payload", "report") if name in pipes.theirs
+    ]
 
     def spawn() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -247,7 +250,7 @@ def launch(spawner: ThreadPoolExecutor, command: Sequence[str], pipes: Pipes, ex
             stderr=pipes.theirs["stderr"],
             env={"PATH": "/usr/local/bin:/usr/bin:/bin"},
             cwd="/",
-            pass_fds=[*passed, *extra],
+            pass_fds=[*child_fds, *extra],
             start_new_session=True,
             umask=0o022,
             preexec_fn=signal_reset(),  # noqa: PLW1509 - two system calls and no lock, and only where there is something to reset

@@ -23,9 +23,9 @@ from kdskills.execution.bwrap.args import DEFAULT_ENV, Fds, command_line, rlimit
 from kdskills.execution.bwrap.box import SETUP_S, BoxFailed, BwrapBox, Pipes, launch
 from kdskills.execution.bwrap.ready import (
     OWN_PROCESSES,
-    Ground,
     ReadySandbox,
     SandboxJob,
+    SandboxSetup,
     keep_record,
     make_leaf,
     memory_file,
@@ -67,8 +67,8 @@ class PoolWorker:
 
     def usable(self) -> bool:
         """Whether its sandbox is still up and not too old."""
-        ended = select.select([self.box.launcher_fd], [], [], 0)[0]
-        return not ended and time.monotonic() - self.made_at < KEEP_S
+        launcher_events = select.select([self.box.launcher_fd], [], [], 0)[0]
+        return not launcher_events and time.monotonic() - self.made_at < KEEP_S
 
     def give(self, job: SandboxJob, stack: ExitStack, *, memory_by_rlimit: bool) -> ReadySandbox:
         """Hand the worker over to one run; *stack* ends it.
@@ -112,7 +112,7 @@ def build_order(job: SandboxJob, fds: tuple[int, int], *, memory_by_rlimit: bool
     return b"".join([len(head).to_bytes(8, "big"), head, *(data for _, data in job.inputs), job.payload or b""])
 
 
-def make_worker(ground: Ground, kind: WorkerKind, python: str, program: str) -> PoolWorker:
+def make_worker(setup: SandboxSetup, kind: WorkerKind, python: str, program: str) -> PoolWorker:
     """Make a sandbox of *kind* and wait until its process waits for an order.
 
     Raises:
@@ -122,19 +122,19 @@ def make_worker(ground: Ground, kind: WorkerKind, python: str, program: str) -> 
     with ExitStack() as stack:
         pipes = Pipes.make(code=True)
         stack.callback(pipes.close)
-        leaf = make_leaf(ground, limits, stack)
+        leaf = make_leaf(setup, limits, stack)
         fds = (pipes.theirs["payload"], pipes.theirs["report"])
         argv = [python, "-I", program, *map(str, fds), *(["skills"] if kind.skills else [])]
         with ExitStack() as launch_stack:
-            seccomp = memory_file(launch_stack, ground.seccomp)
+            seccomp = memory_file(launch_stack, setup.seccomp)
             fds_of_launcher = Fds(pipes.theirs["args"], pipes.theirs["status"], pipes.theirs["block"], seccomp)
             bounds = rlimit_words({"core": (0, 0)})  # the worker itself takes on the run's, inside and for good
-            command = command_line(ground.launcher, ground.rootfs, limits, "/work", argv, fds_of_launcher, bounds)
-            box = launch(ground.spawner, command, pipes, [seccomp])
+            command = command_line(setup.launcher, setup.rootfs, limits, "/work", argv, fds_of_launcher, bounds)
+            box = launch(setup.spawner, command, pipes, [seccomp])
             stack.callback(box.close)
         if leaf is None:
-            keep_record(ground, ExecRequest(), box, stack)
-        box.bring_up(run_arguments("/work", kind.skills, [], ()), ground.rootfs, leaf, None)
+            keep_record(setup, ExecRequest(), box, stack)
+        box.bring_up(run_arguments("/work", kind.skills, [], ()), setup.rootfs, leaf, None)
         box.release()
         report = pipes.ours["report"]
         if not select.select([report], [], [], SETUP_S)[0] or os.read(report, 1) != b"\n":

@@ -22,7 +22,7 @@ OWN_PROCESSES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class SandboxSetup:
     """What every run of one engine shares."""
 
     launcher: Launcher
@@ -73,7 +73,7 @@ class ReadySandbox:
     waiting: bool
 
 
-def make_sandbox(ground: Ground, job: SandboxJob, stack: ExitStack) -> ReadySandbox:
+def make_sandbox(setup: SandboxSetup, job: SandboxJob, stack: ExitStack) -> ReadySandbox:
     """Make a sandbox for *job*; *stack* ends it and closes its descriptors.
 
     Raises:
@@ -81,41 +81,41 @@ def make_sandbox(ground: Ground, job: SandboxJob, stack: ExitStack) -> ReadySand
     """
     pipes = Pipes.make(code=job.payload is not None)
     stack.callback(pipes.close)
-    leaf = make_leaf(ground, job.limits, stack)
-    bounds = rlimit_words(within_own_limits(rlimits(job.limits, memory=ground.cgroups is None)))
+    leaf = make_leaf(setup, job.limits, stack)
+    bounds = rlimit_words(within_own_limits(rlimits(job.limits, memory=setup.cgroups is None)))
     argv = job.argv(pipes.theirs.get("payload", -1), pipes.theirs.get("report", -1))
     with ExitStack() as launch_stack:  # the launcher's copies of what it only reads; ours are closed once it has them
-        seccomp = memory_file(launch_stack, ground.seccomp)
+        seccomp = memory_file(launch_stack, setup.seccomp)
         inputs = [(path, memory_file(launch_stack, data)) for path, data in job.inputs]
         fds = Fds(pipes.theirs["args"], pipes.theirs["status"], pipes.theirs["block"], seccomp)
-        command = command_line(ground.launcher, ground.rootfs, job.limits, job.plan.cwd, argv, fds, bounds)
-        box = launch(ground.spawner, command, pipes, [seccomp, *(fd for _, fd in inputs)])
+        command = command_line(setup.launcher, setup.rootfs, job.limits, job.plan.cwd, argv, fds, bounds)
+        box = launch(setup.spawner, command, pipes, [seccomp, *(fd for _, fd in inputs)])
         stack.callback(box.close)
     if leaf is None:
-        keep_record(ground, job.plan.request, box, stack)
+        keep_record(setup, job.plan.request, box, stack)
     arguments = run_arguments(job.plan.cwd, job.skills, inputs, job.plan.env, frozenset(job.plan.request.executable))
-    box.bring_up(arguments, ground.rootfs, leaf, job.limits.pids + 1 if ground.nproc else None)
+    box.bring_up(arguments, setup.rootfs, leaf, job.limits.pids + 1 if setup.nproc else None)
     feeds = [("stdin", job.plan.request.stdin)]
     if job.payload is not None:
         feeds.append(("payload", job.payload))
     return ReadySandbox(box, pipes, leaf, tuple(feeds), waiting=True)
 
 
-def make_leaf(ground: Ground, limits: Limits, stack: ExitStack) -> CgroupLeaf | None:
+def make_leaf(setup: SandboxSetup, limits: Limits, stack: ExitStack) -> CgroupLeaf | None:
     """Make a cgroup leaf with these bounds, where there are any. Raises BoxFailed."""
-    if ground.cgroups is None:
+    if setup.cgroups is None:
         return None
     try:
-        leaf = ground.cgroups.leaf(leaf_name(), limits.memory, limits.pids + OWN_PROCESSES)
+        leaf = setup.cgroups.leaf(leaf_name(), limits.memory, limits.pids + OWN_PROCESSES)
     except OSError as error:
         raise BoxFailed(f"no cgroup could be made: {error}") from error
     stack.callback(leaf.remove)
     return leaf
 
 
-def keep_record(ground: Ground, request: ExecRequest, box: BwrapBox, stack: ExitStack) -> None:
+def keep_record(setup: SandboxSetup, request: ExecRequest, box: BwrapBox, stack: ExitStack) -> None:
     """Record the launcher for `reap`, until *stack* ends."""
-    record = ground.records.write(request, box.pid)
+    record = setup.records.write(request, box.pid)
     stack.callback(record.unlink, missing_ok=True)
 
 

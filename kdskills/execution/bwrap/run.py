@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kdskills.execution.bwrap.box import BoxFailed, BwrapBox
 from kdskills.execution.bwrap.pool import Pool, WorkerKind
-from kdskills.execution.bwrap.ready import Ground, ReadySandbox, SandboxJob, make_sandbox
+from kdskills.execution.bwrap.ready import ReadySandbox, SandboxJob, SandboxSetup, make_sandbox
 from kdskills.execution.code_run import MAX_REPORT, apply_report, read_report
 from kdskills.execution.collect import Collection, collect, new_collection
 from kdskills.execution.logfile import output_buffers
@@ -28,7 +28,7 @@ LEVEL = IsolationLevel.NAMESPACE
 class Prepared:
     """Everything a run needs that was decided without a sandbox; `pool` is None when it must have one of its own."""
 
-    ground: Ground
+    setup: SandboxSetup
     job: SandboxJob
     pool: Pool | None = None
 
@@ -92,9 +92,9 @@ class BubblewrapRun:
             pump = self._pump
         if pump is not None:
             pump.cancel()
-        over = asyncio.wrap_future(self._result)
-        await asyncio.wait({over})
-        over.exception()  # marks it as retrieved; `wait` raises it
+        result = asyncio.wrap_future(self._result)
+        await asyncio.wait({result})
+        result.exception()  # marks it as retrieved; `wait` raises it
 
     def signal(self, number: int) -> None:
         """Send a signal to the program; nothing happens when it has ended."""
@@ -166,13 +166,13 @@ class BubblewrapRun:
 
     def _sandbox_for(self, prepared: Prepared, stack: ExitStack) -> ReadySandbox:
         """Return a sandbox of the pool, or one of its own."""
-        ground, job = prepared.ground, prepared.job
+        setup, job = prepared.setup, prepared.job
         if self._cancelled:
             raise BoxFailed("cancelled before a sandbox was made")
         worker = prepared.pool.take(WorkerKind.for_job(job)) if prepared.pool is not None else None
         if worker is not None:
-            return worker.give(job, stack, memory_by_rlimit=ground.cgroups is None)
-        return make_sandbox(ground, job, stack)
+            return worker.give(job, stack, memory_by_rlimit=setup.cgroups is None)
+        return make_sandbox(setup, job, stack)
 
     def _pump_for(self, sandbox: ReadySandbox, wall_s: float) -> Pump:
         box, pipes = sandbox.box, sandbox.pipes

@@ -130,8 +130,8 @@ class TreeRun:
             payload = pipes.to_program() if code else (-1, -1)
             report = pipes.from_program() if code else (-1, -1)
             keep = [payload[1], report[1]] if code else []
-            joined = [] if self._leaf is None else [str(path / "cgroup.procs") for path in self._leaf.folders]
-            words = self._job.order(payload[1], report[1], joined)
+            procs_files = [] if self._leaf is None else [str(path / "cgroup.procs") for path in self._leaf.folders]
+            words = self._job.order(payload[1], report[1], procs_files)
             started = time.monotonic()
             self._launcher = subprocess.Popen(
                 [sys.executable, "-I", str(host_entry().with_name("landlock_init.py")), *(str(p[1]) for p in (order, status, control))],
@@ -203,8 +203,8 @@ class TreeRun:
     def result_of(self, ending: Ending, facts: Mapping[str, Any]) -> ExecResult:
         """Return the result of a run whose end the launcher reported; the run's folders still exist."""
         trouble = self._trouble(facts) if ending.reason == "exited" else None
-        ended = ProgramEnd(ending.reason, facts.get("code"), facts.get("signal"), ending.duration_s, trouble)
-        status, exit_code, number, error = status_of(ended)
+        program_end = ProgramEnd(ending.reason, facts.get("code"), facts.get("signal"), ending.duration_s, trouble)
+        status, exit_code, number, error = status_of(program_end)
         if facts["left"]:
             status, exit_code, number = "infra_error", None, None
             error = ExecError("end", "survived", f"{facts['left']} processes could not be ended")
@@ -220,7 +220,7 @@ class TreeRun:
             signal=number,
             stdout=self._stdout.stream(),
             stderr=self._stderr.stream(),
-            duration_s=ended.duration_s,
+            duration_s=program_end.duration_s,
             engine=self._job.engine,
             level=self._job.level,
             limits_enforced=self._job.enforced,
