@@ -76,10 +76,11 @@ async def sessions_storm(
     """Run *tasks* commands in *sessions* sessions while worker and launcher are killed together *kills* times.
 
     Commands of one session must begin in the order they were submitted in. Everything waits before the first kill, and
-    the next kill does not wait for anything to be done. *load* busy processes run beside them.
+    the next kill does not wait for anything to be done. *load* busy processes run beside them. Names of sessions and tasks
+    hold *seed*, so that storms may follow each other in one database.
     """
     began, chance = time.monotonic(), random.Random(seed)  # noqa: S311
-    names = [f"s{index % sessions}-{index // sessions}" for index in range(tasks)]
+    names = [f"s{seed}.{index % sessions}-{index // sessions}" for index in range(tasks)]
     report = Report(tasks)
     with _busy(load):
         lab.start()
@@ -93,7 +94,7 @@ async def sessions_storm(
             lab.start()
         await _settle(lab, ids, report, deadline_s)
     _count(lab, names, report)
-    _order(lab, [f"s{session}-" for session in range(sessions)], report)
+    _order(lab, [f"s{seed}.{session}-" for session in range(sessions)], report)
     report.seconds = time.monotonic() - began
     return report
 
