@@ -43,7 +43,7 @@ class ToolCall:
 
     @classmethod
     def of(cls, call_id: str, tool: str, arguments: Mapping[str, Any]) -> ToolCall:
-        """Build a call from parsed arguments."""
+        """Return a call with parsed arguments."""
         return cls(call_id, tool, json.dumps(arguments, ensure_ascii=False, sort_keys=False))
 
 

@@ -50,7 +50,7 @@ class Asker:
         self._streaming = streaming
 
     async def ask(self, provider: ModelProvider, request: ModelRequest) -> TimedReply:
-        """Return the reply, after further tries where a failure may pass.
+        """Return the reply; a call that failed with a retryable error is tried again.
 
         Raises:
             ModelFailed: The provider failed for good; `context_full` when the request does not fit.
@@ -98,7 +98,7 @@ class Asker:
             raise ModelFailed(message, code="model_timeout", retryable=True, model=provider.name) from None
 
     def _masked(self, error: ModelFailed) -> ModelFailed:
-        """Return a failure without secrets: servers repeat what they were sent."""
+        """Return a failure with its secrets masked: servers repeat in errors what they were sent."""
         redactor = self._bus.redactor
         return ModelFailed(
             redactor.text(error.message),
@@ -152,7 +152,7 @@ class Asker:
 
 
 def _encodable(reply: ModelReply) -> ModelReply:
-    """Return *reply* with every text fit for any transport: the history is sent again with each request."""
+    """Return *reply* with texts every transport can encode: as part of the history they are sent with each request."""
     calls = tuple(
         replace(call, id=whole_text(call.id), tool=whole_text(call.tool), arguments=whole_text(call.arguments))
         for call in reply.calls

@@ -69,7 +69,7 @@ class Reader:
 
 
 def merge(first: Event, second: Event) -> Event | None:
-    """Return both as one, or None when they must stay apart."""
+    """Return two pieces of one text as one event, or None when they belong to different texts or are no pieces."""
     if isinstance(first, ModelDelta) and isinstance(second, ModelDelta):
         same_stream = (first.step, first.role) == (second.step, second.role)
     elif isinstance(first, ToolOutput) and isinstance(second, ToolOutput):
@@ -148,7 +148,7 @@ class EventBus:
             # Files are read in threads; numbering and queues belong to the turn's own.
             self._loop.call_soon_threadsafe(partial(self.emit, kind, **fields))
             return
-        if self._ended:  # the last event is the last one, whatever fails or comes late
+        if self._ended:  # nothing may follow `turn.finished`: readers stop at it
             _LOG.warning("an event came after the end of its turn: %s", kind.__name__)
             return
         self._ended = kind is TurnFinished
@@ -168,7 +168,7 @@ class EventBus:
             reader.add(event)
 
     def diagnose(self, diagnostic: Diagnostic) -> None:
-        """Keep a finding for the result, and tell it."""
+        """Keep a finding for the turn's result, and emit it."""
         self.diagnostics.append(diagnostic)
         self.emit(DiagnosticRaised, diagnostic=diagnostic)
 

@@ -14,7 +14,7 @@ def cited_sids(text: str, pool: SourcesPool) -> tuple[int, ...]:
 
 
 def issues_of(text: str, pool: SourcesPool) -> tuple[CitationIssue, ...]:
-    """Return one issue per citation and sid that names no source; of a range nothing of which is known, its first."""
+    """Return one issue for each sid of each citation that names no source; for a wholly unknown range, its first sid."""
     issues = []
     for citation in find_citations(text, known=pool):
         span = (citation.start, citation.end)

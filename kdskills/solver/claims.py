@@ -75,7 +75,7 @@ def _is_report(sentence: str) -> bool:
 
 
 def _files(sentence: str) -> Iterator[str]:
-    """Give the paths of a sentence that it does not name as what something was made from."""
+    """Give the paths in a sentence, without those it names as a source, as in "made from data.csv"."""
     for match in _PATH.finditer(sentence):
         path = match.group().removeprefix("./")
         suffix = path.rpartition(".")[2].lower()

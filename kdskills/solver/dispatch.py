@@ -89,7 +89,7 @@ class CheckedCall:
         return self.tool.barrier(self.arguments)
 
 
-class CallDispatcher:
+class TurnDispatcher:
     """Dispatches the calls of a turn; keeps count of repeated and invalid ones."""
 
     def __init__(self, turn: Turn, offered: Sequence[str] = ()) -> None:
@@ -180,11 +180,11 @@ class CallDispatcher:
         return replace(refused, stuck=None if verdict == "repeated" else "repeated_call")
 
     def history_cut(self) -> None:
-        """Note that old answers no longer stand in what the model is shown."""
+        """Note that the history was shortened: the model no longer sees old answers, and may read them again."""
         self._guard.history_cut()
 
     def _check(self, call: ToolCall, in_budget: bool) -> CheckedCall | CallAnswer:
-        """Return the call ready to run, or its answer when it is not run at all."""
+        """Return the checked call, or the refusal that answers it."""
         redactor = self._turn.bus.redactor
         name = self._name(call)
         self._turn.bus.emit(ToolCalled, call_id=call.id, tool=name, arguments=redactor.arguments(call.arguments))
@@ -238,11 +238,11 @@ class CallDispatcher:
             except KdskillsError as error:
                 if isinstance(error, PluginFailed):
                     self._turn.bus.diagnose(plugin_diagnostic(error, ready.tool_id))
-                if isinstance(error, ReplayError):  # a recording that does not fit is no matter for the model
+                if isinstance(error, ReplayError):  # ends the turn in `run`: the model cannot mend a recording
                     self._diverged = self._diverged or error
                 answer = self._failed(ready.call, ready.tool_id, error)
             except BaseException as error:
-                # A foreign tool may raise anything, a CancelledError of its own making included.
+                # A tool may raise anything, also a CancelledError though nobody cancelled this task.
                 if isinstance(error, KeyboardInterrupt) or _is_cancelled(error):
                     raise
                 answer = self._refused(
@@ -323,7 +323,7 @@ class CallDispatcher:
 
     def _failed(self, call: ToolCall, name: str, error: KdskillsError, **details: Any) -> CallAnswer:
         wire = error.to_json()["error"]
-        if not isinstance(error, ModelMustAct):  # written for others: it may name places of this host
+        if not isinstance(error, ModelMustAct):  # not written for the model: it may name paths of this host
             words = UNDECIDED if isinstance(error, PluginFailed) else pathless(wire["message"])
             wire = {**wire, "message": words, "details": {}}
         wire["details"] = {**wire["details"], **details}
@@ -357,5 +357,5 @@ def _is_cancelled(error: BaseException) -> bool:
 
 
 def _json(value: object) -> str:
-    """Return what a tool gave as JSON text; models and dataclasses by their fields, anything else by its words."""
+    """Return a tool's value as JSON text; models and dataclasses by their fields, what has no JSON form by `str`."""
     return json.dumps(to_jsonable_python(value, fallback=str), ensure_ascii=False)

@@ -87,7 +87,7 @@ def _result(turn: Turn) -> TurnResult:
 
 
 def _files(turn: Turn) -> tuple[TurnFile, ...]:
-    """Return what the turn produced; a folder that was spoilt by what ran in it costs the files, not the result."""
+    """Return the files the turn produced; none, and a diagnostic, when what ran in its folder made it unreadable."""
     try:
         files = produced_files(turn.workspace)
     except FileRefused as error:
@@ -100,6 +100,6 @@ def _files(turn: Turn) -> tuple[TurnFile, ...]:
 
 
 def plugin_diagnostic(error: Exception, ref: str) -> Diagnostic:
-    """Return what is told of a plugin that failed; of errors that are not ours the class name only."""
+    """Return the diagnostic for a plugin that failed; it names other errors than ours by their class only."""
     words = error.message if isinstance(error, PluginFailed) else f"a plugin's {ref} failed: {type(error).__name__}"
     return Diagnostic(PluginFailed.code, "warning", words, ref=ref)

@@ -16,7 +16,7 @@ RUNS = 2
 STUCK = 5
 """The identical call that ends the turn."""
 ROUND = 4
-"""Most calls of a round that is recognised when it goes round again."""
+"""Most calls of a round whose repetition is recognised."""
 READS = frozenset({"skills.read", "react.read"})
 """Tools that only look: the same answer again is a repetition, whatever was called in between."""
 INVALID = 3
@@ -65,7 +65,7 @@ class _PastCall:
 
 @dataclass
 class CallGuard:
-    """Counts identical and invalid calls of a turn, reads that find the same again, and rounds of calls."""
+    """Counts identical calls, invalid calls, reads with unchanged answers, and repeated rounds of calls of a turn."""
 
     _counts: dict[str, tuple[int, int]] = field(default_factory=dict)
     _invalid: dict[str, int] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class CallGuard:
     _history: list[_PastCall] = field(default_factory=list)
 
     def state_changed(self) -> None:
-        """Forget what was called: the same call may answer differently now. Rounds and reads are judged by their answers."""
+        """Forget identical calls: they may answer differently now. Rounds and reads are judged by their answers."""
         self._counts.clear()
 
     def history_cut(self) -> None:
@@ -118,7 +118,11 @@ class CallGuard:
         return ("run" if count < RUNS else "repeated"), first
 
     def _rounds(self, key: str) -> tuple[int, _PastCall | None]:
-        """Return how often the last calls went round with the same answers if *key* begins the round again, and its place."""
+        """Return how often the last calls repeated one round with the same answers, and the round's first call.
+
+        A round is 2 to `ROUND` calls of which *key*, the call to come, would be the first again; (0, None) when there
+        is none.
+        """
         history = self._history
         for length in range(2, ROUND + 1):
             if (

@@ -15,7 +15,7 @@ from kdskills.session.compact import compact
 from kdskills.solver.asking import TimedReply
 from kdskills.solver.citing import unknown_sids
 from kdskills.solver.claims import claimed_files, missing_files
-from kdskills.solver.dispatch import CallAnswer, CallDispatcher
+from kdskills.solver.dispatch import CallAnswer, TurnDispatcher
 from kdskills.solver.events import AnswerChecked, HistoryElided, PromptBuilt
 from kdskills.solver.result import Step, TokenUsage
 
@@ -32,13 +32,13 @@ UNKNOWN = "These citations name no known source: {sids}. Write the answer again;
 
 
 class Loop:
-    """Works on the request of one turn. What it does goes into the turn's log."""
+    """Works on the request of one turn; steps, texts and the outcome go into the turn's log."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self._log = turn.log
         self._settings = turn.parts.settings
-        self._dispatcher = CallDispatcher(turn)
+        self._dispatcher = TurnDispatcher(turn)
         self._decisions = 0
         self._call_ids: set[str] = set()
         self._sent_back = False
@@ -214,7 +214,7 @@ class Loop:
             return ()
         try:
             present = await asyncio.to_thread(self._turn.file_names)
-        except FileRefused:  # a folder that cannot be listed is told at the end of the turn
+        except FileRefused:  # the end of the turn reports a folder that cannot be listed
             return ()
         missing = missing_files(self._log.text, present)
         sent_back = bool(missing) and not self._sent_back

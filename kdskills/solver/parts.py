@@ -78,7 +78,7 @@ class SolverParts:
 
 
 def redactor_of(provider: ModelProvider) -> Redactor | None:
-    """Return what masks secrets in the files a provider writes or compares, or None when it has none."""
+    """Return the redactor of a provider that writes or reads recordings, or None of any other."""
     redactor = getattr(provider, "redactor", None)
     return redactor if isinstance(redactor, Redactor) else None
 

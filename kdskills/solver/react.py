@@ -251,7 +251,7 @@ def _turn(
 
 
 async def _begin(turn: Turn, skills: Sequence[str]) -> None:
-    """Tell that the turn is active, load what the caller asks for, adopt the sources of what is active."""
+    """Emit the start of the turn, load the caller's skills, and adopt the sources of all active skills."""
     executor = turn.parts.executor
     model = turn.parts.model(DECISION)
     turn.bus.emit(
@@ -272,7 +272,7 @@ async def _begin(turn: Turn, skills: Sequence[str]) -> None:
 
 
 def _tell_left_out(turn: Turn) -> None:
-    """Say which skills are left out because nothing runs their scripts here."""
+    """Report which skills are left out because no engine runs their scripts here."""
     if turn.parts.executor is not None:
         return
     needing = [skill for skill in turn.subsystem.registry.values() if skill.tools and needs_scripts(skill)]

@@ -73,7 +73,7 @@ def _tool(session: RemoteSession, skill: RemoteTool) -> SolverTool:
         )
         if inspect.iscoroutinefunction(session.dispatch_tool_call):
             reply = await call()
-        else:  # a sync session runs its handler where it is called: not on the loop
+        else:  # a sync session runs the handler in the calling thread, which must not be the event loop's
             reply = await in_thread(call)
         items: Sequence[Mapping[str, Any]] = reply.response_payload["contentItems"]
         text = "\n".join(_item_text(item) for item in items)

@@ -44,7 +44,7 @@ async def within(work: Coroutine[Any, Any, T], limit: float, grace: float) -> T:
             task.cancel()
             await asyncio.wait({task}, timeout=grace)
         if task.done() and not task.cancelled():
-            task.exception()  # looked at, so that nothing warns about it later
+            task.exception()  # marks it as retrieved, so that asyncio does not warn about it later
 
 
 async def in_thread(function: Callable[[], T]) -> T:

@@ -126,7 +126,7 @@ def _flat(node: Any, definitions: Mapping[str, Any], depth: int) -> Any:
     if not isinstance(node, dict):
         return node
     if "$ref" in node:
-        if depth > MAX_NESTING:  # a type that holds itself: deeper levels are any object
+        if depth > MAX_NESTING:  # a recursive type: its deeper levels are any object
             return {"type": "object"}
         target = definitions[node["$ref"].rpartition("/")[2]]
         overrides = {key: value for key, value in node.items() if key != "$ref"}

@@ -204,7 +204,8 @@ class Turn:
         refs = [skill.full_id for skill in await self.session.active()] if skills is None else list(skills)
         skill_ids = [self.view.short_ids.get(ref.removeprefix("sk:"), ref) for ref in refs]
         with self.subsystem.activate(role, tools=self.parts.tool_ids) as view:
-            # Sources join the turn's pool first, one skill at a time: calls beside this one may be adding theirs.
+            # Each skill's sources join the turn's pool in one step: concurrent calls adopt theirs meanwhile, and a
+            # pool handed to the block and taken back afterwards would lose them.
             for closure_skill in view.closure(skill_ids, by=by).order:
                 self.sources.adopt(closure_skill, "", digest=closure_skill.digest)
             block = build_skills_instruction_block(

@@ -25,7 +25,7 @@ _UNSAFE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """A URL in its stored spelling, and what was found while getting there."""
+    """A URL in its stored spelling, whether `https` was added, and whether it does not parse."""
 
     text: str
     scheme_added: bool = False

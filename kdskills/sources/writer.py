@@ -36,7 +36,7 @@ class Writer:
             self.length += len(text)
 
     def remove(self, following: str) -> int:
-        """Note that a token went; return how many of the following characters go with it.
+        """Note that a token was removed; return how many of the following characters must be removed with it.
 
         Args:
             following: The character after the token, or `""` at the end of the text.

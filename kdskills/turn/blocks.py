@@ -19,7 +19,7 @@ Variant = Literal["full", "compact"]
 T_co = TypeVar("T_co", covariant=True)
 
 
-class ReadResult(Protocol[T_co]):
+class CheckedRead(Protocol[T_co]):
     """A text as read just now, with findings such as `stale`."""
 
     @property
@@ -37,15 +37,15 @@ class ReadResult(Protocol[T_co]):
 class ReadsWithFindings(Protocol):
     """Content whose reads also give findings: that of a registered skill, unlike one parsed from bytes."""
 
-    def read_body(self) -> ReadResult[str]:
+    def read_body(self) -> CheckedRead[str]:
         """Return the body."""
         ...
 
-    def read_compact(self) -> ReadResult[str | None]:
+    def read_compact(self) -> CheckedRead[str | None]:
         """Return the compact text."""
         ...
 
-    def read_sources(self) -> ReadResult[tuple[Mapping[str, Any], ...]]:
+    def read_sources(self) -> CheckedRead[tuple[Mapping[str, Any], ...]]:
         """Return the rows of sources."""
         ...
 

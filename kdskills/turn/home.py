@@ -101,7 +101,8 @@ class Home:
     def reusable_entries(self, snapshot: Snapshot) -> dict[str, tuple[Skill, CatalogEntry]]:
         """Return the catalog entries of skills that are the same object in *snapshot*, for the `Home` made of it."""
         now = snapshot.skills
-        entries = self.entries.copy()  # in one step: views of this moment go on adding to it in other threads
+        # Copied in one step, which no thread can interrupt: views of this snapshot still add entries in other threads.
+        entries = self.entries.copy()
         return {full_id: entry for full_id, entry in entries.items() if now.get(full_id) is entry[0]}
 
     def skill_index(self, include_internal: bool) -> Known:

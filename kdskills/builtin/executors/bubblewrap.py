@@ -265,7 +265,7 @@ class BubblewrapExecutor:
 
 
 def _fit(inputs: Sequence[tuple[str, bytes]], limits: Limits) -> None:
-    """Refuse inputs the launcher itself could not put in place within the program's own limits."""
+    """Raise ExecRefused for inputs that the launcher, which has the program's limits, could not write."""
     problem = None
     if inputs and len(inputs) + _SPARE_FDS > limits.nofile:
         problem = f"{len(inputs)} inputs do not fit a limit of {limits.nofile} open files"
@@ -277,7 +277,7 @@ def _fit(inputs: Sequence[tuple[str, bytes]], limits: Limits) -> None:
 
 
 def _host_checks(run: BubblewrapRun, setup: SandboxSetup) -> tuple[ProbeCheck, ...]:
-    """Return what only the host can say about the canary."""
+    """Return the checks of the canary that only the host can make: its uid and its limits."""
     checks = [ProbeCheck("host_uid", run.host_uid > 0, f"uid {run.host_uid} on the host")]
     if setup.cgroups is not None:
         ok = {"memory", "pids"} <= set(run.bounds)

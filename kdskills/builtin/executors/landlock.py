@@ -247,7 +247,7 @@ def _demand_reachable(folder: Path) -> None:
 
 
 def _furnish(folder: RunFolder, inputs: list[tuple[str, bytes]], plan: RunPlan, uid: int) -> None:
-    """Fill the run's folders and give the program its own; nobody has been here yet."""
+    """Fill the run's folders and give the program's uid those it may write; the program has not started yet."""
     note_uid(folder, uid)
     folder.write_inputs(inputs, plan.cwd, frozenset(plan.request.executable))
     folder.path.chmod(0o711)
@@ -259,7 +259,7 @@ def _furnish(folder: RunFolder, inputs: list[tuple[str, bytes]], plan: RunPlan, 
 
 
 def _payload(request: ExecRequest, folder: RunFolder, places: dict[str, str]) -> bytes:
-    """Write the program where it cannot write itself, and return its payload."""
+    """Write the generated code where its program cannot change it, and return its payload."""
     assert request.code is not None
     program = folder.control / "main.py"
     payload = build_payload(

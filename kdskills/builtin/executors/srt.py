@@ -185,7 +185,7 @@ class SrtExecutor:
         )  # fmt: skip
         try:
             run.spawn()
-        except BaseException:  # raised again: what the run holds is let go
+        except BaseException:  # raised again: the run's folder and uid are released
             run.close()
             raise
         return run
@@ -261,7 +261,7 @@ def _domains(request: ExecRequest) -> tuple[str, ...]:
 
 
 def _furnish(folder: RunFolder, inputs: list[tuple[str, bytes]], plan: RunPlan, lease: UidLease | None) -> Files:
-    """Fill the run's folders and give the program its own; nobody has been here yet."""
+    """Fill the run's folders and give the program's uid those it may write; the program has not started yet."""
     if len(os.fsencode(folder.path / SRT_HOME)) > LONGEST:
         raise ExecRefused("the state folder's path is too long for srt's sockets: choose a shorter one", engine=ENGINE)
     files = Files.in_folder(folder)

@@ -194,7 +194,7 @@ class LocalRun:
         self._process = process
         try:
             self._pump = self._bounded(process, channel)
-        except BaseException:  # raised again: a program nobody watches does not go on
+        except BaseException:  # raised again: a program that nothing watches must not go on
             self._end(signal.SIGKILL)
             process.communicate()
             channel.close()
@@ -202,9 +202,9 @@ class LocalRun:
         threading.Thread(target=self._watch, args=(self._pump, started), name="kdskills-local", daemon=True).start()
 
     def _bounded(self, process: subprocess.Popen[bytes], channel: _Channel) -> Pump:
-        """Bound the program that was just started, and return what watches it."""
+        """Set the limits of the program that was just started, and return the pump for its pipes and its time."""
         for name, bounds in within_own_limits(rlimits(self.plan.request.limits)).items():
-            with contextlib.suppress(ProcessLookupError):  # it was that quick
+            with contextlib.suppress(ProcessLookupError):  # the program has ended already
                 resource.prlimit(process.pid, LIMITS[name], bounds)
         return Pump(
             pidfd=os.pidfd_open(process.pid),
@@ -330,7 +330,7 @@ class _Channel:
         return cls(argv, (payload_in, report_out), ((payload_out, payload),), (report_in,))
 
     def started(self) -> None:
-        """Close what the program has now."""
+        """Close our copies of the ends that the program inherited."""
         for fd in self.theirs:
             os.close(fd)
         self.theirs = ()

@@ -217,7 +217,7 @@ class DockerExecutor:
                 container.remove(force=True, v=True)
                 ended.append(f"container {container.name}")
             except NotFound:
-                continue  # somebody else who looks for leftovers was quicker
+                continue  # another process that removes leftovers was quicker
             except APIError as error:
                 if error.status_code != HTTPStatus.CONFLICT:  # a conflict: it is being removed at this moment
                     lost.append(f"container {container.name}: {error}")
@@ -227,7 +227,7 @@ class DockerExecutor:
 
 
 def _knock() -> None:
-    """Raise DockerException when nobody listens on the daemon's socket: the SDK would leave sockets open finding out."""
+    """Raise DockerException when nothing listens on the daemon's socket; the SDK's own try would leave sockets open."""
     from docker.errors import DockerException
 
     host = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"

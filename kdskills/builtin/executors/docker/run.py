@@ -118,6 +118,7 @@ class DockerRun:
         if self._future.cancel():
             return
         number: int = signal.SIGTERM
+        # Repeated, because a signal sent before the program runs is lost; the second and later ones are KILL.
         while not self._future.done():
             container = self._container
             if container is not None:
@@ -181,7 +182,7 @@ class DockerRun:
             self._kill(container, signal.SIGKILL)
 
     def _converse(self, wire: socket.socket, answer: ContainerAnswer) -> None:
-        """Send and receive at once: an init that dies early must not hold us in a send."""
+        """Send the order and read the output at once: an init that dies early must not block the send."""
         demux = Demux(answer.feed, self._stderr.feed)
         wire.setblocking(False)
         order = memoryview(self._job.order)
@@ -218,7 +219,7 @@ class DockerRun:
         return dict(container.attrs["State"])
 
     def _result(self, answer: ContainerAnswer, state: dict[str, Any], fault: str | None, duration: float) -> ExecResult:
-        """Put together what the init said, what the daemon saw, and what we did."""
+        """Return the result, from the init's answer, the container's state, and what was done to it from here."""
         end = answer.end if answer.done else None
         status, exit_code, number, error = self._outcome(end, answer.broken, state, fault)
         result = ExecResult(
@@ -235,7 +236,7 @@ class DockerRun:
             artifact_errors=tuple(answer.collection.errors) if end else (),
             error=error,
         )
-        # A report comes with the answer; without one the engine's own word stands alone.
+        # The report of generated code comes with the init's answer; without an answer the result stays the engine's.
         if self._job.plan.request.code is not None and end is not None and end.trouble is None:
             return apply_report(result, answer.report or b"")
         return result

@@ -107,7 +107,7 @@ class E2bExecutor:
         plan = check_request(request)
         if request.network != "none":
             raise ExecRefused("e2b runs programs without network only", code="limit_not_enforceable", engine=self.name)
-        _ = self._cloud  # no key and no SDK are known at once
+        _ = self._cloud  # a missing key or SDK is refused here, not in the run's thread
         cache = self._options.cache_dir or cache_dir()
         settings = self._options.e2b
         return E2bJob(
@@ -123,7 +123,7 @@ class E2bExecutor:
         )
 
     def lease(self, job: E2bJob, given_up: threading.Event) -> SandboxLease | None:
-        """Wait for the turn of *job*'s owner; None when the wait was given up."""
+        """Wait for the lease of *job*'s owner; None when *given_up* was set first."""
         return self._leases.acquire(job.key, job.labels, job.plan.request.limits.wall_s + HOLD_S, given_up)
 
     def box(self, lease: SandboxLease, job: E2bJob) -> PreparedSandbox:
@@ -152,7 +152,7 @@ class E2bExecutor:
         self._leases.note(lease, None, 0.0)
 
     def release(self, lease: SandboxLease, job: E2bJob) -> None:
-        """Give the turn back; when it was lost meanwhile, what we know of the sandbox is forgotten."""
+        """Release the lease; when another run has it by now, forget the sandbox, which that run may have replaced."""
         if not self._leases.release(lease):
             with self._lock:
                 self._boxes.pop(job.key, None)
@@ -162,6 +162,7 @@ class E2bExecutor:
         settings = self._options.e2b
         lifetime = max(needed, min(settings.idle_ttl_s + needed, settings.hard_ttl_s))
         machine = self._cloud.create(lifetime, job.labels)
+        # Making it may have taken longer than the lease: then the owner has another sandbox, and nobody knows of this one.
         if not self._leases.note(lease, machine.id, time.time()):
             self._cloud.kill(machine.id)
             raise Trouble("gone", "the lease was lost while the sandbox was made")

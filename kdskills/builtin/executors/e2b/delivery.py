@@ -55,7 +55,7 @@ class Archive:
 
 
 def code_archive() -> Archive:
-    """Return the archive of the ground floor and of what runs it."""
+    """Return the archive of the modules a program may import, and of the init and entry that run it."""
     return Archive.from_files([(str(inside), source) for inside, source in ground_floor_files()])
 
 
@@ -101,7 +101,7 @@ class PreparedSandbox:
         return "exec " + shlex.join([self.facts.python, "-I", init, *words])
 
     def deliver(self, tree: str, folder: Path) -> str:
-        """Bring the staged skill *folder* with the digest *tree* in, unless it is there; return where."""
+        """Copy the staged skill *folder* with the digest *tree* in unless it is there; return its path in the sandbox."""
         name = tree.removeprefix("sha256:")
         target = f"{HOME}/skills/{name}"
         if name not in self.trees:

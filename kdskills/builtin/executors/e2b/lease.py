@@ -86,11 +86,12 @@ class SandboxLeases:
     def acquire(
         self, key: str, labels: Mapping[str, str], hold_s: float, given_up: threading.Event
     ) -> SandboxLease | None:
-        """Wait for the lease of *key* and take it for *hold_s* seconds; None when the wait was given up."""
+        """Wait for the lease of *key* and take it for *hold_s* seconds; None when *given_up* was set first."""
         while not given_up.is_set():
             now = time.time()
             with self._locked(key):
                 record = self._read(key)
+                # The token rises with every lease: the sandbox refuses a former holder that comes back late.
                 if not record.is_held(now):
                     renewed = replace(record, token=record.token + 1, until=now + hold_s, holder=dict(labels))
                     self._write(key, renewed)
@@ -99,11 +100,11 @@ class SandboxLeases:
         return None
 
     def note(self, lease: SandboxLease, sandbox: str | None, created: float) -> bool:
-        """Write down which sandbox the holder uses now; False when the lease is somebody else's by now."""
+        """Record the sandbox that the holder uses now; False when another run holds the lease by now."""
         return self._change(lease, sandbox=sandbox, created=created, used=time.time())
 
     def release(self, lease: SandboxLease) -> bool:
-        """Give the lease back; False when it was lost meanwhile."""
+        """Release the lease; False when another run holds it by now."""
         return self._change(lease, until=0.0, holder={}, used=time.time())
 
     def leftovers(self, idle_s: float, hard_s: float) -> Iterator[tuple[str, Record, str]]:

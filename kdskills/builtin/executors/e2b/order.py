@@ -67,7 +67,7 @@ def build_order(
 
 @dataclass(frozen=True, slots=True)
 class AnswerFile:
-    """An answer file, understood."""
+    """The content of an answer file: the init's answer, both streams, whether memory was bounded and ran out."""
 
     answer: ContainerAnswer
     stdout: Stream
@@ -122,4 +122,4 @@ class Talk:
                 else:
                     self.last = line
             except (ValueError, KeyError, TypeError):
-                continue  # not of the protocol: a profile of the login shell said something
+                continue  # no line of the init's: the login shell's profile wrote something

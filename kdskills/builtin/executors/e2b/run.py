@@ -41,14 +41,14 @@ _FORWARDED: Final = {
 
 
 class Sandboxes(Protocol):
-    """Where a run gets its owner's sandbox from."""
+    """What gives a run its owner's lease and sandbox."""
 
     def lease(self, job: E2bJob, given_up: threading.Event) -> SandboxLease | None:
-        """Wait for the owner's turn."""
+        """Wait for the owner's lease; None when *given_up* was set first."""
         ...
 
     def box(self, lease: SandboxLease, job: E2bJob) -> PreparedSandbox:
-        """Return the owner's sandbox, made or found again."""
+        """Return the owner's sandbox, a new one or the one it has."""
         ...
 
     def lost(self, lease: SandboxLease, job: E2bJob) -> None:
@@ -56,7 +56,7 @@ class Sandboxes(Protocol):
         ...
 
     def release(self, lease: SandboxLease, job: E2bJob) -> None:
-        """Give the turn back."""
+        """Release the lease."""
         ...
 
 
@@ -88,7 +88,7 @@ class E2bRun:
         self._pid: int | None = None
 
     def begin(self) -> None:
-        """Start the thread that sees the run through; runs wait for their owner's lease there."""
+        """Start the run's thread, in which it waits for its owner's lease first."""
         threading.Thread(target=self._thread, name="kdskills-e2b", daemon=True).start()
 
     async def wait(self) -> ExecResult:
@@ -115,7 +115,7 @@ class E2bRun:
         return self._stdout.tail(limit), self._stderr.tail(limit)
 
     def _end(self) -> None:
-        """Ask the far side to end the run; when it does not, KILL our init there, with which everything goes."""
+        """Ask the init in the sandbox to end the run; when it does not, KILL it, which ends everything it started."""
         attempts = 0
         while not self._future.done():
             if self._pid is not None:
@@ -135,7 +135,7 @@ class E2bRun:
                 box.machine.run(f"kill -{word} {pid}" if word.isdigit() else f"kill -s {word} {pid}")
 
     def _thread(self) -> None:
-        """See the run through. Runs in a thread of its own."""
+        """Run to the end and set the result or the error. Runs in a thread of its own."""
         try:
             result = self._run()
         except BaseException as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it was
@@ -270,7 +270,7 @@ class E2bRun:
         )
 
     def _answered(self, read: AnswerFile, box: PreparedSandbox) -> ExecResult:
-        """Return the result an answer tells."""
+        """Return the result that an answer file describes."""
         end = read.answer.end
         if end is None or not read.answer.done:
             message = read.answer.broken or "the answer broke off"

@@ -58,7 +58,7 @@ class Connection:
         self._settled = settled
         self._idle_s = idle_s
         self._room = asyncio.Semaphore(AT_ONCE)
-        self._lock = threading.RLock()  # a collector may call `close` at any line
+        self._lock = threading.RLock()  # the garbage collector may call `close` in a thread that holds it
         self._waiting: deque[_PendingQuestion] = deque()
         self._open = True
         self._wake: Callable[[], object] | None = None
@@ -103,7 +103,7 @@ class Connection:
             asyncio.run(self._live())
         except Exception as error:  # noqa: BLE001 - told below to those who asked, in their threads
             failure = error
-        except asyncio.CancelledError:  # what ended is the connection, not those who asked
+        except asyncio.CancelledError:  # a broken transport cancels `_live`; those who asked were not cancelled
             failure = ConnectionLost("the connection was lost")
         with self._lock:
             self._open, self._wake = False, None

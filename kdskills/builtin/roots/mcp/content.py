@@ -144,7 +144,7 @@ class FarFiles:
     def _cached(self, digest: str) -> bytes | None:
         try:
             data = (self._cache / digest.removeprefix("sha256:")).read_bytes()
-        except OSError:  # not there, or not ours to read: it is fetched again
+        except OSError:  # missing or unreadable: it is fetched again
             return None
         return data if digest_of(data) == digest else None
 

@@ -122,7 +122,7 @@ class SdkServer:
             raise _failed(self._address.label, error, self._timeout_s) from first
 
     def _ask(self, question: Question[T]) -> tuple[Future[T], bool]:
-        """Put a question, and tell whether the connection had answered others before."""
+        """Ask on the open connection or a new one; return the answer's future, and whether that connection had worked."""
         with self._lock:
             if self._connection is not None:
                 proven = self._connection.proven
@@ -134,14 +134,14 @@ class SdkServer:
             if self._closing is not None:
                 self._closing.detach()
             self._connection = fresh
-            self._closing = weakref.finalize(self, fresh.close)  # nobody can ask any more: the server may go
+            self._closing = weakref.finalize(self, fresh.close)  # with this object goes the last who could ask
             answer = fresh.ask(question, self._timeout_s)
         assert answer is not None
         return answer, False
 
 
 async def _connect(address: McpAddress, stack: AsyncExitStack) -> Ask:
-    """Connect in either era of the protocol, and return what asks."""
+    """Connect with the SDK, which speaks old and new versions of the protocol, and return what sends requests."""
     try:
         import mcp_types as types
         from mcp.client import Client, advertise
