@@ -17,7 +17,7 @@ from kdskills.skills.registry import SkillRegistry
 from kdskills.skills.roots import SkillRoot
 from kdskills.skills.selection import Policy, Refused, Rules
 from kdskills.skills.snapshot import Snapshot
-from kdskills.turn.home import Home
+from kdskills.turn.state import SubsystemState
 from kdskills.turn.view import SkillView, build_view
 
 
@@ -80,14 +80,14 @@ class SkillCatalog:
         with self._lock:
             view = self._views.get(consumer)
             if view is None:
-                view = self._views[consumer] = build_view(self._home(), Policy.of(Rules(), consumer=consumer))
+                view = self._views[consumer] = build_view(self._state(), Policy.of(Rules(), consumer=consumer))
             return view
 
     def _changed(self) -> None:
         self._generation += 1
         self._views = {}
 
-    def _home(self) -> Home:
+    def _state(self) -> SubsystemState:
         root = SkillRoot(uri="catalog://", path=Path("/"), label="catalog", kind="bundle")
         skills = dict(sorted(self._skills.items()))
         snapshot = Snapshot(
@@ -99,7 +99,7 @@ class SkillCatalog:
             generation=self._generation,
             built_at=0,
         )
-        return Home(Terms(), snapshot)
+        return SubsystemState(Terms(), snapshot)
 
 
 class CatalogSource:

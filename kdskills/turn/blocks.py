@@ -91,7 +91,7 @@ def instruction_block(
     building = _Building(SourcesPool.from_rows(()) if pool is None else pool)
     for skill in closure.order:
         _add(building, skill, variant, view)
-    text, disarmed = render_block(building.parts, header, view.home.environment)
+    text, disarmed = render_block(building.parts, header, view.state.environment)
     return InstructionBlock.of(
         text,
         pool=building.pool,
@@ -108,7 +108,7 @@ def _add(building: _Building, skill: Skill, variant: Variant, view: SkillView) -
     building.findings += findings
     if not text.strip():
         return
-    adopted = adopt_citations(text, rows, building.pool, key=view.home.source_key)
+    adopted = adopt_citations(text, rows, building.pool, key=view.state.source_key)
     building.pool = adopted.pool
     building.sid_map[skill.full_id] = adopted.sid_map
     building.findings += [

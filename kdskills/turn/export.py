@@ -10,14 +10,14 @@ from kdskills.bundle.terms import EVERYONE
 from kdskills.skills.far import far_content
 from kdskills.skills.model import Skill
 from kdskills.skills.snapshot import RootState
-from kdskills.turn.home import Home
 from kdskills.turn.mounts import EXPORT_KEY, below
+from kdskills.turn.state import SubsystemState
 
 VERSION = 1
 
 
 def export_view(
-    home: Home,
+    subsystem_state: SubsystemState,
     skills: Mapping[str, Skill],
     *,
     consumer: str | None,
@@ -28,14 +28,14 @@ def export_view(
     """Return the export of one consumer's view.
 
     Args:
-        home: The moment the view was taken at.
+        subsystem_state: The moment the view was taken at.
         skills: What the view grants, with private dependencies.
         consumer: Whose view it is.
         tools: The consumer's tools.
         include_internal: Whether the internal namespace is open.
         refused: `{full id: code}` of everything else.
     """
-    config = home.terms.agents_config
+    config = subsystem_state.terms.agents_config
     rules_in_force = {name: rules.to_json() for name, rules in config.items() if name in {EVERYONE, consumer}}
     activation = {
         "consumer": consumer,
@@ -43,26 +43,30 @@ def export_view(
         "include_internal": include_internal,
         "refused": dict(sorted(refused.items())),
     }
-    return _export(home, skills, rules_in_force, "view", activation)
+    return _export(subsystem_state, skills, rules_in_force, "view", activation)
 
 
-def export_whole(home: Home) -> dict[str, Any]:
+def export_whole(subsystem_state: SubsystemState) -> dict[str, Any]:
     """Return the export of all skills, for any consumer."""
-    config = {name: rules.to_json() for name, rules in home.terms.agents_config.items()}
-    refused = dict.fromkeys(home.snapshot.invalid, "skill_invalid")
-    if home.exported is not None:
-        refused |= home.exported.refused
+    config = {name: rules.to_json() for name, rules in subsystem_state.terms.agents_config.items()}
+    refused = dict.fromkeys(subsystem_state.snapshot.invalid, "skill_invalid")
+    if subsystem_state.exported is not None:
+        refused |= subsystem_state.exported.refused
     activation = {"consumer": None, "tools": None, "include_internal": False, "refused": dict(sorted(refused.items()))}
-    return _export(home, home.snapshot.skills, config, "subsystem", activation)
+    return _export(subsystem_state, subsystem_state.snapshot.skills, config, "subsystem", activation)
 
 
 def _export(
-    home: Home, skills: Mapping[str, Skill], config: dict[str, Any], scope: str, activation: dict[str, Any]
+    subsystem_state: SubsystemState,
+    skills: Mapping[str, Skill],
+    config: dict[str, Any],
+    scope: str,
+    activation: dict[str, Any],
 ) -> dict[str, Any]:
     # Skills of remote servers are not exported: the other process could not fetch and check their files.
-    present = [state for state in home.snapshot.roots if state.present and state.root.listing is None]
+    present = [state for state in subsystem_state.snapshot.roots if state.present and state.root.listing is None]
     rows = [
-        {"id": full_id, "uri": skill_uri(home, skill), "digest": skill.digest, "tree": skill.tree_digest()}
+        {"id": full_id, "uri": skill_uri(subsystem_state, skill), "digest": skill.digest, "tree": skill.tree_digest()}
         for full_id, skill in sorted(skills.items())
         if far_content(skill) is None
     ]
@@ -74,11 +78,11 @@ def _export(
             "custom_skills_root": custom,
             "agents_config": config,
             "roots": [_root(state) for state in present],
-            "mounts": dict(home.mounts),
+            "mounts": dict(subsystem_state.mounts),
             "skills": rows,
             "activation": activation,
-            "content_hash": home.content_hash,
-            "fingerprint": home.fingerprint,
+            "content_hash": subsystem_state.content_hash,
+            "fingerprint": subsystem_state.fingerprint,
         }
     }
 
@@ -94,11 +98,11 @@ def _root(state: RootState) -> dict[str, Any]:
     return row
 
 
-def skill_uri(home: Home, skill: Skill) -> str:
+def skill_uri(subsystem_state: SubsystemState, skill: Skill) -> str:
     """Return the logical URI of a skill's folder: its root's, and the path below it."""
-    if home.exported is not None:
-        return home.exported.uris[skill.full_id]
-    root = home.snapshot.origins[skill.full_id]
+    if subsystem_state.exported is not None:
+        return subsystem_state.exported.uris[skill.full_id]
+    root = subsystem_state.snapshot.origins[skill.full_id]
     assert skill.folder is not None  # a skill of a root has a folder
     relative = skill.folder.relative_to(root.path.resolve())
     return below(root.uri, *PurePosixPath(relative.as_posix()).parts)

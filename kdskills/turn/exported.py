@@ -11,8 +11,8 @@ from kdskills.bundle.terms import Terms
 from kdskills.errors import DescriptorError
 from kdskills.skills.model import RootKind
 from kdskills.skills.roots import SkillRoot
-from kdskills.turn.home import Exported
 from kdskills.turn.mounts import EXPORT_KEY, locate, split_uri
+from kdskills.turn.state import Exported
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from kdskills.skills.texts import Source as Texts
 from kdskills.turn.context import Activation
 from kdskills.turn.exported import Export, ExportedSkill, is_export, read_export
 from kdskills.turn.mounts import locate, remap_mounts, split_uri
-from kdskills.turn.places import BUNDLE
+from kdskills.turn.root_mounts import BUNDLE
 from kdskills.turn.subsystem import SkillsSubsystem, SubsystemSource
 
 if TYPE_CHECKING:

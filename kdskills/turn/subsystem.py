@@ -20,9 +20,9 @@ from kdskills.skills.selection import EMPTY, Policy, tool_ids
 from kdskills.skills.snapshot import RefreshReport, Snapshot
 from kdskills.turn.context import activated
 from kdskills.turn.export import export_view, export_whole
-from kdskills.turn.home import Exported, Home
-from kdskills.turn.places import built_in_roots, place_roots
 from kdskills.turn.results import PickerEntry
+from kdskills.turn.root_mounts import built_in_roots, place_roots
+from kdskills.turn.state import Exported, SubsystemState
 from kdskills.turn.view import SkillView, build_view, picker_of
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class SkillsSubsystem:
         self._source_key = source_key
         self._lock = threading.Lock()
         self._refreshed: float | None = None
-        self._home: Home | None = None
+        self._state: SubsystemState | None = None
         self._views: OrderedDict[tuple[str | None, frozenset[str] | None, bool], SkillView] = OrderedDict()
 
     # ---- what is there -------------------------------------------------------------------------------------------
@@ -133,28 +133,28 @@ class SkillsSubsystem:
     @property
     def registry(self) -> Mapping[str, Skill]:
         """Usable skills by full id, sorted; the same object until something changes."""
-        return self._now().snapshot.skills
+        return self._current_state().snapshot.skills
 
     @property
     def snapshot(self) -> Snapshot:
         """Everything known now: skills, refused ones, roots, findings."""
-        return self._now().snapshot
+        return self._current_state().snapshot
 
     @property
     def fingerprint(self) -> str:
         """Digest over descriptor, root digests and the winner of each id."""
-        return self._now().fingerprint
+        return self._current_state().fingerprint
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """Findings about the descriptor, roots, skills, and rules that match nothing."""
-        home = self._now()
-        known_ids = home.skill_index(include_internal=False).ids()
+        state = self._current_state()
+        known_ids = state.skill_index(include_internal=False).ids()
         rules = [
             self._policy(name, None, False).rule_findings(known_ids) for name in (None, *self._terms.agents_config)
         ]
         unmatched = dict.fromkeys(finding for rule_findings in rules for finding in rule_findings)
-        return (*self._terms.diagnostics, *home.snapshot.diagnostics, *unmatched)
+        return (*self._terms.diagnostics, *state.snapshot.diagnostics, *unmatched)
 
     def refresh(self) -> RefreshReport:
         """Look through the roots again; if that fails, what was known stays.
@@ -170,27 +170,27 @@ class SkillsSubsystem:
         """Forget everything read; the next `registry` is a new object."""
         self._source.registry.clear_cache()
         with self._lock:
-            self._home = None
+            self._state = None
             self._views.clear()
 
-    def _now(self) -> Home:
-        """Return the current `Home`; the same object as long as the registry's snapshot is the same."""
+    def _current_state(self) -> SubsystemState:
+        """Return the current `SubsystemState`; the same object as long as the registry's snapshot is the same."""
         snapshot = self._source.registry.snapshot()
         with self._lock:
             if self._refreshed is None:
                 self._refreshed = time.monotonic()
-            if self._home is None or self._home.snapshot is not snapshot:
-                self._home = Home(
+            if self._state is None or self._state.snapshot is not snapshot:
+                self._state = SubsystemState(
                     self._terms,
                     snapshot,
                     self._source.mounts,
                     environment=self._environment,
                     source_key=self._source_key,
                     exported=self._source.exported,
-                    entries=self._home.reusable_entries(snapshot) if self._home is not None else {},
+                    entries=self._state.reusable_entries(snapshot) if self._state is not None else {},
                 )
                 self._views.clear()
-            return self._home
+            return self._state
 
     # ---- views ---------------------------------------------------------------------------------------------------
 
@@ -212,18 +212,18 @@ class SkillsSubsystem:
         if self._source.exported is not None:
             self._source.exported.admit(consumer, tool_set, include_internal)
         self._refresh_when_due()
-        home = self._now()
+        state = self._current_state()
         if self.filters:
-            return build_view(home, self._policy(consumer, tool_set, include_internal, self._denied(consumer, home)))
+            return build_view(state, self._policy(consumer, tool_set, include_internal, self._denied(consumer, state)))
         key = (consumer, tool_set, include_internal)
         with self._lock:
             view = self._views.get(key)
-            if view is not None and view.home is home:
+            if view is not None and view.state is state:
                 self._views.move_to_end(key)
                 return view
-        view = build_view(home, self._policy(consumer, tool_set, include_internal))
+        view = build_view(state, self._policy(consumer, tool_set, include_internal))
         with self._lock:
-            if self._home is home:
+            if self._state is state:
                 self._views[key] = view
                 while len(self._views) > _VIEWS:
                     self._views.popitem(last=False)
@@ -245,7 +245,7 @@ class SkillsSubsystem:
 
         With filters it is the export of the anonymous consumer, since what plugins would say to others is not known.
         """
-        home = self._now()
+        state = self._current_state()
         if self._source.exported is not None and not self._source.exported.complete:
             exported = self._source.exported
             return self.view(
@@ -254,18 +254,18 @@ class SkillsSubsystem:
         if self.filters:
             view = self.view()
             return export_view(
-                home, view.index.skills, consumer=None, tools=None, include_internal=False, refused=view.codes
+                state, view.index.skills, consumer=None, tools=None, include_internal=False, refused=view.codes
             )
-        return export_whole(home)
+        return export_whole(state)
 
     def _refresh_when_due(self) -> None:
         due = self._auto_refresh is not None and self._refreshed is not None
         if due and time.monotonic() - (self._refreshed or 0.0) >= (self._auto_refresh or 0.0):
             self.refresh()
 
-    def _denied(self, consumer: str | None, home: Home) -> Mapping[str, str]:
+    def _denied(self, consumer: str | None, state: SubsystemState) -> Mapping[str, str]:
         """Return `{full id: reason}` of everything a filter denies; the first filter's reason counts."""
-        skills = tuple(home.snapshot.skills.values())
+        skills = tuple(state.snapshot.skills.values())
         denied: dict[str, str] = {}
         for skill_filter in self.filters:
             denied = dict(skill_filter(consumer, skills)) | denied

@@ -27,8 +27,8 @@ from kdskills.skills.selection import (
     refuse_by,
 )
 from kdskills.turn.export import export_view
-from kdskills.turn.home import Home
 from kdskills.turn.results import PickerEntry
+from kdskills.turn.state import SubsystemState
 
 if TYPE_CHECKING:
     from kdskills.prompts import Catalog, CatalogEntry, CatalogFormat, Locations
@@ -58,7 +58,7 @@ class SkillView:
     listed: Mapping[str, Skill]
     short_ids: Mapping[str, str]
     names: Mapping[str, str]
-    home: Home = field(repr=False)
+    state: SubsystemState = field(repr=False)
     index: Known = field(repr=False)
     policy: Policy = field(repr=False)
     codes: Mapping[str, str] = field(repr=False)
@@ -171,7 +171,7 @@ class SkillView:
             locations=locations,
             pinned=pinned,
             search_hint=search_hint,
-            environment=self.home.environment,
+            environment=self.state.environment,
         )
 
     @cached_property
@@ -179,7 +179,7 @@ class SkillView:
         from kdskills.prompts import CatalogEntry
 
         names = {full_id: name for name, full_id in self.names.items()}
-        cache = self.home.entries
+        cache = self.state.entries
         entries = []
         for short, full_id in self.short_ids.items():
             skill, name = self.listed[full_id], names[full_id]
@@ -207,7 +207,7 @@ class SkillView:
     def _digest(self) -> str:
         tools = ["none"] if self.tools is None else ["some", *sorted(self.tools)]
         agent = ["anonymous"] if self.consumer is None else ["named", self.consumer]
-        head = [["fingerprint", self.home.fingerprint], ["consumer", *agent], ["tools", *tools]]
+        head = [["fingerprint", self.state.fingerprint], ["consumer", *agent], ["tools", *tools]]
         answers = [*((full_id, "granted") for full_id in self.skills), *self.codes.items()]
         return rows_digest([*head, ["internal", str(self.include_internal)], *sorted(answers)])
 
@@ -220,7 +220,7 @@ class SkillView:
         """Return `{"SKILLS_DESCRIPTOR": …}` of what this view grants, with private dependencies."""
         needed = close(self.index, self.policy, self.skills.values())
         return export_view(
-            self.home,
+            self.state,
             {skill.full_id: skill for skill in needed.order},
             consumer=self.consumer,
             tools=self.tools,
@@ -229,9 +229,9 @@ class SkillView:
         )
 
 
-def build_view(home: Home, policy: Policy) -> SkillView:
+def build_view(state: SubsystemState, policy: Policy) -> SkillView:
     """Ask the gate about every skill once and number what is listed."""
-    index = home.skill_index(policy.include_internal)
+    index = state.skill_index(policy.include_internal)
     codes: dict[str, str] = dict(index.refused)
     granted: dict[str, Skill] = {}
     checks = checks_in_force(policy)
@@ -257,7 +257,7 @@ def build_view(home: Home, policy: Policy) -> SkillView:
         listed=MappingProxyType(listed),
         short_ids=MappingProxyType({f"SK{number}": full_id for number, full_id in enumerate(listed, 1)}),
         names=MappingProxyType(_names(listed)),
-        home=home,
+        state=state,
         index=index,
         policy=policy,
         codes=MappingProxyType(codes),

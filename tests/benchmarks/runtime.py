@@ -194,10 +194,10 @@ async def revalidate(ground: Ground) -> AsyncIterator[Sample]:
 async def catalog_cold(ground: Ground) -> AsyncIterator[Sample]:
     """A view nobody has seen, and its catalog, of skills nobody has listed."""
     subsystem, rounds = ground.subsystem(None), iter(range(10**9))
-    home = subsystem.view(CONSUMER).home
+    state = subsystem.view(CONSUMER).state
 
     async def once() -> Took:
-        home.entries.clear()
+        state.entries.clear()
         since = watch()
         subsystem.view(CONSUMER, tools=[f"tool{next(rounds)}"]).catalog("xml")
         return since()

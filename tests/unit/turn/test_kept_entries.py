@@ -76,7 +76,7 @@ def test_a_removed_skill_leaves_no_entry_behind(subsystem: SkillsSubsystem, writ
     file.unlink()
     subsystem.refresh()
     assert "beta" not in subsystem.view().catalog("xml").text
-    assert set(subsystem.view().home.entries) == {"acme.alpha", "acme.gamma"}
+    assert set(subsystem.view().state.entries) == {"acme.alpha", "acme.gamma"}
     write("acme.beta", description="Back again.")
     subsystem.refresh()
     assert "Back again." in subsystem.view().catalog("xml").text
@@ -107,9 +107,9 @@ class Growing(dict[str, Any]):
 def test_views_go_on_making_entries_while_they_are_carried_over(subsystem: SkillsSubsystem) -> None:
     """What one moment hands to the next does not depend on who renders meanwhile."""
     assert subsystem.view()._entries
-    home = subsystem.view().home
-    kept = dict(home.entries)
-    assert home.reusable_entries(replace(home.snapshot, skills=Growing(home.snapshot.skills, home.entries))) == kept
+    state = subsystem.view().state
+    kept = dict(state.entries)
+    assert state.reusable_entries(replace(state.snapshot, skills=Growing(state.snapshot.skills, state.entries))) == kept
 
 
 def test_threads_render_while_skills_change(subsystem: SkillsSubsystem, write: Callable[..., Path]) -> None:

@@ -77,8 +77,8 @@ class Exported(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Home:
-    """One moment of a subsystem.
+class SubsystemState:
+    """What a subsystem holds at one moment; never changed, but for `entries`, which is a cache.
 
     Attributes:
         terms: What its descriptor says.
@@ -99,7 +99,7 @@ class Home:
     entries: dict[str, tuple[Skill, CatalogEntry]] = field(default_factory=dict, repr=False, compare=False)
 
     def reusable_entries(self, snapshot: Snapshot) -> dict[str, tuple[Skill, CatalogEntry]]:
-        """Return the catalog entries of skills that are the same object in *snapshot*, for the `Home` made of it."""
+        """Return the catalog entries of skills that are the same object in *snapshot*, for the `SubsystemState` made of it."""
         now = snapshot.skills
         # Copied in one step, which no thread can interrupt: views of this snapshot still add entries in other threads.
         entries = self.entries.copy()
