@@ -135,13 +135,13 @@ def find_parent(mount: Path = MOUNT, own_cgroups: str | None = None) -> CgroupPa
     """
     if (mount / "cgroup.controllers").is_file():
         text = own_cgroups if own_cgroups is not None else Path("/proc/self/cgroup").read_text(encoding="utf-8")
-        candidates = [CgroupParent(path, path, 2) for path in _v2_places(mount, text)]
+        candidates = [CgroupParent(path, path, 2) for path in _v2_candidates(mount, text)]
     else:
         candidates = [CgroupParent(mount / "memory" / PARENT, mount / "pids" / PARENT, 1)]
     return next((parent for parent in candidates if _usable(parent)), None)
 
 
-def _v2_places(mount: Path, own_cgroups: str) -> list[Path]:
+def _v2_candidates(mount: Path, own_cgroups: str) -> list[Path]:
     """Return where a version 2 parent may be: the top, or the highest folder above us that was delegated to us."""
     candidates = [mount / PARENT]
     path = next((line[3:] for line in own_cgroups.splitlines() if line.startswith("0::/")), "/").lstrip("/")

@@ -30,7 +30,7 @@ def build_payload(
     *,
     program_path: str = PROGRAM_PATH,
     with_source: bool = True,
-    places: Mapping[str, str] | None = None,
+    skill_folders: Mapping[str, str] | None = None,
     work_dir: str = WORK_DIR,
     rlimits: Mapping[str, int] | None = None,
     verify: Verify = "tree",
@@ -41,7 +41,7 @@ def build_payload(
         request: A request whose `code` is given.
         program_path: Where the program's own file is, or is written to, on the far side.
         with_source: False when the engine has put the program there itself.
-        places: Where each mounted skill is on the far side, by full id; `/skills/<full id>` when None.
+        skill_folders: Folder of each mounted skill inside the sandbox, by full id; `/skills/<full id>` when None.
         work_dir: The far side's `/work`.
         rlimits: Limits the entry sets for itself, by its names (`cpu`, `as`, `nproc`, `nofile`, `fsize`, `core`).
         verify: How thoroughly skills are checked against the descriptor before the program starts.
@@ -57,7 +57,7 @@ def build_payload(
         if not isinstance(descriptor, Mapping):
             raise ExecRefused("SKILLS_DESCRIPTOR is not a mapping", code="bad_request")
         names[DESCRIPTOR_NAME] = remap_descriptor(
-            descriptor, skill_places(request.skills) if places is None else places
+            descriptor, sandbox_folders(request.skills) if skill_folders is None else skill_folders
         )
     program: dict[str, str] = {"path": program_path}
     if with_source:
@@ -90,18 +90,20 @@ def usable_name(name: str) -> bool:
     return True
 
 
-def skill_places(skills: Sequence[SkillMount]) -> dict[str, str]:
-    """Return where an engine with a mount namespace shows *skills*."""
+def sandbox_folders(skills: Sequence[SkillMount]) -> dict[str, str]:
+    """Return the folders at which an engine with a mount namespace shows *skills*, by full id."""
     return {mount.id: f"{SKILLS_DIR}/{mount.id}" for mount in skills}
 
 
-def remap_descriptor(descriptor: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
-    """Return the export *descriptor* with the URI of every skill in *places* mounted there.
+def remap_descriptor(descriptor: Mapping[str, Any], skill_folders: Mapping[str, str]) -> dict[str, Any]:
+    """Return the export *descriptor* with the URI of every skill in *skill_folders* mounted there.
 
     Host paths stand only in the export's `mounts`; they are dropped, so that nothing of the host's layout travels.
-    A skill of the export without a place is reported as missing by the far side.
+    A skill of the export without a folder is reported as missing by the far side.
     """
-    mounts = {row["uri"]: places[row["id"]] for row in descriptor.get("skills", ()) if row["id"] in places}
+    mounts = {
+        row["uri"]: skill_folders[row["id"]] for row in descriptor.get("skills", ()) if row["id"] in skill_folders
+    }
     return {**descriptor, "mounts": mounts}
 
 

@@ -320,7 +320,7 @@ def skill_receipt(
     skill: Skill, body: Body, names: Mapping[str, str], locations: Locations, **facts: object
 ) -> SkillReceipt:
     """Return the receipt of one skill; hidden skills show their alias and digests only."""
-    location, root = _places(skill, locations)
+    location, root = _location_and_folder(skill, locations)
     stale = bool(facts.get("stale"))
     current = facts.get("current")
     imports = facts.get("imports")
@@ -339,7 +339,7 @@ def skill_receipt(
     )
 
 
-def _places(skill: Skill, locations: Locations) -> tuple[str | None, str | None]:
+def _location_and_folder(skill: Skill, locations: Locations) -> tuple[str | None, str | None]:
     if locations == "none":
         return None, None
     if locations == "host" and skill.path is not None:

@@ -53,7 +53,7 @@ class Target:
         return public_name(self.skill, names_by_id(self.session.gate))
 
 
-async def target(core: Core, call: Call, ref: str | None) -> Target:
+async def find_target(core: Core, call: Call, ref: str | None) -> Target:
     """Return the loaded skill *ref* means, the one loaded last when it is None or blank.
 
     The files of a skill that came along with a loaded one can be read as well.
@@ -102,17 +102,17 @@ async def read(core: Core, call: Call, path: str, skill: str | None, encoding: s
         raise invalid("offset must be 0 or more", ("/offset", "must be a whole number from 0"))
     if not path.strip():
         raise invalid("the path is blank", ("/path", "must not be blank"))
-    aim = await target(core, call, skill)
+    target = await find_target(core, call, skill)
     clean = clean_path(path)
-    data = await asyncio.to_thread(skill_file, aim.skill, clean, core.config.limits.max_read_bytes)
+    data = await asyncio.to_thread(skill_file, target.skill, clean, core.config.limits.max_read_bytes)
     arguments = {"path": clean, "encoding": encoding, "offset": offset}
-    core.ask(call, aim.session.record, "read", aim.skill, arguments, clean)
-    facts = ReadResult(aim.name, clean, "binary", media_type(clean), len(data), "", offset)
+    core.ask(call, target.session.record, "read", target.skill, arguments, clean)
+    facts = ReadResult(target.name, clean, "binary", media_type(clean), len(data), "", offset)
     if encoding == "binary":
         return await asyncio.to_thread(_binary, facts, data, offset)
     if len(data) <= SMALL:
-        return _text(core, call, aim, facts, data)
-    return await asyncio.to_thread(_text, core, call, aim, facts, data)
+        return _text(core, call, target, facts, data)
+    return await asyncio.to_thread(_text, core, call, target, facts, data)
 
 
 def skill_file(skill: Skill, clean: str, limit: int) -> bytes:
@@ -212,7 +212,7 @@ def _binary(facts: ReadResult, data: bytes, offset: int) -> ReadResult:
     )
 
 
-def _text(core: Core, call: Call, aim: Target, facts: ReadResult, data: bytes) -> ReadResult:
+def _text(core: Core, call: Call, target: Target, facts: ReadResult, data: bytes) -> ReadResult:
     encoding: Encoding = "text"
     digest = bytes_digest(data)
     try:
@@ -224,7 +224,7 @@ def _text(core: Core, call: Call, aim: Target, facts: ReadResult, data: bytes) -
         raise refuse("not_text", message, path=facts.path, size=len(data))
     text = text.removeprefix("\ufeff")
     if call.scope.sources is not None and facts.path.lower().endswith(".md"):
-        text = call.scope.sources.adopt(aim.skill, text, digest=aim.digest)
+        text = call.scope.sources.adopt(target.skill, text, digest=target.digest)
     stop = facts.offset + core.config.limits.read_window_chars
     truncated = stop < len(text)
     return ReadResult(

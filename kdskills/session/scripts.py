@@ -21,7 +21,7 @@ from kdskills.session.environment import check_call_env, script_environment
 from kdskills.session.limits import MAX_ARG
 from kdskills.session.loading import public_id
 from kdskills.session.paths import clean_path, script_path, suffix_of
-from kdskills.session.reading import Target, check_script, entries_of, fresh_tree, target
+from kdskills.session.reading import Target, check_script, entries_of, find_target, fresh_tree
 from kdskills.session.receipts import ScriptResult, ScriptStatus
 from kdskills.session.workspace import Collected
 from kdskills.skills.far import far_content
@@ -51,7 +51,7 @@ class PreparedRun:
     """A run about to be handed to the executor."""
 
     run: Run
-    aim: Target
+    target: Target
     clean: str
     command: tuple[str, ...]
     workdir: str
@@ -96,19 +96,19 @@ async def run_script(core: Core, call: Call, run: Run) -> ScriptResult:
     if not core.config.run_scripts or executor is None:
         raise refuse("run_disabled", "scripts are switched off here")
     check_shape(core, run)
-    aim = await target(core, call, run.skill)
-    run, note = await asyncio.to_thread(_unpacked, core, aim.skill, run)
+    target = await find_target(core, call, run.skill)
+    run, note = await asyncio.to_thread(_split_command_line, core, target.skill, run)
     clean = script_path(run.path)
-    await asyncio.to_thread(check_script, aim.skill, clean, core.config.limits.max_read_bytes)
-    workdir = await asyncio.to_thread(_workdir, call, aim.skill, run.workdir)
+    await asyncio.to_thread(check_script, target.skill, clean, core.config.limits.max_read_bytes)
+    workdir = await asyncio.to_thread(_workdir, call, target.skill, run.workdir)
     command = core.config.interpreters.get(suffix_of(clean))
     if command is None:
         suffixes = ", ".join(core.config.interpreters)
         raise refuse("extension_not_allowed", f"no interpreter for {clean!r}; known suffixes: {suffixes}", path=clean)
     arguments = {"path": clean, "args": list(run.args), "env": sorted(run.env), "workdir": run.workdir}
-    core.ask(call, aim.session.record, "run", aim.skill, arguments, clean)
-    prepared = PreparedRun(run, aim, clean, command, workdir, executor)
-    tree = await asyncio.to_thread(fresh_tree, aim.skill)
+    core.ask(call, target.session.record, "run", target.skill, arguments, clean)
+    prepared = PreparedRun(run, target, clean, command, workdir, executor)
+    tree = await asyncio.to_thread(fresh_tree, target.skill)
     await _approve(core, call, prepared, tree)
     result = await _execute(core, call, prepared, tree)
     return replace(result, note=note) if note else result
@@ -117,7 +117,7 @@ async def run_script(core: Core, call: Call, run: Run) -> ScriptResult:
 _SHELL: Final = re.compile(r"[|&;<>]|\d?>")
 
 
-def _unpacked(core: Core, skill: Skill, run: Run) -> tuple[Run, str]:
+def _split_command_line(core: Core, skill: Skill, run: Run) -> tuple[Run, str]:
     """Split a command line in `path` into script and arguments, and return a note that says so.
 
     Models write `path: "scripts/a.py --flag"`; the run is returned as it is unless the first word alone names a script.
@@ -190,16 +190,16 @@ def _files_below(folder: Path, workdir: str) -> list[TreeEntry]:
 
 async def _approve(core: Core, call: Call, prepared: PreparedRun, tree: str) -> None:
     mode = core.config.script_approval
-    origin = origin_of(prepared.aim.skill.namespace)
+    origin = origin_of(prepared.target.skill.namespace)
     if mode == "deny":
         raise refuse("approval_denied", "scripts are not approved here", reason="script_approval is deny")
-    foreign = any(origin_of(skill.namespace) is not None for skill in prepared.aim.session.skills.values())
+    foreign = any(origin_of(skill.namespace) is not None for skill in prepared.target.session.skills.values())
     if mode == "allow" and not foreign:
         return
     await core.approvals.require(
         ApprovalRequest(
             session=call.session_id,
-            skill=prepared.aim.skill.full_id,
+            skill=prepared.target.skill.full_id,
             origin=origin,
             tree_digest=tree,
             path=prepared.clean,
@@ -208,15 +208,15 @@ async def _approve(core: Core, call: Call, prepared: PreparedRun, tree: str) -> 
             executor=prepared.executor.name,
         ),
         call.scope.events or core.config.events,
-        public_id(prepared.aim.skill),
+        public_id(prepared.target.skill),
     )
-    tree_now = await asyncio.to_thread(fresh_tree, prepared.aim.skill)
+    tree_now = await asyncio.to_thread(fresh_tree, prepared.target.skill)
     if tree_now != tree:
         raise refuse("approval_denied", "the skill's files changed while the run was being approved", reason="changed")
 
 
 async def _execute(core: Core, call: Call, prepared: PreparedRun, tree: str) -> ScriptResult:
-    skill = prepared.aim.skill
+    skill = prepared.target.skill
     content = far_content(skill)
     if content is not None:
         files = content.materialized()
@@ -237,7 +237,7 @@ async def _execute(core: Core, call: Call, prepared: PreparedRun, tree: str) -> 
 
 
 async def _execute_in(core: Core, call: Call, prepared: PreparedRun, tree: str, folder: Path) -> ScriptResult:
-    skill = prepared.aim.skill
+    skill = prepared.target.skill
     workspace = call.scope.workspace
     inputs = await asyncio.to_thread(_inputs, call)
     operator = {} if core.config.script_env is None else {
@@ -255,7 +255,7 @@ async def _execute_in(core: Core, call: Call, prepared: PreparedRun, tree: str, 
         workdir=prepared.workdir,
         limits=script_limits(core, prepared.run.timeout_s),
         profile=core.config.profile,
-        owner=Owner(agent=prepared.aim.session.record.consumer[:256], conversation=call.session_id),
+        owner=Owner(agent=prepared.target.session.record.consumer[:256], conversation=call.session_id),
     )
     core.emit(call, "script.started", skill=public_id(skill), path=prepared.clean, engine=prepared.executor.name)
     try:
@@ -351,7 +351,7 @@ def exit_code_of(result: ExecResult) -> int | None:
 def _answer(prepared: PreparedRun, result: ExecResult, collected: Collected) -> ScriptResult:
     uncollected = tuple((item.path, item.message) for item in result.artifact_errors)
     return ScriptResult(
-        skill=prepared.aim.name,
+        skill=prepared.target.name,
         path=prepared.clean,
         status=cast(ScriptStatus, result.status),
         exit_code=exit_code_of(result),

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from kdskills import SkillsSubsystem, load_bundle
 from kdskills.execution import ExecRequest
-from kdskills.execution.payload import build_payload, entry_argv, host_entry, skill_places
+from kdskills.execution.payload import build_payload, entry_argv, host_entry, sandbox_folders
 from kdskills.execution.request import SkillMount
 from kdskills.execution.rootfs import build_rootfs
 
@@ -100,19 +100,21 @@ def entry_rows(folder: Path) -> tuple[str, dict[str, Row]]:
     if bwrap and tree:
         wall = [bwrap, "--ro-bind", str(tree.path), "/", "--proc", "/proc", "--dev", "/dev", "--clearenv"]
         wall += ["--tmpfs", "/skills", "--ro-bind", str(folder), "/work"]
-        places, work = skill_places(mounts), "/work"
+        skill_folders, work = sandbox_folders(mounts), "/work"
         for mount in mounts:
-            wall += ["--ro-bind", str(mount.root), places[mount.id]]
+            wall += ["--ro-bind", str(mount.root), skill_folders[mount.id]]
         python, entry = tree.python, tree.entry
     else:
         wall, python, entry = [], sys.executable, str(host_entry())
-        places, work = {mount.id: str(mount.root) for mount in mounts}, str(folder)
+        skill_folders, work = {mount.id: str(mount.root) for mount in mounts}, str(folder)
     rows = {"bare": Row([*wall, python, "-I", "-c", "pass"])}
     for name, globals_ in zip(ENTRY, ({}, view.export_runtime_globals()), strict=True):
         request = ExecRequest(code="pass", skills=mounts, globals=globals_)
         payload = folder / f"payload-{len(rows)}"
         payload.write_bytes(
-            build_payload(request, program_path=f"{work}/main.py", with_source=False, places=places, work_dir=work)
+            build_payload(
+                request, program_path=f"{work}/main.py", with_source=False, skill_folders=skill_folders, work_dir=work
+            )
         )
         argv = entry_argv(python, entry, payload_fd=0, report_fd=0)
         rows[name] = Row([*wall, *argv[:-1], "{report}"], payload)

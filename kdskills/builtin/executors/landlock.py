@@ -132,7 +132,7 @@ class LandlockExecutor:
         enforced = LIMIT_NAMES - {"work", "tmp"} - (set() if self._cgroups is not None else {"memory"})
         require_limits(enforced, self._options.best_effort, self.name)
         cache = self._options.cache_dir or cache_dir()
-        places = {mount.id: str(stage_skill(mount, cache, passable=True)) for mount in request.skills}
+        skill_folders = {mount.id: str(stage_skill(mount, cache, passable=True)) for mount in request.skills}
         inputs = read_inputs(request.inputs, request.limits)
         lease = self._uids().lease()
         try:
@@ -142,16 +142,16 @@ class LandlockExecutor:
             raise
         try:
             _furnish(folder, inputs, plan, lease.uid)
-            payload = None if request.code is None else _payload(request, folder, places)
-            skills = [Path(folder_path) for folder_path in places.values()]
+            payload = None if request.code is None else _payload(request, folder, skill_folders)
+            skills = [Path(folder_path) for folder_path in skill_folders.values()]
             allowed = abi.rules(wall.tree, skills, folder.control, (folder.work, folder.tmp), wall.abi)
 
             def order(payload_fd: int, report_fd: int, cgroups: Sequence[str]) -> bytes:
                 python, entry = f"{wall.tree}{rootfs.python}", f"{wall.tree}{rootfs.entry}"
                 code = entry_argv(python, entry, payload_fd=payload_fd, report_fd=report_fd)
                 return build_order(
-                    wall, plan, folder, places=places, uid=lease.uid, rules=allowed, cgroups=cgroups,
-                    argv=host_argv(plan, places) if payload is None else code,
+                    wall, plan, folder, skill_folders=skill_folders, uid=lease.uid, rules=allowed, cgroups=cgroups,
+                    argv=host_argv(plan, skill_folders) if payload is None else code,
                     keep=[] if payload is None else [payload_fd, report_fd],
                 )  # fmt: skip
 
@@ -258,12 +258,12 @@ def _furnish(folder: RunFolder, inputs: list[tuple[str, bytes]], plan: RunPlan, 
                 os.chown(name, uid, uid, follow_symlinks=False)
 
 
-def _payload(request: ExecRequest, folder: RunFolder, places: dict[str, str]) -> bytes:
+def _payload(request: ExecRequest, folder: RunFolder, skill_folders: dict[str, str]) -> bytes:
     """Write the generated code where its program cannot change it, and return its payload."""
     assert request.code is not None
     program = folder.control / "main.py"
     payload = build_payload(
-        request, program_path=str(program), with_source=False, places=places, work_dir=str(folder.work)
+        request, program_path=str(program), with_source=False, skill_folders=skill_folders, work_dir=str(folder.work)
     )
     program.write_bytes(request.code.encode("utf-8", "surrogatepass"))
     program.chmod(0o644)

@@ -27,7 +27,7 @@ from kdskills.execution.dirs import cache_dir, private_dir, state_dir
 from kdskills.execution.finished import FinishedRun, skills_mismatch
 from kdskills.execution.landlock.calls import shared_rules
 from kdskills.execution.landlock.leftovers import leftovers, note_uid
-from kdskills.execution.landlock.order import environment, host_argv, host_place
+from kdskills.execution.landlock.order import environment, host_argv, host_path_of
 from kdskills.execution.landlock.run import TreeJob
 from kdskills.execution.landlock.uids import UidLease, Uids
 from kdskills.execution.lifecycle import RunRecords, reap
@@ -134,7 +134,9 @@ class SrtExecutor:
         package = _package(self._options.cache_dir)
         rootfs = build_rootfs(self._options.cache_dir, packages=self._options.image_packages)
         cache = self._options.cache_dir or cache_dir()
-        places = {mount.id: str(stage_skill(mount, cache, passable=os.geteuid() == 0)) for mount in request.skills}
+        skill_folders = {
+            mount.id: str(stage_skill(mount, cache, passable=os.geteuid() == 0)) for mount in request.skills
+        }
         inputs = read_inputs(request.inputs, request.limits)
         lease = self._uids().lease() if os.geteuid() == 0 else None
         folder = None
@@ -143,18 +145,18 @@ class SrtExecutor:
             files = _furnish(folder, inputs, plan, lease)
             readable = [
                 rootfs.path,
-                *map(Path, places.values()),
+                *map(Path, skill_folders.values()),
                 package / "vendor" / "seccomp",
                 folder.path / SRT_HOME,
             ]
             (folder.control / "settings.json").write_bytes(
                 settings(domains, readable, folder.control, (folder.work, folder.tmp), files)
             )
-            files.script.write_bytes(_script(plan, rootfs, folder, places, files, proxy=bool(domains)))
+            files.script.write_bytes(_script(plan, rootfs, folder, skill_folders, files, proxy=bool(domains)))
             files.filter.write_bytes(_filter())
             for path in folder.control.iterdir():
                 path.chmod(path.stat().st_mode | 0o044)
-            run = self._spawned(plan, package, folder, files, lease, places)
+            run = self._spawned(plan, package, folder, files, lease, skill_folders)
         except BaseException:  # raised again: no folder and no leased uid stays behind
             if folder is not None:
                 folder.remove()
@@ -163,12 +165,12 @@ class SrtExecutor:
             raise
         return run
 
-    def _spawned(self, plan: RunPlan, package: Path, folder: RunFolder, files: Files, lease: UidLease | None, places: dict[str, str]) -> SrtRun:  # fmt: skip
+    def _spawned(self, plan: RunPlan, package: Path, folder: RunFolder, files: Files, lease: UidLease | None, skill_folders: dict[str, str]) -> SrtRun:  # fmt: skip
         request = plan.request
         stdin = request.stdin
         if request.code is not None:
             stdin = build_payload(
-                request, program_path=str(folder.control / "main.py"), with_source=False, places=places,
+                request, program_path=str(folder.control / "main.py"), with_source=False, skill_folders=skill_folders,
                 work_dir=str(folder.work),
             )  # fmt: skip
 
@@ -284,17 +286,17 @@ def _furnish(folder: RunFolder, inputs: list[tuple[str, bytes]], plan: RunPlan, 
 
 
 def _script(
-    plan: RunPlan, rootfs: Rootfs, folder: RunFolder, places: dict[str, str], files: Files, *, proxy: bool
+    plan: RunPlan, rootfs: Rootfs, folder: RunFolder, skill_folders: dict[str, str], files: Files, *, proxy: bool
 ) -> bytes:
     """Return the script srt runs."""
     code = plan.request.code is not None
     python, entry = f"{rootfs.path}{rootfs.python}", f"{rootfs.path}{rootfs.entry}"
-    argv = entry_argv(python, entry, payload_fd=0, report_fd=3) if code else host_argv(plan, places)
+    argv = entry_argv(python, entry, payload_fd=0, report_fd=3) if code else host_argv(plan, skill_folders)
     env = environment(rootfs.path, plan, folder)
     return run_script(
         [os.fsencode(word) for word in argv],
         {os.fsencode(name): value.encode("utf-8", "surrogateescape") for name, value in env.items()},
-        os.fsencode(host_place(plan.cwd, places, folder.work)),
+        os.fsencode(host_path_of(plan.cwd, skill_folders, folder.work)),
         plan.request.limits,
         files,
         launcher=[os.fsencode(word) for word in (python, "-I", f"{entry.rpartition('/')[0]}/filtered.py")],

@@ -117,12 +117,12 @@ class SubprocessExecutor:
             )
         require_limits(ENFORCED, self._options.best_effort | UNENFORCED, self.name)
         cache = self._options.cache_dir or cache_dir()
-        places = {mount.id: str(stage_skill(mount, cache)) for mount in request.skills}
+        skill_folders = {mount.id: str(stage_skill(mount, cache)) for mount in request.skills}
         inputs = read_inputs(request.inputs, request.limits)
         folder = RunFolder.make(self._runs(), request)
         try:
             folder.write_inputs(inputs, plan.cwd, frozenset(request.executable))
-            run = LocalRun(plan, folder, places, self.name, self.level)
+            run = LocalRun(plan, folder, skill_folders, self.name, self.level)
             run.spawn()
         except BaseException:  # raised again: no folder stays behind
             folder.remove()
@@ -136,7 +136,7 @@ class LocalRun:
 
     plan: RunPlan
     folder: RunFolder
-    places: dict[str, str]
+    skill_folders: dict[str, str]
     engine: str
     level: IsolationLevel
     _stdout: TailBuffer = field(init=False)
@@ -171,7 +171,7 @@ class LocalRun:
 
     def spawn(self) -> None:
         """Start the program and the thread that watches it; a program that cannot start is the run's result."""
-        channel = _Channel.open(self.plan.request, self.places, self.folder)
+        channel = _Channel.open(self.plan.request, self.skill_folders, self.folder)
         started = time.monotonic()
         try:
             process = subprocess.Popen(
@@ -250,7 +250,10 @@ class LocalRun:
         script = self.plan.request.script
         if script is None:
             return self.plan.argv
-        sandbox_path, host_path = f"/skills/{script.skill}/{script.path}", f"{self.places[script.skill]}/{script.path}"
+        sandbox_path, host_path = (
+            f"/skills/{script.skill}/{script.path}",
+            f"{self.skill_folders[script.skill]}/{script.path}",
+        )
         return (
             tuple(word.replace(sandbox_path, host_path) for word in self.plan.argv[: -len(script.args) or None])
             + script.args
@@ -261,7 +264,7 @@ class LocalRun:
         top, _, relative = sandbox_path.lstrip("/").partition("/")
         if top == "skills":
             skill, _, relative = relative.partition("/")
-            return str(Path(self.places[skill]) / relative)
+            return str(Path(self.skill_folders[skill]) / relative)
         return str(self.folder.work / relative)
 
     def _env(self) -> dict[bytes, bytes]:
@@ -318,12 +321,12 @@ class _Channel:
     reports: tuple[int, ...] = ()
 
     @classmethod
-    def open(cls, request: ExecRequest, places: dict[str, str], folder: RunFolder) -> _Channel:
+    def open(cls, request: ExecRequest, skill_folders: dict[str, str], folder: RunFolder) -> _Channel:
         """Build the payload first, as that may refuse; then open the pipes."""
         if request.code is None:
             return cls()
         program = str(folder.control / "main.py")
-        payload = build_payload(request, program_path=program, places=places, work_dir=str(folder.work))
+        payload = build_payload(request, program_path=program, skill_folders=skill_folders, work_dir=str(folder.work))
         payload_in, payload_out = os.pipe()
         report_in, report_out = os.pipe()
         argv = entry_argv(sys.executable, str(host_entry()), payload_fd=payload_in, report_fd=report_out)

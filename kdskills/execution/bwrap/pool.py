@@ -63,12 +63,12 @@ class PoolWorker:
     leaf: CgroupLeaf | None
     fds: tuple[int, int]
     stack: ExitStack
-    made_at: float
+    ready_since: float
 
     def usable(self) -> bool:
         """Whether its sandbox is still up and not too old."""
         launcher_events = select.select([self.box.launcher_fd], [], [], 0)[0]
-        return not launcher_events and time.monotonic() - self.made_at < KEEP_S
+        return not launcher_events and time.monotonic() - self.ready_since < KEEP_S
 
     def give(self, job: SandboxJob, stack: ExitStack, *, memory_by_rlimit: bool) -> ReadySandbox:
         """Hand the worker over to one run; *stack* ends it.

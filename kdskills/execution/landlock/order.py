@@ -50,7 +50,7 @@ def build_order(
     folder: RunFolder,
     *,
     argv: Sequence[str],
-    places: Mapping[str, str],
+    skill_folders: Mapping[str, str],
     uid: int,
     rules: Sequence[PathRule],
     keep: Sequence[int],
@@ -63,7 +63,7 @@ def build_order(
         plan: The checked request.
         folder: The run's own folders.
         argv: The program and its arguments, with paths of this host.
-        places: Where each mounted skill is, by full id.
+        skill_folders: Folder of each mounted skill on this host, by full id.
         uid: The leased uid.
         rules: From `abi.rules`.
         keep: Descriptors the program inherits.
@@ -77,7 +77,7 @@ def build_order(
     order = {
         "argv": list(argv),
         "env": environment(wall.tree, plan, folder),
-        "cwd": host_place(plan.cwd, places, folder.work),
+        "cwd": host_path_of(plan.cwd, skill_folders, folder.work),
         "uid": uid,
         "limits": within_own_limits(bounds),
         "ruleset": handled_rights.attr().hex(),
@@ -110,20 +110,20 @@ def environment(tree: Path, plan: RunPlan, folder: RunFolder) -> dict[str, str]:
     return base | {name.decode(): value.decode("utf-8", "surrogateescape") for name, value in plan.env}
 
 
-def host_argv(plan: RunPlan, places: Mapping[str, str]) -> tuple[str, ...]:
+def host_argv(plan: RunPlan, skill_folders: Mapping[str, str]) -> tuple[str, ...]:
     """Return the argument list with the script's place on this host; the caller's own arguments stay as they are."""
     script = plan.request.script
     if script is None:
         return plan.argv
-    inside, host_path = f"/skills/{script.skill}/{script.path}", f"{places[script.skill]}/{script.path}"
+    inside, host_path = f"/skills/{script.skill}/{script.path}", f"{skill_folders[script.skill]}/{script.path}"
     count = len(plan.argv) - len(script.args)
     return (*(word.replace(inside, host_path) for word in plan.argv[:count]), *script.args)
 
 
-def host_place(inside: str, places: Mapping[str, str], work: Path) -> str:
+def host_path_of(inside: str, skill_folders: Mapping[str, str], work: Path) -> str:
     """Return the host's path of a path below /work or /skills."""
     top, _, relative = inside.lstrip("/").partition("/")
     if top == "skills":
         skill, _, relative = relative.partition("/")
-        return str(Path(places[skill]) / relative)
+        return str(Path(skill_folders[skill]) / relative)
     return str(work / relative)

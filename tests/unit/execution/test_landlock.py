@@ -13,7 +13,7 @@ import pytest
 from kdskills.errors import ExecRefused
 from kdskills.execution.check import check_request
 from kdskills.execution.landlock import abi, calls, uids
-from kdskills.execution.landlock.order import GUARD_SLACK, Wall, build_order, environment, host_argv, host_place
+from kdskills.execution.landlock.order import GUARD_SLACK, Wall, build_order, environment, host_argv, host_path_of
 from kdskills.execution.local_tree import RunFolder
 from kdskills.execution.request import ExecRequest, Limits, ScriptCall, SkillMount
 from kdskills.execution.seccomp import ALLOW, AUDIT_ARCH, ERRNO, assemble
@@ -186,7 +186,7 @@ def order_of(tree, folder, request, cgroups=()):
     """Build an order for a request and read it back."""
     plan = check_request(request)
     data = build_order(
-        Wall(tree, 7, b"\x01\x02"), plan, folder, argv=plan.argv, places={}, uid=12345,
+        Wall(tree, 7, b"\x01\x02"), plan, folder, argv=plan.argv, skill_folders={}, uid=12345,
         rules=[abi.PathRule("/x", 4)], keep=[7], cgroups=cgroups,
     )  # fmt: skip
     return json.loads(data)
@@ -218,7 +218,7 @@ def test_places_of_this_host(tmp_path):
     script = ScriptCall("public.x", "scripts/a.py", ("/skills/public.x/scripts/a.py",))
     request = ExecRequest(script=script, skills=(SkillMount("public.x", tmp_path, "sha256:" + "0" * 64),))
     plan = check_request(request)
-    places = {"public.x": "/stage/1"}
-    assert host_argv(plan, places) == ("python3", "/stage/1/scripts/a.py", "/skills/public.x/scripts/a.py")
-    assert host_place("/skills/public.x/scripts", places, tmp_path) == "/stage/1/scripts"
-    assert host_place("/work/a/b", places, tmp_path) == str(tmp_path / "a/b")
+    skill_folders = {"public.x": "/stage/1"}
+    assert host_argv(plan, skill_folders) == ("python3", "/stage/1/scripts/a.py", "/skills/public.x/scripts/a.py")
+    assert host_path_of("/skills/public.x/scripts", skill_folders, tmp_path) == "/stage/1/scripts"
+    assert host_path_of("/work/a/b", skill_folders, tmp_path) == str(tmp_path / "a/b")
