@@ -1,6 +1,6 @@
 """How one `async def` core serves both facades.
 
-The core is written once as coroutines. They wait for nothing but what a `Driver` hands them: `LoopDriver` waits on the running
+The core is written once as coroutines, which wait only through the methods of a `Driver`: `LoopDriver` waits on the running
 event loop, `BlockingDriver` blocks the calling thread and never suspends, so that `drive` can run a coroutine to its end
 without any loop. Handlers of a sync session therefore never find themselves inside an event loop of ours.
 """
@@ -41,7 +41,7 @@ def drive(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def discard(awaitable: object) -> None:
-    """Close or cancel an awaitable nobody will wait for, so that it leaves no warning behind."""
+    """Close or cancel an awaitable that will not be awaited, so that Python does not warn about it."""
     for name in ("close", "cancel"):
         end = getattr(awaitable, name, None)
         if callable(end):
@@ -50,7 +50,7 @@ def discard(awaitable: object) -> None:
 
 
 class Driver(Protocol):
-    """What the core may wait for."""
+    """The ways in which the core may wait."""
 
     asynchronous: ClassVar[bool]
 
@@ -71,7 +71,7 @@ class Driver(Protocol):
         ...
 
     async def unbroken(self, part: Part[T]) -> T:
-        """Run a part that goes on to its end even when its caller is cancelled: a claimed call must be answered."""
+        """Run a part to its end even when its caller is cancelled, because a claimed call must be answered."""
         ...
 
     def mutex(self) -> AbstractAsyncContextManager[None]:
@@ -85,7 +85,7 @@ class LoopDriver:
     asynchronous: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        self._going: set[asyncio.Task[Any]] = set()
+        self._running: set[asyncio.Task[Any]] = set()
 
     async def call(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
         """Call a client's method and await what it returns, if that is awaitable."""
@@ -110,8 +110,8 @@ class LoopDriver:
     async def unbroken(self, part: Part[T]) -> T:
         """Run the part as a task of its own."""
         task = asyncio.ensure_future(part())
-        self._going.add(task)
-        task.add_done_callback(self._going.discard)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
         return await asyncio.shield(task)
 
     def mutex(self) -> AbstractAsyncContextManager[None]:
@@ -152,11 +152,11 @@ class BlockingDriver:
         return _values([error or future.result() for error, future in zip(errors, futures, strict=True)])
 
     async def blocking(self, function: Callable[..., T], /, *arguments: Any, **keywords: Any) -> T:
-        """Call the function right here."""
+        """Call the function directly."""
         return function(*arguments, **keywords)
 
     async def unbroken(self, part: Part[T]) -> T:
-        """Run the part right here: nobody cancels a thread."""
+        """Run the part directly: threads are not cancelled."""
         return await part()
 
     def mutex(self) -> AbstractAsyncContextManager[None]:

@@ -1,4 +1,4 @@
-"""Answering calls, however they come: by signal, by pending row, or asked for by the program."""
+"""Answers calls that arrive by a signal, by a pending row, or from the program itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kdskills.remote.submitting import LOCAL_DUPLICATE, NO_REQUEST_ID, Submissio
 
 @dataclass(frozen=True, slots=True)
 class AnsweredCall:
-    """One answered call, as listeners of a session hear of it."""
+    """One answered call, as passed to the listeners of a session."""
 
     turn_id: str | None
     dispatch: RemoteSkillDispatch
@@ -38,7 +38,7 @@ class AnsweredCall:
 
 
 class Turnstile:
-    """Lets the deliveries of one call submit one after the other.
+    """Serializes the submissions for repeated deliveries of one call.
 
     Args:
         driver: Makes the locks.
@@ -51,7 +51,7 @@ class Turnstile:
 
     @asynccontextmanager
     async def turn(self, key: str) -> AsyncIterator[None]:
-        """Hold the place of *key*."""
+        """Wait until no other delivery with this key is inside, then run the body of the `with`."""
         with self._lock:
             mutex, waiting = self._open.get(key) or (self._driver.mutex(), 0)
             self._open[key] = (mutex, waiting + 1)
@@ -68,7 +68,7 @@ class Turnstile:
 async def dispatch_tool_call(
     core: SessionCore, *, tool: str, arguments: Any, request_id: object, call_id: str | None
 ) -> RemoteSkillDispatch:
-    """Run a call for the program: nothing is submitted, no journal is asked, so that two calls run twice."""
+    """Run a call for the program: nothing is submitted or recorded, so the same call made twice runs twice."""
     core.live()
     call = IncomingCall(tool.strip(), arguments, None, request_text(request_id), text_or_none(call_id))
     skill = core.registry.find(call.tool)
@@ -80,7 +80,7 @@ async def dispatch_tool_call(
 async def respond_to_signal(
     core: SessionCore, signal: AppServerSignal, options: SubmitOptions, *, knows_session: bool = True
 ) -> RemoteSkillDispatch | None:
-    """Answer the call a signal carries; None, and nothing run, when it is none of this session's."""
+    """Answer the call a signal carries; None, with nothing run, when it is not of this session."""
     core.live()
     if address(signal) not in {None, core.session_id}:
         return None
@@ -98,7 +98,7 @@ async def respond_to_row(
 
 
 async def drain(core: SessionCore, options: SubmitOptions) -> list[RemoteSkillDispatch]:
-    """Answer every pending call: handlers at once, submissions and results in the order of the rows."""
+    """Answer every pending call: handlers run in parallel, submissions and results keep the order of the rows."""
     core.live()
     rows = rows_of(await core.driver.call(core.owner.client.sessions.tool_calls, session_id=core.session_id))
     calls = [call for row in rows if (call := _own_call(core, row)) is not None]
@@ -115,7 +115,7 @@ async def _answered(
     drained: bool,
     knows_session: bool = True,
 ) -> list[tuple[RemoteSkillDispatch, CallOutcome]]:
-    """Run the calls at once, then submit their answers one after the other."""
+    """Run the calls in parallel, then submit their answers in order."""
     connections = [_connection(core, call) for call in calls]
     outcomes = await core.driver.gather(
         [partial(_run, core, call, origin, knows_session) for call, origin in zip(calls, connections, strict=True)]
@@ -191,7 +191,7 @@ async def _submit(
     core: SessionCore, request_id: str, outcome: CallOutcome, options: SubmitOptions, connection: str
 ) -> Submission:
     dispatcher = core.owner.dispatcher
-    # Two deliveries of one call may have read its answer before either submitted: look again, now that one waited.
+    # Two deliveries may both have read the answer before either submitted it: check again after waiting for the turnstile.
     if outcome.key is not None and (outcome.duplicate or dispatcher.was_accepted(outcome.key, connection)):
         return LOCAL_DUPLICATE
     respond = core.owner.client.tool_calls.respond
@@ -237,7 +237,7 @@ def _identity(core: SessionCore, call: IncomingCall) -> CallIdentity:
 
 
 def _raise_again(outcomes: Sequence[CallOutcome]) -> None:
-    """Raise the interrupt a handler met, now that its call is answered."""
+    """Raise the `KeyboardInterrupt` of a handler, now that its call is answered."""
     for outcome in outcomes:
         if outcome.reraise is not None:
             raise outcome.reraise

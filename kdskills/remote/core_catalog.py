@@ -1,4 +1,4 @@
-"""Making the model's catalog that of the registry, with and without a backend."""
+"""Brings the model's catalog up to date with the registry, with and without a backend."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ UNAPPLIED = frozenset({"deferred", "failed"})
 
 
 async def sync_runtime(core: SessionCore, timeout_seconds: float) -> JsonObject:
-    """Make the change now or say why not."""
+    """Make the change now, or report why it was not made."""
     return await _change(core, timeout_seconds, wait=False)
 
 
 async def prepare_catalog(core: SessionCore, timeout_seconds: float) -> JsonObject:
-    """Make the change, waiting for an idle thread, and bootstrapping where there is nothing to resume."""
+    """Make the change once the thread is idle; where no rollout file exists yet, bootstrap it."""
     return await _change(core, timeout_seconds, wait=True)
 
 
@@ -55,7 +55,7 @@ def refuse_unapplied(report: JsonObject) -> None:
 
 
 async def leave_window(core: SessionCore, layer: Layer) -> None:
-    """Take a window's layer away, then bring the pushed catalog up to date if it held the layer; never raises for that."""
+    """Remove a window's layer and update the catalog if it contained the layer; failures become diagnostics."""
     was_pushed = any(pushed is layer for pushed in core.pushed_layers)
     if not core.registry.close(layer) or not was_pushed or core.draft:
         return
@@ -186,7 +186,7 @@ async def _unmaterialized(core: SessionCore) -> bool:
 
 
 def says_no_rollout(error: BaseException) -> bool:
-    """Whether an error says, in any letters, that the thread has no rollout file yet."""
+    """Return whether an error says that the thread has no rollout file yet."""
     texts = [str(error)]
     details = getattr(error, "details", None)
     body = details.get("response_body") if isinstance(details, Mapping) else getattr(details, "response_body", None)
@@ -201,14 +201,14 @@ def says_no_rollout(error: BaseException) -> bool:
 
 @dataclass(slots=True)
 class _Bootstrap:
-    """A one-line turn that makes the server write the rollout file, taken back at once; once per prepare."""
+    """A one-line turn that makes the server write the rollout file and is rolled back; once per `prepare_catalog`."""
 
     core: SessionCore
     timeout_seconds: float
     done: bool = False
 
     async def run(self) -> None:
-        """Run it unless it ran before."""
+        """Run the turn unless it ran before."""
         if self.done:
             return
         self.done = True

@@ -1,4 +1,4 @@
-"""What one facade is: its client, its sessions, and how sessions come and go."""
+"""The state of one facade: its client and sessions, and how sessions are created and closed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kdskills.remote.core import Driver, discard
 from kdskills.remote.core_calls import Turnstile, respond_to_signal
 from kdskills.remote.core_catalog import sync_runtime
 from kdskills.remote.core_session import DRAFT, SessionCore
-from kdskills.remote.dispatch import CallDispatcher
+from kdskills.remote.dispatch import RemoteDispatcher
 from kdskills.remote.ports import CallJournal, CatalogBackend, JsonObject, ServerProfile
 from kdskills.remote.publish_roots import take_roots_away
 from kdskills.remote.receipts import Receipts
@@ -48,10 +48,10 @@ class FacadeCore:
 
     Args:
         client: The duck-typed client.
-        driver: What may be waited for.
-        profile: Lint rules, before the client's own.
-        journal: Keeps calls; the client's own with a backend, else memory, when omitted.
-        max_concurrency: Handlers that run at once.
+        driver: How to wait and call: on an event loop, or blocking.
+        profile: Lint rules; the client's own when omitted.
+        journal: Stores calls; when omitted, the client's own if it has a backend, else one in memory.
+        max_concurrency: How many handlers may run at the same time.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class FacadeCore:
         self._profile = profile
         if journal is None and self.backend is not None:
             journal = getattr(client, "journal", None)
-        self.dispatcher = CallDispatcher(
+        self.dispatcher = RemoteDispatcher(
             driver, journal, max_concurrency=max_concurrency, spool=getattr(client, "spool", None)
         )
         self.receipts = Receipts(self.dispatcher.journal)
@@ -80,7 +80,7 @@ class FacadeCore:
 
     @property
     def profile(self) -> ServerProfile:
-        """The rules in force: given, the client's, or those of Codex."""
+        """The rules in force: those passed to the facade, the client's, or those of Codex."""
         if self._profile is not None:
             return self._profile
         client_profile = getattr(self.client, "profile", None)
@@ -94,12 +94,12 @@ class FacadeCore:
 
     @property
     def connection(self) -> str:
-        """The name of the client's present connection; one for all when it has none."""
+        """The name of the client's present connection; empty when it has none."""
         name = getattr(self.client, "connection", None)
         return name if isinstance(name, str) else ""
 
     def session(self, session_id: str) -> SessionCore:
-        """Return the core of a session: one id, one registry, whatever the handle.
+        """Return the core of a session; all handles of one id share it.
 
         Raises:
             ValueError: The id is blank.
@@ -118,17 +118,17 @@ class FacadeCore:
             return list(dict.fromkeys(self._sessions.values()))
 
     def move(self, core: SessionCore, session_id: str) -> None:
-        """Let a session go on in the thread that took its place; the old id leads to the same registry."""
+        """Continue a session in its successor thread; the old id leads to the same registry."""
         with self._lock:
             core.session_id, core.active = session_id, None
             self._sessions[session_id] = core
 
     def draft(self) -> SessionCore:
-        """Return a core that collects skills for a session to be."""
+        """Return a core that collects skills for a session that does not exist yet."""
         return SessionCore(self, DRAFT, draft=True)
 
     async def registered(self, register: Callable[[Any], Any] | None, draft: SessionCore, handle: object) -> None:
-        """Let the program put its skills into a draft.
+        """Call the program's *register* with a draft.
 
         Raises:
             TypeError: It answered a sync facade with an awaitable, which is closed.
@@ -198,11 +198,11 @@ class FacadeCore:
             core = self._sessions.get(session_id) or self._closed.get(session_id)
         if core is not None:
             return await respond_to_signal(core, signal, options)
-        # Nobody asked for this session here: another worker may serve it, so the dispatcher waits before it refuses.
+        # This worker does not serve the session, but another may, so the dispatcher waits before it refuses.
         return await respond_to_signal(SessionCore(self, session_id), signal, options, knows_session=False)
 
     async def turn_ended(self, session_id: str, turn_id: str, status: str) -> None:
-        """Note that a turn ended; of a completed one the model has seen every answer."""
+        """Record that a turn ended; after a completed one the model has seen every answer."""
         with self._lock:
             core = self._sessions.get(session_id)
         if core is not None and core.active_turn == turn_id:
@@ -222,7 +222,7 @@ class FacadeCore:
         if report.get("status") == "failed":
             core.note(
                 "session_cleanup_failed",
-                f"the kept session's tools were not taken away: {report.get('error') or report.get('reason')}",
+                f"the tools of the session were not removed: {report.get('error') or report.get('reason')}",
             )
 
     def _forget(self, core: SessionCore) -> None:
@@ -234,7 +234,7 @@ class FacadeCore:
 
 
 def _note_fallback(core: SessionCore, created: Mapping[str, Any]) -> None:
-    """Say that a strategy somebody asked for is not the one in force: what is not proven of a server is not used."""
+    """Warn that the requested strategy is not in force, because it is not proven of the server."""
     preference = created.get("strategyAsked")
     if preference not in {"native", "reload"} or created.get("strategy") != "dispatcher":
         return

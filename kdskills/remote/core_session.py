@@ -1,4 +1,4 @@
-"""What one session is, whatever handles point at it: registry, last reports, the gate of its runtime calls."""
+"""The state of one session, shared by all its handles: registry, last reports, listeners."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SessionCore:
 
     @property
     def driver(self) -> Driver:
-        """What waits."""
+        """How to wait and call: on an event loop, or blocking."""
         return self.owner.driver
 
     @property
@@ -68,7 +68,7 @@ class SessionCore:
             raise RuntimeError("a draft session only collects skills; the session exists once create_session returned")
 
     def note(self, code: str, message: str, *, fix: str | None = None) -> None:
-        """Keep a warning about this session."""
+        """Add a warning about this session to the diagnostics."""
         self.registry.note(Diagnostic(code, "warning", message, ref=self.session_id, fix=fix))
 
     def tools(self) -> list[JsonObject]:
@@ -80,15 +80,15 @@ class SessionCore:
         return instruction_text(self.registry.skills())
 
     def register(self, name: str, handler: Callable[..., Any], options: Mapping[str, Any]) -> RemoteSkill:
-        """Write the base of a name."""
+        """Register the base skill of a name."""
         return self.registry.register(self.build_skill(name, handler, **options))
 
     def open_window(self, name: str, handler: Callable[..., Any], options: Mapping[str, Any]) -> Layer:
-        """Lay a window's skill on top."""
+        """Open a window: its skill hides the base until the window is closed."""
         return self.registry.open(self.build_skill(name, handler, **options))
 
     def adopt(self, draft: SessionCore, skills: Sequence[RemoteSkill]) -> None:
-        """Take over the skills of a draft, with what is known of those that were published there."""
+        """Take over the skills of a draft, and the records of those that were published there."""
         for skill in skills:
             self.registry.register(skill)
         if draft.view_digest is not None:
@@ -97,7 +97,7 @@ class SessionCore:
 
     @contextmanager
     def listening(self, hear: Callable[[Any], None]) -> Iterator[None]:
-        """Let *hear* know of every call that is answered meanwhile."""
+        """Call *hear* with every call that is answered in the body of the `with`."""
         self._listeners = (*self._listeners, hear)
         try:
             yield
@@ -105,21 +105,21 @@ class SessionCore:
             self._listeners = tuple(listener for listener in self._listeners if listener is not hear)
 
     def listeners(self) -> tuple[Callable[[Any], None], ...]:
-        """Return who listens now."""
+        """Return the present listeners."""
         return self._listeners
 
     @property
     def active_turn(self) -> str | None:
-        """The turn that runs as far as this session knows; a turn of an earlier connection died with it."""
+        """The running turn as far as this session knows; a turn of an earlier connection counts as ended."""
         return self.active[0] if self.active is not None and self.active[1] == self.owner.connection else None
 
     def unpublish(self) -> None:
-        """Forget what was published of bundles: its tools are gone."""
+        """Forget the published skills of bundles, whose tools were removed."""
         self.published, self.published_tools = (), {}
         self.view_digest = None
 
     def pushing(self, tools: list[JsonObject], layers: Sequence[Layer]) -> None:
-        """Remember what the model's catalog is to be from now on."""
+        """Remember the catalog that was pushed to the model."""
         self.pushed = copy.deepcopy(tools)
         self.pushed_layers = list(layers)
 

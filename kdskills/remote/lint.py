@@ -1,4 +1,4 @@
-"""What a server would refuse, drop or shadow, refused at `register`."""
+"""Refuses, at `register`, names that a server would refuse, drop or shadow."""
 
 from __future__ import annotations
 

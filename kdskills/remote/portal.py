@@ -61,15 +61,15 @@ class AsyncCodexClient(AsyncAppServerClient):
         state: StateFolder = None,
         **opts: Any,
     ) -> Self:
-        """Start a private app-server, probing the binary first if nothing is known of it.
+        """Start a private app-server, and probe its binary if no probe of it is cached.
 
         Args:
-            home: The child's `CODEX_HOME` and `HOME`; there is no default, and nobody's own codex home is looked for.
+            home: The child's `CODEX_HOME` and `HOME`; there is no default, and the user's own codex home is never used.
             binary: The program.
             cwd: The child's working folder.
             env: Further variables; of this process only `PATH` and `LANG` pass.
             config: Values of the server's configuration by dotted key.
-            probe: `auto` uses what was proven of this binary and probes it on a cache miss; `never` proves nothing.
+            probe: `auto` uses the cached probe of this binary or probes it; with `never` nothing counts as proven.
             state: The folder of durable state, with the journal and the probes' cache; the user's own when omitted.
             **opts: `journal strategy dispatch unload allow_successor profile` and more, see `ClientOptions`. `journal` wins
                 over the state folder's; `MemoryJournal()` keeps calls in this process only.
@@ -292,7 +292,7 @@ async def _completed_options(state: Path, opts: Mapping[str, Any]) -> tuple[dict
 def _closing_on_error(journal: SqlJournal | None) -> Iterator[None]:
     try:
         yield
-    except BaseException:  # raised again: nobody else would close the journal
+    except BaseException:  # raised again: the journal has no other owner that would close it
         if journal is not None:
             journal.close()
         raise
@@ -324,7 +324,7 @@ async def _on_thread(name: str, context: contextvars.Context, work: Any, *argume
             if not isinstance(problem, Exception):
                 raise
         finally:
-            with contextlib.suppress(RuntimeError):  # the client was closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the client was closed, so the result is not needed
                 loop.call_soon_threadsafe(settle, value, error)
 
     threading.Thread(target=run, name=name, daemon=True).start()

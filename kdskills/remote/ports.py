@@ -1,4 +1,4 @@
-"""What the parts of remote skills agree on: errors, the server's profile, and the two protocols between them."""
+"""Types shared by all parts of remote skills: errors, the server's profile, and the protocols of backend and journal."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class AppServerGone(CallerMustAct):
 
 @dataclass(frozen=True, slots=True)
 class ServerProfile:
-    """What is known of a server: lint rules, and what the probe proved.
+    """Facts about a server: lint rules, and what the probe proved.
 
     Attributes:
         name: `0.169`, `0.105` or what the user agent says.
@@ -146,10 +146,10 @@ class CatalogContext:
 
 @runtime_checkable
 class CatalogBackend(Protocol):
-    """Makes a catalog change true, at `client.catalog`. The async facade's backend has `apply` and `forget` as coroutines."""
+    """Applies catalog changes, at `client.catalog`. The async facade's backend has `apply` and `forget` as coroutines."""
 
     def apply(self, change: CatalogChange) -> Any:
-        """Bring the change about; returns the report (as in `docs/reference/remote-skills.md`), never raises for `deferred` and `failed`."""
+        """Apply the change; return its report (see `docs/reference/remote-skills.md`), also for `deferred` and `failed`."""
         ...
 
     def context_for(self, session_id: str, tools: Sequence[JsonObject], instruction_text: str) -> Any:
@@ -157,13 +157,13 @@ class CatalogBackend(Protocol):
         ...
 
     def forget(self, session_id: str) -> Any:
-        """Drop what is kept of a closed session."""
+        """Delete everything stored about a closed session."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CallIdentity:
-    """Who asks for which call. Strong when thread, turn and call are known."""
+    """Identifies one call; strong when thread, turn and call are known."""
 
     session_id: str
     tool: str
@@ -173,7 +173,7 @@ class CallIdentity:
     call_id: str | None = None
     namespace: str | None = None
     request_id: str | None = None
-    epoch: str = ""  # of the facade: without it, an id of an earlier run would be taken for the same
+    epoch: str = ""  # of the facade, so that a request id of an earlier run is not taken for the same call
 
     @property
     def strong(self) -> bool:
@@ -212,12 +212,12 @@ CallState = Literal["claimed", "running", "overdue", "unknown", "done"]
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """An answer as a journal keeps it, so that a replay says the very same.
+    """An answer as a journal stores it, so that a replay is identical.
 
     Attributes:
         payload: `{"contentItems": [...], "success": bool}`, fit for the wire.
-        handled: Whether a handler's own answer it is.
-        error: The text again, when it tells of a failure.
+        handled: Whether the answer comes from a handler.
+        error: The text of the answer if it reports a failure.
     """
 
     payload: JsonObject
@@ -230,14 +230,14 @@ class JournalRow:
     """One call in a journal; times are seconds since 1970 by the journal's own clock.
 
     Attributes:
-        key: What names the call.
-        state: Where it stands.
+        key: The call's identity.
+        state: The state of the call.
         owner: The attempt that may move it on.
         idempotent: Whether it may run again when its owner died while it ran.
         lease_until: When its owner counts as dead unless it renews.
         alive: Whether that moment was still to come when the row was read.
-        answer: What the model was answered, or is to be.
-        late: What came after the model had been answered otherwise.
+        answer: The answer for the model.
+        late: A result that came after the model had got another answer.
         told: Whether the model is known to have seen `answer`.
         created_at: When the call was first claimed.
     """
@@ -262,24 +262,24 @@ class JournalRow:
 
 @dataclass(frozen=True, slots=True)
 class CallClaim:
-    """What asking for a call came to: *mine* says the caller must now run or refuse it."""
+    """The result of claiming a call; with *mine* the caller must now run or refuse it."""
 
     row: JournalRow
     mine: bool
 
 
 class CallJournal(Protocol):
-    """Keeps what became of each call, so that effects happen once. Every method is one transaction, and blocks.
+    """Stores the state and answer of each call, so that effects happen once. Every method is one transaction, and blocks.
 
     Implementations: `SqlJournal` (SQLite or PostgreSQL) and `MemoryJournal`. An *owner* is one attempt of one worker: a
-    second attempt has another name, so that what a first one says too late changes nothing.
+    second attempt has another name, so that a late result of the first one changes nothing.
     """
 
     shared: bool
-    """Whether other processes see the same rows: only then is a refusal left to them for a while."""
+    """Whether other processes see the same rows: only then are calls that this worker cannot run left to them for a while."""
 
     def claim(self, key: str, identity: CallIdentity, owner: str, lease_s: float, *, idempotent: bool) -> CallClaim:
-        """Insert a `claimed` row, or take one over by compare-and-swap when its owner is dead, or return it as it is.
+        """Insert a `claimed` row, or take over a dead owner's by compare-and-swap, or return the row unchanged.
 
         A dead owner's `claimed` row may be taken by anyone; its `running` row only when the row and this caller are
         *idempotent*.
@@ -287,7 +287,7 @@ class CallJournal(Protocol):
         ...
 
     def start(self, key: str, owner: str) -> bool:
-        """`claimed` to `running`; False when the row is not this owner's any more."""
+        """`claimed` to `running`; return False when another owner has the row."""
         ...
 
     def finish(self, key: str, owner: str, answer: StoredAnswer) -> JournalRow | None:
@@ -302,7 +302,7 @@ class CallJournal(Protocol):
         ...
 
     def lose(self, key: str, owner: str, answer: StoredAnswer, *, dead: bool = True) -> JournalRow | None:
-        """Commit that nobody knows: `running` to `unknown`, if *owner*'s lease has run out (or not *dead*: its own wish)."""
+        """Commit an unknown outcome: `running` to `unknown`, if *owner*'s lease expired, or by *owner* itself if not *dead*."""
         ...
 
     def get(self, key: str) -> JournalRow | None:
@@ -310,7 +310,7 @@ class CallJournal(Protocol):
         ...
 
     def renew(self, keys: Mapping[str, str], lease_s: float) -> None:
-        """Push out the leases of these rows, given as key and owner."""
+        """Renew the leases of these rows, by key and owner."""
         ...
 
     def running(self, session_id: str) -> Sequence[JournalRow]:
@@ -322,17 +322,17 @@ class CallJournal(Protocol):
         ...
 
     def outcomes(self, session_id: str, turn_id: str | None = None) -> Sequence[JournalRow]:
-        """Return the rows outside *turn_id* with an answer, a late answer or a loss the model was not told."""
+        """Return the rows of other turns with an answer, a late answer or a loss that the model was not told about."""
         ...
 
     def tell(self, keys: Sequence[str]) -> None:
-        """Note that the model was told what `outcomes` returned of these rows."""
+        """Record that the model was told about these rows of `outcomes`."""
         ...
 
     def settle(self, session_id: str, turn_id: str) -> None:
-        """Note that a turn completed: the model has seen every answer given in it."""
+        """Record that a turn completed, so the model has seen every answer in it."""
         ...
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         ...

@@ -1,4 +1,4 @@
-"""The probe: what a server really does, collected from what its model was shown, and kept.
+"""The probe: finds out what a server does from the requests its model gets, and caches the result.
 
 It runs the binary with an empty private home against the fake model: no login, no tokens, nothing of the user's. Answers of the
 server prove nothing here; a way of changing the catalog is proven when the next model request has the new tool and not the
@@ -21,7 +21,7 @@ from kdskills.remote import probe_steps as steps
 from kdskills.remote.labmodel import FakeResponses
 from kdskills.remote.ports import AppServerError, AppServerGone, JsonObject, ServerProfile, WaitTimeoutError
 from kdskills.remote.probe_cache import fingerprint, profile_from_json, profile_to_json, read_object, write_object
-from kdskills.remote.probe_steps import Lab, ProbeFinding, ProbeFindings
+from kdskills.remote.probe_steps import Lab, ServerFinding, ServerFindings
 from kdskills.remote.wire.stdio import StdioTransport
 
 if TYPE_CHECKING:
@@ -32,22 +32,22 @@ PROBE_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ServerProbeReport:
-    """What a probe found.
+    """The result of a probe.
 
     Attributes:
         binary: The launcher, resolved.
         fingerprint: SHA-256 over launcher, running executables and user agent.
-        profile: What follows for lint rules and strategies.
-        findings: Each question and what was seen.
+        profile: The lint rules and strategies that follow.
+        findings: Each question and its answer.
         cached: Whether an earlier probe answered.
         seconds: How long it took.
-        complete: Whether every question was asked; an incomplete probe is not kept.
+        complete: Whether every question was asked; an incomplete probe is not cached.
     """
 
     binary: Path
     fingerprint: str
     profile: ServerProfile
-    findings: tuple[ProbeFinding, ...]
+    findings: tuple[ServerFinding, ...]
     cached: bool
     seconds: float
     complete: bool
@@ -66,15 +66,15 @@ class ServerProbeReport:
 
 
 def probes_dir(state: Path) -> Path:
-    """Return where probes are kept below a state folder."""
+    """Return the folder of cached probes below a state folder."""
     return state / "remote" / "probes"
 
 
 def find_binary(binary: str, path: str | None = None) -> Path:
-    """Return the program meant by a name or a path.
+    """Return the absolute path of a program, by name or path.
 
     Raises:
-        AppServerGone: There is none.
+        AppServerGone: There is no such program.
     """
     program_path = shutil.which(binary, path=path)
     if program_path is None:
@@ -85,12 +85,12 @@ def find_binary(binary: str, path: str | None = None) -> Path:
 async def probe(
     binary: str = "codex", *, state: Path, force: bool = False, timeout_s: float = PROBE_SECONDS
 ) -> ServerProbeReport:
-    """Find out what a binary does, or return what is known of it.
+    """Probe a binary, or return the cached report of an earlier probe.
 
     Args:
         binary: The program, by name or path.
         state: The folder of durable state.
-        force: Ask again although an answer is kept.
+        force: Probe again although a report is cached.
         timeout_s: Bound of the whole probe.
 
     Raises:
@@ -124,7 +124,7 @@ async def probe(
 
 
 async def profile_for(server: AppServer, binary: str, *, state: Path) -> ServerProfile:
-    """Return what is proven of a server that runs: what is kept, else what a probe of its binary finds.
+    """Return the profile of a running server, from the cache or by probing its binary.
 
     Args:
         server: An open server that was started here.
@@ -142,7 +142,7 @@ async def profile_for(server: AppServer, binary: str, *, state: Path) -> ServerP
 async def probed_profile(
     binary: str, *, env: Mapping[str, str] | None = None, state: Path | None = None
 ) -> ServerProfile:
-    """Return what is proven of a binary that is about to be started (`spawn(probe="auto")`).
+    """Return the profile of a binary that is about to be started (`spawn(probe="auto")`).
 
     Args:
         binary: The program, by name or path.
@@ -163,12 +163,12 @@ async def fingerprint_of(server: AppServer, program: Path, state: Path) -> str:
     return await asyncio.to_thread(fingerprint, program, group, server.user_agent, probes_dir(state))
 
 
-def _start(user_agent: str) -> ProbeFindings:
+def _start(user_agent: str) -> ServerFindings:
     version = steps.version_of(user_agent)
-    return ProbeFindings(ServerProfile(name=version, user_agent=user_agent, unsubscribe=False))
+    return ServerFindings(ServerProfile(name=version, user_agent=user_agent, unsubscribe=False))
 
 
-async def _ask_all(lab: Lab, findings: ProbeFindings, home: Path, timeout_s: float) -> bool:
+async def _ask_all(lab: Lab, findings: ServerFindings, home: Path, timeout_s: float) -> bool:
     """Ask every question; False when the time was up, or the server went away, before the last."""
     questions: list[tuple[str, Callable[[], Awaitable[None]]]] = [
         ("unsubscribe", lambda: steps.ask_words(lab, findings)),
@@ -204,13 +204,13 @@ def _file(state: Path, mark: str) -> Path:
 
 
 def _read(state: Path, mark: str) -> ServerProbeReport | None:
-    """Return a kept probe; None when there is none that this version can read."""
+    """Return a cached report; None when there is none that this version can read."""
     stored = read_object(_file(state, mark)) or {}
     profile = profile_from_json(stored.get("profile"))
     if profile is None or stored.get("fingerprint") != mark or not isinstance(stored.get("findings"), list):
         return None
     findings = tuple(
-        ProbeFinding(str(entry.get("name")), bool(entry.get("proven")), str(entry.get("seen")))
+        ServerFinding(str(entry.get("name")), bool(entry.get("proven")), str(entry.get("seen")))
         for entry in stored["findings"]
         if isinstance(entry, dict)
     )

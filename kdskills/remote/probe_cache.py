@@ -1,6 +1,6 @@
-"""Where probes are kept: one file per program, told apart by what really runs.
+"""The cache of probes: one file per program, identified by the executables that really run.
 
-npm's `codex` is a launcher around a native child, so hashing what was named would miss an update of what runs. The fingerprint
+npm's `codex` is a launcher around a native child, so a hash of the launcher alone would miss updates of the child. The fingerprint
 covers the launcher and every executable of the started process group, with the user agent the server gave.
 """
 
@@ -68,7 +68,7 @@ def installed_programs(launcher: Path) -> Iterator[Path]:
 
 
 def fingerprint(launcher: Path, group: int | None, user_agent: str, folder: Path) -> str:
-    """Return what tells this very program from any other.
+    """Return the fingerprint of a program.
 
     Args:
         launcher: What is started.

@@ -1,4 +1,4 @@
-"""The probe's questions to a server, each answered by what its model was shown."""
+"""The probe's questions to a server, each answered by the requests that its model gets."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _VERSION: Final = re.compile(r"/(\d+\.\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeFinding:
-    """One answer of the probe: what was asked, whether it was proven, and what was seen."""
+class ServerFinding:
+    """One answer of the probe: the question's name, whether the ability is proven, and the evidence."""
 
     name: str
     proven: bool
@@ -37,15 +37,15 @@ class ProbeFinding:
 
 
 @dataclass(slots=True)
-class ProbeFindings:
-    """What was found so far; what stays unasked is not proven."""
+class ServerFindings:
+    """The findings so far; a question that is not asked proves nothing."""
 
     profile: ServerProfile
-    list: list[ProbeFinding] = field(default_factory=list)
+    list: list[ServerFinding] = field(default_factory=list)
 
     def add(self, name: str, proven: bool, evidence: str = "", **facts: Any) -> None:
         """Add a finding, with what follows from it for the profile."""
-        self.list.append(ProbeFinding(name, proven, evidence))
+        self.list.append(ServerFinding(name, proven, evidence))
         self.profile = replace(self.profile, **facts)
 
 
@@ -62,12 +62,12 @@ def a_tool(name: str) -> JsonObject:
 
 
 class Lab:
-    """A server under question, its fake model, and the calls that reached us.
+    """A server that is probed, its fake model, and the calls that reached this client.
 
     Args:
         binary: The program.
         home: Its private, empty home.
-        model: What it asks instead of a model.
+        model: The fake model that the server uses.
     """
 
     def __init__(self, binary: str, home: Path, model: FakeResponses) -> None:
@@ -148,7 +148,7 @@ class Lab:
 
 
 async def _understood(lab: Lab, method: str, **params: Any) -> bool:
-    """Tell whether the server knows a method: it may refuse the call, but not the word."""
+    """Return whether the server knows a method, even if it refuses this call of it."""
     try:
         await lab.ask(method, **params)
     except AppServerError as error:
@@ -156,13 +156,13 @@ async def _understood(lab: Lab, method: str, **params: Any) -> bool:
     return True
 
 
-async def ask_words(lab: Lab, findings: ProbeFindings) -> None:
+async def ask_words(lab: Lab, findings: ServerFindings) -> None:
     """Which methods there are."""
     supported = await _understood(lab, "thread/unsubscribe", threadId=_NOBODY)
     findings.add("unsubscribe", supported, unsubscribe=supported)
 
 
-async def ask_namespaces(lab: Lab, findings: ProbeFindings) -> None:
+async def ask_namespaces(lab: Lab, findings: ServerFindings) -> None:
     """Whether namespaces are understood, and which tools the server shows by itself."""
     inside = {"type": "namespace", "name": SPACE, "description": "Probe.", "tools": [a_tool(SECOND)]}
     try:
@@ -178,7 +178,7 @@ async def ask_namespaces(lab: Lab, findings: ProbeFindings) -> None:
     findings.add("built_ins", FIRST in visible, ", ".join(sorted(server_tools)), built_ins=frozenset(listed))
 
 
-async def ask_materialising(lab: Lab, findings: ProbeFindings) -> None:
+async def ask_materialising(lab: Lab, findings: ServerFindings) -> None:
     """What writes a thread's file without a model call, and whether a turn does."""
     item = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "probe"}]}
     writers: list[tuple[str, Callable[[str], Awaitable[object]]]] = [
@@ -198,7 +198,7 @@ async def ask_materialising(lab: Lab, findings: ProbeFindings) -> None:
     findings.add("materialise", bool(proven), ", ".join(proven), materialise=tuple(proven))
 
 
-async def ask_context(lab: Lab, findings: ProbeFindings) -> None:
+async def ask_context(lab: Lab, findings: ServerFindings) -> None:
     """Whether context reaches the model."""
     thread = await lab.begin(a_tool(FIRST))
     context = {"kdskills": {"kind": "application", "value": "kdskills probe context"}}
@@ -207,8 +207,8 @@ async def ask_context(lab: Lab, findings: ProbeFindings) -> None:
     findings.add("context", reached, context=reached)
 
 
-async def ask_rewind(lab: Lab, findings: ProbeFindings) -> None:
-    """What takes a turn back."""
+async def ask_rewind(lab: Lab, findings: ServerFindings) -> None:
+    """Which method rolls a turn back."""
     thread = await lab.begin(a_tool(FIRST))
     await lab.turn(thread["id"], "!say kept")
     await lab.turn(thread["id"], "!say dropped")
@@ -231,7 +231,7 @@ async def ask_rewind(lab: Lab, findings: ProbeFindings) -> None:
     findings.add("rewind", rewound, method, rewind=method if rewound else None)
 
 
-async def ask_roots(lab: Lab, findings: ProbeFindings, folder: Path) -> None:
+async def ask_roots(lab: Lab, findings: ServerFindings, folder: Path) -> None:
     """Whether extra skill roots reach a thread that is open."""
     thread = await lab.begin(a_tool(FIRST))
     await lab.turn(thread["id"], "!say before")
@@ -251,8 +251,8 @@ async def ask_roots(lab: Lab, findings: ProbeFindings, folder: Path) -> None:
     findings.add("extra_roots", reached, extra_roots=reached)
 
 
-async def ask_change(lab: Lab, findings: ProbeFindings, strategy: str) -> None:
-    """Whether replacing tool A by tool B by one way reaches the model, keeps history, and survives a restart."""
+async def ask_change(lab: Lab, findings: ServerFindings, strategy: str) -> None:
+    """Whether replacing tool A by tool B by one strategy reaches the model, keeps history, and survives a restart."""
     thread = (await lab.begin(a_tool(FIRST)))["id"]
     await lab.turn(thread, f"!call {FIRST} {{}}")
     trial = replace(findings.profile, native=strategy == "native", reload=strategy == "reload")

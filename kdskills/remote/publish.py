@@ -1,8 +1,8 @@
-"""Skills of bundles for a Codex session: as tools, or as folders the server lists itself.
+"""Publishes skills of bundles in a Codex session: as tools, or as folders that the server itself lists.
 
 Route `tools`: each granted skill is a tool that returns its text, and any reference of it. Route `roots`: the granted skills are
-written into a folder of their own, whose name the server is given. Either way the policy decides, and with tools it is asked
-again at each call: a skill that was revoked meanwhile answers as one that was never there.
+written into a folder of their own, and the server gets its path. Either way the policy decides which skills are published. With
+tools it is asked again at each call: a skill that was revoked meanwhile is answered like an unknown one.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.remote.dispatch import NotRegistered
 from kdskills.remote.lint import check_neighbours
-from kdskills.remote.ports import CatalogError, JsonObject
+from kdskills.remote.ports import JsonObject
 from kdskills.remote.publish_names import tool_names
 from kdskills.remote.publish_parts import PublishReport, receipts, text_of
-from kdskills.remote.publish_roots import ROOTS, other_sessions, publish_roots, take_roots_away
+from kdskills.remote.publish_roots import ROOTS, check_same_view, other_sessions, publish_roots, take_roots_away
 from kdskills.session.paths import clean_path
 from kdskills.session.reading import skill_file
 from kdskills.turn import Granted
@@ -52,14 +52,14 @@ async def publish(
     python_tools: Mapping[str, Callable[..., Any]] | None = None,
     renew: Renew | None = None,
 ) -> PublishReport:
-    """Publish the skills a view lists in a session; what an earlier call published goes.
+    """Publish the skills of a view in a session; they replace those of an earlier call.
 
     Args:
         core: The session.
-        view: Whose skills.
+        view: The view whose listed skills are published.
         route: `tools` or `roots`.
         python_tools: Python functions by tool id; those a skill names become `<skill>__<tool>`.
-        renew: Gives the view of this moment, asked at each call; without it *view* is asked.
+        renew: Returns the current view, at each call; without it *view* stays in use.
 
     Raises:
         ValueError: There is no such route.
@@ -67,7 +67,7 @@ async def publish(
     """
     if route not in ("tools", "roots"):
         raise ValueError(f"route is tools or roots, not {route!r}")
-    async with core.owner.turnstile.turn(ROOTS):  # what another session publishes now is compared with this
+    async with core.owner.turnstile.turn(ROOTS):  # one at a time: each is compared with what other sessions published
         if route == "roots":
             report = await publish_roots(core, view)
             _withdraw(core, keep=())
@@ -78,14 +78,14 @@ async def publish(
 
 
 def _withdraw(core: SessionCore, keep: Iterable[str]) -> None:
-    """Unregister what was published as tools, but for some names."""
+    """Unregister the skills published as tools, except those named in *keep*."""
     for name in _published_names(core) - set(keep):
         core.registry.unregister(name)
     core.published_tools = {}
 
 
 def _published_names(core: SessionCore) -> set[str]:
-    """Return the names whose base is what was published: the program may have put its own function in a place."""
+    """Return the names whose base is a published skill; the program may have registered its own function instead."""
     return {_name(skill) for skill in core.registry.bases() if core.published_tools.get(_name(skill)) is skill}
 
 
@@ -97,7 +97,7 @@ def publish_tools(
     renew: Renew | None,
 ) -> PublishReport:
     """Publish by route `tools`; see `publish`."""
-    agree_with_roots(core, view)
+    check_same_view(view, (session.roots_digest for session in other_sessions(core)))
     names = tool_names(view, python_tools)
     texts = {full_id: text_of(view, full_id) for full_id in view.listed}
     look = renew or (lambda: view)
@@ -164,17 +164,3 @@ def _described(skill: Skill) -> str:
 def _why(skill: Skill, tool_id: str) -> str | None:
     skill_tool = next((tool for tool in skill.tools if tool.id == tool_id), None)
     return skill_tool.why or None if skill_tool is not None else None
-
-
-def agree_with_roots(core: SessionCore, view: SkillView) -> None:
-    """Refuse a view that differs from the one whose roots every session of this server sees.
-
-    Raises:
-        CatalogError: `roots_differ`.
-    """
-    if any(session.roots_digest not in {None, view.digest} for session in other_sessions(core)):
-        raise CatalogError(
-            "another session of this server published other skills as roots, and roots are seen by every session",
-            rule="roots_differ",
-            suggestion="give each view a server of its own, or publish with route='tools'",
-        )

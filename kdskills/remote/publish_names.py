@@ -1,4 +1,4 @@
-"""Names of published skills: what a server takes, and the table back; no I/O."""
+"""Names of published skills as a server accepts them, with the skills they stand for; no I/O."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def root_names(view: SkillView) -> dict[str, str]:
 
 
 def _word(tool_id: str) -> str:
-    """Return a tool id with what no name may hold as underscores."""
+    """Return a tool id with underscores for characters that no name may contain."""
     return _FORBIDDEN.sub("_", folded(tool_id))
 
 

@@ -1,4 +1,4 @@
-"""What both routes of publishing share: the report, texts, and what a receipt says of them."""
+"""Shared by both routes of publishing: the report, the texts of skills, and their entries in receipts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class PublishReport:
         digest: Digest of the view.
         names: `{name the model sees: full id}`: the reverse map.
         skills: Published skills with digests of their texts, by full id.
-        folder: The root the server was given, for route `roots`.
-        diagnostics: What was found while texts were read.
+        folder: The root folder passed to the server, for route `roots`.
+        diagnostics: Findings about the texts.
     """
 
     route: Route
@@ -39,7 +39,7 @@ class PublishReport:
 
 
 def receipts(texts: Mapping[str, tuple[str, tuple[Diagnostic, ...]]]) -> tuple[ReceiptSkillEntry, ...]:
-    """Return what a receipt says of published texts."""
+    """Return the entries of published texts for a receipt."""
     return tuple(
         ReceiptSkillEntry(full_id, hashlib.sha256(text.encode("utf-8", "replace")).hexdigest())
         for full_id, (text, _) in sorted(texts.items())

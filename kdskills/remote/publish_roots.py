@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -39,14 +40,14 @@ async def publish_roots(core: SessionCore, view: SkillView) -> PublishReport:
     """
     core.live()
     home = _owned_home(core)
-    _check_same_view(core, view)
+    check_same_view(view, (session.view_digest for session in other_sessions(core)))
     names = root_names(view)
     texts = {full_id: text_of(view, full_id) for full_id in view.listed}
     bodies = {full_id: text for full_id, (text, _) in texts.items()}
     folder, notes = await core.driver.blocking(_write, home, view, names, bodies)
     try:
         await _give(core, [str(folder)])
-    except BaseException:  # raised again: what the server was not given does not stay on the disk
+    except BaseException:  # raised again: a folder that the server does not use is deleted
         shutil.rmtree(folder, ignore_errors=True)
         raise
     old, core.roots_folder = core.roots_folder, str(folder)
@@ -59,7 +60,7 @@ async def publish_roots(core: SessionCore, view: SkillView) -> PublishReport:
 
 
 async def take_roots_away(core: SessionCore) -> None:
-    """Have the server list the roots of this session no more; those another session published stay."""
+    """Remove the roots of this session from the server's list; roots of another session stay."""
     folder = core.roots_folder
     if folder is None:
         return
@@ -82,7 +83,7 @@ def _owned_home(core: SessionCore) -> Path:
     """Return the home of a server this client started over its pipes.
 
     Raises:
-        CatalogError: It is somebody else's, or cannot have roots.
+        CatalogError: Another program started the server, or it does not support roots.
     """
     client = core.owner.client
     home = getattr(client, "codex_home", None)
@@ -101,8 +102,13 @@ def _owned_home(core: SessionCore) -> Path:
     return Path(home)
 
 
-def _check_same_view(core: SessionCore, view: SkillView) -> None:
-    if any(session.view_digest not in {None, view.digest} for session in other_sessions(core)):
+def check_same_view(view: SkillView, digests: Iterable[str | None]) -> None:
+    """Refuse a view that differs from those published by other sessions, because every session of a server sees all roots.
+
+    Raises:
+        CatalogError: `roots_differ`.
+    """
+    if any(digest not in {None, view.digest} for digest in digests):
         raise CatalogError(
             "another session of this server published other skills, and roots are seen by every session",
             rule="roots_differ",
@@ -116,7 +122,7 @@ def _write(
     """Write the skills into a fresh folder below the server's home, readable by this user only.
 
     Raises:
-        CatalogError: The disk does not take them; nothing is left of them.
+        CatalogError: The folder cannot be written; whatever was written is deleted again.
     """
     top = home / ROOTS
     try:
@@ -150,7 +156,7 @@ def _unwritten(folder: Path, error: OSError) -> CatalogError:
 
 
 def _copy_files(skill: Skill, target: Path) -> list[Diagnostic]:
-    """Copy what a skill brings beside its text; links and what cannot be read stay behind, and that is said."""
+    """Copy the further files of a skill; return a warning for each link and each file that cannot be read."""
     if skill.folder is None:
         return []
     notes = []

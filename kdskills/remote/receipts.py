@@ -1,4 +1,4 @@
-"""What a turn was run with, and what its calls came to: the receipt of a turn."""
+"""Receipts of turns: the catalog a turn was run with, and the outcome of its calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEPT_PER_SESSION: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class ReceiptSkillEntry:
-    """A skill of a bundle that was published: its ref, and SHA-256 of the body the model could read."""
+    """A skill of a bundle that was published: its ref, and SHA-256 of the text the model could read."""
 
     ref: str
     body_digest: str
@@ -35,7 +35,7 @@ class ReceiptCallEntry:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What one turn was run with.
+    """The catalog and skills of one turn, and its calls.
 
     Attributes:
         session_id: The thread.
@@ -46,8 +46,8 @@ class Receipt:
         visible_tools: Qualified names the model could call, sorted.
         skills: Published skills, sorted by ref.
         calls: The turn's calls, oldest first.
-        strategy_asked: The client's `strategy` when the turn began, `auto` unless somebody named one; a way that nothing
-            proves of the server is not taken, and differs from `strategy` then.
+        strategy_asked: The client's option `strategy` when the turn began. It differs from `strategy` when it is `auto`, or
+            when it is not proven of the server and therefore not used.
     """
 
     session_id: str
@@ -105,7 +105,7 @@ class Receipts:
     """The receipts of the sessions that share a journal; blocks as the journal does.
 
     A receipt is written when its turn starts. The calls are not in it: they are read from the journal when the receipt
-    is, so that a late answer shows. What was noted outlives the process when the journal does.
+    is, so that a late answer shows. Receipts outlive the process if the journal does.
 
     Args:
         journal: Where the calls are; when it cannot keep receipts, they stay in memory.
@@ -116,7 +116,7 @@ class Receipts:
         self._store: ReceiptJournal = journal if isinstance(journal, ReceiptJournal) else MemoryReceipts()
 
     def note(self, receipt: Receipt) -> None:
-        """Keep what a turn is run with; noting a turn again replaces it. Calls in it are ignored."""
+        """Store the receipt of a turn, replacing an earlier one. Its calls are ignored."""
         body = receipt.to_json()
         del body["calls"]
         self._store.keep_receipt(receipt.session_id, receipt.turn_id, json.dumps(body, sort_keys=True))

@@ -1,4 +1,4 @@
-"""The skills of one session: layers per name, checked on the way in, copied on the way in and out."""
+"""The skills of one session: layers per name, checked when they are registered."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class RemoteSkill:
 
 
 class Layer:
-    """One open window's place in a stack; compared by identity, since two windows may hold equal skills."""
+    """One layer of a stack; compared by identity, since two windows may have equal skills."""
 
     __slots__ = ("skill",)
 
@@ -94,7 +94,7 @@ class Layer:
 
 @dataclass(slots=True)
 class _Stack:
-    """What one qualified name has: a base, and windows in the order they were opened."""
+    """The layers of one qualified name: a base, and windows in the order they were opened."""
 
     base: Layer | None = None
     windows: list[Layer] = field(default_factory=list)
@@ -119,17 +119,17 @@ class RemoteSkillRegistry:
 
     @property
     def diagnostics(self) -> list[Diagnostic]:
-        """What was noticed so far, oldest first; a list of the caller's own."""
+        """The findings so far, oldest first, as a new list."""
         with self._lock:
             return list(self._diagnostics)
 
     def note(self, diagnostic: Diagnostic) -> None:
-        """Keep one finding."""
+        """Add a finding."""
         with self._lock:
             self._diagnostics.append(diagnostic)
 
     def register(self, skill: RemoteSkill) -> RemoteSkill:
-        """Write the base of the skill's name; it keeps its place in the list.
+        """Register the base of the skill's name; a replaced base keeps its position in the list.
 
         Raises:
             CatalogError: Another skill would shadow this one, or be shadowed by it.
@@ -146,7 +146,7 @@ class RemoteSkillRegistry:
         return skill
 
     def open(self, skill: RemoteSkill) -> Layer:
-        """Lay a window's skill on top of its name and return the layer that `close` takes away."""
+        """Put a window's skill on top of its name and return the layer, which `close` removes."""
         layer = Layer(skill)
         with self._lock:
             self._check(skill)
@@ -154,7 +154,7 @@ class RemoteSkillRegistry:
         return layer
 
     def close(self, layer: Layer) -> bool:
-        """Remove this layer wherever it lies; False when it is gone already."""
+        """Remove this layer from its stack; return False when it was removed before."""
         name = layer.skill.qualified_name
         with self._lock:
             stack = self._stacks.get(name)

@@ -1,4 +1,4 @@
-"""What calls and sent requests came to."""
+"""The results of calls and sent requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kdskills.remote.ports import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class RemoteSkillDispatch:
-    """What became of one call.
+    """The result of one call.
 
     Attributes:
         handled: Whether the call found its skill, the handler answered, and the answer was accepted.
@@ -27,7 +27,7 @@ class RemoteSkillDispatch:
         submission_attempts: How often the answer was sent.
         submission_idempotent: Whether the answer had been given before.
         replayed: The answer was stored; the handler did not run for this delivery.
-        late: A result came after the model had been answered otherwise.
+        late: A result came after the model had got another answer.
         call_key: The call's identity in the journal, or None.
     """
 
@@ -50,7 +50,7 @@ class RemoteSkillDispatch:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSkillSendResult:
-    """What `send_and_handle` came to.
+    """The result of `send_and_handle`.
 
     Attributes:
         session_id: The session.
@@ -59,7 +59,7 @@ class RemoteSkillSendResult:
         detail: The last `sessions.get` answer, or None when the client has none.
         status: The terminal status, as the client gave it.
         assistant_reply: The turn's last complete assistant entry of the transcript, or None.
-        dispatches: What became of each call, in order.
+        dispatches: The result of each call, in order.
     """
 
     session_id: str

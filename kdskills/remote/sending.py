@@ -1,4 +1,4 @@
-"""Sending requests with the catalog, and handling their calls until the turn has ended."""
+"""Sends requests with the catalog, and answers their calls until the turn has ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TERMINAL = frozenset({"completed", "complete", "failed", "error", "interrupted",
 
 
 async def send(core: SessionCore, text: str, *, inject_skills: bool, keywords: Mapping[str, Any]) -> Any:
-    """Send one message with the catalog as it is; returns the client's answer, with `catalog` beside a backend."""
+    """Send one message with the catalog as it is; returns the client's answer, with `catalog` if there is a backend."""
     core.live()
     message = core.owner.client.sessions.send_message
     ours = {} if any(name in keywords for name in TOOLS_KEYWORDS) else {"dynamic_tools": core.tools()}
@@ -184,7 +184,7 @@ def _terminal(statuses: str | Iterable[str] | None) -> frozenset[str]:
 
 
 def _of_turn(answered_calls: list[AnsweredCall], turn_id: str) -> tuple[RemoteSkillDispatch, ...]:
-    """Return what was drained, and the turn's calls that others answered; a call that came both ways counts once."""
+    """Return the drained calls and the turn's calls answered otherwise; a call that arrived both ways counts once."""
     dispatches = [call.dispatch for call in answered_calls if call.drained or call.turn_id == turn_id]
     answered = {item.call_key for item in dispatches if item.submission_status != LOCAL_DUPLICATE.status}
     return tuple(
@@ -193,7 +193,7 @@ def _of_turn(answered_calls: list[AnsweredCall], turn_id: str) -> tuple[RemoteSk
 
 
 async def _note_sent(core: SessionCore, answer: object, told_keys: Sequence[str] = ()) -> None:
-    """Write down what was sent; never raises, because the message is on its way."""
+    """Record what was sent; failures become diagnostics, because the message is on its way."""
     turn_id = text_or_none(answer.get("turnId")) if isinstance(answer, Mapping) else None
     if turn_id is not None:
         core.active = (turn_id, core.owner.connection)
@@ -207,7 +207,7 @@ async def _note_sent(core: SessionCore, answer: object, told_keys: Sequence[str]
 
 
 async def _note_ended(core: SessionCore, turn_id: str, status: str) -> None:
-    """Take note that a turn has ended, for clients that do not tell; never raises."""
+    """Record that a turn has ended, for clients that do not report it; failures become diagnostics."""
     try:
         await core.owner.turn_ended(core.session_id, turn_id, status.lower())
     except Exception as error:  # noqa: BLE001 - the turn's result does not depend on the journal
@@ -217,7 +217,7 @@ async def _note_ended(core: SessionCore, turn_id: str, status: str) -> None:
 
 
 async def _note_receipt(core: SessionCore, turn_id: str) -> None:
-    """Keep what the turn is run with."""
+    """Store the receipt of the turn."""
     facts = getattr(core.backend, "facts", None)
     if facts is not None:
         catalog_facts = await core.driver.call(facts, core.session_id)
@@ -244,7 +244,7 @@ async def _context(core: SessionCore, backend: CatalogBackend) -> CatalogContext
 
 
 async def _outcomes(core: SessionCore, context: CatalogContext) -> tuple[JsonObject, tuple[str, ...]]:
-    """Return what the message carries beside its text, and the calls whose outcomes it tells."""
+    """Return the further keywords of the message, and the keys of the calls whose outcomes it reports."""
     extra = dict(context.send)
     if not core.owner.profile.context:
         return extra, ()
@@ -263,7 +263,7 @@ async def _outcomes(core: SessionCore, context: CatalogContext) -> tuple[JsonObj
 
 
 def _merged(sent: JsonObject, extra: JsonObject) -> JsonObject:
-    """Return the keywords with ours added; what the caller gave wins."""
+    """Return the keywords of the caller with further ones added; the caller's values win."""
     ours, theirs = extra.get("additional_context"), sent.get("additional_context")
     joined = {**extra, **sent}
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):

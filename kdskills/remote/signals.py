@@ -60,7 +60,7 @@ class IncomingCall:
 
     @property
     def label(self) -> str:
-        """How messages name the tool."""
+        """The tool's name in messages: `namespace.tool`, or the tool alone."""
         return f"{self.namespace}.{self.tool}" if self.namespace else self.tool
 
 

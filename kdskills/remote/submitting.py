@@ -1,4 +1,4 @@
-"""Handing an answer to the server, and reading what it says to it."""
+"""Submits answers to the server, and interprets the server's reaction."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class SubmitOptions:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What became of a submission.
+    """The result of a submission.
 
     Attributes:
         accepted: Whether the server has the answer.
-        status: Its word, or `exception`, `malformed`, `no_request_id`, `local_duplicate`.
-        code: Its code.
+        status: The server's status, or `exception`, `malformed`, `no_request_id`, `local_duplicate`.
+        code: The server's code.
         attempts: How often the answer was sent.
         idempotent: Whether the server had an answer already.
         error: What went wrong.
@@ -84,7 +84,7 @@ def judge(answer: object, attempts: int) -> Submission:
 async def submit(
     driver: Driver, respond: Callable[..., Any], request_id: str, payload: JsonObject, options: SubmitOptions
 ) -> Submission:
-    """Submit an answer, again after errors and unreadable answers; never raises for what the client raises."""
+    """Submit an answer, again after errors and unreadable answers; exceptions of the client become results."""
     attempt = 0
     while True:
         attempt += 1

@@ -14,7 +14,7 @@ HEADER = (
     "Use these capabilities when relevant and do not invent unknown tools.",
 )
 TOOLS_KEYWORDS = ("dynamic_tools", "dynamicTools")
-"""How callers may spell the keyword that carries wire tools; clients make the second of the first."""
+"""The two spellings of the keyword with wire tools; clients convert the first to the second."""
 
 _BREAK = re.compile("\r\n|[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]")
 

@@ -22,32 +22,32 @@ if TYPE_CHECKING:
     from kdskills.remote.client.server import AppServer
 
 _RETRIES = 3
-_LEAST_SECONDS = 2.0  # what a change may take whose caller's time is up: asking is not bounded by less
+_MIN_SECONDS = 2.0  # the least time a change gets, even when its caller's time is up
 
 
 @dataclass(slots=True)
 class _SessionState:
-    """What this process holds of one thread's catalog."""
+    """What this process knows of one thread's catalog."""
 
     lock: asyncio.Lock
-    pending_change: CatalogChange | None = None  # applied unasked when the turn ends
-    successor: str | None = None  # the thread that took this one's place
-    believed: bool = False  # whether what is remembered was made, or compared with the thread's file, by this process
+    pending_change: CatalogChange | None = None  # deferred: applied by itself when the turn ends
+    successor: str | None = None  # the thread that replaced this one
+    verified: bool = False  # whether this process made the stored record, or compared it with the thread's file
 
 
 class CodexCatalog:
     """The catalog backend of a client.
 
     Attributes:
-        channel: What models have seen of their catalogs.
-        sharing: How workers free threads for each other.
+        channel: The context texts that were sent to each thread's model.
+        sharing: Releases threads that another worker needs to reload.
 
     Args:
         server: The server.
-        profile: What the probe proved.
-        store: What is remembered per thread.
-        calls_running: Whether a journalled call of a thread runs now, in any worker; may block.
-        bootstrap: Writes a thread's rollout file by a turn that is taken back.
+        profile: What the probe proved of the server.
+        store: Stores the catalog record of each thread.
+        calls_running: Returns whether a journalled call of a thread runs now, in any worker; may block.
+        bootstrap: Makes the server write a thread's rollout file, by a turn that is rolled back.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class CodexCatalog:
         self._sessions: dict[str, _SessionState] = {}
 
     def trust(self, profile: ServerProfile) -> None:
-        """Go by what a probe proved from now on."""
+        """Use the profile of a newer probe from now on."""
         self._profile = profile
 
     @property
@@ -77,13 +77,13 @@ class CodexCatalog:
         return Changes(self._server, self._profile, bootstrap=self._bootstrap)
 
     async def apply(self, change: CatalogChange) -> JsonObject:
-        """Bring a change about and report; `deferred` and `failed` are reports, not errors.
+        """Apply a change and return the report; `deferred` and `failed` are reports, not errors.
 
-        A thread that has a successor is asked for no more: the change is the successor's, and the report names it.
+        When a successor thread replaced this one, the change is applied to the successor, and the report names it.
 
         Raises:
             CatalogError: The server would drop, refuse or shadow one of the tools.
-            AppServerGone: There is no server.
+            AppServerGone: The server cannot be reached.
         """
         newest = self._newest(change.session_id)
         if newest != change.session_id:
@@ -134,18 +134,18 @@ class CodexCatalog:
     async def in_force(self, session_id: str, digest: str) -> bool:
         """Return whether this is the digest of the catalog in force; no catalog counts as the empty one."""
         record = await self._records.get(session_id)
-        return (record.digest or tools_digest([])) == digest and await self._believed(record)
+        return (record.digest or tools_digest([])) == digest and await self._is_verified(record)
 
-    async def _believed(self, record: CatalogRecord) -> bool:
-        """Compare a record of another process with the thread's file, once: a worker may have died between the two."""
+    async def _is_verified(self, record: CatalogRecord) -> bool:
+        """Compare the stored record with the thread's file, once: a worker may have died after writing only one."""
         session = self._session(record.session_id)
-        if not session.believed:
+        if not session.verified:
             differs = record.strategy == "reload" and await self._changes.holds_other(record.session_id, record.digest)
-            session.believed = not differs
-        return session.believed
+            session.verified = not differs
+        return session.verified
 
     async def facts(self, session_id: str) -> JsonObject:
-        """Return what a receipt tells of the catalog.
+        """Return the facts about the catalog that a receipt contains.
 
         The keys are `strategy strategy_asked digest context_digest tools`.
         """
@@ -159,7 +159,7 @@ class CodexCatalog:
         }
 
     async def forget(self, session_id: str) -> None:
-        """Drop what is kept of a closed session."""
+        """Delete everything stored about a closed session."""
         self._sessions.pop(session_id, None)
         for state in self._sessions.values():
             state.successor = None if state.successor == session_id else state.successor
@@ -172,27 +172,27 @@ class CodexCatalog:
         return start_plan(tools, self._profile, preference, local=self._server.local, ephemeral=ephemeral)
 
     async def started(self, session_id: str, plan: StartPlan) -> None:
-        """Note what a new thread started with."""
+        """Store the catalog a new thread was started with."""
 
         def change(record: CatalogRecord) -> CatalogRecord:
             digest = tools_digest(plan.tools) if plan.tools else ""
             return replace(record, strategy=plan.strategy, digest=digest, tools=fingerprints(plan.tools))
 
         await self._records.update(session_id, change)
-        self._session(session_id).believed = True
+        self._session(session_id).verified = True
 
     @contextlib.asynccontextmanager
     async def gate(self, session_id: str) -> AsyncIterator[None]:
-        """Hold a message back while the thread's catalog is being changed, here or by another worker."""
+        """Delay a message while the thread's catalog is being changed, by this worker or another."""
         async with self._session(session_id).lock:
             await self.sharing.free(session_id)
             yield
 
     async def _bounded(self, change: CatalogChange, tools: list[JsonObject], end: float) -> JsonObject:
-        # A change that began is brought to its end even if its caller gives up: half of it would be worse.
+        # A change that began is finished even if its caller gives up: a half-done change would be worse.
         task = self._server.spawn_task(self._attempt(change, tools), f"kdskills-catalog-{change.session_id}")
         task.add_done_callback(_noticed)
-        await asyncio.wait({task}, timeout=max(_LEAST_SECONDS, end - time.monotonic()))
+        await asyncio.wait({task}, timeout=max(_MIN_SECONDS, end - time.monotonic()))
         if not task.done():
             raise NotApplied("held_open", f"not finished within {change.timeout_s:g} s", goes_on=True)
         return task.result()
@@ -202,7 +202,7 @@ class CodexCatalog:
         async with self._session(session_id).lock:
             record = await self._records.get(session_id)
             digest, marks = tools_digest(tools), fingerprints(tools)
-            unchanged = record.digest == digest and await self._believed(record)
+            unchanged = record.digest == digest and await self._is_verified(record)
             if unchanged or (not record.digest and not tools):
                 return {"status": "noop", **await self._in_force_report(session_id, began)}
             strategy = record.strategy or await self._strategy_of_old(session_id)
@@ -225,7 +225,7 @@ class CodexCatalog:
             if outcome.new_session_id is not None:
                 report["new_session_id"] = self._session(session_id).successor = target
             await self._records.update(target, lambda old: replace(old, strategy=strategy, digest=digest, tools=marks))
-            self._session(target).believed = True
+            self._session(target).verified = True
             return report
 
     async def _in_force_report(self, session_id: str, began: float) -> JsonObject:
@@ -272,16 +272,16 @@ class CodexCatalog:
             if session.pending_change is change:
                 session.pending_change = None
 
-    async def _until_idle(self, session_id: str, least_s: float) -> None:
-        """Wait for the running turn's end, or a moment where something else is in the way."""
+    async def _until_idle(self, session_id: str, timeout_s: float) -> None:
+        """Wait for the end of the running turn; without one, pause briefly because something else blocks the change."""
         thread = self._server.threads.get(session_id)
         if thread.active_turn is None:
-            await asyncio.sleep(min(least_s, POLL_SECONDS))
+            await asyncio.sleep(min(timeout_s, POLL_SECONDS))
         else:
-            await self._server.threads.until(lambda: thread.active_turn is None or self._server.disconnected, least_s)
+            await self._server.threads.until(lambda: thread.active_turn is None or self._server.disconnected, timeout_s)
 
     def _newest(self, session_id: str) -> str:
-        """Return the last of the threads that took this one's place one after the other, or itself."""
+        """Follow the chain of successors of a thread and return the last one, or the thread itself."""
         while session_id in self._sessions and (successor := self._sessions[session_id].successor) is not None:
             session_id = successor
         return session_id
@@ -293,6 +293,6 @@ class CodexCatalog:
 
 
 def _noticed(task: asyncio.Task[JsonObject]) -> None:
-    """Take note of how a change ended whose caller gave up; the next report tells what is in force then."""
+    """Retrieve the error of a change whose caller gave up, so that asyncio does not warn; the next report has the facts."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""One change of one thread's catalog by each way."""
+"""One change of one thread's catalog, by each strategy."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _CARRIED = ("cwd", "model", "modelProvider")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a change came to.
+    """The result of a change.
 
     Attributes:
         changed: Whether anything had to be changed.
-        materialized_now: Whether the rollout file was written for it.
-        new_session_id: The thread that took the old one's place.
+        materialized_now: Whether the rollout file was written for this change.
+        new_session_id: The thread that replaced the old one, or None.
     """
 
     changed: bool = True
@@ -51,12 +51,12 @@ def lint(tools: Sequence[JsonObject], profile: ServerProfile) -> None:
 
 
 class Changes:
-    """Carries changes out.
+    """Carries out changes of catalogs.
 
     Args:
         server: The server.
-        profile: What the probe proved.
-        bootstrap: Writes a thread's rollout file by a turn that is taken back.
+        profile: What the probe proved of the server.
+        bootstrap: Makes the server write a thread's rollout file, by a turn that is rolled back.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Changes:
         self._bootstrap = bootstrap
 
     async def make(self, strategy: str, session_id: str, tools: Sequence[JsonObject]) -> Outcome:
-        """Bring the catalog about by one way.
+        """Change the catalog by one strategy.
 
         Raises:
             NotApplied: The old catalog stays in force.
@@ -90,12 +90,12 @@ class Changes:
         return tools is not None and tools_digest(flat_tools(tools)) != digest
 
     async def has_dispatcher(self, session_id: str) -> bool:
-        """Return whether a thread nothing is remembered of was started with the dispatcher's tool."""
+        """Return whether a thread without a stored record was started with the dispatcher's tool."""
         tools = await self._filed_tools(session_id) or []
         return any(tool.get("name") == DISPATCHER_TOOL for tool in tools)
 
     async def _filed_tools(self, session_id: str) -> list[JsonObject] | None:
-        """Return the wire tools of a thread's file; None where there is none to be read, and none for no tools."""
+        """Return the wire tools in a thread's rollout file, perhaps none; None when the file cannot be read."""
         if not self._server.local:
             return None
         try:

@@ -1,4 +1,4 @@
-"""The context channel of a client's threads: what each model has seen of its catalog."""
+"""The context channel of a client's threads: which catalog text each model has received."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _ChannelState:
-    """What this process knows of one thread's channel."""
+    """The state of one thread's channel in this process."""
 
-    offered: tuple[JsonObject, str] | None = None  # the context handed out last, and its digest
-    compactions: int = 0  # compactions the context was last sent after
+    offered: tuple[JsonObject, str] | None = None  # the context returned last by `next`, and its digest
+    compactions: int = 0  # how often the history had been compacted when the context was sent
     lost: bool = False  # the context is gone from the history
-    settling: asyncio.Task[None] | None = None  # what the ended turn leaves to be done before the next one
+    settling: asyncio.Task[None] | None = None  # work after the last turn that must end before the next message
 
 
 class ContextChannel:
-    """Decides what the next message carries, and notes what was taken.
+    """Decides which context the next message carries, and records which one the server accepted.
 
     Args:
         threads: The watched threads, whose histories may be compacted.
-        records: Keeps the digest last sent.
+        records: Stores the digest of the text sent last.
     """
 
     def __init__(self, threads: WatchedThreads, records: CatalogRecords) -> None:
@@ -55,7 +55,7 @@ class ContextChannel:
         return {"additional_context": context}
 
     async def sent(self, session_id: str, context: object) -> None:
-        """Note that the server took a message with this `additionalContext`."""
+        """Record that the server accepted a message with this `additionalContext`."""
         state = self._states[session_id]
         if state.offered is None or not isinstance(context, dict) or context.get(CONTEXT_KEY) != state.offered[0]:
             return
@@ -64,19 +64,19 @@ class ContextChannel:
         await self._records.update(session_id, lambda record: replace(record, context_digest=digest))
 
     def lost(self, session_id: str) -> None:
-        """Note that turns were taken back: what they carried is gone from the history."""
+        """Record that turns were rolled back: the context they carried is no longer in the history."""
         self._states[session_id].lost = True
 
     def settling(self, session_id: str, task: asyncio.Task[None]) -> None:
-        """Note what must be done before the next message of a session."""
+        """Remember a task that must end before the next message of a session."""
         self._states[session_id].settling = task
 
     async def settled(self, session_id: str) -> None:
-        """Wait until what the ended turn left is done."""
+        """Wait until the work after the last turn has ended."""
         task = self._states[session_id].settling
         if task is not None and not task.done():
             await asyncio.wait({task})
 
     def forget(self, session_id: str) -> None:
-        """Drop what is kept of a closed session."""
+        """Delete the state of a closed session."""
         self._states.pop(session_id, None)

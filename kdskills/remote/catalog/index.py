@@ -25,9 +25,9 @@ _BUSY_SECONDS = 5.0
 
 
 def segment_of(rollout: Path, thread_id: str) -> str:
-    """Return the id the index keeps a file's turns under.
+    """Return the id under which the index lists the turns of a file.
 
-    It is the thread's until a revert: then a new file `rollout-…-<thread>_<segment>.jsonl` continues an old one.
+    It is the thread's id until a revert: then a new file `rollout-…-<thread>_<segment>.jsonl` continues an old one.
     """
     _, marked, segment = rollout.stem.rpartition(f"{thread_id}_")
     return segment if marked else thread_id
@@ -41,7 +41,7 @@ def find(codex_home: Path | None) -> list[Path]:
 def continued_elsewhere(codex_home: Path, segment: str) -> Path | None:
     """Return a file whose history begins in this segment (a fork), or None.
 
-    Such a file says up to which byte it shares this one; nothing of ours can move with it.
+    Such a file states up to which byte it shares this one, so the bytes must not move.
     """
     for folder in ("sessions", "archived_sessions"):
         for path in sorted((codex_home / folder).rglob("*.jsonl")):
@@ -92,7 +92,7 @@ def forget_file(codex_home: Path | None, rollout: Path, thread_id: str) -> None:
 
 
 def check_movable(codex_home: Path | None, rollout: Path, thread_id: str) -> None:
-    """Refuse to move the turns of a file others point into, or of which nobody knows who does.
+    """Refuse to move the turns of a file when another thread points into it, or when that cannot be known.
 
     Raises:
         UnknownFormat: There is no index where one must be, or a fork shares the file.

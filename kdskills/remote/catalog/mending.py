@@ -1,4 +1,4 @@
-"""Finishing what a crash cut off: first lines put back, and the server's pointers with them.
+"""Undoes changes that a crash interrupted: restores first lines and settles the server's pointers.
 
 The backup beside a file is written before anything is changed and goes last. So whatever moment a change died at, the backup is
 there, and says that neither line 1 nor the server's index can be trusted: both are settled before it is dropped. Dropping rows of
@@ -25,18 +25,18 @@ def interrupted(home: Path) -> list[Path]:
 
 
 def mend_home(home: Path) -> list[Path]:
-    """Take back every change that was cut off below the home of a server that does not run yet.
+    """Undo every interrupted change below the home of a server that does not run yet.
 
-    A change nobody saw confirmed does not stay, whether line 1 can be read or not: the server may not understand it.
+    A change that was not confirmed is undone even if line 1 can be read: the server may not understand it.
 
     Returns:
-        The files whose first line was put back.
+        The files whose first line was restored.
     """
     return [path for path in interrupted(home) if mend(home, path)]
 
 
 def mend(home: Path, path: Path) -> bool:
-    """Put a file's first line back and settle its pointers; False if nothing was put back.
+    """Restore a file's first line and settle its pointers; return False if there was nothing to restore.
 
     A file another process changes now is left alone; where an index stays locked the backup stays, for the next time.
     """
@@ -49,10 +49,10 @@ def mend(home: Path, path: Path) -> bool:
             try:
                 settle(home, path, owner)
             except rollout.UnknownFormat as problem:
-                _LOG.warning("%s: the server's pointers are not settled, the backup stays: %s", path, problem)
+                _LOG.warning("%s: the server's pointers could not be settled; the backup stays: %s", path, problem)
             return True
     except (rollout.LockBusy, OSError) as problem:
-        _LOG.warning("%s: a change that was cut off is not taken back now, its backup stays: %s", path, problem)
+        _LOG.warning("%s: an interrupted change could not be undone now; its backup stays: %s", path, problem)
         return False
 
 

@@ -34,10 +34,10 @@ class Reload:
 
     Args:
         server: The server.
-        profile: What the probe proved.
+        profile: What the probe proved of the server.
         session_id: The thread.
         tools: The catalog wanted, as `dynamic_tools()` writes it.
-        bootstrap: Writes the rollout file by a turn that is taken back, where nothing cheaper works.
+        bootstrap: Makes the server write the rollout file, by a turn that is rolled back, where nothing cheaper works.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Reload:
         self._has_pointers = False
 
     async def run(self) -> bool:
-        """Make the change; False when the file held this catalog already.
+        """Make the change; return False when the file had this catalog already.
 
         Raises:
             NotApplied: The old catalog is in force, or was put back.
@@ -98,7 +98,7 @@ class Reload:
             rollout_path = self._server.threads.get(self._id).path
             if rollout_path is not None and self._server.local:
                 await self._filed(rollout.read_head, Path(rollout_path), self._id)
-            # A thread nobody loaded is read once it was resumed; a server that cannot resume it says why.
+            # A thread that is not loaded can be read after a resume; if that fails, the server tells the reason.
             with _rejecting("rejected", problem):
                 await self._server.resume(self._id)
                 return await self._server.describe(self._id)
@@ -181,7 +181,7 @@ class Reload:
     async def _replace(self, path: Path) -> None:
         head = await self._filed(rollout.read_head, path, self._id)
         line = head.with_tools(self._wire)
-        # A backup that lies here is of a change that was cut off: nobody knows whether the server's pointers are right.
+        # An existing backup is of an interrupted change: the server's pointers into the file cannot be trusted then.
         doubt = await asyncio.to_thread(rollout.backup_of(path).exists)
         moves = doubt or len(line) != len(head.line)
         await self._filed(rollout.back_up, head)
@@ -204,7 +204,7 @@ class Reload:
             try:
                 self._restore(path)  # what was not confirmed does not stay
             except (OSError, rollout.UnknownFormat) as problem:
-                _LOG.warning("%s: line 1 is not put back now, its backup stays for the next change: %s", path, problem)
+                _LOG.warning("%s: line 1 is not restored now; its backup stays for the next change: %s", path, problem)
             raise
         await asyncio.to_thread(rollout.drop_backup, path)
 
@@ -221,7 +221,7 @@ class Reload:
         rollout.swap(head, staged)
 
     def _settled_pointers(self, path: Path, moves: bool) -> None:
-        """Drop pointers that came back between the first dropping and the swap: somebody may have looked at the thread."""
+        """Drop pointers again: the server may have rebuilt them from the old file just before the swap."""
         if moves:
             self._forget_pointers(path)
 
@@ -236,12 +236,12 @@ class Reload:
     async def _still_closed(self, staged: Path) -> None:
         if not await self._not_loaded():
             await asyncio.to_thread(staged.unlink, missing_ok=True)
-            raise NotApplied("changed_underneath", "somebody loaded the thread meanwhile")
+            raise NotApplied("changed_underneath", "another client loaded the thread meanwhile")
 
     async def _confirmed(self, path: Path) -> None:
         await self._server.resume(self._id)
         if not await self._holds_already(Path(self._server.threads.get(self._id).path or path)):
-            raise NotApplied("rejected", "the server wrote another catalog over this one")
+            raise NotApplied("rejected", "the server replaced this catalog by another one")
 
     async def _put_back(self, path: Path) -> None:
         server, thread = self._server, self._server.threads.get(self._id)
@@ -262,7 +262,7 @@ class Reload:
             await self._server.resume(self._id)
 
     async def _filed(self, work: Callable[..., T], *arguments: object) -> T:
-        """Do file work on a thread; its refusals become reasons."""
+        """Run file work in a thread; its exceptions become reasons of `NotApplied`."""
         try:
             return await asyncio.to_thread(work, *arguments)
         except rollout.UnknownFormat as problem:
@@ -277,7 +277,7 @@ class Reload:
 
 @contextlib.contextmanager
 def _rejecting(reason: Reason, first: AppServerError | None = None) -> Iterator[None]:
-    """Turn the server's refusal into a reason."""
+    """Convert an error of the server to `NotApplied` with a reason."""
     try:
         yield
     except AppServerError as problem:

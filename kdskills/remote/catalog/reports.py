@@ -1,4 +1,4 @@
-"""The dicts that say what became of a catalog."""
+"""The reports of catalog changes, as dicts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEFERRED = frozenset({"turn_active", "queued_turns", "held_open", "changed_unde
 
 
 class NotApplied(Exception):
-    """The old catalog stays in force; it never leaves this room, a report does.
+    """The old catalog stays in force; callers get a report, never this exception.
 
     Args:
         reason: Why, one of the words of the report.
@@ -39,12 +39,12 @@ class NotApplied(Exception):
 
 
 def noop(session_id: str) -> JsonObject:
-    """Return the report of a thread nothing was ever pushed to."""
+    """Return the report of a thread that never had a catalog."""
     return {"status": "noop", "sessionId": session_id}
 
 
 def in_force(session_id: str, *, strategy: str, digest: str, duration_ms: float) -> JsonObject:
-    """Return what every report tells of a thread something was pushed to: the catalog in force, and that nothing changed."""
+    """Return the entries every report has: the catalog in force, and that nothing changed."""
     return {
         "sessionId": session_id,
         "strategy": strategy,
@@ -61,9 +61,9 @@ def not_applied(facts: JsonObject, problem: NotApplied, *, pending: bool) -> Jso
     """Return the report of a catalog that did not change.
 
     Args:
-        facts: What is told of the thread beside, at least `sessionId`.
-        problem: Why it did not.
-        pending: Whether the change is made unasked later.
+        facts: Further entries of the report, at least `sessionId`.
+        problem: Why it did not change.
+        pending: Whether the change will be made later by itself.
     """
     deferred = problem.reason in _DEFERRED
     report: JsonObject = {"status": "deferred" if deferred else "failed", **facts, "reason": problem.reason}

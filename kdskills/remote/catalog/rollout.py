@@ -1,4 +1,4 @@
-"""A thread's rollout file: reading its first line, replacing it behind a backup, and putting it back."""
+"""A thread's rollout file: reads its first line, replaces it after a backup, and restores it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from kdskills.remote.ports import JsonObject
 BACKUP_SUFFIX = ".kdskills.bak"
 LOCK_SUFFIX = ".kdskills.lock"
 MAX_HEAD_BYTES = 64 * 1024 * 1024
-"""A first line longer than this is not one of ours to change."""
+"""A first line longer than this is not changed."""
 
 ROOM_BYTES = 16 * 1024
-"""Blanks a lengthened first line gets besides, so that the next catalogs fit without moving what follows."""
+"""Blanks appended to a first line that grows, so that the next catalogs fit without moving what follows."""
 
 _CHUNK = 1024 * 1024
 
@@ -41,7 +41,7 @@ class LockBusy(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What tells one state of a file from another."""
+    """Facts that differ between two states of a file."""
 
     size: int
     mtime_ns: int
@@ -95,7 +95,7 @@ def padded(text: bytes, length: int) -> bytes:
 
 
 def backup_of(path: Path) -> Path:
-    """Return where the old first line of a file is kept while it is changed."""
+    """Return the path of the backup of a file's first line."""
     return path.with_name(path.name + BACKUP_SUFFIX)
 
 
@@ -272,7 +272,7 @@ def response_items(path: Path) -> list[JsonObject]:
     """Return the recorded `response_item`s of a file minus developer messages, for a successor thread."""
     items: list[JsonObject] = []
     if not path.is_file():
-        return items  # nothing was ever said
+        return items  # the thread never had a turn
     with path.open("rb") as file:
         for line in file:
             try:

@@ -1,4 +1,4 @@
-"""Workers that share a journal free threads for each other."""
+"""Lets workers that share a journal release threads for each other."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.25
 FREE_SECONDS = 30.0
-"""How long a thread stays free for a worker that asked; it is dead if it takes longer."""
+"""How long a thread stays released for the worker that requested it; a worker that takes longer counts as dead."""
 
 
 class Sharing:
-    """One worker's part: it asks the others to let go of a thread, and lets go when asked.
+    """One worker's part: it requests the release of threads, and releases threads that other workers request.
 
     Args:
         server: The server.
-        records: Carries the asking; nobody else sees those of memory.
+        records: Carries the requests; records in memory reach no other worker.
     """
 
     def __init__(self, server: AppServer, records: CatalogRecords) -> None:
@@ -35,25 +35,24 @@ class Sharing:
         self._records = records
         self._owner = secrets.token_hex(6)
         self._released: set[str] = set()
-        self._asked_at: dict[str, tuple[int, float]] = {}
+        self._request_times: dict[str, tuple[int, float]] = {}
 
     async def watch(self) -> None:
-        """Let go of idle threads others want to reload, and take them up again; runs until the client closes."""
+        """Release idle threads that others request, and resume them afterwards; runs until the client closes."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            with contextlib.suppress(
-                AppServerGone, AppServerError, WaitTimeoutError, JournalUnavailable
-            ):  # asked again in a moment
+            # a failed look is repeated after the next pause
+            with contextlib.suppress(AppServerGone, AppServerError, WaitTimeoutError, JournalUnavailable):
                 await self._look()
 
     async def free(self, session_id: str) -> None:
-        """Wait, within reason, until a thread this worker let go of is taken up again."""
+        """Wait until a thread that this worker released is resumed, for `FREE_SECONDS` at most."""
         threads = self._server.threads
         await threads.until(lambda: session_id not in self._released or self._server.disconnected, FREE_SECONDS)
 
     @contextlib.asynccontextmanager
     async def releasing(self, session_id: str) -> AsyncIterator[None]:
-        """Have the others let go of a thread meanwhile."""
+        """Have the other workers release a thread for the body of the `with`."""
         if not self._records.shared:
             yield
             return
@@ -80,13 +79,13 @@ class Sharing:
                 self._server.threads.changed()
 
     def _asks(self, record: CatalogRecord) -> bool:
-        """Whether another worker wants the thread; one that asked long ago and did not finish is dead."""
+        """Whether another worker requests the thread; one that did so long ago and did not finish counts as dead."""
         if record.release != "releasing" or record.release_by == self._owner:
             return False
-        version, since = self._asked_at.get(record.session_id, (0, 0.0))
+        version, since = self._request_times.get(record.session_id, (0, 0.0))
         if version != record.version:
             since = time.monotonic()
-            self._asked_at[record.session_id] = (record.version, since)
+            self._request_times[record.session_id] = (record.version, since)
         return time.monotonic() - since < FREE_SECONDS
 
     async def _mark(self, session_id: str, word: str) -> None:

@@ -47,7 +47,7 @@ class SqlCatalogStore:
         """Apply a change to the newest version by compare-and-swap.
 
         Raises:
-            Conflict: Other workers changed it again and again meanwhile.
+            Conflict: Other workers changed the record at every attempt.
         """
         for _ in range(_TRIES):
             old = self.get(session_id)
@@ -55,7 +55,7 @@ class SqlCatalogStore:
             new = replace(new, session_id=session_id, version=(old.version if old else 0) + 1)
             if self._insert(new) if old is None else self._swap(old, new):
                 return new
-        raise Conflict(f"the catalog record of {session_id} is changed by others all the time", session_id=session_id)
+        raise Conflict(f"other workers keep changing the catalog record of {session_id}", session_id=session_id)
 
     def forget(self, session_id: str) -> None:
         """Drop a thread's record."""
@@ -76,7 +76,7 @@ class SqlCatalogStore:
         except self._sa.exc.IntegrityError:
             raise
         except self._sa.exc.SQLAlchemyError as problem:
-            raise JournalUnavailable(f"the records of catalogs do not answer: {type(problem).__name__}") from problem
+            raise JournalUnavailable(f"the catalog records do not answer: {type(problem).__name__}") from problem
 
     def _find(self, *conditions: Any) -> list[CatalogRecord]:
         with self._begun() as link:
@@ -100,7 +100,7 @@ class SqlCatalogStore:
             with self._begun() as link:
                 link.execute(self._sa.insert(self._table).values(**_values(record)))
         except self._sa.exc.IntegrityError:
-            return False  # another worker was first; the next try reads his
+            return False  # another worker inserted the record first; the next attempt reads it
         return True
 
     def _swap(self, old: CatalogRecord, new: CatalogRecord) -> bool:

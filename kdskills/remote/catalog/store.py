@@ -1,4 +1,4 @@
-"""What is remembered of each thread's catalog."""
+"""The stored record of each thread's catalog."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class CatalogRecord:
         digest: Digest of the catalog in force; empty if none was ever pushed.
         tools: Digest of each tool in force by qualified name.
         context_digest: Digest of the catalog text the model has seen last; empty for none.
-        release: `releasing` while a worker asks the others to let go of the thread, `applied` when they may resume it.
-        release_by: That worker.
+        release: `releasing` while a worker asks the others to release the thread, `applied` when they may resume it.
+        release_by: The worker that asked.
         version: Counts changes; a record is written only over the version it was read at.
     """
 
@@ -55,7 +55,7 @@ class CatalogStore(Protocol):
         ...
 
     def releases(self, session_ids: Sequence[str]) -> list[CatalogRecord]:
-        """Return those of these threads that are being released, or were."""
+        """Return the records of those threads that are being released, or were."""
         ...
 
 
@@ -86,7 +86,7 @@ class MemoryCatalogStore:
             self._records.pop(session_id, None)
 
     def releases(self, session_ids: Sequence[str]) -> list[CatalogRecord]:
-        """Return those of these threads that are being released, or were."""
+        """Return the records of those threads that are being released, or were."""
         return [record for key in session_ids if (record := self._records.get(key)) is not None and record.release]
 
 
@@ -102,7 +102,7 @@ class CatalogRecords:
         self.shared = store.shared
 
     async def get(self, session_id: str) -> CatalogRecord:
-        """Return a thread's record, an empty one where nothing is remembered."""
+        """Return a thread's record, an empty one when none is stored."""
         return await asyncio.to_thread(self._store.get, session_id) or CatalogRecord(session_id)
 
     async def update(self, session_id: str, change: Callable[[CatalogRecord], CatalogRecord]) -> CatalogRecord:
@@ -114,5 +114,5 @@ class CatalogRecords:
         await asyncio.to_thread(self._store.forget, session_id)
 
     async def releases(self, session_ids: Sequence[str]) -> list[CatalogRecord]:
-        """Return those of these threads that are being released, or were."""
+        """Return the records of those threads that are being released, or were."""
         return await asyncio.to_thread(self._store.releases, session_ids)

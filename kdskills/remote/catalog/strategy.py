@@ -1,4 +1,4 @@
-"""Which way a thread's catalog takes; pure functions."""
+"""Chooses the strategy by which a thread's catalog reaches the model; pure functions."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ DISPATCHER: JsonObject = {
 
 @dataclass(frozen=True, slots=True)
 class StartPlan:
-    """What a new thread starts with.
+    """The tools and strategy of a new thread.
 
     Attributes:
         wire: The value of `dynamicTools`, or None for none.
-        way: How its catalog will reach the model; empty when the caller's own wire tools stay as they are.
+        strategy: How its catalog will reach the model; empty when the caller's own wire tools stay as they are.
         tools: The catalog, flat.
     """
 
@@ -44,13 +44,13 @@ class StartPlan:
 
 
 def strategy_at_start(profile: ServerProfile, preference: str, *, local: bool, ephemeral: bool) -> CatalogStrategy:
-    """Return the first proven way of a thread that is about to start.
+    """Return the first proven strategy for a thread that is about to start.
 
     Args:
         profile: What the probe proved.
         preference: The client's `strategy`.
         local: Whether rollout files can be reached.
-        ephemeral: Whether the thread will have none.
+        ephemeral: Whether the thread will have no rollout file.
     """
     if profile.native and preference in ("auto", "native"):
         return "native"
@@ -60,7 +60,7 @@ def strategy_at_start(profile: ServerProfile, preference: str, *, local: bool, e
 
 
 def strategy_of_old(profile: ServerProfile, preference: str, *, local: bool, successor: bool) -> CatalogStrategy | None:
-    """Return the way of a thread that was not started here, or None when nothing is proven for it."""
+    """Return the strategy for a thread that another client started, or None when none is proven for it."""
     if profile.native and preference in ("auto", "native"):
         return "native"
     if profile.reload and preference in ("auto", "reload") and local:

@@ -1,4 +1,4 @@
-"""The client without its facade and probe: what the probe itself can use."""
+"""The client without facade and probe; the probe itself uses it."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def _prepare(home: Path) -> None:
-    """Make the home where it is missing, and finish what a crash cut off there.
+    """Create the home if it is missing, and undo changes that a crash interrupted there.
 
     Raises:
-        AppServerGone: The disk does not have it.
+        AppServerGone: The folder cannot be created.
     """
     try:
         make_folder(home)
@@ -55,13 +55,13 @@ class AsyncAppServerClient:
 
     Attributes:
         sessions: Threads as sessions.
-        tool_calls: Answers calls.
+        tool_calls: Answers tool calls.
         wait: Waits for turns.
-        stream: Signals of the server.
+        stream: The server's messages as signals.
         catalog: The catalog backend.
         profile: What is known of the server.
-        journal: Keeps calls: the given one, across processes, or one of this process.
-        spool: Where the rest of long answers is kept, or None.
+        journal: Stores calls: the journal passed as an option, or one in memory.
+        spool: Stores the full text of answers that were cut, or None.
         on_call: With `dispatch="auto"`, called for each tool call; its result may be awaitable.
     """
 
@@ -99,7 +99,7 @@ class AsyncAppServerClient:
         """Start a private app-server and talk to it over its pipes.
 
         Args:
-            home: The child's `CODEX_HOME` and `HOME`; made if missing. Nobody's own codex home is ever looked for.
+            home: The child's `CODEX_HOME` and `HOME`; created if missing. The user's own codex home is never used.
             binary: The program.
             cwd: The child's working folder.
             env: Further variables; of this process only `PATH` and `LANG` pass.
@@ -107,7 +107,7 @@ class AsyncAppServerClient:
             **opts: See `ClientOptions`.
 
         Raises:
-            AppServerGone: It cannot be started, or ended at once.
+            AppServerGone: The server cannot be started, or ended at once.
         """
         options = ClientOptions(**opts)
         environment = child_environment(home, env)
@@ -127,10 +127,10 @@ class AsyncAppServerClient:
         Args:
             url: `ws://127.0.0.1:PORT`.
             token: A capability token, sent as a bearer.
-            **opts: See `ClientOptions`. Without a `profile` nothing is proven of this server.
+            **opts: See `ClientOptions`. Without a `profile`, nothing counts as proven.
 
         Raises:
-            AppServerGone: There is no server.
+            AppServerGone: The server cannot be reached.
         """
         options = ClientOptions(**opts)
 
@@ -141,7 +141,7 @@ class AsyncAppServerClient:
         return await cls._opened(AppServer(connector, options, local=local, owned=False), options)
 
     async def _mend(self) -> None:
-        """Put first lines back that a crash left unreadable, where the running server's files are this machine's.
+        """Restore first lines that a crash left unreadable, if the running server's files are on this machine.
 
         A thread the server still has open is left alone: it would go on writing to the file that was replaced.
         """
@@ -154,7 +154,7 @@ class AsyncAppServerClient:
         try:
             loaded = await self._server.loaded()
         except AppServerError:
-            return  # a server that does not tell may have any of them open
+            return  # without that list, any of these threads may be open
         for path in broken:
             if rollout.backup_owner(path) not in loaded:
                 await asyncio.to_thread(mending.mend, home, path)
@@ -178,13 +178,13 @@ class AsyncAppServerClient:
         return MemoryCatalogStore() if engine is None else SqlCatalogStore(engine)
 
     def trust(self, profile: ServerProfile) -> None:
-        """Go by what a probe proved from now on."""
+        """Use the profile of a newer probe from now on."""
         self.profile = profile
         self.catalog.trust(profile)
 
     @property
     def connection(self) -> str:
-        """The name of the present connection; answers are accepted on one."""
+        """The name of the present connection; an answer is accepted only on the connection of its call."""
         return self._server.pending.epoch
 
     @property
@@ -194,7 +194,7 @@ class AsyncAppServerClient:
 
     @property
     def user_agent(self) -> str:
-        """What the server calls itself."""
+        """The server's name and version in its own words."""
         return self._server.user_agent
 
     @property
@@ -204,12 +204,12 @@ class AsyncAppServerClient:
 
     @property
     def codex_home(self) -> str | None:
-        """The server's home, as it says."""
+        """The home folder that the server reports."""
         return self._server.codex_home
 
     @property
     def server(self) -> AppServer:
-        """The server, for parts that need its own methods."""
+        """The server object, for code that needs its other methods."""
         return self._server
 
     async def request(self, method: str, **params: Any) -> Any:
@@ -224,7 +224,7 @@ class AsyncAppServerClient:
     async def reconnect(self) -> None:
         """Replace the connection (and an owned server) by a new one; handles of calls expire.
 
-        With `reconnect_s` the client does so by itself when it lost the connection.
+        With `reconnect_s` the client does so by itself when the connection is lost.
         """
         await self._server.reconnect()
         self._watch()
@@ -269,16 +269,16 @@ class AsyncAppServerClient:
             self._server.spawn_task(self._dispatch(call, signal), f"kdskills-call-{call.handle}")
 
     async def _turn_ended(self, thread_id: str, turn_id: str, status: str) -> None:
-        """Settle what a turn leaves behind."""
+        """Run the work that follows the end of a turn."""
         if self.on_turn_ended is not None:
             await self.on_turn_ended(thread_id, turn_id, status)
 
     def _handler(self) -> OnCall | None:
-        """Return who answers calls; a client with a facade answers by it."""
+        """Return the function that answers calls; a client with a facade uses the facade."""
         return self.on_call
 
     async def _dispatch(self, call: PendingCall, signal: AppServerSignal) -> None:
-        """Have a call answered; whatever happens the model gets an answer, because the server waits without end."""
+        """Answer a call; the model gets an answer whatever happens, because the server waits without a time limit."""
         tool = str(call.params.get("tool") or "")
         handler = self._handler()
         text = f"no remote skill registered for {tool}"

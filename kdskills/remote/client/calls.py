@@ -1,4 +1,4 @@
-"""`client.tool_calls`, `client.wait` and the plain turn other parts need."""
+"""`client.tool_calls`, `client.wait`, and the turn that makes the server write a thread's file."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Waits:
 
     Args:
         server: The server.
-        sessions: Lists turns that were not watched here.
+        sessions: Lists turns that this connection did not watch.
     """
 
     def __init__(self, server: AppServer, sessions: Sessions) -> None:
@@ -67,7 +67,7 @@ class Waits:
         self._sessions = sessions
 
     async def turn_status(self, session_id: str, turn_id: str) -> JsonObject:
-        """Return `{"status", "turnId", "error"}` of a turn; `unknown` for one the server does not list."""
+        """Return `{"status", "turnId", "error"}` of a turn; `unknown` for a turn the server does not list."""
         turn = await self._turn(session_id, turn_id)
         if turn is None:
             return {"status": "unknown", "turnId": turn_id, "error": None}
@@ -82,7 +82,7 @@ class Waits:
             session_id: The thread.
             turn_id: The turn.
             timeout_seconds: Longest wait.
-            interval_seconds: Pause between two questions about a turn that is not watched here.
+            interval_seconds: Pause between two queries about a turn that this connection does not watch.
 
         Returns:
             `{"status": "complete" | "failed" | "interrupted", "turnId", "text", "error"}`; `text` is None without a message.
@@ -126,7 +126,7 @@ class Waits:
 
 
 async def answer_at_last(calls: ToolCalls, handle: str, payload: JsonObject | None, text: str) -> None:
-    """Answer a call nobody has answered: with what was given for it, else with a text, because the server waits without end."""
+    """Answer a call that is still open: with the payload if it can be sent, else with a text, so that the server stops waiting."""
     plain: JsonObject = {"contentItems": [{"type": "inputText", "text": text}], "success": False}
     with contextlib.suppress(AppServerGone):
         for response in (plain,) if payload is None else (payload, plain):
@@ -135,7 +135,7 @@ async def answer_at_last(calls: ToolCalls, handle: str, payload: JsonObject | No
 
 
 async def bootstrap(server: AppServer, sessions: Sessions, session_id: str) -> None:
-    """Write a thread's rollout file by one short turn that is taken back; the user's text comes after it.
+    """Make the server write a thread's rollout file, by one short turn that is rolled back.
 
     Raises:
         AppServerError: The server refused the turn.

@@ -1,4 +1,4 @@
-"""What a client is made with: options, the child's environment and command line."""
+"""The options of a client, and the environment and command line of the server it starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Dispatch = Literal["auto", "manual"]
 Unload = Literal["unsubscribe", "archive"]
 
 UNLOAD_AT_ONCE: dict[str, int] = {"thread_unload_delay_secs": 0}
-"""Goes with every start and resume: the delay counts from there, and a thread that stays loaded cannot be changed."""
+"""Sent with every start and resume: an idle thread must unload at once, because a loaded thread cannot be changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,15 @@ class ClientOptions:
     """The options of `spawn` and `connect`.
 
     Attributes:
-        journal: Keeps calls; None is the state folder's for `CodexClient` and `AsyncCodexClient`, else memory.
+        journal: Stores calls; None means the state folder's for `CodexClient` and `AsyncCodexClient`, else memory.
         strategy: How catalogs reach the model; `auto` takes the first proven one.
         dispatch: `auto` answers tool calls by the sessions' registries, `manual` leaves them to the caller.
-        unload: Whether a thread somebody else may hold is archived and unarchived to make the server let go of it.
-        allow_successor: Whether a new thread may take an old one's place.
+        unload: `archive`: a thread that another client may have open is archived and unarchived to make the server unload it.
+        allow_successor: Whether a new thread may replace an old one.
         profile: What is known of the server; None means unprobed.
-        spool: Where the rest of long answers is kept (a `Spool`).
+        spool: Stores the full text of answers that were cut (a `Spool`).
         request_timeout_s: Longest wait for one answer of the server.
-        reconnect_s: How long a client that lost its server tries to come back by itself; 0 leaves that to `reconnect`.
+        reconnect_s: How long a client tries to reconnect by itself after a loss; with 0 only `reconnect` does.
     """
 
     journal: CallJournal | None = None
@@ -59,9 +59,9 @@ class ClientOptions:
 
 
 def child_environment(home: str | os.PathLike[str], env: Mapping[str, str] | None) -> dict[str, str]:
-    """Return all the child sees: `PATH`, `LANG`, the caller's own variables, and `home` as both homes.
+    """Return the whole environment of the child: `PATH`, `LANG`, the caller's variables, and `home` as both homes.
 
-    Nothing else of this process passes, so no login or key of its user can.
+    No other variable of this process is passed, so none of the user's logins and keys is.
     """
     passed = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
     home_path = str(Path(home).absolute())
@@ -74,7 +74,7 @@ def app_server_command(binary: str, config: Mapping[str, Any] | None, arguments:
     Args:
         binary: A path, or a name found in the `PATH`.
         config: Values of the server's configuration by dotted key, written as TOML.
-        arguments: What follows.
+        arguments: Further arguments at the end.
     """
     overrides = [part for key, value in (config or {}).items() for part in ("-c", f"{key}={toml(value)}")]
     return [binary, "app-server", *overrides, *arguments]

@@ -1,4 +1,4 @@
-"""How long, and how patiently, a client tries to come back after its connection was lost."""
+"""How a client reconnects after its connection was lost: the pauses, and the limit."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from kdskills.remote.ports import AppServerError, AppServerGone
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
 LEAST_ATTEMPT_S: Final = 1.0
-"""What an attempt may take whose budget ends."""
+"""The least time an attempt gets, even when the budget is nearly used up."""
 
 
 class ReconnectBudget:
     """The pauses between attempts: doubled each time, within one budget of seconds.
 
-    A connection that held as long as the whole budget earns a new one. One that is lost again before that goes on with what
-    is left, so that a server that dies at once whenever it is started is not started for ever.
+    A connection that lasted as long as the whole budget starts a new budget. One that is lost earlier continues the old budget,
+    so that a server that dies at every start is not restarted for ever.
 
     Args:
-        seconds: The budget; 0 never comes back.
+        seconds: The budget; with 0 there are no attempts.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -31,16 +31,16 @@ class ReconnectBudget:
         self._pause = FIRST_PAUSE_S
 
     def opened(self, now: float) -> None:
-        """Take note of a connection that was opened."""
+        """Record that a connection was opened."""
         self._opened = now
 
     def lost(self, now: float) -> None:
-        """Take note of a connection that was lost."""
+        """Record that a connection was lost."""
         if self._end is None or now - self._opened >= self._seconds:
             self._end, self._pause = now + self._seconds, FIRST_PAUSE_S
 
     def seconds_left(self, now: float) -> float:
-        """Return the seconds that are left for attempts; none is to be made when there are none."""
+        """Return the seconds that remain for attempts, 0 when the budget is used up."""
         return 0.0 if self._end is None else max(0.0, self._end - now)
 
     def pause(self, now: float) -> float:
@@ -51,11 +51,11 @@ class ReconnectBudget:
 
 
 class Reconnector:
-    """Brings a lost connection back, unasked, while there is a budget for it; used on one event loop only.
+    """Reconnects by itself after a loss, while the budget lasts; used on one event loop only.
 
     Args:
-        seconds: The budget of each comeback; 0 leaves it to the program.
-        gone: Whether there is no connection.
+        seconds: The budget after each loss; with 0 the program itself must reconnect.
+        disconnected: Returns whether there is no connection.
         attempt: Makes one attempt to connect again.
     """
 
@@ -75,20 +75,20 @@ class Reconnector:
         return self._task is not None and not self._task.done()
 
     def words(self) -> str:
-        """Return what those who ask meanwhile are told beside the loss itself."""
-        return "; the client is coming back, ask again in a moment" if self.active else self._failure
+        """Return the end of the error message for requests while there is no connection."""
+        return "; the client is reconnecting, try again in a moment" if self.active else self._failure
 
     def forget(self) -> None:
-        """Begin with a new budget: the program itself connects again."""
+        """Start a new budget, because the program itself reconnects."""
         self._budget, self._failure = ReconnectBudget(self._seconds), ""
 
     def opened(self) -> None:
-        """Take note of a connection that was opened."""
+        """Record that a connection was opened."""
         self._budget.opened(asyncio.get_running_loop().time())
         self._failure = ""
 
     def lost(self) -> None:
-        """Take note of a connection that was lost, and begin to come back if there is a budget."""
+        """Record that a connection was lost, and start to reconnect if there is a budget."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._budget.lost(now)
@@ -96,7 +96,7 @@ class Reconnector:
             self._task = loop.create_task(self._reconnect(), name="kdskills-app-server-return")
 
     async def stop(self) -> None:
-        """End the attempts."""
+        """Stop reconnecting."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -110,6 +110,6 @@ class Reconnector:
             except (AppServerError, AppServerGone, TimeoutError) as problem:
                 if self._budget.seconds_left(loop.time()) <= 0:
                     last = str(problem) or "no answer in time"
-                    self._failure = f"; coming back was given up after {self._seconds:g} s: {last}"
+                    self._failure = f"; reconnecting was given up after {self._seconds:g} s: {last}"
                     return
                 await asyncio.sleep(self._budget.pause(loop.time()))

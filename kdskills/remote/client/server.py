@@ -29,9 +29,9 @@ class AppServer:
     """One app-server and the connection to it.
 
     Args:
-        connector: Opens a connection; called again by `reconnect`.
+        connector: Opens a connection; called again for each reconnection.
         options: The client's options.
-        local: Whether its files are this machine's.
+        local: Whether the server's files are on this machine.
         owned: Whether this client started it and is its only user.
     """
 
@@ -63,7 +63,7 @@ class AppServer:
 
     @property
     def transport(self) -> Transport | None:
-        """What carries the present connection."""
+        """The transport of the present connection."""
         return self._transport
 
     @property
@@ -72,11 +72,11 @@ class AppServer:
         return self._peer is None or self._peer.closed
 
     async def open(self) -> None:
-        """Connect and say hello; others may ask once that is done.
+        """Connect and initialize the connection; requests may be sent afterwards.
 
         Raises:
-            AppServerGone: There is no server, or it went away, or this client is closed.
-            AppServerError: It refused the hello.
+            AppServerGone: The server cannot be reached, it ended, or this client is closed.
+            AppServerError: The server refused to initialize the connection.
         """
         transport = await self._connector()
         pending = PendingCalls(new_epoch())
@@ -89,7 +89,7 @@ class AppServer:
         peer.start()
         try:
             hello = await self._greeted(peer)
-        except BaseException:  # raised again: a server that was not greeted leaves no process
+        except BaseException:  # raised again: a failed connection leaves no process
             await peer.close()
             raise
         self._transport, self._pending, self._peer = transport, pending, peer
@@ -142,13 +142,13 @@ class AppServer:
             raise self._away(method)
         answer = await self._peer.request(method, params, timeout_s=self.options.request_timeout_s)
         if method == EXTRA_ROOTS and self.owned:
-            self._roots = params  # a new process of ours knows nothing of them
+            self._roots = params  # remembered, because a restarted server does not know them
         return answer
 
     async def resume(self, thread_id: str, **params: Any) -> JsonObject:
-        """Subscribe to a thread, loading it if it is not; returns the server's answer.
+        """Subscribe to a thread, loading it where needed; returns the server's answer.
 
-        Every resume carries the unload delay, because the delay counts from a cold one.
+        Every resume carries the unload delay, because the server takes the delay from the resume that loads the thread.
         """
         config = {**UNLOAD_AT_ONCE, **(params.pop("config", None) or {})}
         answer = await self.request("thread/resume", threadId=thread_id, excludeTurns=True, config=config, **params)
@@ -176,7 +176,7 @@ class AppServer:
         return info
 
     async def loaded(self) -> set[str]:
-        """Return the threads the server has open, for whomever."""
+        """Return the ids of the threads that are loaded at the server, by any client."""
         thread_ids: set[str] = set()
         page: JsonObject = {}
         while True:
@@ -193,14 +193,14 @@ class AppServer:
         await self._peer.answer(call.raw_id, response)
 
     def spawn_task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run something beside; it is cancelled when the client closes."""
+        """Run a coroutine as a background task; it is cancelled when the client closes."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def _connect_again(self, *, drop: bool) -> None:
-        """Replace the connection, or only a lost one, by a new one, and take up what the old one had."""
+        """Open a new connection and restore roots and subscriptions; without *drop* only when the old one is lost."""
         async with self._connecting:
             if self._closed:
                 raise AppServerGone("the client is closed")
@@ -211,12 +211,12 @@ class AppServer:
             if self._roots is not None:
                 await self.request(EXTRA_ROOTS, **self._roots)
             for thread_id in self.threads.to_resume():
-                with contextlib.suppress(AppServerError):  # a thread that never had a turn died with the old server
+                with contextlib.suppress(AppServerError):  # a thread without any turn does not survive its server
                     await self.resume(thread_id)
                 self.threads.resumed(thread_id)
 
     def _away(self, method: str) -> AppServerGone:
-        """Return what is said to those who ask while there is no connection."""
+        """Return the error of a request that is made while there is no connection."""
         why = "no app-server is connected" if self._peer is None else f"the app-server is gone ({self._peer.why()})"
         message = f"{why}: {method} was not sent{self._reconnector.words()}"
         return AppServerGone(message, method=method, reconnecting=self._reconnector.active)
@@ -233,7 +233,7 @@ class AppServer:
                 self._end(self._pending)
 
     def _lost(self, peer: Peer, pending: PendingCalls) -> None:
-        if peer is not self._peer:  # one of ours that was dropped, or was never greeted
+        if peer is not self._peer:  # dropped by this client, or never initialized
             return
         self._end(pending)
         if not self._closed:
@@ -256,7 +256,7 @@ class AppServer:
 
     async def _refuse(self, request: Request, message: str) -> None:
         if self._peer is not None:
-            with contextlib.suppress(AppServerGone):  # nobody is left to be told
+            with contextlib.suppress(AppServerGone):  # the connection ended, so no refusal is needed
                 await self._peer.refuse(request.id, METHOD_NOT_FOUND, message)
 
     def _take_notification(self, notification: Notification, pending: PendingCalls) -> None:

@@ -21,7 +21,7 @@ _PAGE = 100
 
 
 class Sessions:
-    """Creates, reads, feeds and deletes threads.
+    """Creates, reads, continues and deletes threads.
 
     Args:
         server: The server.
@@ -39,8 +39,8 @@ class Sessions:
             **keywords: Of `thread/start`. `dynamic_tools` as `dynamic_tools()` writes them, or as the wire does.
 
         Returns:
-            `{"session": {"sessionId", "materialized", "status", "path"}, "thread", "strategy", "strategyAsked"}`: the way the
-            catalog reaches the model, and the one the client asked for.
+            `{"session": {"sessionId", "materialized", "status", "path"}, "thread", "strategy", "strategyAsked"}`: the strategy in
+            use, and the one the client's options name.
         """
         params = {**_START_DEFAULTS, **camel_keys(keywords)}
         params["config"] = {**UNLOAD_AT_ONCE, **(params.get("config") or {})}
@@ -63,7 +63,7 @@ class Sessions:
         return {"session": self._session(thread), "thread": thread, "transcript": transcript}
 
     async def turns(self, session_id: str) -> list[WatchedTurn]:
-        """Return a session's turns, oldest first: the server's list, completed by what was watched here."""
+        """Return a session's turns, oldest first: the server's list, completed by the turns watched on this connection."""
         watched = self._server.threads.get(session_id).turns
         merged: list[WatchedTurn] = []
         for turn in await self._listed(session_id):
@@ -115,12 +115,12 @@ class Sessions:
         return {"session": self._session(thread), "thread": thread}
 
     async def rollback(self, session_id: str, num_turns: int) -> JsonObject:
-        """Take back the newest turns. The rollout file moves: its path is asked for again."""
+        """Roll back the newest turns. The rollout file may move, so its path is read again."""
         await self._server.subscribed(session_id)
         turns = await self._listed(session_id)
         if num_turns < 1 or num_turns > len(turns):
             raise AppServerError(
-                f"{num_turns} turns cannot be taken back: there are {len(turns)}",
+                f"num_turns is {num_turns}, which cannot be taken back: the session has {len(turns)} turn(s)",
                 method="thread/revert",
                 turns=len(turns),
             )
@@ -197,7 +197,7 @@ class Sessions:
 
 
 def materialized(thread: JsonObject, *, local: bool) -> bool:
-    """Return whether a thread has its rollout file; of a server elsewhere, whether anything was ever said."""
+    """Return whether a thread has its rollout file; on another machine, whether the thread ever had a turn."""
     path = thread.get("path")
     if local and isinstance(path, str) and path:
         return Path(path).exists()

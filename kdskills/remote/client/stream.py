@@ -1,4 +1,4 @@
-"""`client.stream`: what the server says, as signals."""
+"""`client.stream`: the server's messages as signals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _signal(method: str, kind: str, params: JsonObject, request_id: str | None) 
 
 
 class Signals:
-    """An async iterator over the signals of one session, from the moment it was made; ends with the connection."""
+    """An async iterator over the signals of one session, from its creation on; ends with the connection."""
 
     def __init__(self, stream: SignalStream, session_id: str | None) -> None:
         self._stream = stream
@@ -86,7 +86,7 @@ class Signals:
 
 
 class SignalStream:
-    """Hands signals to whoever listens."""
+    """Distributes signals to all readers."""
 
     def __init__(self) -> None:
         self._readers: list[Signals] = []
@@ -98,7 +98,7 @@ class SignalStream:
         return reader
 
     def publish(self, signal: AppServerSignal) -> None:
-        """Hand a signal out."""
+        """Offer a signal to every reader."""
         for reader in list(self._readers):
             reader.offer(signal)
 

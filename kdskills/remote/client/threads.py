@@ -1,4 +1,4 @@
-"""What the notifications of a connection say of its threads and turns; no I/O."""
+"""The state of threads and turns, as the notifications of a connection report it; no I/O."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from kdskills.remote.ports import JsonObject
 
 MAX_TURNS = 512
-"""Turns remembered per thread; older ones are asked of the server."""
+"""Turns remembered per thread; older ones are requested from the server."""
 
 ENDED = frozenset({"completed", "failed", "interrupted"})
 
 
 @dataclass(slots=True)
 class WatchedTurn:
-    """One turn as it was watched.
+    """One turn, as this connection watched it.
 
     Attributes:
         id: The turn.
@@ -40,7 +40,7 @@ class WatchedTurn:
 
 @dataclass(slots=True)
 class WatchedThread:
-    """One thread as it was watched.
+    """One thread, as this connection watched it.
 
     Attributes:
         id: The thread.
@@ -65,7 +65,7 @@ class WatchedThread:
     ended_turns: int = 0
 
     def turn(self, turn_id: str) -> WatchedTurn:
-        """Return a turn's record, made where there is none."""
+        """Return a turn's record, creating it where needed."""
         if turn_id not in self.turns:
             self.turns[turn_id] = WatchedTurn(turn_id)
             while len(self.turns) > MAX_TURNS:
@@ -74,7 +74,7 @@ class WatchedThread:
 
 
 class WatchedThreads:
-    """The threads of a client, and who waits for them to change. Used on one event loop only."""
+    """The threads of a client, and the tasks that wait for changes of them. Used on one event loop only."""
 
     def __init__(self) -> None:
         self._threads: dict[str, WatchedThread] = {}
@@ -82,7 +82,7 @@ class WatchedThreads:
         self._waiters: set[asyncio.Future[None]] = set()
 
     def get(self, thread_id: str) -> WatchedThread:
-        """Return a thread's record, made where there is none."""
+        """Return a thread's record, creating it where needed."""
         return self._threads.setdefault(thread_id, WatchedThread(thread_id))
 
     def drop(self, thread_id: str) -> None:
@@ -96,7 +96,7 @@ class WatchedThreads:
         return list(self._threads.values())
 
     def learn(self, info: JsonObject, *, subscribed: bool | None = None) -> WatchedThread:
-        """Take a description of the server's (`thread` of an answer)."""
+        """Update a thread from the server's description (`thread` of an answer)."""
         thread = self.get(str(info.get("id")))
         thread.info = {key: value for key, value in info.items() if key != "turns"}
         thread.path = info.get("path") or thread.path
@@ -107,7 +107,7 @@ class WatchedThreads:
         return thread
 
     def connection_lost(self) -> None:
-        """Note that no notification will come any more; running turns are unknown until they are asked for."""
+        """Record that no notification will arrive any more; the state of running turns is unknown from now on."""
         for thread in self._threads.values():
             if thread.subscribed:
                 self._to_resume[thread.id] = None
@@ -117,15 +117,15 @@ class WatchedThreads:
         self.changed()
 
     def to_resume(self) -> list[str]:
-        """Return the threads that were subscribed to when a connection was lost, and were not taken up since."""
+        """Return the threads that were subscribed when a connection was lost and were not resumed since."""
         return list(self._to_resume)
 
     def resumed(self, thread_id: str) -> None:
-        """Take note that a thread was taken up again, or cannot be."""
+        """Record that a thread was resumed, or cannot be."""
         self._to_resume.pop(thread_id, None)
 
     def note(self, method: str, params: JsonObject) -> None:
-        """Take a notification."""
+        """Update the state from a notification."""
         thread_id = params.get("threadId")
         if not isinstance(thread_id, str):
             return
@@ -149,7 +149,7 @@ class WatchedThreads:
         self.changed()
 
     def begin_turn(self, thread_id: str, turn: JsonObject) -> WatchedTurn:
-        """Take the answer of `turn/start`; the turn may have ended before the answer was read."""
+        """Record the answer of `turn/start`; the turn may have ended before the answer was read."""
         thread = self.get(thread_id)
         record = thread.turn(str(turn.get("id")))
         if record.status not in ENDED:
@@ -158,14 +158,14 @@ class WatchedThreads:
         return record
 
     def changed(self) -> None:
-        """Wake whoever waits for a change."""
+        """Wake all tasks that wait for a change."""
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
     async def until(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until the condition holds; False when the time is up first."""
+        """Wait until the condition is true; return False on a timeout."""
         loop = asyncio.get_running_loop()
         end = None if timeout_s is None else loop.time() + timeout_s
         while not condition():

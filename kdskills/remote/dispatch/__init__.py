@@ -1,10 +1,10 @@
-"""Running a call once and always answering it.
+"""Runs each call once and always answers it.
 
-`CallDispatcher` is made once per facade: it names the call, asks the journal whether to run, wait or replay, checks the
-arguments, runs the handler in a bounded pool under its deadline, and commits the answer before anybody submits it.
+`RemoteDispatcher` exists once per facade: it identifies the call, asks the journal whether to run, wait or replay, checks
+the arguments, runs the handler in a bounded pool under its deadline, and commits the answer before it is submitted.
 """
 
-from kdskills.remote.dispatch.dispatcher import CallDispatcher
+from kdskills.remote.dispatch.dispatcher import RemoteDispatcher
 from kdskills.remote.dispatch.outcome import CallOutcome, NotRegistered
 from kdskills.remote.dispatch.outcomes import OutcomesContext, outcomes_context
 from kdskills.remote.dispatch.redaction import redact
@@ -12,10 +12,10 @@ from kdskills.remote.dispatch.spool import Spool
 from kdskills.remote.dispatch.values import as_text
 
 __all__ = [
-    "CallDispatcher",
     "CallOutcome",
     "NotRegistered",
     "OutcomesContext",
+    "RemoteDispatcher",
     "Spool",
     "as_text",
     "outcomes_context",

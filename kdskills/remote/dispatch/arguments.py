@@ -1,4 +1,4 @@
-"""Arguments checked against the whole schema before a handler sees them."""
+"""Checks arguments against the whole schema before a handler gets them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_WORDS: Final = 300
 
 
 def faults(schema: JsonObject, arguments: Any) -> list[str]:
-    """Return what is wrong with *arguments*, each as `path: words`, sorted by path; empty when nothing is.
+    """Return the faults of *arguments*, each as `path: message`, sorted by path; empty for valid ones.
 
     Absent arguments count as an empty object. No schema is fetched from anywhere: a `$ref` that leaves the schema is a
     fault.
@@ -50,10 +50,10 @@ def faults(schema: JsonObject, arguments: Any) -> list[str]:
 
 
 def own_copy(arguments: Any) -> Any:
-    """Return *arguments* with lists and objects of their own, however deep they are; other values are shared."""
+    """Return a copy of *arguments* with all nested lists and objects copied; other values are shared."""
     holder = [arguments]
     unvisited: list[Any] = [holder]
-    copies: dict[int, Any] = {}  # a program may hand over what is inside itself
+    copies: dict[int, Any] = {}  # by id of the original: a value may contain itself
     while unvisited:
         container = unvisited.pop()
         for key, inner in list(container.items() if isinstance(container, dict) else enumerate(container)):

@@ -1,4 +1,4 @@
-"""Where a call is written down, and how its row is asked for: claims, waits, journals that are away."""
+"""Journal rows of calls: where each call is recorded, how it is claimed, and how its answer is awaited."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 FIRST_LOOK_S: Final = 0.005
 LAST_LOOK_S: Final = 0.2
 AWAY_S: Final = 30.0
-"""How long a waiter bears with a journal that does not answer."""
+"""How long a waiting call tolerates a journal that does not answer."""
 ACCEPTED_KEPT: Final = 65_536
 
 
@@ -38,7 +38,7 @@ class JournalAway(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CallAddress:
-    """Where a call is written down, and by whom; *named* says whether it can be known again."""
+    """Where a call is recorded, and by which attempt; *findable*: a repeated delivery gets the same key."""
 
     journal: CallJournal
     key: str
@@ -47,13 +47,13 @@ class CallAddress:
 
     @property
     def reported_key(self) -> str | None:
-        """The key, when it means something to others."""
+        """The key if others can find the call by it, else None."""
         return self.key if self.findable else None
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A call as it came."""
+class CallRequest:
+    """A call that is to be run or answered."""
 
     skill: RemoteSkill | None
     identity: CallIdentity
@@ -63,15 +63,15 @@ class Order:
 
     @property
     def idempotent(self) -> bool:
-        """Whether this worker may run it although somebody began to."""
+        """Whether this worker may run the call again after another worker died while running it."""
         return self.skill is not None and self.skill.idempotent
 
 
 class CallAddresses:
-    """Finds a call's place by its identity.
+    """Finds the journal and key of a call by its identity.
 
-    Strong ones are in the shared journal. Weak ones stay in memory: a request id that comes back in another run must
-    not find the first run's answer. Others have a place of their own that nobody finds again.
+    Calls with a strong identity are in the shared journal. Those with a weak one stay in memory: a request id that is used
+    again in another run must not find the first run's answer. Calls without an identity get a journal of their own.
 
     Args:
         journal: Keeps calls with a strong identity.
@@ -84,7 +84,7 @@ class CallAddresses:
         self._names = WeakIdentities()
 
     def find(self, identity: CallIdentity) -> CallAddress:
-        """Return the place of this call, for a new attempt at it."""
+        """Return the address of this call, for a new attempt."""
         key = strong_key(identity)
         if key is not None:
             return CallAddress(self._journal, key, self._attempt(), findable=True)
@@ -92,7 +92,7 @@ class CallAddresses:
         return self.unfindable() if key is None else CallAddress(self._weak, key, self._attempt(), findable=True)
 
     def unfindable(self) -> CallAddress:
-        """Return a place nobody finds again."""
+        """Return an address that no other delivery finds."""
         return CallAddress(MemoryJournal(kept=1), f"once-{uuid.uuid4().hex}", self._attempt(), findable=False)
 
     def forget(self, session_id: str) -> None:
@@ -104,15 +104,15 @@ class CallAddresses:
         return f"{self.owner}:{uuid.uuid4().hex[:12]}"
 
 
-class Accepted:
-    """Remembers which answers were accepted on which connection; the newest `ACCEPTED_KEPT`, safe from any thread."""
+class AcceptedAnswers:
+    """Remembers which answers were accepted on which connection, the newest `ACCEPTED_KEPT`; thread-safe."""
 
     def __init__(self) -> None:
         self._pairs: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._lock = threading.Lock()
 
     def add(self, key: str, connection: str) -> None:
-        """Note one."""
+        """Record that the answer of a call was accepted."""
         with self._lock:
             self._pairs[key, connection] = None
             self._pairs.move_to_end((key, connection))
@@ -120,18 +120,18 @@ class Accepted:
                 self._pairs.popitem(last=False)
 
     def has(self, key: str, connection: str) -> bool:
-        """Return whether it was noted."""
+        """Return whether the answer of a call was accepted."""
         with self._lock:
             return (key, connection) in self._pairs
 
 
 class JournalClaims:
-    """Asks journals on behalf of one facade.
+    """Queries the journals for one facade.
 
     Args:
-        driver: What may be waited for.
+        driver: How to wait and call: on an event loop, or blocking.
         lease_s: How long a claim lasts unless it is renewed.
-        no_skill_s: How long an idempotent call of the dead is left to those who may run it.
+        no_skill_s: How long an idempotent call of a dead worker is left to workers that may run it.
     """
 
     def __init__(self, driver: Driver, lease_s: float, no_skill_s: float) -> None:
@@ -140,17 +140,17 @@ class JournalClaims:
         self._no_skill_s = no_skill_s
         self._threads = HandlerThreads()
 
-    async def claim(self, order: Order, address: CallAddress) -> CallClaim:
-        """Claim the call, or learn how it stands."""
+    async def claim(self, call: CallRequest, address: CallAddress) -> CallClaim:
+        """Claim the call, or return its row as another attempt left it."""
         return await self.ask(
             address,
             lambda: address.journal.claim(
-                address.key, order.identity, address.owner, self._lease_s, idempotent=order.idempotent
+                address.key, call.identity, address.owner, self._lease_s, idempotent=call.idempotent
             ),
         )
 
     async def leave_to_others(self, address: CallAddress, seconds: float) -> None:
-        """Wait until another worker has claimed the call, or the time is over."""
+        """Wait until another worker has claimed the call, but not longer than *seconds*."""
         until = time.monotonic() + seconds
         pause = FIRST_LOOK_S
         while time.monotonic() < until:
@@ -159,16 +159,16 @@ class JournalClaims:
             await self._driver.sleep(min(pause, max(0.0, until - time.monotonic())))
             pause = min(LAST_LOOK_S, pause * 2)
 
-    async def answered(self, order: Order, address: CallAddress, row: JournalRow | None) -> JournalRow | None:
-        """Wait for the row's answer; None when it is to be claimed again."""
+    async def answered(self, call: CallRequest, address: CallAddress, row: JournalRow | None) -> JournalRow | None:
+        """Wait until the row has an answer and return it; return None when the call must be claimed again."""
         pause, since, left_since = FIRST_LOOK_S, time.monotonic(), None
         while row is not None and row.state not in ANSWERED:
-            if takeover(row, idempotent=order.idempotent) is not None:
+            if takeover(row, idempotent=call.idempotent) is not None:
                 return None
             if not row.alive:
                 left_since = left_since or time.monotonic()
                 if not row.idempotent or time.monotonic() - left_since >= self._no_skill_s:
-                    row = await self._lost(order, address, row)
+                    row = await self._lost(call, address, row)
                     continue
             await self._driver.sleep(pause)
             pause = min(LAST_LOOK_S, pause * 2)
@@ -180,13 +180,13 @@ class JournalClaims:
                     raise
         return row
 
-    async def _lost(self, order: Order, address: CallAddress, row: JournalRow) -> JournalRow | None:
+    async def _lost(self, call: CallRequest, address: CallAddress, row: JournalRow) -> JournalRow | None:
         owner = row.owner
-        unknown = failed(order.tool, OUTCOME_UNKNOWN)
+        unknown = failed(call.tool, OUTCOME_UNKNOWN)
         return await self.ask(address, lambda: address.journal.lose(address.key, owner, unknown))
 
     async def ask(self, address: CallAddress, question: Callable[[], T]) -> T:
-        """Ask the journal, on a thread when others must not wait for its disk."""
+        """Query the journal, on a thread where its disk must not block an event loop."""
         try:
             if self._driver.asynchronous and not isinstance(address.journal, MemoryJournal):
                 return await self._threads.call(question)

@@ -27,20 +27,20 @@ _log = logging.getLogger(__name__)
 
 
 class Execution:
-    """Runs one handler and writes down what came of it; the waiter may leave before it has ended.
+    """Runs one handler and records its answer; the caller may stop waiting before the handler has ended.
 
     Args:
-        skill: Whose handler.
+        skill: The skill to run.
         tool: How messages name it.
-        arguments: Any JSON value, checked already.
-        call: What the handler may learn of its call.
+        arguments: Any JSON value that passed the checks.
+        call: Facts about the call, for handlers that ask for them.
         context: The caller's context variables, copied for this run.
         journal: Where the answer is committed.
-        key: The call's key there.
-        owner: This attempt's name there.
-        answers: Makes the answer.
-        leases: Holds this call's lease until the answer is committed.
-        asynchronous: Whether an awaitable can be waited for.
+        key: The call's key in the journal.
+        owner: This attempt's name in the journal.
+        answers: Builds the answer.
+        leases: Renews this call's lease until the answer is committed.
+        asynchronous: Whether awaitable results can be awaited.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class Execution:
         self.raised: BaseException | None = None
         self.answer: StoredAnswer | None = None
         self.row: JournalRow | None = None
-        self.cancel: Callable[[], None] = lambda: None  # for whoever gave up waiting
+        self.cancel: Callable[[], None] = lambda: None  # set by the runner when the caller gives up waiting
 
     def run(self) -> Awaitable[Any] | None:
-        """Do everything on this thread; returns an awaitable that the loop must finish with `complete`, or None.
+        """Run the call on this thread; an awaitable is returned, for the loop to await and pass to `complete`.
 
-        Never raises for what a handler does.
+        Exceptions of the handler become answers.
         """
         if not self.begin():
             return None
@@ -96,7 +96,7 @@ class Execution:
         return None
 
     def begin(self) -> bool:
-        """Write down that the handler is about to start; False when the call is not this attempt's any more."""
+        """Record that the handler is about to start; return False when another attempt owns the call by now."""
         try:
             self.began = self._journal.start(self._key, self._owner)
         except Exception as error:  # noqa: BLE001 - any journal's failure means that the handler must not run
@@ -106,7 +106,7 @@ class Execution:
         return self.began
 
     def invoke(self) -> Any:
-        """Call the handler in the caller's context; what it raises is kept."""
+        """Call the handler in the caller's context; store what it raises."""
         try:
             return self.context.run(self._handler)
         except BaseException as error:  # noqa: BLE001 - every exception of a handler is answered
@@ -114,7 +114,7 @@ class Execution:
             return None
 
     def complete(self, value: Any) -> None:
-        """Make the answer and commit it."""
+        """Build the answer and commit it."""
         if self.raised is not None:
             self.commit(self._answers.of_error(self.tool, self.raised))
             return
@@ -127,7 +127,7 @@ class Execution:
         self.commit(answer)
 
     def commit(self, answer: StoredAnswer) -> None:
-        """Write the answer down; without that it is not given, because another worker could not repeat it."""
+        """Commit the answer; an answer that cannot be committed is not given, since no worker could repeat it."""
         for tries_left in reversed(range(WRITE_TRIES)):
             try:
                 self.row = self._journal.finish(self._key, self._owner, answer)
@@ -142,7 +142,7 @@ class Execution:
         self._end()
 
     def abandon(self) -> None:
-        """Write down that nobody will know: the loop that ran the handler is closing."""
+        """Record an unknown outcome, because the event loop of the handler is closing."""
         try:
             unknown = failed(self.tool, OUTCOME_UNKNOWN)
             self.row = self._journal.lose(self._key, self._owner, unknown, dead=False)
@@ -157,7 +157,7 @@ class Execution:
         extra = {self.skill.call_parameter: self.call} if self.skill.call_parameter else {}
         if self._arguments is None:
             return self.skill.handler(**extra)
-        # A handler may change what it is given; the call's identity is made of what the model gave.
+        # The handler gets a copy: if it changes its arguments, the identity of the call must stay the same.
         arguments = own_copy(self._arguments)
         if isinstance(arguments, dict):
             return self.skill.handler(**{**self.skill.coerce(arguments), **extra})

@@ -1,4 +1,4 @@
-"""The thread that keeps leases alive, which no handler can block."""
+"""A thread that renews the leases of running calls, independent of all handlers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class CallLeases:
-    """Renews the lease of every call that is held, from a daemon thread that sleeps while nothing is.
+    """Renews the lease of every running call, from a daemon thread that sleeps while no call runs.
 
     Args:
         lease_s: How long a lease lasts.
@@ -39,9 +39,9 @@ class CallLeases:
         """Renew this call's lease from now on.
 
         Raises:
-            RuntimeError: This process may not have the thread that would.
+            RuntimeError: The thread cannot be started.
         """
-        if self._process != os.getpid():  # forked: the thread stayed behind, with the calls of the other process
+        if self._process != os.getpid():  # after a fork: the thread and its calls belong to the parent process
             self._begin()
         with self._changed:
             self._leases[id(journal), key] = (journal, owner)
@@ -52,13 +52,13 @@ class CallLeases:
             self._changed.notify()
 
     def release(self, journal: CallJournal, key: str, owner: str) -> None:
-        """Stop renewing it, if it is still held for *owner*."""
+        """Stop renewing this call's lease, if *owner* still has it."""
         with self._changed:
             if self._leases.get((id(journal), key)) == (journal, owner):
                 del self._leases[id(journal), key]
 
     def close(self) -> None:
-        """End the thread; what is still held will count as dead when its lease has run out."""
+        """End the thread; calls that still run count as dead once their leases expire."""
         if self._process != os.getpid():
             self._begin()
         with self._changed:

@@ -1,4 +1,4 @@
-"""What a call came to, and the words of every refusal."""
+"""The outcome of a call, and the texts of all refusals."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ NO_JOURNAL: Final = "not run: the journal of calls does not answer"
 
 
 class NotRegistered(LookupError):
-    """Raised by a handler of ours whose skill is not there any more: the call is answered as one for an unknown skill."""
+    """Raised by the handler of a published skill that was revoked: the model reads the answer for an unknown skill."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """What the model is to be answered, and what the program may know beside it.
+    """The answer for the model, and further facts for the program.
 
     Attributes:
         response_payload: `{"contentItems": [...], "success": bool}`, fit for the wire; the caller's own copy.
-        success: The payload's own word.
-        handled: Whether a handler's own answer it is.
+        success: `success` of the payload.
+        handled: Whether the answer comes from a handler.
         result: What the handler returned; None for a replay.
-        error: The text again, when it tells of a failure.
-        key: The call's key in the journal; None when nothing was written down.
-        state: Where the journal's row stands; None when nothing was written down.
-        replayed: The answer was read, not made: the handler did not run for this delivery.
-        late: A result came after the model had been answered otherwise.
-        duplicate: The answer was accepted on this very connection before: submit nothing.
+        error: The text of the answer if it reports a failure.
+        key: The call's key in the journal; None when nothing was recorded.
+        state: The state of the journal's row; None when nothing was recorded.
+        replayed: The answer was read from the journal; the handler did not run for this delivery.
+        late: A result came after the model had got another answer.
+        duplicate: The answer was accepted on this connection before, so nothing must be submitted.
         reraise: A `KeyboardInterrupt` to raise again once the answer is submitted.
     """
 
@@ -58,7 +58,7 @@ def outcome_of(
     duplicate: bool = False,
     reraise: BaseException | None = None,
 ) -> CallOutcome:
-    """Return the outcome that says *answer*."""
+    """Return the outcome with this answer."""
     payload = {**answer.payload, "contentItems": [dict(item) for item in answer.payload["contentItems"]]}
     return CallOutcome(
         payload,
@@ -76,25 +76,25 @@ def outcome_of(
 
 
 def text_payload(text: str, *, success: bool) -> JsonObject:
-    """Return the payload of one text."""
+    """Return a payload with one text."""
     return {"contentItems": [{"type": "inputText", "text": text}], "success": success}
 
 
 def refusal(text: str) -> StoredAnswer:
-    """Return the answer that tells the model of a failure."""
+    """Return the answer that reports a failure to the model."""
     return StoredAnswer(text_payload(text, success=False), handled=False, error=text)
 
 
 def failed(tool: str, reason: str) -> StoredAnswer:
-    """Return `remote skill <tool> failed: <what>`."""
+    """Return `remote skill <tool> failed: <reason>`."""
     return refusal(f"remote skill {tool} failed: {reason}")
 
 
 def unregistered(tool: str) -> StoredAnswer:
-    """Return the answer for a skill nobody has."""
+    """Return the answer for a skill that is not registered."""
     return refusal(f"no remote skill registered for {tool}")
 
 
 def overdue(tool: str, deadline_seconds: float) -> StoredAnswer:
-    """Return the answer given when a deadline passed."""
+    """Return the answer for a missed deadline."""
     return failed(tool, f"no result within {deadline_seconds:g} s; it may still finish")

@@ -1,4 +1,4 @@
-"""What a model must be told about calls it never saw answered."""
+"""The text that tells a model about earlier calls whose answers it did not get."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ INTRODUCTION: Final = (
 
 @dataclass(frozen=True, slots=True)
 class OutcomesContext:
-    """The text for the next turn and the calls it tells about; note them by `CallJournal.tell` once it was sent."""
+    """The text for the next turn and the keys of its calls; call `CallJournal.tell` with them once it was sent."""
 
     text: str
     keys: tuple[str, ...]
 
 
 def outcomes_context(rows: Sequence[JournalRow]) -> OutcomesContext | None:
-    """Return what `CallJournal.outcomes` gave as text for the model; None when there is nothing to tell.
+    """Return the rows of `CallJournal.outcomes` as text for the model; None without rows.
 
     One line a call: `recorded` with the answer, `late` with the answer that came after the deadline, `unknown`. The
     newest calls are told; of the others only their number.

@@ -1,4 +1,4 @@
-"""Answers fit for the wire: pre-shaped payloads checked, long texts cut with their rest kept."""
+"""Builds answers for the wire: checks pre-shaped payloads, cuts long texts and stores them whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kdskills.remote.dispatch.values import ValueRefused, as_text, sendable
 from kdskills.remote.ports import JsonObject, StoredAnswer
 
 LIMIT: Final = 11_000
-"""Characters of an answer that pass whole; the server itself cuts near 12,000 and says nothing."""
+"""Longest answer, in characters, that is not cut; the server itself cuts near 12,000 without a word."""
 HEAD: Final = 8_000
 TAIL: Final = 2_000
 
@@ -24,11 +24,11 @@ _log = logging.getLogger(__name__)
 
 
 class PayloadRefused(ValueError):
-    """A pre-shaped payload the server would take for a broken answer."""
+    """A pre-shaped payload that the server would reject."""
 
 
 def is_payload(value: object) -> bool:
-    """Return whether a handler's value means to be a payload itself: a list of items and a bool."""
+    """Return whether a handler's value has the shape of a payload: a list of items and a bool."""
     return (
         isinstance(value, dict)
         and isinstance(value.get("contentItems"), list)
@@ -54,10 +54,10 @@ def checked(payload: JsonObject) -> JsonObject:
 
 
 class AnswerBuilder:
-    """Makes the answers of one facade.
+    """Builds the answers of one facade.
 
     Args:
-        spool: Keeps what does not fit; None tells the model that the rest was not kept.
+        spool: Stores texts that are cut; with None the model reads that the rest was not kept.
     """
 
     def __init__(self, spool: Spool | None = None) -> None:
@@ -85,7 +85,7 @@ class AnswerBuilder:
         return self.failure(tool, redact(message) or type(error).__name__)
 
     def failure(self, tool: str, reason: str) -> StoredAnswer:
-        """Return `remote skill <tool> failed: <what>`, cut when it is long."""
+        """Return `remote skill <tool> failed: <reason>`, cut when it is long."""
         return refusal(self.cut(sendable(failed(tool, reason).error or "")))
 
     def awaitable(self, tool: str) -> StoredAnswer:

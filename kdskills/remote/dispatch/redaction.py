@@ -1,4 +1,4 @@
-"""Secrets taken out of exception texts before a model, a log or a journal sees them."""
+"""Masks secrets in exception texts before they reach a model, a log or a journal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     blocks, the values of environment variables whose names say secret, and the path of this user's home.
 
     Args:
-        text: What an exception said.
+        text: The message of an exception.
         environment: The variables to read; this process's own when omitted.
     """
     variables = os.environ if environment is None else environment

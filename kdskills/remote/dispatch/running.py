@@ -1,4 +1,4 @@
-"""Bounded running under a deadline: threads for sync sessions, tasks and threads for async ones."""
+"""Runs a bounded number of handlers under deadlines: on threads, or on threads and tasks of an event loop."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Runner(Protocol):
     """Gives an execution a slot and waits for its end."""
 
     async def run(self, execution: Execution, seconds: float | None) -> bool:
-        """Return True when it ended in time; otherwise its waiter gives up, and it may go on.
+        """Return whether the execution ended in time; otherwise it may go on while nobody waits for it.
 
         Raises:
-            RuntimeError: There is no thread to run it on; it did not begin.
+            RuntimeError: No thread could be started, so the handler did not run.
         """
         ...
 
 
 class BlockingRunner:
-    """Runs handlers of sync sessions: on threads under a deadline, without one right here.
+    """Runs handlers of sync sessions: with a deadline on a thread, without one on the caller's thread.
 
     Args:
-        slots: Handlers that run at once under deadlines.
+        slots: How many handlers with deadlines may run at the same time.
     """
 
     def __init__(self, slots: int) -> None:
@@ -48,7 +48,7 @@ class BlockingRunner:
         if seconds is None:
             execution.run()
             return True
-        if self._process != os.getpid():  # forked: the handlers that had slots run in the other process
+        if self._process != os.getpid():  # after a fork: the handlers that have slots run in the parent process
             self._begin()
         until = time.monotonic() + seconds
         slots = self._slots
@@ -73,7 +73,7 @@ class LoopRunner:
     """Runs handlers of async sessions: coroutine functions as tasks, plain functions on threads.
 
     Args:
-        slots: Handlers that run at once, of both kinds together.
+        slots: How many handlers may run at the same time.
     """
 
     def __init__(self, slots: int) -> None:
@@ -83,7 +83,7 @@ class LoopRunner:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, execution: Execution, seconds: float | None) -> bool:
-        """As `Runner.run`; a task whose waiter gave up is cancelled, a thread keeps its slot until it ends."""
+        """As `Runner.run`; after the deadline a task is cancelled, while a thread keeps its slot until it ends."""
         slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._count))
         slot_run = _SlotRun(execution, slots, self._threads)
         task = asyncio.create_task(slot_run.take())
@@ -91,7 +91,7 @@ class LoopRunner:
         task.add_done_callback(self._tasks.discard)
         try:
             done, _ = await asyncio.wait({task}, timeout=None if seconds is None else max(0.0, seconds))
-        except asyncio.CancelledError:  # the waiter goes; what began goes on and is written down
+        except asyncio.CancelledError:  # the caller stops waiting; a handler that began goes on
             if not slot_run.inside:
                 task.cancel()
             raise
@@ -99,12 +99,12 @@ class LoopRunner:
             slot_run.stop(task)
             execution.cancel = slot_run.cancel
             return False
-        await task  # a defect of ours is raised here, not lost
+        await task  # raises defects of this module, which would be lost otherwise
         return True
 
 
 class _SlotRun:
-    """One execution's way through a slot."""
+    """One execution that waits for a slot and then runs in it."""
 
     def __init__(self, execution: Execution, slots: asyncio.Semaphore, threads: HandlerThreads) -> None:
         self._execution = execution
@@ -114,7 +114,7 @@ class _SlotRun:
         self.inside = False
 
     def stop(self, task: asyncio.Task[None]) -> None:
-        """Give up the place in the queue; a handler that began is left to `cancel`."""
+        """Stop waiting for a slot; a handler that began is not stopped, see `cancel`."""
         if not self.inside:
             task.cancel()
 
@@ -129,7 +129,7 @@ class _SlotRun:
             self.inside = True
             try:
                 await self._run()
-            except asyncio.CancelledError:  # nobody cancels this task once it is inside but a loop that closes
+            except asyncio.CancelledError:  # inside a slot, only a closing event loop cancels this task
                 if self._execution.on_loop and not self._execution.ended.is_set():
                     self._execution.abandon()
                 raise
@@ -148,7 +148,7 @@ class _SlotRun:
             value = await self._awaited(value)
         try:
             await self._threads.call(lambda: execution.complete(value))
-        except RuntimeError:  # no thread to be had: the loop waits for the disk rather than losing an answer
+        except RuntimeError:  # no thread could be started: block the loop rather than lose an answer
             execution.complete(value)
 
     async def _awaited(self, value: Awaitable[Any]) -> Any:
@@ -157,7 +157,7 @@ class _SlotRun:
 
 
 async def _caught(value: Awaitable[Any], execution: Execution) -> Any:
-    """Await a handler's awaitable; what it raises is kept, so that not even `SystemExit` reaches the loop."""
+    """Await a handler's awaitable and store what it raises, so that not even `SystemExit` reaches the loop."""
     try:
         return await value
     except BaseException as error:  # noqa: BLE001 - every exception of a handler is answered

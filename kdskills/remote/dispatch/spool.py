@@ -1,4 +1,4 @@
-"""Where the rest of a long answer is kept."""
+"""Stores the full text of answers that were cut."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from kdskills.skills.private_files import private_folder
 
 KEPT_S: Final = 7 * 86_400.0
-"""Files older than this go when another is written."""
+"""Files older than this are deleted when another one is written."""
 
 
 class Spool:

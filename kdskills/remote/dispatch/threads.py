@@ -1,4 +1,4 @@
-"""Daemon threads for handlers: one that hangs keeps its slot, never the interpreter's end."""
+"""Daemon threads for handlers: a handler that hangs does not keep the interpreter from ending."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ IDLE_S: Final = 10.0
 
 
 class HandlerThreads:
-    """Runs functions on daemon threads, reusing those that are idle; how many run at once is the caller's matter.
+    """Runs functions on daemon threads, reusing those that are idle; the caller bounds how many run at once.
 
-    The functions must not raise: what they have to say they keep themselves.
+    The functions passed to `start` must not raise.
     """
 
     def __init__(self) -> None:
@@ -33,9 +33,9 @@ class HandlerThreads:
         """Run *function* on a thread at once.
 
         Raises:
-            RuntimeError: This process may not have another thread; *function* will not be run.
+            RuntimeError: No thread can be started; *function* will not run.
         """
-        if self._process != os.getpid():  # forked: the idle threads stayed behind, and so did whoever held the lock
+        if self._process != os.getpid():  # after a fork: idle threads and the lock's owner are in the parent
             self._begin()
         with self._ready:
             self._waiting.append(function)
@@ -56,7 +56,7 @@ class HandlerThreads:
 
         Args:
             function: May raise; the waiter gets what it raises.
-            on_loop_closed: Called with the value when the loop was closed meanwhile.
+            on_loop_closed: Called with the value if the loop was closed meanwhile, so that it can be released.
         """
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[T] = loop.create_future()

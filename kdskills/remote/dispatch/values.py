@@ -1,4 +1,4 @@
-"""What a handler returned, as text for the model."""
+"""Converts the values that handlers return to text for the model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import PurePath
 from typing import Any, Final
 
 MAX_NESTING: Final = 100
-"""Levels a value may have; deeper ones come from values inside themselves."""
+"""Deepest nesting of a value; a value that contains itself is deeper."""
 
 
 class ValueRefused(ValueError):
-    """The value cannot be told: it is inside itself, or nested too deeply."""
+    """The value cannot be converted to text: it contains itself, or is nested too deeply."""
 
 
 def as_text(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Where it is written down what became of each call, so that effects happen once.
+"""Journals of calls: they record the state and answer of each call, so that effects happen once.
 
 `identity` names calls, `states` is the table of moves, `MemoryJournal` serves one process, `SqlJournal` every worker that
 opens the same SQLite file or PostgreSQL database; its tables are made by the Alembic migrations beside it.

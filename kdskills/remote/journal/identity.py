@@ -1,4 +1,4 @@
-"""What names a call: strong for good, weak while this facade lives, or nothing."""
+"""The keys of calls: strong ones for good, weak ones for the life of a facade, or none."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class MemoryJournal:
             self._drop([k for k in self._sessions.get(session_id, ()) if self._rows[k].state in ANSWERED], session_id)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: a journal in memory has nothing to close."""
 
     def _untold(self, row: JournalRow) -> bool:
         if row.late is not None and row.key not in self._late_told:

@@ -89,8 +89,8 @@ class SqlJournal:
             if new_row is not None:
                 return CallClaim(new_row, mine=True)
             row = self._first_row(link, self._sql.row, b_key=key)
-            if row is None:  # purged between two statements: older than a week, and asked for again
-                raise JournalUnavailable("the call's row went away while it was read", key=key)
+            if row is None:  # purged between two statements: a call older than a week was delivered again
+                raise JournalUnavailable("the call's row was deleted while it was read", key=key)
             event = takeover(row, idempotent=idempotent)
             if event is None:
                 return CallClaim(row, mine=False)
@@ -202,7 +202,7 @@ class SqlJournal:
         self._database.close()
 
     def _answer(self, key: str, owner: str, answer: StoredAnswer, *tries: sa.Executable) -> JournalRow | None:
-        """Do the first move that fits; whichever does, return the row as it stands then."""
+        """Execute the first statement that matches the row, and return the row afterwards."""
         names = {"b_key": key, "b_owner": owner, "b_answer": _text(answer)}
 
         def change(link: sa.Connection) -> JournalRow | None:
@@ -300,4 +300,4 @@ def _make_folder(url: str) -> None:
 
 
 def _durable(connection: Any, _record: object) -> None:
-    connection.execute("PRAGMA synchronous=FULL").close()  # an answer that is given must be there after a power cut
+    connection.execute("PRAGMA synchronous=FULL").close()  # a committed answer must survive a power cut

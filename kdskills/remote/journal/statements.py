@@ -15,7 +15,7 @@ ANSWERED_STATES: Final = sorted(ANSWERED)
 
 
 class Statements:
-    """Statements whose values are bound as `b_…`; each gives the row as it stands afterwards, or nothing.
+    """Statements whose values are bound as `b_…`; each returns the row after the change, or nothing.
 
     Args:
         dialect: `sqlite` binds this moment as `b_now`; `postgresql` uses its own clock.

@@ -1,4 +1,4 @@
-"""Explicit schemas, checked on the way in: valid, pure JSON, and all references inside."""
+"""Checks explicit schemas: they must be valid and pure JSON, with all references inside."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def checked_schema(schema: JsonObject, name: str) -> JsonObject:
         for part in _parts(schema):
             reference = part.get("$ref")
             if isinstance(reference, str) and not _resolves(schema, reference):
-                raise _invalid(name, f"`$ref` {reference!r} leads nowhere inside it")
+                raise _invalid(name, f"`$ref` {reference!r} points to nothing inside it")
     return copy.deepcopy(schema)
 
 

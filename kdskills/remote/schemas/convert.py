@@ -1,4 +1,4 @@
-"""Arguments as what annotations ask for: dataclasses, pydantic models and Enum members arrive as instances."""
+"""Converts arguments to the types of annotations: dataclasses, pydantic models and Enum members become instances."""
 
 from __future__ import annotations
 

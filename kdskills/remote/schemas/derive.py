@@ -1,4 +1,4 @@
-"""What a handler says of itself: its schemas, descriptions, and how its arguments are made."""
+"""Derives the schemas and descriptions of a handler from its annotations and docstring."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SKIPPED = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """What is known of a handler.
+    """The derived facts about a handler.
 
     Attributes:
-        description: The tool's description, or None when nobody gave one.
+        description: The tool's description, or None without one.
         input_schema: The schema of its arguments.
         output_schema: The schema of its result, or None.
-        output_description: What is said of its result, or None.
+        output_description: The description of its result, or None.
         coerce: Turns validated arguments into what its annotations ask for; None when the schema was given.
         call_parameter: The parameter that takes the `RemoteCall`, or None.
     """
@@ -47,7 +47,7 @@ def permissive_schema() -> JsonObject:
 def derive(
     name: str, handler: Callable[..., Any], input_schema: object = None, output_schema: object = None
 ) -> Derived:
-    """Return what is known of a handler; a schema that is no dict is derived.
+    """Return the facts about a handler; a schema that is no dict is derived.
 
     Raises:
         CatalogError: A given schema is invalid.

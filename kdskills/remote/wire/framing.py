@@ -28,7 +28,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """A message nobody answers."""
+    """A message that needs no reply."""
 
     method: str
     params: JsonObject
@@ -45,7 +45,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """What is no message, and why; such lines are counted, never fatal."""
+    """A line that is no message, with the reason; such lines are counted, never fatal."""
 
     reason: str
 
@@ -71,7 +71,7 @@ def encode(message: JsonObject) -> bytes:
 
 
 def decode(line: bytes | str) -> Message:
-    """Tell what a line is; whatever is no message becomes `Malformed`, never an exception."""
+    """Decode a line; one that is no message becomes `Malformed`, not an exception."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as problem:
@@ -107,7 +107,7 @@ class LineTooLong(ValueError):
 
 
 class LineBuffer:
-    """Cuts a stream of bytes into lines of any length; what is fed in pieces costs time once.
+    """Splits a stream of bytes into lines of any length, in time linear to their size.
 
     Args:
         limit: Longest line in bytes.
@@ -120,7 +120,7 @@ class LineBuffer:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of a line whose end has not come."""
+        """How many bytes of an unfinished line are buffered."""
         return self._pending_bytes
 
     def feed(self, chunk: bytes) -> list[bytes]:

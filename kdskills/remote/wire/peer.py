@@ -1,4 +1,4 @@
-"""Requests and answers over one connection: who asked what, and which answers nobody asked for."""
+"""Requests and replies over one connection: matches replies to requests and counts unexpected ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Transport(Protocol):
         ...
 
     def why_closed(self) -> str:
-        """Say what is known of the end, for the error's message."""
+        """Return what is known about the end of the connection, for error messages."""
         ...
 
 
@@ -44,8 +44,8 @@ class Peer:
 
     Args:
         transport: What carries the messages.
-        on_request: Takes each request of the server; answering is the caller's business.
-        on_notification: Takes each notification.
+        on_request: Called with each request of the server, which the callee must answer.
+        on_notification: Called with each notification.
         on_closed: Runs once, when the connection ended.
     """
 
@@ -67,7 +67,7 @@ class Peer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.closed = False
         self.malformed = 0
-        self.unasked = 0
+        self.unexpected_replies = 0
 
     def start(self) -> None:
         """Begin reading."""
@@ -81,11 +81,11 @@ class Peer:
             AppServerError: It answered with an error.
             AppServerGone: The connection ended first.
             WaitTimeoutError: No answer within `timeout_s`.
-            RuntimeError: Asked on another event loop than the connection's, which nobody would wake.
+            RuntimeError: Called on another event loop than the connection's.
         """
         if self.closed:
             raise self.gone_error(method)
-        self._at_home()
+        self._check_loop()
         self._next += 1
         own_id = self._next
         key = id_key(own_id)
@@ -104,7 +104,7 @@ class Peer:
         finally:
             self._waiting.pop(key, None)
             if future.done() and not future.cancelled():
-                future.exception()  # an error that came together with the caller's cancellation is not lost unseen
+                future.exception()  # retrieves an error that nobody awaits after a cancellation, so that asyncio does not warn
 
     async def notify(self, method: str, params: JsonObject | None = None) -> None:
         """Send a notification."""
@@ -119,13 +119,13 @@ class Peer:
         await self._send({"id": raw_id, "error": {"code": code, "message": message}})
 
     async def close(self) -> None:
-        """Close the connection; whoever still waits gets `AppServerGone`."""
+        """Close the connection; pending requests raise `AppServerGone`."""
         await self._transport.close()
         if self._reader is not None:
             await asyncio.wait({self._reader})
         self._end()
 
-    def _at_home(self) -> None:
+    def _check_loop(self) -> None:
         if self._loop is not None and self._loop is not asyncio.get_running_loop():
             raise RuntimeError(
                 "this client was opened on another event loop and works on that one only; "
@@ -135,7 +135,7 @@ class Peer:
     async def _send(self, message: JsonObject) -> None:
         if self.closed:
             raise self.gone_error(str(message.get("method", "answer")))
-        self._at_home()
+        self._check_loop()
         await self._transport.send(encode(message))
 
     async def _read(self) -> None:
@@ -159,7 +159,7 @@ class Peer:
     def _settle(self, answer: Reply) -> None:
         method, future = self._waiting.get(id_key(answer.id), ("", None))
         if future is None or future.done():
-            self.unasked += 1  # second, late or unknown: ignored
+            self.unexpected_replies += 1  # repeated, late or unknown
             return
         if answer.error is None:
             future.set_result(answer.result)
@@ -186,7 +186,7 @@ class Peer:
         self._on_closed()
 
     def why(self) -> str:
-        """Say what is known of the connection's end."""
+        """Return what is known about the end of the connection."""
         return self._transport.why_closed()
 
     def gone_error(self, method: str) -> AppServerGone:

@@ -1,4 +1,4 @@
-"""The server's calls that wait for an answer: it lists none itself, so the client keeps them."""
+"""The server's calls that wait for an answer; the client stores them, because the server has no list of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kdskills.remote.wire.framing import RawId
 PendingState = Literal["pending", "responding", "resolved"]
 
 MAX_RESOLVED = 4096
-"""Answered calls remembered per connection at least (at most twice as many), so that a late answer reads `not_found` and costs no search."""
+"""How many answered calls of a connection are remembered at least (twice as many at most), so that late answers get `not_found`."""
 
 
 def new_epoch() -> str:
@@ -31,8 +31,8 @@ class PendingCall:
         handle: Connection epoch and raw id; the `request_id` of signals and rows.
         raw_id: The id as it goes back on the wire.
         params: The call's params.
-        state: Where it stands.
-        claimed: Whether somebody is at it already, so that rows do not offer it to others.
+        state: The state of its answer.
+        claimed: Whether the client itself is answering the call, so that `rows` leaves it out.
     """
 
     handle: str
@@ -74,7 +74,7 @@ class PendingCalls:
         return f"{self.epoch}:{json.dumps(raw_id)}"
 
     def add(self, raw_id: RawId, params: JsonObject) -> PendingCall | None:
-        """Keep a call, or return None when this id is pending or answered already (a repeated delivery)."""
+        """Add a call; return None when its id was added before (a repeated delivery)."""
         with self._lock:
             handle = self.handle(raw_id)
             if handle in self._calls:
@@ -87,13 +87,13 @@ class PendingCalls:
             return call
 
     def rows(self, session_id: str) -> list[JsonObject]:
-        """Return the unanswered calls of a thread nobody has claimed, oldest first."""
+        """Return the rows of a thread's pending calls that are not claimed, oldest first."""
         with self._lock:
             waiting = [call for call in self._calls.values() if call.state == "pending" and not call.claimed]
             return [call.row() for call in waiting if call.thread_id == session_id]
 
     def begin(self, handle: str) -> PendingCall | JsonObject:
-        """Take a pending call for answering, or return what the caller is told instead."""
+        """Reserve a pending call for answering; return a report when it cannot be answered now."""
         with self._lock:
             call = self._calls.get(handle)
             if call is None or call.state == "resolved":
@@ -104,7 +104,7 @@ class PendingCalls:
             return call
 
     def end(self, call: PendingCall, *, sent: bool) -> None:
-        """Finish what `begin` took: resolved when sent, pending again when not."""
+        """End the answering that `begin` started: resolved when sent, else pending again."""
         with self._lock:
             call.state = "resolved" if sent else "pending"
 
@@ -121,7 +121,7 @@ class PendingCalls:
             return [call.handle for call in expired]
 
     def expire_all(self) -> None:
-        """Resolve everything: the connection is gone and its ids mean nothing any more."""
+        """Resolve all calls, because the connection ended and its ids are invalid."""
         with self._lock:
             for call in self._calls.values():
                 call.state = "resolved"

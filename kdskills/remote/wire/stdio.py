@@ -116,7 +116,7 @@ class StdioTransport:
     def why_closed(self) -> str:
         """Say how the child ended, with the last line of its error stream."""
         code = self._process.returncode
-        how = self._reason or ("it runs" if code is None else f"it ended with {code}")
+        how = self._reason or ("it is still running" if code is None else f"it ended with {code}")
         last = self.stderr_tail().strip().rsplit("\n", 1)[-1][-300:]
         return f"{how}; stderr: {last}" if last else how
 
@@ -128,7 +128,7 @@ class StdioTransport:
             self._signal(signal.SIGTERM)
             await self._gone_within(STOP_SECONDS)
         self._signal(signal.SIGKILL)
-        # A program that left the group may hold the pipes for ever: what is ours is closed without waiting for it.
+        # A program that left the group may keep the pipes open for ever, so this side is closed without waiting for it.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
                 await process.wait()
@@ -145,14 +145,14 @@ class StdioTransport:
             async with asyncio.timeout(seconds):
                 await self._process.wait()
                 # the launcher's end says nothing of its child: the group has to be empty
-                while not self._ended.is_set() and self._signal(0):  # noqa: ASYNC110 - the kernel tells nobody of it
+                while not self._ended.is_set() and self._signal(0):  # noqa: ASYNC110 - the kernel sends no event for an empty group
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             return False
         return True
 
     def _signal(self, number: int) -> bool:
-        """Signal the group; False when nobody is in it any more."""
+        """Signal the process group; return False when it has no process any more."""
         try:
             os.killpg(self._process.pid, number)
         except (ProcessLookupError, PermissionError):

@@ -10,7 +10,7 @@ import sys
 import time
 
 from kdskills.remote.core import LoopDriver
-from kdskills.remote.dispatch import CallDispatcher
+from kdskills.remote.dispatch import RemoteDispatcher
 from kdskills.remote.dispatch.leases import CallLeases
 from kdskills.remote.journal import MemoryJournal, SqlJournal, arguments_digest
 from kdskills.remote.ports import CallIdentity
@@ -63,7 +63,7 @@ async def main():
     kind = Stalled if order.get("stall") else SqlJournal
     journal = kind(order["url"]) if order.get("url") else MemoryJournal()
     leases = CallLeases(order.get("lease", 6.0), order.get("lease", 6.0) / 3)
-    dispatcher = CallDispatcher(LoopDriver(), journal, leases=leases, no_skill_s=order.get("no_skill", 1.0))
+    dispatcher = RemoteDispatcher(LoopDriver(), journal, leases=leases, no_skill_s=order.get("no_skill", 1.0))
     skill = RemoteSkill(
         "ship",
         handler_of(order),

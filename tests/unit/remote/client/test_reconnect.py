@@ -109,7 +109,7 @@ async def test_who_asks_meanwhile_is_told(far, open_client):
     client.server._connector = slow
     await far.close()
     await far.until(lambda: not client.connected)
-    with pytest.raises(AppServerGone, match="coming back") as told:
+    with pytest.raises(AppServerGone, match="reconnecting") as told:
         await client.sessions.send_message(THREAD, "hi")
     assert told.value.details["reconnecting"] is True
     go.set()

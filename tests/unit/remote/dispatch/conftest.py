@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kdskills.remote.core import BlockingDriver, LoopDriver
-from kdskills.remote.dispatch import CallDispatcher
+from kdskills.remote.dispatch import RemoteDispatcher
 from kdskills.remote.journal import SqlJournal, arguments_digest, journal_url
 from kdskills.remote.ports import CallIdentity
 from kdskills.remote.registry import RemoteSkill
@@ -43,12 +43,12 @@ def make_call() -> SimpleNamespace:
 
 
 @pytest.fixture
-def make_dispatcher() -> Iterator[Callable[..., CallDispatcher]]:
+def make_dispatcher() -> Iterator[Callable[..., RemoteDispatcher]]:
     """Make dispatchers; all are closed afterwards."""
-    made: list[CallDispatcher] = []
+    made: list[RemoteDispatcher] = []
 
-    def make(*args: Any, asynchronous: bool = False, **options: Any) -> CallDispatcher:
-        dispatcher = CallDispatcher(LoopDriver() if asynchronous else BlockingDriver(), *args, **options)
+    def make(*args: Any, asynchronous: bool = False, **options: Any) -> RemoteDispatcher:
+        dispatcher = RemoteDispatcher(LoopDriver() if asynchronous else BlockingDriver(), *args, **options)
         made.append(dispatcher)
         return dispatcher
 

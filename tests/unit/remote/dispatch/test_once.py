@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kdskills.remote.core import drive
-from kdskills.remote.dispatch import CallDispatcher, CallOutcome
+from kdskills.remote.dispatch import CallOutcome, RemoteDispatcher
 from kdskills.remote.dispatch.leases import CallLeases
 from kdskills.remote.journal import JournalUnavailable, MemoryJournal, strong_key
 from kdskills.remote.ports import JournalRow, RemoteCall, StoredAnswer
@@ -173,7 +173,7 @@ def test_losers_wait_for_the_winner(journal, make_dispatcher, make_skill, make_c
     workers = [make_dispatcher(journal) for _ in range(2)]
     outcomes: list[CallOutcome] = []
 
-    def deliver(dispatcher: CallDispatcher) -> None:
+    def deliver(dispatcher: RemoteDispatcher) -> None:
         outcomes.append(drive(dispatcher.call(skill, make_call.strong(), None)))
 
     threads = [threading.Thread(target=deliver, args=(workers[number % 2],)) for number in range(8)]

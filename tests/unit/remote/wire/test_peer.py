@@ -90,7 +90,7 @@ async def test_an_answer_under_a_text_id_is_nobodys(seen):
     again = asyncio.ensure_future(seen.peer.request("b"))
     seen.pipe.say({"id": (await seen.asked())["id"], "result": "still alive"})
     assert await again == "still alive"
-    assert (seen.peer.unasked, seen.peer.malformed) == (3, 2)
+    assert (seen.peer.unexpected_replies, seen.peer.malformed) == (3, 2)
 
 
 async def test_an_error_carries_the_servers_words(seen):
@@ -130,7 +130,7 @@ async def test_a_server_that_says_nothing_is_not_awaited_for_ever(seen):
     again = asyncio.ensure_future(seen.peer.request("b"))
     seen.pipe.say({"id": (await seen.asked())["id"], "result": 2})
     assert await again == 2
-    assert seen.peer.unasked == 1
+    assert seen.peer.unexpected_replies == 1
 
 
 async def test_a_cancelled_request_leaves_nothing_behind(seen):
