@@ -66,7 +66,7 @@ class Asker:
             messages=len(request.messages),
             tools=tools,
         )
-        begun = time.monotonic()
+        started_at = time.monotonic()
         with chat_span(provider, request, self._bus.session_id) as span:
             attempt = 0
             while True:
@@ -84,7 +84,7 @@ class Asker:
                 self._bus.redactor.arguments(call.arguments)
             span.replied(replace(reply, text=self._bus.redactor.text(reply.text)))
         self._emit_reply(request.role, provider, reply)
-        return TimedReply(reply, attempt, round((time.monotonic() - begun) * 1000))
+        return TimedReply(reply, attempt, round((time.monotonic() - started_at) * 1000))
 
     async def _once(self, provider: ModelProvider, request: ModelRequest) -> ModelReply:
         limit = self._settings.model_timeout_s

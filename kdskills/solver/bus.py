@@ -46,11 +46,11 @@ class Reader:
     def add(self, event: Event) -> None:
         """Add an event."""
         last = self._waiting[-1] if len(self._waiting) >= SLOW else None
-        joined = None if last is None else merge(last, event)
-        if joined is None:
+        merged_event = None if last is None else merge(last, event)
+        if merged_event is None:
             self._waiting.append(event)
         else:
-            self._waiting[-1] = joined
+            self._waiting[-1] = merged_event
         self._more.set()
 
     def close(self) -> None:

@@ -164,9 +164,9 @@ class TurnDispatcher:
         if verdict == "run":
             return True
         message = f"this very call was made before and nothing has changed; its answer stands in step {first}"
-        refused = self._refused(ready.call, ready.tool_id, "repeated_call", message, step=first)
+        refusal = self._refused(ready.call, ready.tool_id, "repeated_call", message, step=first)
         stuck = None if verdict == "repeated" else "repeated_call"
-        answers[ready.call.id] = self._not_run(replace(refused, stuck=stuck))
+        answers[ready.call.id] = self._not_run(replace(refusal, stuck=stuck))
         return False
 
     def _new(self, ready: CheckedCall, answer: CallAnswer) -> CallAnswer:
@@ -176,8 +176,8 @@ class TurnDispatcher:
         if verdict == "run":
             return answer
         message = f"this was read before and has not changed; its text stands in step {first}"
-        refused = self._refused(ready.call, ready.tool_id, "repeated_call", message, step=first)
-        return replace(refused, stuck=None if verdict == "repeated" else "repeated_call")
+        refusal = self._refused(ready.call, ready.tool_id, "repeated_call", message, step=first)
+        return replace(refusal, stuck=None if verdict == "repeated" else "repeated_call")
 
     def history_cut(self) -> None:
         """Note that the history was shortened: the model no longer sees old answers, and may read them again."""
@@ -195,10 +195,10 @@ class TurnDispatcher:
         tool = self._turn.parts.tools.get(call.tool)
         if name not in self.offered:
             offered = ", ".join(sorted(self.offered))
-            refused = self._refused(
+            refusal = self._refused(
                 call, name, "tool_not_found", f"there is no tool {call.tool!r}; there are: {offered}"
             )
-            return self._invalid(refused, name)
+            return self._invalid(refusal, name)
         raw = parse_object(call.arguments or "{}")
         if raw is None:
             problems = [{"path": "", "problem": "is no JSON object"}]
@@ -226,7 +226,7 @@ class TurnDispatcher:
     # ---- running ----
 
     async def _execute(self, ready: CheckedCall) -> CallAnswer:
-        begun = time.monotonic()
+        started_at = time.monotonic()
         with tool_span(ready.tool_id, ready.call.id) as span:
             try:
                 self._ask(ready)
@@ -250,7 +250,7 @@ class TurnDispatcher:
                 )
             if answer.error:
                 span.failed(answer.error)
-        return replace(answer, duration_ms=round((time.monotonic() - begun) * 1000))
+        return replace(answer, duration_ms=round((time.monotonic() - started_at) * 1000))
 
     def _ask(self, ready: CheckedCall) -> None:
         """Ask the policy plugins. Raises ToolError with the Denial's public text."""

@@ -79,7 +79,7 @@ class Loop:
     async def _step(self) -> tuple[ModelReply, list[CallAnswer]]:
         """Ask once, and run what the reply calls."""
         turn, log = self._turn, self._log
-        begun = time.monotonic()
+        started_at = time.monotonic()
         turn.bus.step = log.begin_step()
         self._decisions += 1
         specs = turn.tool_specs()
@@ -102,7 +102,7 @@ class Loop:
                 Step(
                     index=turn.bus.step,
                     role=DECISION,
-                    duration_ms=round((time.monotonic() - begun) * 1000),
+                    duration_ms=round((time.monotonic() - started_at) * 1000),
                     text=reply.text,
                     calls=tuple(answer.record() for answer in answers),
                     usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),

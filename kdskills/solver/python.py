@@ -80,9 +80,9 @@ async def _exec_python(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     if arguments.task:
         answer["code"] = code
     answer["artifacts"] = [file.to_json() for file in collected.files]
-    dropped = [*collected.dropped, *((item.path, item.message) for item in result.artifact_errors)]
-    if dropped:
-        answer["dropped"] = [{"path": path, "problem": problem} for path, problem in dropped]
+    dropped_files = [*collected.dropped, *((item.path, item.message) for item in result.artifact_errors)]
+    if dropped_files:
+        answer["dropped"] = [{"path": path, "problem": problem} for path, problem in dropped_files]
     return ToolAnswer(answer, tuple(file.path for file in collected.files), changed=bool(collected.files))
 
 
@@ -103,15 +103,15 @@ async def write_code(turn: Turn, task: str, skills: list[str] | None) -> str:
 def extract_code(text: str) -> str:
     """Return the longest fenced block of *text*, or all of it when there is none."""
     blocks: list[str] = []
-    opened: list[str] | None = None
+    block_lines: list[str] | None = None
     for line in text.split("\n"):
-        if opened is None:
-            opened = [] if _OPENS.fullmatch(line) else None
+        if block_lines is None:
+            block_lines = [] if _OPENS.fullmatch(line) else None
         elif _CLOSES.fullmatch(line):
-            blocks.append("".join(opened))
-            opened = None
+            blocks.append("".join(block_lines))
+            block_lines = None
         else:
-            opened.append(line + "\n")
+            block_lines.append(line + "\n")
     return max(blocks, key=len) if blocks else text
 
 

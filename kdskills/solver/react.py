@@ -277,8 +277,8 @@ def _tell_left_out(turn: Turn) -> None:
         return
     needing = [skill for skill in turn.subsystem.registry.values() if skill.tools and needs_scripts(skill)]
     answers = [turn.view.resolve(skill.full_id, by="code") for skill in needing]
-    refused = [answer for answer in answers if isinstance(answer, Refused) and answer.code == "tools_missing"]
-    left_out = sorted(answer.full_id or answer.ref for answer in refused)
+    refusals = [answer for answer in answers if isinstance(answer, Refused) and answer.code == "tools_missing"]
+    left_out = sorted(answer.full_id or answer.ref for answer in refusals)
     if not left_out:
         return
     names = ", ".join(left_out[:10]) + (f" and {len(left_out) - 10} more" if len(left_out) > 10 else "")

@@ -170,11 +170,11 @@ class TurnResult(Form):
             BadRequest: The file is missing (`transcript_missing`) or no transcript (`transcript_invalid`), or the turn
                 did not end (`transcript_incomplete`).
         """
-        ended = [row for row in transcript_rows(path) if row is not None and row.get("type") == "turn.finished"]
-        if not ended:
+        last_events = [row for row in transcript_rows(path) if row is not None and row.get("type") == "turn.finished"]
+        if not last_events:
             raise BadRequest(f"the turn of {path} did not end", code="transcript_incomplete", path=str(path))
         try:
-            return cls.from_json(ended[-1]["result"])
+            return cls.from_json(last_events[-1]["result"])
         except (KeyError, ValueError):
             raise _no_transcript(path) from None
 

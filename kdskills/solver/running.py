@@ -57,11 +57,11 @@ async def in_thread(function: Callable[[], T]) -> T:
     context = contextvars.copy_context()
     outcome: list[T] = []
     failure: list[BaseException] = []
-    done = loop.create_future()
+    finished = loop.create_future()
 
     def settle() -> None:
-        if not done.done():
-            done.set_result(None)
+        if not finished.done():
+            finished.set_result(None)
 
     def work() -> None:
         try:
@@ -72,7 +72,7 @@ async def in_thread(function: Callable[[], T]) -> T:
             loop.call_soon_threadsafe(settle)
 
     threading.Thread(target=work, name="kdskills-tool", daemon=True).start()
-    await done
+    await finished
     if failure:
         raise failure[0]
     return outcome[0]

@@ -122,8 +122,8 @@ def rewrite_citations(text: str, sid_map: Mapping[int, int]) -> RewriteResult:
         else:
             position += run.writer.remove(text[position : position + 1])
     run.writer.write(text[position:])
-    settled = run.settle()
-    return RewriteResult(settled, tuple(run.used), tuple(run.dropped), tuple(run.findings))
+    new_text = run.settle()
+    return RewriteResult(new_text, tuple(run.used), tuple(run.dropped), tuple(run.findings))
 
 
 def adopt_citations(text: str, rows: object, pool: SourcesPool, *, key: SourceKey | None = None) -> Adopted:

@@ -47,13 +47,13 @@ def parse_url(text: str) -> Url:
     """Return what `normalize_url` returns, and whether `https` was added or the text is no URL."""
     trimmed = text.strip(_EDGE)
     bare = _NOT_IN_URL.sub("", trimmed)
-    added = False
+    https_added = False
     if not _HAS_SCHEME.match(bare):
         if not _is_host_like(bare):
             return Url(trimmed)
-        bare, added = "https://" + bare.removeprefix("//"), True
+        bare, https_added = "https://" + bare.removeprefix("//"), True
     normal = _normal(bare)
-    return Url(trimmed, bad=True) if normal is None else Url(normal, scheme_added=added)
+    return Url(trimmed, bad=True) if normal is None else Url(normal, scheme_added=https_added)
 
 
 def usable_url(text: str | None) -> str | None:

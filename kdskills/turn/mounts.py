@@ -20,8 +20,8 @@ def split_uri(uri: str) -> tuple[str, tuple[str, ...]]:
 
 def below(uri: str, *parts: str) -> str:
     """Return the URI of something below *uri*."""
-    joined = "/".join(parts)
-    return f"{uri.rstrip('/')}/{joined}" if joined and not uri.endswith("://") else f"{uri}{joined}"
+    path = "/".join(parts)
+    return f"{uri.rstrip('/')}/{path}" if path and not uri.endswith("://") else f"{uri}{path}"
 
 
 def locate(uri: str, mounts: Mapping[str, str]) -> Path | None:

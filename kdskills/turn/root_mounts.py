@@ -32,17 +32,17 @@ def place_roots(
     Raises:
         DescriptorError: The custom root cannot be used.
     """
-    placed: list[SkillRoot] = []
+    roots: list[SkillRoot] = []
     mounts: dict[str, str] = {}
     for number, root in enumerate(further):
-        used_uris = {placed_root.uri for placed_root in placed}
+        used_uris = {earlier_root.uri for earlier_root in roots}
         uri = root.uri if _is_logical(root) and root.uri not in used_uris else f"root://{root.kind}/{number}"
-        placed.append(root if uri == root.uri else replace(root, uri=uri))
+        roots.append(root if uri == root.uri else replace(root, uri=uri))
         if root.listing is None:
             mounts[uri] = os.path.realpath(root.path)
     folder = terms.resolve_root(bundle_root)
     if folder is None:
-        return tuple(placed), mounts
+        return tuple(roots), mounts
     base = bundle_root or terms.bundle_root
     real = Path(os.path.realpath(folder))
     top = None if base is None else Path(os.path.realpath(base))
@@ -51,7 +51,7 @@ def place_roots(
     else:
         uri, mount, mounted_folder = CUSTOM, CUSTOM, real
     mounts[mount] = str(mounted_folder)
-    return (*placed, SkillRoot(uri, folder, "bundle", "bundle")), mounts
+    return (*roots, SkillRoot(uri, folder, "bundle", "bundle")), mounts
 
 
 def _is_logical(root: SkillRoot) -> bool:

@@ -99,9 +99,9 @@ class SkillsSubsystem:
         if source is None:
             from kdskills.skills.registry import SkillRegistry
 
-            placed, mounts = place_roots(terms, bundle_root, built_in_roots() if roots is None else tuple(roots))
+            located_roots, mounts = place_roots(terms, bundle_root, built_in_roots() if roots is None else tuple(roots))
             source = SubsystemSource(
-                SkillRegistry(placed, index_dir=index_dir, check=check), order_roots(placed), mounts
+                SkillRegistry(located_roots, index_dir=index_dir, check=check), order_roots(located_roots), mounts
             )
         self._descriptor_argument = descriptor
         self._terms = terms

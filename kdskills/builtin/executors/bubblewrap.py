@@ -175,8 +175,8 @@ class BubblewrapExecutor:
         enforced = self._enforceable(setup)
         require_limits(enforced, self._best_effort, self.name)
         cache = self._options.cache_dir or cache_dir()
-        dropped = setup.launcher.drop_to is not None
-        skills = tuple((mount.id, stage_skill(mount, cache, passable=dropped)) for mount in request.skills)
+        drops_uid = setup.launcher.drop_to is not None
+        skills = tuple((mount.id, stage_skill(mount, cache, passable=drops_uid)) for mount in request.skills)
         payload = None if request.code is None else build_payload(request)
 
         def argv(payload_fd: int, report_fd: int) -> tuple[str, ...]:

@@ -119,9 +119,9 @@ def read_decision(answer: ModelReply, tools: tuple[ToolSpec, ...], number: int) 
     call_id = f"call_{number}"
     decision = find_decision(answer.text)
     if decision is None:
-        begun = _ANSWER.match(answer.text)
-        if begun is not None:
-            return replace(answer, text=_begun_text(answer.text[begun.end() :]))
+        answer_start = _ANSWER.match(answer.text)
+        if answer_start is not None:
+            return replace(answer, text=_begun_text(answer.text[answer_start.end() :]))
         broken = _broken_call(answer.text, tools)
         return answer if broken is None else replace(answer, text="", calls=(ToolCall(call_id, broken, answer.text),))
     if "tool" not in decision:
@@ -191,8 +191,8 @@ def _plain(message: Message) -> Message:
         outcome = "" if message.ok else " (failed)"
         return Message("user", f"Result of {message.tool}{outcome}:\n{message.text}")
     if message.calls:
-        written = [f'{{"tool": {json.dumps(call.tool)}, "arguments": {call.arguments}}}' for call in message.calls]
-        return Message("assistant", "\n".join([*([message.text] if message.text else []), *written]))
+        call_texts = [f'{{"tool": {json.dumps(call.tool)}, "arguments": {call.arguments}}}' for call in message.calls]
+        return Message("assistant", "\n".join([*([message.text] if message.text else []), *call_texts]))
     return message
 
 

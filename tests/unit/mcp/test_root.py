@@ -15,7 +15,7 @@ from kdskills.skills.snapshot import InvalidSkill
 
 
 def codes(far, full_id):
-    found = far.subsystem.refresh() and far.subsystem._now().snapshot.invalid.get(full_id)
+    found = far.subsystem.refresh() and far.subsystem._current_state().snapshot.invalid.get(full_id)
     return [finding.code for finding in found.diagnostics] if isinstance(found, InvalidSkill) else None
 
 

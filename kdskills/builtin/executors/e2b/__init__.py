@@ -126,7 +126,7 @@ class E2bExecutor:
         """Wait for the lease of *job*'s owner; None when *given_up* was set first."""
         return self._leases.acquire(job.key, job.labels, job.plan.request.limits.wall_s + HOLD_S, given_up)
 
-    def box(self, lease: SandboxLease, job: E2bJob) -> PreparedSandbox:
+    def sandbox(self, lease: SandboxLease, job: E2bJob) -> PreparedSandbox:
         """Return the owner's sandbox: the one it has while that is within its times, else a new one. Raises Trouble."""
         settings, record, now = self._options.e2b, lease.record, time.time()
         needed = job.plan.request.limits.wall_s + HOLD_S

@@ -47,7 +47,7 @@ class Sandboxes(Protocol):
         """Wait for the owner's lease; None when *given_up* was set first."""
         ...
 
-    def box(self, lease: SandboxLease, job: E2bJob) -> PreparedSandbox:
+    def sandbox(self, lease: SandboxLease, job: E2bJob) -> PreparedSandbox:
         """Return the owner's sandbox, a new one or the one it has."""
         ...
 
@@ -165,7 +165,7 @@ class E2bRun:
         """Get the sandbox, deliver skills and order, and return the run's folder; a lost sandbox is replaced once."""
         for last in (False, True):
             try:
-                box = self._sandboxes.box(lease, self._job)
+                box = self._sandboxes.sandbox(lease, self._job)
                 require_limits(box.facts.limits, self._job.best_effort, "e2b")
                 skills = {name: box.deliver(tree, path) for name, (tree, path) in self._job.staged.items()}
                 folder = f"{HOME}/runs/{lease.token}-{secrets.token_hex(8)}"
