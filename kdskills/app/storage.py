@@ -39,7 +39,7 @@ class Storage:
         Raises:
             MissingExtra: What it needs is not installed.
         """
-        return Database(self._host.settings.work_database, what="the service's database", prepare=self._prepare)
+        return Database(self._host.settings.work_database, label="the service's database", prepare=self._prepare)
 
     @cached_property
     def projects(self) -> Projects:

@@ -29,15 +29,15 @@ async def cancel(work: Work, kind: Kind, item: str, reason: str) -> bool:
     """
 
     def change(link: sa.Connection) -> str | None:
-        said = work.records.ask_cancel(link, kind, item, reason)
-        if said is not None:  # whoever has it in hand ends it; what it kept waiting may begin
-            work.queue.announce(link, "queue" if said == "canceled" else f"cancel {item}")
-        return said
+        row_state = work.records.ask_cancel(link, kind, item, reason)
+        if row_state is not None:  # whoever has it in hand ends it; what it kept waiting may begin
+            work.queue.announce(link, "queue" if row_state == "canceled" else f"cancel {item}")
+        return row_state
 
-    said = await work.database.write(change)
-    if said == "asked":
+    outcome = await work.database.write(change)
+    if outcome == "asked":
         await _cancel_orphan(work, kind, item, reason)
-    return said is not None
+    return outcome is not None
 
 
 async def unfinished(work: Work, kind: Kind, item: str) -> bool:
@@ -50,11 +50,11 @@ async def unfinished(work: Work, kind: Kind, item: str) -> bool:
 async def _cancel_orphan(work: Work, kind: Kind, item: str, reason: str) -> None:
     """End what no live worker holds, a job with its steps; nothing when somebody alive does."""
     await asyncio.to_thread(Roster(work).bury)
-    found = await work.database.write(lambda link: _orphans(work, link, kind, item, reason))
-    if found is None:
+    orphans = await work.database.write(lambda link: _orphans(work, link, kind, item, reason))
+    if orphans is None:
         return
-    ended = await asyncio.gather(*(_ended(work, task, reason) for task in found))
-    ends = [(task, values) for task, values in zip(found, ended, strict=True) if values is not None]
+    ended = await asyncio.gather(*(_end_program(work, task, reason) for task in orphans))
+    ends = [(task, values) for task, values in zip(orphans, ended, strict=True) if values is not None]
     await work.database.write(lambda link: _end_rows(work, link, kind, item, ends))
 
 
@@ -67,11 +67,11 @@ def _orphans(work: Work, link: sa.Connection, kind: Kind, item: str, reason: str
     if isinstance(head, TaskHead):
         return [head]
     living = [step.task for step in head.steps if step.task is not None and not step.task.terminal]
-    said = {task.id: records.ask_cancel(link, "task", task.id, reason) for task in living}
-    return [task for task in living if said[task.id] == "asked" and task.executor not in live]
+    answers = {task.id: records.ask_cancel(link, "task", task.id, reason) for task in living}
+    return [task for task in living if answers[task.id] == "asked" and task.executor not in live]
 
 
-async def _ended(work: Work, head: TaskHead, reason: str) -> dict[str, Any] | None:
+async def _end_program(work: Work, head: TaskHead, reason: str) -> dict[str, Any] | None:
     """End a task's program on this host and return the columns of its end; None for one that had ended by itself."""
     plain: dict[str, Any] = {"error_code": "canceled"}
     if head.host != work.host or not head.attempt:
@@ -81,21 +81,21 @@ async def _ended(work: Work, head: TaskHead, reason: str) -> dict[str, Any] | No
         return plain
     await asyncio.to_thread(attempt.cancel, reason)
     verdict = await attempt.wait()
-    asked = await work.database.read(
+    current_head = await work.database.read(
         partial(work.records.task, item=head.id)
     )  # with its cancel, and what a worker wrote
-    status, values = ending(asked or head, verdict)
+    status, values = ending(current_head or head, verdict)
     if status != "canceled":
         return None
     lost = [
-        OutputError(path=one.path, code="not_kept", message="it was canceled while no worker lived to keep it")
-        for one in verdict.artifacts
+        OutputError(path=artifact.path, code="not_kept", message="it was canceled while no worker lived to keep it")
+        for artifact in verdict.artifacts
     ]
     values |= {"output_errors": dump([*verdict.output_errors, *lost])}
-    return values | await asyncio.to_thread(_seen, work, head, attempt)
+    return values | await asyncio.to_thread(_attempt_columns, work, head, attempt)
 
 
-def _seen(work: Work, head: TaskHead, attempt: Attempt) -> dict[str, Any]:
+def _attempt_columns(work: Work, head: TaskHead, attempt: Attempt) -> dict[str, Any]:
     """Return the columns of what an attempt was and printed."""
     facts = attempt.facts()
     return began(head, facts) | readiness(facts) | printed(attempt, work.settings.result_bytes)

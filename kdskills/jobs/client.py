@@ -20,7 +20,7 @@ from kdskills.jobs.heads import JobHead, TaskHead
 from kdskills.jobs.model import JobSpec, Scope, TaskSpec
 from kdskills.jobs.opening import Work, open_work
 from kdskills.jobs.plan import check_graph
-from kdskills.jobs.records import Wanted, new_row, new_task, submitted_job, submitted_task
+from kdskills.jobs.records import ListQuery, new_row, new_task, submitted_job, submitted_task
 from kdskills.jobs.roster import slot_taken
 from kdskills.jobs.settings import JobsSettings
 from kdskills.jobs.states import TERMINAL
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Head = TypeVar("Head", TaskHead, JobHead)
 Stream = Literal["stdout", "stderr"]
-Beside = Callable[["sa.Connection", str], None]
+SubmissionHook = Callable[["sa.Connection", str], None]
 """Takes the connection of a submission's transaction and the id of what is submitted."""
 
 _LOG: Final = logging.getLogger("kdskills.jobs")
@@ -59,7 +59,7 @@ class JobsClient:
         spawn: Callable[[], None] | None = None,
     ) -> None:
         self.settings = settings or JobsSettings()
-        self._where = (url, state_dir)
+        self._location = (url, state_dir)
         self._spawn = spawn
         self._spawned_at = float("-inf")
         self._opening: asyncio.Task[Work] | None = None
@@ -74,13 +74,13 @@ class JobsClient:
                 await asyncio.to_thread(opening.result().close)
 
     async def work(self) -> Work:
-        """Return the opened place. Raises MissingExtra, DatabaseUnavailable."""
+        """Return the opened database and state folder. Raises MissingExtra, DatabaseUnavailable."""
         if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
-            self._opening = asyncio.get_running_loop().create_task(open_work(*self._where, self.settings))
+            self._opening = asyncio.get_running_loop().create_task(open_work(*self._location, self.settings))
         return await asyncio.shield(self._opening)
 
     async def submit_task(
-        self, spec: TaskSpec, *, key: str | None = None, body_hash: str = "", beside: Beside | None = None
+        self, spec: TaskSpec, *, key: str | None = None, body_hash: str = "", hook: SubmissionHook | None = None
     ) -> TaskHead:
         """Write a task's head and enqueue it, in one transaction.
 
@@ -88,7 +88,7 @@ class JobsClient:
             spec: What to run.
             key: Idempotency key: the same key with the same body is the same task.
             body_hash: What the bodies of one key are compared by.
-            beside: Called in the transaction when the task is a new one; what it raises leaves nothing of the task.
+            hook: Called in the transaction when the task is a new one; what it raises leaves nothing of the task.
 
         Raises:
             Conflict: The key was used with another body; or the session is busy and the spec refuses to wait.
@@ -104,8 +104,8 @@ class JobsClient:
             if work.records.add_task(link, row):
                 if spec.on_busy == "refuse":
                     _refuse_busy(work, link, session_key, item)
-                if beside is not None:
-                    beside(link, item)
+                if hook is not None:
+                    hook(link, item)
                 work.queue.announce(link, f"queue {spec.mode}")
                 return submitted_task(row, spec)
             _require_same(work.records.body_hash(link, "task", item), body_hash)
@@ -118,7 +118,7 @@ class JobsClient:
         return head
 
     async def submit_job(
-        self, spec: JobSpec, *, key: str | None = None, body_hash: str = "", beside: Beside | None = None
+        self, spec: JobSpec, *, key: str | None = None, body_hash: str = "", hook: SubmissionHook | None = None
     ) -> JobHead:
         """Write a job's head and enqueue it, in one transaction; as `submit_task`.
 
@@ -137,8 +137,8 @@ class JobsClient:
             if work.records.add_job(link, row):
                 if spec.on_busy == "refuse":
                     _refuse_busy(work, link, session_key, item)
-                if beside is not None:
-                    beside(link, item)
+                if hook is not None:
+                    hook(link, item)
                 work.queue.announce(link, "queue job")
                 return submitted_job(row, spec)
             _require_same(work.records.body_hash(link, "job", item), body_hash)
@@ -153,16 +153,16 @@ class JobsClient:
     async def task(self, scope: Scope, item: str, *, any_agent: bool = False) -> TaskHead:
         """Return a task of *scope*; *any_agent* reads those of the project's other agents too. Raises NotFound."""
         work = await self.work()
-        found = await work.database.read(lambda link: work.records.task(link, item))
-        head = _owned(found, scope, "task", item, any_agent=any_agent)
+        stored_head = await work.database.read(lambda link: work.records.task(link, item))
+        head = _require_owner(stored_head, scope, "task", item, any_agent=any_agent)
         await self._serve_unfinished(head)
         return head
 
     async def job(self, scope: Scope, item: str, *, any_agent: bool = False) -> JobHead:
         """Return a job of *scope*, as `task`. Raises NotFound."""
         work = await self.work()
-        found = await work.database.read(lambda link: work.records.job(link, item))
-        head = _owned(found, scope, "job", item, any_agent=any_agent)
+        stored_head = await work.database.read(lambda link: work.records.job(link, item))
+        head = _require_owner(stored_head, scope, "job", item, any_agent=any_agent)
         await self._serve_unfinished(head)
         return head
 
@@ -191,10 +191,10 @@ class JobsClient:
             any_agent: Whether tasks of the project's other agents are shown.
         """
         work = await self.work()
-        wanted = Wanted(scope, any_agent, tuple(status), job_id, before, limit, session_id, steps)
-        found = await work.database.read(lambda link: work.records.list_tasks(link, wanted))
-        await self._serve_unfinished(*found)
-        return found
+        query = ListQuery(scope, any_agent, tuple(status), job_id, before, limit, session_id, steps)
+        heads = await work.database.read(lambda link: work.records.list_tasks(link, query))
+        await self._serve_unfinished(*heads)
+        return heads
 
     async def list_jobs(
         self,
@@ -208,10 +208,10 @@ class JobsClient:
     ) -> list[JobHead]:
         """Return jobs of *scope*, the newest first; as `list_tasks`."""
         work = await self.work()
-        wanted = Wanted(scope, any_agent, tuple(status), None, before, limit, session_id)
-        found = await work.database.read(lambda link: work.records.list_jobs(link, wanted))
-        await self._serve_unfinished(*found)
-        return found
+        query = ListQuery(scope, any_agent, tuple(status), None, before, limit, session_id)
+        heads = await work.database.read(lambda link: work.records.list_jobs(link, query))
+        await self._serve_unfinished(*heads)
+        return heads
 
     async def cancel_task(self, scope: Scope, item: str, reason: str = "", *, any_agent: bool = False) -> bool:
         """Ask for the end of a task; False, and nothing changed, when it is over.
@@ -276,7 +276,7 @@ class JobsClient:
         """Start a worker of this host when there is none and this client may; a call costs one look at a lock."""
         if self._spawn is None:
             return
-        free = not slot_taken(self._where[1], 0)  # three calls of the system, none of which waits
+        free = not slot_taken(self._location[1], 0)  # three calls of the system, none of which waits
         if free and time.monotonic() - self._spawned_at > self.settings.start_s:
             self._spawned_at = time.monotonic()
             await asyncio.to_thread(self._spawn)
@@ -299,22 +299,22 @@ class JobsClient:
 
     async def _cancel(self, kind: Kind, item: str, reason: str) -> bool:
         work = await self.work()
-        asked = await cancel(work, kind, item, reason)
-        if asked and await unfinished(work, kind, item):
+        accepted = await cancel(work, kind, item, reason)
+        if accepted and await unfinished(work, kind, item):
             await (
                 self.ensure_worker()
             )  # one that lives sees it; where none does, the next writes what had ended by itself
-        return asked
+        return accepted
 
     async def _wait(self, look: Callable[[], object], timeout: float | None) -> Head:  # noqa: ASYNC109
         end = float("inf") if timeout is None else time.monotonic() + timeout
         pause = _LOOK_S
         while True:
             head: Head = await look()  # type: ignore[misc]
-            left = end - time.monotonic()
-            if head.status in TERMINAL or left <= 0:
+            remaining_s = end - time.monotonic()
+            if head.status in TERMINAL or remaining_s <= 0:
                 return head
-            await asyncio.sleep(min(pause, left))
+            await asyncio.sleep(min(pause, remaining_s))
             pause = min(pause * 1.3, _LOOK_MAX_S)
 
 
@@ -322,7 +322,7 @@ async def _piece(work: Work, head: TaskHead, stream: Stream, offset: int, limit:
     attempt = await asyncio.to_thread(work.attempts.find, head.id, head.attempt) if head.attempt else None
     if attempt is not None and head.host == work.host:
         return await asyncio.to_thread(attempt.logs, stream, offset, limit)
-    return kept_piece(head, stream, offset, limit)
+    return tail_piece(head, stream, offset, limit)
 
 
 def _home(work: Work) -> str | None:
@@ -354,25 +354,25 @@ def new_id(kind: Kind, scope: Scope, key: str | None) -> str:
     return f"{kind}_{base64.b32encode(bits).decode().rstrip('=').lower()}"
 
 
-def kept_piece(head: TaskHead, stream: Stream, offset: int, limit: int) -> LogPiece:
+def tail_piece(head: TaskHead, stream: Stream, offset: int, limit: int) -> LogPiece:
     """Return bytes of the tail a head keeps, by their offsets in the whole output."""
     tail, total = (head.stdout_tail, head.stdout_total) if stream == "stdout" else (head.stderr_tail, head.stderr_total)
     length = len(tail) if total is None else total
     first = length - len(tail)
-    wanted = max(0, length + offset) if offset < 0 else min(offset, length)
-    begin = max(wanted, first)
-    return LogPiece(begin, tail[begin - first : begin - first + max(0, limit)], length, truncated=begin > wanted)
+    start = max(0, length + offset) if offset < 0 else min(offset, length)
+    begin = max(start, first)
+    return LogPiece(begin, tail[begin - first : begin - first + max(0, limit)], length, truncated=begin > start)
 
 
-def _require_same(kept: str | None, given: str) -> None:
-    if kept != given:
+def _require_same(stored_hash: str | None, request_hash: str) -> None:
+    if stored_hash != request_hash:
         raise Conflict("this idempotency key was used with another request", reason="idempotency_key")
 
 
-def _owned(found: Head | None, scope: Scope, kind: Kind, item: str, *, any_agent: bool) -> Head:
-    if found is not None:
-        whose = found.scope
-        same = (whose.tenant, whose.project) == (scope.tenant, scope.project)
-        if same and (any_agent or whose.agent == scope.agent):
-            return found
+def _require_owner(head: Head | None, scope: Scope, kind: Kind, item: str, *, any_agent: bool) -> Head:
+    if head is not None:
+        owner = head.scope
+        in_project = (owner.tenant, owner.project) == (scope.tenant, scope.project)
+        if in_project and (any_agent or owner.agent == scope.agent):
+            return head
     raise NotFound(f"there is no {kind} {item[:200]!r}", id=item[:200])

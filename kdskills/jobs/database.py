@@ -79,7 +79,7 @@ def upsert(dialect: str, table: sa.Table) -> Any:
 def open_engine(
     url: str,
     *,
-    what: str,
+    label: str,
     failure: type[KdskillsError] = DatabaseUnavailable,
     prepare: Callable[[sqlite3.Connection, object], None] | None = None,
     **pool: Any,
@@ -88,7 +88,7 @@ def open_engine(
 
     Args:
         url: `sqlite:///path` or `postgresql://…`.
-        what: Whose database it is, in words, such as `the session store`.
+        label: Whose database it is, in words, such as `the session store`.
         failure: Class of the error for a URL that is none.
         prepare: Prepares each new connection to a SQLite file, for a user that begins transactions in a way of its own.
         **pool: Further options of the pool of connections.
@@ -100,18 +100,18 @@ def open_engine(
     try:
         import sqlalchemy as sa
     except ImportError:
-        raise MissingExtra(f"{what} in a database", "jobs") from None
+        raise MissingExtra(f"{label} in a database", "jobs") from None
     if url.startswith("postgresql://"):
         url = "postgresql+psycopg://" + url.removeprefix("postgresql://")
     try:
         engine = sa.create_engine(url, hide_parameters=True, **(pool | _pooling(url)))
     except ImportError:
-        raise MissingExtra(f"{what} in PostgreSQL", "jobs") from None
+        raise MissingExtra(f"{label} in PostgreSQL", "jobs") from None
     except sa.exc.ArgumentError:
-        raise failure(f"the URL of {what} is no database URL") from None
+        raise failure(f"the URL of {label} is no database URL") from None
     sa.event.listen(engine, "checkin", partial(_let_go, engine))
     if engine.dialect.name == "sqlite":
-        _keep_private(engine, what, failure)
+        _keep_private(engine, label, failure)
         sa.event.listen(engine, "connect", prepare or _prepare_sqlite)
         if prepare is None:
             sa.event.listen(engine, "begin", _begin_sqlite)
@@ -139,7 +139,7 @@ def _reading(dialect: str) -> dict[str, str]:
     return {"isolation_level": "AUTOCOMMIT"} if dialect == "postgresql" else {}
 
 
-def _keep_private(engine: sa.Engine, what: str, failure: type[KdskillsError]) -> None:
+def _keep_private(engine: sa.Engine, label: str, failure: type[KdskillsError]) -> None:
     """Have the file made for this user only before any connection is made to it: SQLite would follow the umask."""
     import sqlalchemy as sa
 
@@ -150,7 +150,7 @@ def _keep_private(engine: sa.Engine, what: str, failure: type[KdskillsError]) ->
         try:
             private_database(path)
         except OSError as error:
-            raise failure(f"{what} does not answer: {error.strerror}") from None
+            raise failure(f"{label} does not answer: {error.strerror}") from None
 
     sa.event.listen(engine, "do_connect", prepare)
 
@@ -203,19 +203,19 @@ def run_revisions(link: sa.Connection, scripts: Path, target: str, *, missing: M
 
 
 @contextmanager
-def speaking(what: str, failure: type[KdskillsError] = DatabaseUnavailable) -> Iterator[None]:
+def speaking(label: str, failure: type[KdskillsError] = DatabaseUnavailable) -> Iterator[None]:
     """Turn the driver's own failures into *failure*; its message may hold a password and stays inside."""
     from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
     try:
         yield
     except DBAPIError as error:
-        said = type(error.orig).__name__ if error.orig is not None else type(error).__name__
+        failure_name = type(error.orig).__name__ if error.orig is not None else type(error).__name__
         name = getattr(error.orig, "sqlite_errorname", None)  # SQLITE_FULL, SQLITE_BUSY and the like: no secret in it
-        said = said if name is None else f"{said} ({name})"
-        raise failure(f"{what} does not answer: {said}", driver=said) from error
+        failure_name = failure_name if name is None else f"{failure_name} ({name})"
+        raise failure(f"{label} does not answer: {failure_name}", driver=failure_name) from error
     except SQLAlchemyError as error:
-        raise failure(f"{what} cannot be used: {type(error).__name__}") from error
+        raise failure(f"{label} cannot be used: {type(error).__name__}") from error
 
 
 class Database:
@@ -236,15 +236,15 @@ class Database:
         self,
         url: str,
         *,
-        what: str = "the database",
+        label: str = "the database",
         failure: type[KdskillsError] = DatabaseUnavailable,
         prepare: Callable[[Database], None] | None = None,
     ) -> None:
-        self.what = what
+        self.label = label
         self._failure = failure
         self._prepare = prepare
         self._preparing = threading.RLock()
-        self.engine = open_engine(url, what=what, failure=failure)
+        self.engine = open_engine(url, label=label, failure=failure)
         self._reading = self.engine.execution_options(
             kdskills_reads=True, **_reading(self.dialect)
         )  # the same connections
@@ -256,19 +256,19 @@ class Database:
 
     def create(self, metadata: sa.MetaData) -> None:
         """Make the tables of *metadata* that are not there; blocks."""
-        with speaking(self.what, self._failure), self.engine.begin() as link:
+        with speaking(self.label, self._failure), self.engine.begin() as link:
             make_tables(link, metadata)
 
     def ask(self, question: Callable[[sa.Connection], T]) -> T:
         """Return what *question* reads, on SQLite in a transaction of its own; blocks."""
         self._prepared()
-        with speaking(self.what, self._failure), self._reading.connect() as link:
+        with speaking(self.label, self._failure), self._reading.connect() as link:
             return question(link)
 
     def change(self, change: Callable[[sa.Connection], T]) -> T:
         """Do *change* in one transaction, which holds the writer's lock from its beginning on SQLite; blocks."""
         self._prepared()
-        with speaking(self.what, self._failure), self.engine.begin() as link:
+        with speaking(self.label, self._failure), self.engine.begin() as link:
             return change(link)
 
     def _prepared(self) -> None:
@@ -305,12 +305,12 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     set_pragmas(connection)
 
 
-def set_pragmas(connection: sqlite3.Connection, *more: str) -> None:
+def set_pragmas(connection: sqlite3.Connection, *extra_pragmas: str) -> None:
     """Prepare a new connection to a file that many write, also while others open the new file with it.
 
     Args:
         connection: One of the driver's.
-        more: Further pragmas, such as `foreign_keys=ON`.
+        extra_pragmas: Further pragmas, such as `foreign_keys=ON`.
 
     Raises:
         sqlite3.OperationalError: The file stayed locked for `BUSY_MS`, or is no database.
@@ -322,7 +322,7 @@ def set_pragmas(connection: sqlite3.Connection, *more: str) -> None:
         "synchronous=NORMAL",
         f"journal_size_limit={JOURNAL_LIMIT}",
     )
-    for pragma in pragmas + more:
+    for pragma in pragmas + extra_pragmas:
         while True:
             try:
                 connection.execute(f"PRAGMA {pragma}").close()

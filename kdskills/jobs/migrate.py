@@ -30,14 +30,14 @@ def upgrade(database: Database, part: str, head: str | None = None) -> bool:
         MissingExtra: Alembic is not installed.
         DatabaseUnavailable: The database does not answer.
     """
-    wanted = HEADS[part] if head is None else head
-    if wanted in database.ask(current):
+    target = HEADS[part] if head is None else head
+    if target in database.ask(current):
         return False
 
     def change(link: sa.Connection) -> bool:
         if link.dialect.name == "postgresql":
             link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
-        if wanted in current(link):
+        if target in current(link):
             return False
         run_revisions(link, MIGRATIONS, f"{part}@head", missing=MissingExtra("a database of kdskills' own", "jobs"))
         return True

@@ -15,7 +15,7 @@ from kdskills.jobs.database import Database
 from kdskills.jobs.folder import state_folder
 from kdskills.jobs.migrate import upgrade
 from kdskills.jobs.queue import WorkQueue
-from kdskills.jobs.records import Records
+from kdskills.jobs.records import WorkRecords
 from kdskills.jobs.room import telling_full_disk
 from kdskills.jobs.roster import Roster
 from kdskills.jobs.settings import JobsSettings
@@ -25,7 +25,7 @@ from kdskills.skills.private_files import write_private
 if TYPE_CHECKING:
     from kdskills.jobs.attempts import Starter
 
-WHAT: Final = "the database of background work"
+DATABASE_LABEL: Final = "the database of background work"
 
 
 class Work:
@@ -51,8 +51,8 @@ class Work:
         state_folder(state_dir)
         self.host = host_id(state_dir)
         self.tables = WorkTables()
-        self.database = Database(url, what=WHAT)
-        self.records = Records(self.tables, self.database.dialect)
+        self.database = Database(url, label=DATABASE_LABEL)
+        self.records = WorkRecords(self.tables, self.database.dialect)
         self.attempts = Attempts(state_dir, starter)
         upgrade(self.database, "work")
         self.roster = Roster(self)

@@ -8,10 +8,10 @@ from kdskills.jobs.database import micros, utc_now
 from kdskills.jobs.records import dump
 
 if TYPE_CHECKING:
-    from kdskills.jobs.attempts import Attempt, Facts, Verdict
+    from kdskills.jobs.attempts import Attempt, AttemptFacts, Verdict
     from kdskills.jobs.heads import TaskHead
 
-Again = Literal["no", "retry", "restart"]
+Repetition = Literal["no", "retry", "restart"]
 
 LOST_TRIES: Final = 3
 """How often a task that may be repeated is tried again after it was lost."""
@@ -63,7 +63,7 @@ def printed(attempt: Attempt, size: int) -> dict[str, Any]:
     return values
 
 
-def readiness(facts: Facts | None) -> dict[str, Any]:
+def readiness(facts: AttemptFacts | None) -> dict[str, Any]:
     """Return the columns that say that a program is ready, and where it is reached; none of one that never was."""
     if facts is None or facts.ready_at is None:
         return {}
@@ -71,7 +71,7 @@ def readiness(facts: Facts | None) -> dict[str, Any]:
     return {"ready_at": moment(facts.ready_at), **reached}
 
 
-def began(head: TaskHead, facts: Facts | None) -> dict[str, Any]:
+def began(head: TaskHead, facts: AttemptFacts | None) -> dict[str, Any]:
     """Return the column that says when the task's first program was started, unless the head has it."""
     return {} if facts is None or head.started_at is not None else {"started_at": moment(facts.started_at)}
 
@@ -81,7 +81,7 @@ def moment(seconds: float | None) -> int | None:
     return None if not seconds else round(seconds * 1_000_000)
 
 
-def follows(head: TaskHead, verdict: Verdict) -> Again:
+def follows(head: TaskHead, verdict: Verdict) -> Repetition:
     """Return whether another attempt follows: of what was lost and may be repeated, or of a service that is restarted.
 
     How often something was lost is told by the head alone, so that a worker that dies with its programs forgets nothing.

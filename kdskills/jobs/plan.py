@@ -13,7 +13,7 @@ from kdskills.jobs.states import TERMINAL, JobStatus, StepStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class JobPlan:
     """What follows from the state of a job.
 
     Attributes:
@@ -96,7 +96,7 @@ def decide(
     canceled: bool = False,
     overdue: bool = False,
     resting: Collection[str] = (),
-) -> Plan:
+) -> JobPlan:
     """Return what a job does next. A cancel comes before everything, the wall time before failures.
 
     Args:
@@ -114,10 +114,10 @@ def decide(
         if in_time and not canceled:
             return _ended(spec, now)
         if living:
-            return Plan(cancel=tuple(task.id for task in living if task.cancel_at is None))
+            return JobPlan(cancel=tuple(task.id for task in living if task.cancel_at is None))
         if canceled:
-            return Plan(status="canceled", error_code="canceled")
-        return Plan(status="failed", error_code="timeout", error_message=f"not done in {spec.max_wall_time_s:g} s")
+            return JobPlan(status="canceled", error_code="canceled")
+        return JobPlan(status="failed", error_code="timeout", error_message=f"not done in {spec.max_wall_time_s:g} s")
     states = _states(spec, latest)
     room = spec.max_concurrency - len(living)
     needs = needs_of(spec)
@@ -132,27 +132,27 @@ def decide(
             elif task is None or (task.status == "failed" and number <= step.retry):
                 start.append((index, number))
     if start or living or paused:
-        return Plan(start=tuple(start))
+        return JobPlan(start=tuple(start))
     return _ended(spec, states)
 
 
-def _ended(spec: JobSpec, states: Sequence[StepStatus]) -> Plan:
+def _ended(spec: JobSpec, states: Sequence[StepStatus]) -> JobPlan:
     failed = [
         step.name
         for step, state in zip(spec.steps, states, strict=True)
         if state in ("failed", "canceled") and not step.continue_on_error
     ]
     if not failed:
-        return Plan(status="succeeded")
-    return Plan(status="failed", error_code="step_failed", error_message=f"step {failed[0]!r} did not succeed")
+        return JobPlan(status="succeeded")
+    return JobPlan(status="failed", error_code="step_failed", error_message=f"step {failed[0]!r} did not succeed")
 
 
 def _latest(tasks: Sequence[TaskHead]) -> Mapping[int, TaskHead]:
     latest: dict[int, TaskHead] = {}
     for task in tasks:
         assert task.step is not None
-        known = latest.get(task.step)
-        if known is None or (task.try_ or 0) > (known.try_ or 0):
+        newest = latest.get(task.step)
+        if newest is None or (task.try_ or 0) > (newest.try_ or 0):
             latest[task.step] = task
     return latest
 
@@ -172,8 +172,8 @@ def _states(spec: JobSpec, latest: Mapping[int, TaskHead], *, over: bool = False
     """Return the steps' states; a step is skipped once one it needs is over and does not let it begin."""
     states: list[StepStatus] = ["queued"] * len(spec.steps)
     for index, task in latest.items():
-        again = task.status == "failed" and (task.try_ or 0) < spec.steps[index].retry and not over
-        states[index] = "queued" if again else task.status
+        retryable = task.status == "failed" and (task.try_ or 0) < spec.steps[index].retry and not over
+        states[index] = "queued" if retryable else task.status
     needs = needs_of(spec)
     changed = True
     while changed:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from kdskills.jobs.heads import TaskHead
-    from kdskills.jobs.records import Records
+    from kdskills.jobs.records import WorkRecords
     from kdskills.jobs.roster import Roster
 
 Kind = Literal["task", "job"]
@@ -50,18 +50,18 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimedWork:
     """What one claim took.
 
     Attributes:
         tasks: Heads of tasks that are this worker's now, each with the attempt to start or to adopt.
         jobs: Ids of jobs that are this worker's now.
-        more: Whether there may be more to claim at once.
+        may_continue: Whether there may be more to claim at once.
     """
 
     tasks: tuple[TaskHead, ...] = ()
     jobs: tuple[str, ...] = ()
-    more: bool = False
+    may_continue: bool = False
 
 
 class WorkQueue:
@@ -76,7 +76,7 @@ class WorkQueue:
     """
 
     def __init__(
-        self, records: Records, roster: Roster, host: str, *, pooled: bool, global_concurrency: int | None
+        self, records: WorkRecords, roster: Roster, host: str, *, pooled: bool, global_concurrency: int | None
     ) -> None:
         self._records = records
         self._roster = roster
@@ -118,19 +118,19 @@ class WorkQueue:
         if not self._pooled:
             alive = alive.where(workers.c.host == self._host)
         tables = [self._records.table(kind) for kind in ("task", "job")]
-        waits = [sa.exists().where(in_states(table, ("queued",)), self._near(table)) for table in tables]
+        waits = [sa.exists().where(in_states(table, ("queued",)), self._pinned_here(table)) for table in tables]
         return bool(link.execute(sa.select(sa.and_(sa.or_(*waits), ~alive))).scalar())
 
-    def _near(self, table: sa.Table) -> sa.ColumnElement[bool]:
+    def _pinned_here(self, table: sa.Table) -> sa.ColumnElement[bool]:
         """Return whether a row is pinned to this host, or to none of a pool this host is in."""
-        near = table.c.home == self._host
-        return near | table.c.home.is_(None) if self._pooled else near
+        pinned_here = table.c.home == self._host
+        return pinned_here | table.c.home.is_(None) if self._pooled else pinned_here
 
     def anything(self, link: sa.Connection, executor: str, capacity: Capacity, in_hand: Collection[str]) -> bool:
         """Whether a claim would find something: one question, without the lock."""
         return bool(self._candidates(link, executor, capacity, in_hand))
 
-    def claim(self, link: sa.Connection, executor: str, capacity: Capacity, in_hand: Collection[str]) -> Claim:
+    def claim(self, link: sa.Connection, executor: str, capacity: Capacity, in_hand: Collection[str]) -> ClaimedWork:
         """Take what *executor* has room for, and everything of this host that nobody alive has in hand.
 
         A task that waited is `starting` with its next attempt; one that had begun on this host keeps its attempt, to be
@@ -144,7 +144,7 @@ class WorkQueue:
             in_hand: Ids it sees through already.
         """
         if not self._alone(link, executor):
-            return Claim()
+            return ClaimedWork()
         if self._limit is not None:
             capacity = Capacity(
                 min(capacity.batch, max(0, self._limit - self._running(link))), capacity.service, capacity.jobs
@@ -176,8 +176,8 @@ class WorkQueue:
         heads += self._begin(link, fresh["task"], executor) + self._adopt(link, adopted, executor)
         self._begin_jobs(link, fresh["job"], executor)
         self._settle(link, sorted(sessions))
-        more = len(rows) >= _limit_of(capacity)
-        return Claim(tuple(heads), tuple(fresh["job"]), more)
+        may_continue = len(rows) >= _limit_of(capacity)
+        return ClaimedWork(tuple(heads), tuple(fresh["job"]), may_continue)
 
     def _alone(self, link: sa.Connection, executor: str) -> bool:
         """Hold the lock of claims until the transaction ends; False for a worker that was buried."""
@@ -198,8 +198,8 @@ class WorkQueue:
         question = self._questions.get(room)
         if question is None:
             question = self._questions[room] = self._question(*room)
-        given = {"executor": executor, "in_hand": sorted(in_hand), "most": _limit_of(capacity)}
-        return link.execute(question, given).all()
+        parameters = {"executor": executor, "in_hand": sorted(in_hand), "most": _limit_of(capacity)}
+        return link.execute(question, parameters).all()
 
     def _question(self, batch: bool, service: bool, jobs: bool) -> sa.Select[Any]:
         """Return the question for what may be claimed with room for these: made once, as it takes longer than its answer."""
@@ -244,33 +244,33 @@ class WorkQueue:
         import sqlalchemy as sa
 
         table, sessions = self._records.table(kind), self._records.tables.sessions
-        far = sa.exists().where(
+        bound_elsewhere = sa.exists().where(
             sessions.c.session_key == table.c.session_key,
             sessions.c.host != self._host,
             sessions.c.host.in_(self._roster.occupied()),
         )
-        here = table.c.home == self._host
+        runnable = table.c.home == self._host
         if self._pooled:
-            here = here | (table.c.home.is_(None) & ~far)
-        question = self._columns(kind, 1).where(in_states(table, ("queued",)), here)
-        for other in ("task", "job"):
-            question = question.where(~self._in_front(kind, other))
+            runnable = runnable | (table.c.home.is_(None) & ~bound_elsewhere)
+        question = self._columns(kind, 1).where(in_states(table, ("queued",)), runnable)
+        for front_kind in ("task", "job"):
+            question = question.where(~self._in_front(kind, front_kind))
         return question.where(table.c.job_id.is_(None)) if kind == "task" else question
 
-    def _in_front(self, kind: str, other: str) -> sa.ColumnElement[bool]:
+    def _in_front(self, kind: str, front_kind: str) -> sa.ColumnElement[bool]:
         """Return whether something of the same session runs, or came before and is not over."""
         import sqlalchemy as sa
 
-        table, front = self._records.table(kind), self._records.table(other).alias()
+        table, front = self._records.table(kind), self._records.table(front_kind).alias()
         before = sa.or_(
             front.c.created_at < table.c.created_at,
             sa.and_(front.c.created_at == table.c.created_at, front.c.id < table.c.id),
             in_states(front, _ACTIVE),
         )
-        same = sa.exists().where(front.c.session_key == table.c.session_key, in_states(front, _OPEN), before)
-        if other == "task":
-            same = same.where(front.c.job_id.is_(None))  # a job's steps are not in its way: it holds the session
-        return same.where(front.c.id != table.c.id) if kind == other else same
+        blocker = sa.exists().where(front.c.session_key == table.c.session_key, in_states(front, _OPEN), before)
+        if front_kind == "task":
+            blocker = blocker.where(front.c.job_id.is_(None))  # a job's steps are not in its way: it holds the session
+        return blocker.where(front.c.id != table.c.id) if kind == front_kind else blocker
 
     def _waiting_steps(self) -> sa.Select[Any]:
         """Return the question for steps whose job is this host's: they run where the session's files are."""
@@ -341,10 +341,10 @@ class WorkQueue:
         head = self._records.task(link, item)
         assert head is not None
         lost = Verdict(status="lost", error_code="lost", error_message=f"host {head.host} is gone", finished_at=0.0)
-        again = follows(head, lost)
-        if again != "no":
+        decision = follows(head, lost)
+        if decision != "no":
             values = {"status": "starting", "attempt": head.attempt + 1, "ready_at": None}
-            values |= {"restarts": head.restarts + (again == "restart"), "executor": executor, "host": self._host}
+            values |= {"restarts": head.restarts + (decision == "restart"), "executor": executor, "host": self._host}
             return self._change(link, [item], values)[0]
         status, values = ending(head, lost)
         self._change(link, [item], values | {"status": status})

@@ -29,7 +29,7 @@ _OVER: Final = tuple(sorted(TERMINAL))
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ListQuery:
     """Which rows a listing shows; without `steps` tasks that are steps of jobs are left out."""
 
     scope: Scope
@@ -42,7 +42,7 @@ class Wanted:
     steps: bool = True
 
 
-class Records:
+class WorkRecords:
     """Rows of tasks and jobs.
 
     Args:
@@ -120,18 +120,18 @@ class Records:
         query = table.select().where(table.c.job_id.in_(jobs)).order_by(table.c.job_id, table.c.step, table.c["try"])
         return [task_of(row) for row in link.execute(query).mappings()]
 
-    def list_tasks(self, link: sa.Connection, wanted: Wanted) -> list[TaskHead]:
+    def list_tasks(self, link: sa.Connection, query_filter: ListQuery) -> list[TaskHead]:
         """Return tasks, the newest first."""
-        query = self._listing(self.tables.tasks, wanted)
-        if wanted.job_id is not None:
-            query = query.where(self.tables.tasks.c.job_id == wanted.job_id)
-        if not wanted.steps:
+        query = self._listing(self.tables.tasks, query_filter)
+        if query_filter.job_id is not None:
+            query = query.where(self.tables.tasks.c.job_id == query_filter.job_id)
+        if not query_filter.steps:
             query = query.where(self.tables.tasks.c.job_id.is_(None))
         return [task_of(row) for row in link.execute(query).mappings()]
 
-    def list_jobs(self, link: sa.Connection, wanted: Wanted) -> list[JobHead]:
+    def list_jobs(self, link: sa.Connection, query_filter: ListQuery) -> list[JobHead]:
         """Return jobs, the newest first."""
-        rows = link.execute(self._listing(self.tables.jobs, wanted)).mappings().all()
+        rows = link.execute(self._listing(self.tables.jobs, query_filter)).mappings().all()
         tasks = self.tasks_of_jobs(link, [row["id"] for row in rows])
         return [job_of(row, [task for task in tasks if task.job_id == row["id"]]) for row in rows]
 
@@ -151,7 +151,7 @@ class Records:
         """Return the task or job, *but* one, that is not over and came first in this session; None when nothing holds it."""
         import sqlalchemy as sa
 
-        found: list[tuple[int, str]] = []
+        holders: list[tuple[int, str]] = []
         for kind in ("task", "job"):
             table = self.table(kind)
             query = (
@@ -162,28 +162,28 @@ class Records:
             )
             if kind == "task":
                 query = query.where(table.c.job_id.is_(None))
-            found += [(row[0], row[1]) for row in link.execute(query)]
-        return min(found)[1] if found else None
+            holders += [(row[0], row[1]) for row in link.execute(query)]
+        return min(holders)[1] if holders else None
 
     def move(
         self,
         link: sa.Connection,
         kind: str,
         item: str,
-        to: str,
+        new_status: str,
         executor: str,
         *,
         of_attempt: int | None = None,
         **values: Any,
     ) -> bool:
-        """Move a row *executor* holds to the state *to*; False when the tables of states, or the fence, forbid it.
+        """Move a row *executor* holds to the state *new_status*; False when the tables of states, or the fence, forbid it.
 
         With *of_attempt* it is moved only while that attempt is its latest.
         """
         table = self.table(kind)
-        allowed = before(TASKS if kind == "task" else JOBS, to)
+        allowed = before(TASKS if kind == "task" else JOBS, new_status)
         mine = (table.c.id == item, table.c.executor == executor, self._lives(executor))
-        change = table.update().where(*mine, table.c.status.in_(allowed)).values(status=to, **values)
+        change = table.update().where(*mine, table.c.status.in_(allowed)).values(status=new_status, **values)
         if of_attempt is not None:
             change = change.where(table.c.attempt == of_attempt)
         return link.execute(change).rowcount > 0
@@ -197,22 +197,26 @@ class Records:
         done = waiting.values(cancel_at=now, cancel_reason=reason, **ended)
         if link.execute(done).rowcount:
             return "canceled"
-        asked = table.update().where(mine, table.c.status.not_in(_OVER), table.c.cancel_at.is_(None))
-        if link.execute(asked.values(cancel_at=now, cancel_reason=reason)).rowcount:
+        request = table.update().where(mine, table.c.status.not_in(_OVER), table.c.cancel_at.is_(None))
+        if link.execute(request.values(cancel_at=now, cancel_reason=reason)).rowcount:
             return "asked"
-        left = table.select().with_only_columns(table.c.id).where(mine, table.c.status.not_in(_OVER))
-        return None if link.execute(left).first() is None else "asked"
+        unfinished = table.select().with_only_columns(table.c.id).where(mine, table.c.status.not_in(_OVER))
+        return None if link.execute(unfinished).first() is None else "asked"
 
-    def force(self, link: sa.Connection, kind: str, item: str, to: str, *, executor: str | None, **values: Any) -> bool:
+    def force(
+        self, link: sa.Connection, kind: str, item: str, new_status: str, *, executor: str | None, **values: Any
+    ) -> bool:
         """End a row that nobody alive holds; False when somebody took it meanwhile, or it is over."""
         import sqlalchemy as sa
 
         table, workers = self.table(kind), self.tables.workers
         alive = sa.select(workers.c.executor).where(workers.c.state == "live")
-        same = table.c.executor.is_(None) if executor is None else table.c.executor == executor
+        same_executor = table.c.executor.is_(None) if executor is None else table.c.executor == executor
         free = sa.or_(table.c.executor.is_(None), table.c.executor.not_in(alive))
-        change = table.update().where(table.c.id == item, table.c.status.not_in(_OVER), same, free)
-        return link.execute(change.values({"status": to, "finished_at": micros(utc_now())} | values)).rowcount > 0
+        change = table.update().where(table.c.id == item, table.c.status.not_in(_OVER), same_executor, free)
+        return (
+            link.execute(change.values({"status": new_status, "finished_at": micros(utc_now())} | values)).rowcount > 0
+        )
 
     def session_host(self, link: sa.Connection, session_key: str) -> str | None:
         """Return the host whose disk has the session's files, if any has."""
@@ -229,22 +233,22 @@ class Records:
     def _add(self, link: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
         return link.execute(self._new[table.name], dict(values)).first() is not None
 
-    def _listing(self, table: sa.Table, wanted: Wanted) -> sa.Select[Any]:
+    def _listing(self, table: sa.Table, query_filter: ListQuery) -> sa.Select[Any]:
         import sqlalchemy as sa
 
-        scope = wanted.scope
+        scope = query_filter.scope
         query = table.select().where(table.c.tenant == scope.tenant, table.c.project == scope.project)
-        if not wanted.any_agent:
+        if not query_filter.any_agent:
             query = query.where(table.c.agent == scope.agent)
-        if wanted.session_id is not None:
-            query = query.where(table.c.session_id == wanted.session_id)
-        if wanted.status:
-            query = query.where(table.c.status.in_(wanted.status))
-        if wanted.before is not None:
-            moment, item = micros(wanted.before[0]), wanted.before[1]
+        if query_filter.session_id is not None:
+            query = query.where(table.c.session_id == query_filter.session_id)
+        if query_filter.status:
+            query = query.where(table.c.status.in_(query_filter.status))
+        if query_filter.before is not None:
+            moment, item = micros(query_filter.before[0]), query_filter.before[1]
             earlier = sa.and_(table.c.created_at == moment, table.c.id < item)
             query = query.where(sa.or_(table.c.created_at < moment, earlier))
-        return query.order_by(table.c.created_at.desc(), table.c.id.desc()).limit(wanted.limit)
+        return query.order_by(table.c.created_at.desc(), table.c.id.desc()).limit(query_filter.limit)
 
 
 def in_states(table: sa.FromClause, states: Sequence[str]) -> sa.ColumnElement[bool]:
@@ -287,20 +291,28 @@ def new_task(item: str, spec: TaskSpec, session_key: str, *, body_hash: str, hom
 
 def submitted_task(row: Mapping[str, Any], spec: TaskSpec) -> TaskHead:
     """Return the head of a task whose new *row* was just added."""
-    same = ("id", "status", "mode", "session_key", "attempt", "restarts", "home")
-    return TaskHead(spec=spec, created_at=moment_of(row["created_at"]), **{name: row[name] for name in same})
+    shared_columns = ("id", "status", "mode", "session_key", "attempt", "restarts", "home")
+    return TaskHead(spec=spec, created_at=moment_of(row["created_at"]), **{name: row[name] for name in shared_columns})
 
 
 def submitted_job(row: Mapping[str, Any], spec: JobSpec) -> JobHead:
     """Return the head of a job whose new *row* was just added."""
-    same = {name: row[name] for name in ("id", "status", "session_key", "home")}
-    return JobHead(spec=spec, steps=steps_of(spec, ()), created_at=moment_of(row["created_at"]), **same)
+    shared_values = {name: row[name] for name in ("id", "status", "session_key", "home")}
+    return JobHead(spec=spec, steps=steps_of(spec, ()), created_at=moment_of(row["created_at"]), **shared_values)
 
 
 def task_of(row: Mapping[Any, Any]) -> TaskHead:
     """Return the head a row of tasks holds."""
     plain = ("id", "status", "mode", "session_key", "attempt", "restarts", "job_id", "step", "home", "host", "executor")
-    more = ("exit_code", "signal", "error_code", "error_message", "stdout_total", "stderr_total", "cancel_reason")
+    outcome_columns = (
+        "exit_code",
+        "signal",
+        "error_code",
+        "error_message",
+        "stdout_total",
+        "stderr_total",
+        "cancel_reason",
+    )
     return TaskHead(
         spec=TaskSpec.model_validate_json(row["spec"]),
         try_=row["try"],
@@ -309,7 +321,7 @@ def task_of(row: Mapping[Any, Any]) -> TaskHead:
         artifacts=ARTIFACTS.validate_json(row["artifacts"] or "[]"),
         output_errors=OUTPUT_ERRORS.validate_json(row["output_errors"] or "[]"),
         endpoints=ENDPOINTS.validate_json(row["endpoints"] or "[]"),
-        **{name: row[name] for name in (*plain, *more)},
+        **{name: row[name] for name in (*plain, *outcome_columns)},
         **_moments(row, (*_MOMENTS, "ready_at")),
     )
 

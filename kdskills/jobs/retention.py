@@ -46,13 +46,13 @@ class Retention:
 
     async def round(self) -> int:
         """Forget everything that is due; returns how many heads went."""
-        gone = 0
+        removed_heads = 0
         for kind in ("job", "task"):
             while due := await self._work.database.read(partial(self._due, kind=kind)):
                 await self._forget(kind, due)
-                gone += len(due)
+                removed_heads += len(due)
         await asyncio.to_thread(self._tidy)
-        return gone
+        return removed_heads
 
     def _due(self, link: sa.Connection, *, kind: str) -> list[str]:
         """Return ids of heads that may go, of this host's work or nobody's, a batch at most.
@@ -68,9 +68,9 @@ class Retention:
         alone = (over, ours) if kind == "job" else (over, ours, table.c.job_id.is_(None))
         oldest = micros(utc_now()) - round(self._settings.keep_s * 1_000_000)
         old = sa.select(table.c.id).where(*alone, table.c.finished_at < oldest).limit(batch)
-        found = list(link.execute(old).scalars())
-        if found:
-            return found
+        expired = list(link.execute(old).scalars())
+        if expired:
+            return expired
         most = self._settings.keep_per_project
         many_rows = (  # an index alone tells; what is over is counted only where there may be too much
             sa.select(table.c.tenant, table.c.project)
@@ -111,9 +111,9 @@ class Retention:
         for first in range(0, len(items), batch):
             some = items[first : first + batch]
             query = table.select().with_only_columns(table.c.id).where(table.c.id.in_(some))
-            known = set(self._work.database.ask(partial(_ids, query=query)))
+            recorded = set(self._work.database.ask(partial(_ids, query=query)))
             for item in some:
-                if item not in known:
+                if item not in recorded:
                     self._work.attempts.remove(item)
 
     def _old(self, item: str) -> bool:

@@ -86,8 +86,8 @@ class Roster:
     def leave(self, executor: str) -> None:
         """Bury this worker, which ends. Blocks."""
         table = self._table
-        gone = table.update().where(table.c.executor == executor).values(state="dead")
-        self._work.database.change(lambda link: link.execute(gone))
+        departure = table.update().where(table.c.executor == executor).values(state="dead")
+        self._work.database.change(lambda link: link.execute(departure))
 
     def bury(self, mine: str | None = None) -> list[str]:
         """Bury workers that are dead: of this host by their locks, of other hosts by their leases. Blocks.
@@ -201,10 +201,10 @@ def slot_taken(state_dir: Path, slot: int) -> bool:
 def slot_mark(state_dir: Path, slot: int) -> tuple[int, int] | None:
     """Return what tells the slot's lock file from any other of its name; None when it is gone."""
     try:
-        found = slot_file(state_dir, slot).stat()
+        lock_stat = slot_file(state_dir, slot).stat()
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return lock_stat.st_dev, lock_stat.st_ino
 
 
 @contextlib.contextmanager

@@ -26,9 +26,9 @@ def user_state_dir() -> Path:
 
     An account without a home, as containers have them, gets a folder that cannot be made: it can do all that keeps nothing.
     """
-    given = os.environ.get("XDG_STATE_HOME", "")
-    if given.startswith("/"):
-        return Path(given) / "kdskills"
+    xdg_folder = os.environ.get("XDG_STATE_HOME", "")
+    if xdg_folder.startswith("/"):
+        return Path(xdg_folder) / "kdskills"
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - no raise
     if not home.is_absolute():
         home = Path("/root") if os.geteuid() == 0 else NO_HOME
@@ -42,12 +42,12 @@ class JobsSettings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_retired(cls, given: Any) -> Any:
+    def _without_retired(cls, values: Any) -> Any:
         """Pass over settings of earlier versions that decide nothing any more, and say so."""
-        retired = sorted(RETIRED & given.keys()) if isinstance(given, dict) else []
+        retired = sorted(RETIRED & values.keys()) if isinstance(values, dict) else []
         for name in retired:
             _LOG.warning("the setting jobs.%s decides nothing any more: work is waited for, not polled for", name)
-        return {name: value for name, value in given.items() if name not in RETIRED} if retired else given
+        return {name: value for name, value in values.items() if name not in RETIRED} if retired else values
 
     slots: int = Field(
         default_factory=lambda: max(2, 2 * (os.cpu_count() or 1)),

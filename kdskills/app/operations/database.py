@@ -41,7 +41,7 @@ async def upgrade_all(host: Host, given: UpgradeInput, context: Context) -> Upgr
 
 def _upgrade(url: str, state_dir: Path) -> UpgradeOut:
     database_folder(url, state_dir)
-    database = Database(url, what="the service's database")
+    database = Database(url, label="the service's database")
     try:
         done = {part: upgrade(database, part) for part in sorted(HEADS)}
         at = database.ask(current)

@@ -172,7 +172,7 @@ async def _database(host: Host) -> str:
         if file is not None and not file.exists():
             await asyncio.to_thread(_writable, file.parent)
             return "SQLite, made when it is needed"
-        database = Database(url, what="the service's database")
+        database = Database(url, label="the service's database")
     except MissingExtra as error:
         if host.settings.database_url is None:
             return f"not used: {error.message}"
@@ -194,7 +194,7 @@ async def _artifacts(url: str) -> str:
         with tempfile.NamedTemporaryFile() as file:
             file.write(b"doctor")
             file.flush()
-            await blobs.put(key, Path(file.name))
+            await blobs.save(key, Path(file.name))
         size = await blobs.size(key)
         await blobs.delete(key)
     finally:

@@ -43,7 +43,7 @@ class Presence:
     async def share(self, project: str, found: SkillVersion, archive: Path) -> None:
         """Keep a version's archive where other machines find it."""
         if self._blobs is not None:
-            await self._blobs.put(key_of(project, found), archive)
+            await self._blobs.save(key_of(project, found), archive)
 
     async def forget(self, project: str, found: SkillVersion) -> None:
         """Remove a version's archive from where other machines find it."""

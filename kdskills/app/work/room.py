@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kdskills.app.host import Host
     from kdskills.app.identity import Identity
     from kdskills.jobs.model import Scope
-    from kdskills.jobs.records import Records
+    from kdskills.jobs.records import WorkRecords
 
 
 class TooMuchWork(CallerMustAct):
@@ -29,7 +29,7 @@ def limit_of(host: Host, identity: Identity) -> int:
     return host.settings.concurrent_work if own is None else own
 
 
-def require_room(records: Records, link: sa.Connection, scope: Scope, limit: int, *, more: int) -> None:
+def require_room(records: WorkRecords, link: sa.Connection, scope: Scope, limit: int, *, more: int) -> None:
     """Refuse an agent that has too much work; in the transaction that adds to it, the count is exact in every process.
 
     Work belongs to an agent: tokens of one agent share what they have.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kdskills.app.identity import Identity
     from kdskills.jobs.artifacts import ArtifactStore
     from kdskills.jobs.canceling import Kind
-    from kdskills.jobs.client import Beside
+    from kdskills.jobs.client import SubmissionHook
     from kdskills.jobs.heads import JobHead, TaskHead
     from kdskills.jobs.model import Command, JobSpec, Scope, TaskSpec
     from kdskills.jobs.settings import JobsSettings
@@ -99,7 +99,7 @@ class WorkService:
         await self._require_possible("task", spec.scope, key, (spec.command,), limit)
         spec = await spooled_task(self.keeper, spec)
         beside = await self._beside(spec, limit)
-        return await self.client.submit_task(spec, key=key, body_hash=body, beside=beside)
+        return await self.client.submit_task(spec, key=key, body_hash=body, hook=beside)
 
     async def submit_job(self, identity: Identity, spec: JobSpec, key: str | None, body: str) -> JobHead:
         """Submit a job; as `submit_task`."""
@@ -107,9 +107,9 @@ class WorkService:
         await self._require_possible("job", spec.scope, key, [step.command for step in spec.steps], limit)
         spec = await spooled_job(self.keeper, spec)
         beside = await self._beside(spec, limit)
-        return await self.client.submit_job(spec, key=key, body_hash=body, beside=beside)
+        return await self.client.submit_job(spec, key=key, body_hash=body, hook=beside)
 
-    async def _beside(self, spec: TaskSpec | JobSpec, limit: int) -> Beside:
+    async def _beside(self, spec: TaskSpec | JobSpec, limit: int) -> SubmissionHook:
         """Return what is done in the transaction of a submission: count against the limit, and hold the versions it uses."""
         work, uploaded = await self.client.work(), spec.placement.uploaded
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from kdskills.errors import ExecRefused, KdskillsError
 from kdskills.execution.choose import require_consent
-from kdskills.jobs.attempts import AttemptOrder, Facts, Identity, SessionFolder, Verdict, shim
+from kdskills.jobs.attempts import AttemptFacts, AttemptOrder, ProcessIdentity, SessionFolder, Verdict, shim
 from kdskills.jobs.attempts.asking import to_request
 from kdskills.jobs.attempts.order import OutputError
-from kdskills.jobs.attempts.sessions import Bounds, what_was_left
+from kdskills.jobs.attempts.sessions import Bounds, workdir_files
 from kdskills.jobs.attempts.telling import refusal, to_verdict
-from kdskills.jobs.services import Keeper
+from kdskills.jobs.services import ServiceSupervisor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,28 +75,28 @@ class _Run:
                 handle, given = await self._start(engine, snapshot.files), snapshot
         started_at = time.time()
         result, instead = await self._over(handle, engine, started_at)
-        left = None if session is None else what_was_left(result)
+        left = None if session is None else workdir_files(result)
         errors: list[OutputError] = []
         if session is not None and left is not None and given is not None:
             limits = order.spec.placement.limits
-            errors = session.put_back(given, left, Bounds(order.session_files, limits.work_size))
-        return to_verdict(order, self._folder, result, started_at=started_at, not_put_back=errors, instead=instead)
+            errors = session.commit(given, left, Bounds(order.session_files, limits.work_size))
+        return to_verdict(order, self._folder, result, started_at=started_at, session_errors=errors, override=instead)
 
     async def _over(
         self, handle: Handle, engine: Executor, started_at: float
     ) -> tuple[ExecResult, KdskillsError | None]:
         """Wait for the end, ending it when asked to or when it cannot be the service it should be."""
         service = self._order.spec.service
-        me = Identity.model_validate(shim.identity(os.getpid()))
+        me = ProcessIdentity.model_validate(shim.identity(os.getpid()))
         ready_at = started_at if service is None else None
-        facts = Facts(started_at=started_at, ready_at=ready_at, engine=engine.name, runner=me)
+        facts = AttemptFacts(started_at=started_at, ready_at=ready_at, engine=engine.name, runner=me)
         self._tell(facts)
         waiting = asyncio.create_task(handle.wait())
         ends = [asyncio.create_task(self._asked())]
         if service is not None:
             logs = [self._folder / shim.STDOUT, self._folder / shim.STDERR]
-            keeper = Keeper(service, handle, logs, self._order.host_ports, facts, self._tell)
-            ends.append(asyncio.create_task(keeper.keep()))
+            supervisor = ServiceSupervisor(service, handle, logs, self._order.host_ports, facts, self._tell)
+            ends.append(asyncio.create_task(supervisor.supervise()))
         await asyncio.wait({waiting, *ends}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
             await handle.cancel()
@@ -125,5 +125,5 @@ class _Run:
             raise ExecRefused(f"no engine is named {name!r}", engine=name)
         return engine
 
-    def _tell(self, facts: Facts) -> None:
+    def _tell(self, facts: AttemptFacts) -> None:
         shim.write_json(self._folder / shim.FACTS, facts.model_dump(mode="json"))

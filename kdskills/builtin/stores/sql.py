@@ -106,7 +106,7 @@ class SqlStore:
 
     def __init__(self, url: str, *, clock: Callable[[], datetime] = utc_now) -> None:
         self._clock = clock
-        self._database = Database(url, what=STORE_NAME, failure=StoreUnavailable)
+        self._database = Database(url, label=STORE_NAME, failure=StoreUnavailable)
         self._tables = Tables()
         self._database.create(self._tables.metadata)
 

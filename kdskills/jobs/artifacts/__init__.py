@@ -5,7 +5,7 @@ stands in the table `kd_artifacts`. What is read back is checked against its dig
 """
 
 from kdskills.jobs.artifacts.blobs import ArtifactCorrupt, ArtifactStoreUnavailable, Blobs
-from kdskills.jobs.artifacts.keeper import ArtifactKeeper, Kept
+from kdskills.jobs.artifacts.keeper import ArtifactKeeper, ArtifactRow
 from kdskills.jobs.artifacts.naming import artifact_id, mime_of
 from kdskills.jobs.artifacts.opening import artifacts_url, open_artifacts
 from kdskills.jobs.artifacts.store import ArtifactStore, Stored
@@ -13,10 +13,10 @@ from kdskills.jobs.artifacts.store import ArtifactStore, Stored
 __all__ = [
     "ArtifactCorrupt",
     "ArtifactKeeper",
+    "ArtifactRow",
     "ArtifactStore",
     "ArtifactStoreUnavailable",
     "Blobs",
-    "Kept",
     "Stored",
     "artifact_id",
     "artifacts_url",

@@ -32,7 +32,7 @@ class Blobs(Protocol):
         """Ask whether the storage is there. Raises ArtifactStoreUnavailable."""
         ...
 
-    async def put(self, key: str, source: Path) -> None:
+    async def save(self, key: str, source: Path) -> None:
         """Keep the file *source* under *key*; all of it or nothing."""
         ...
 

@@ -46,11 +46,11 @@ class GoogleBlobs:
     async def check(self) -> None:
         """Ask for a key, which only a bucket that is there answers. Raises ArtifactStoreUnavailable."""
         with _speaking():
-            there = await asyncio.to_thread(self._bucket.exists)
-        if not there:
+            bucket_exists = await asyncio.to_thread(self._bucket.exists)
+        if not bucket_exists:
             raise ArtifactStoreUnavailable(NO_BUCKET)
 
-    async def put(self, key: str, source: Path) -> None:
+    async def save(self, key: str, source: Path) -> None:
         """Keep a file, streamed; it appears whole or not at all."""
         blob = self._blob(key)
         blob.content_disposition = "attachment"
@@ -70,8 +70,8 @@ class GoogleBlobs:
     async def size(self, key: str) -> int | None:
         """Return the size of a key, or None."""
         with _speaking():
-            found = await asyncio.to_thread(self._bucket.get_blob, self._prefix + key)
-        return None if found is None else int(found.size)
+            blob = await asyncio.to_thread(self._bucket.get_blob, self._prefix + key)
+        return None if blob is None else int(blob.size)
 
     async def read(self, key: str) -> AsyncIterator[bytes]:
         """Stream a key in ranges of a chunk."""

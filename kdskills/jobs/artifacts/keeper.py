@@ -41,7 +41,7 @@ CACHE_S: Final = 86_400.0
 _LOCK: Final = 2_037_582
 
 
-class KeptFile(Protocol):
+class OutputFile(Protocol):
     """An output on this host."""
 
     @property
@@ -61,7 +61,7 @@ class KeptFile(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class ArtifactRow:
     """An artifact as its row tells it: content, name and where it came from."""
 
     id: str
@@ -95,25 +95,25 @@ class ArtifactKeeper:
         self._tables = tables
         self._cache = cache
 
-    async def keep(self, head: TaskHead, files: Sequence[KeptFile]) -> tuple[ArtifactRef, ...]:
+    async def keep(self, head: TaskHead, files: Sequence[OutputFile]) -> tuple[ArtifactRef, ...]:
         """Store a task's outputs; doing it again for the same task gives the same ids."""
-        kept: list[ArtifactRef] = []
+        refs: list[ArtifactRef] = []
         for item in files:
-            found = await self.store.measure(item.file)
+            content = await self.store.measure(item.file)
             ref = ArtifactRef(
                 artifact_id=artifact_id(head.id, item.path),
                 path=item.path,
-                size=found.size,
-                sha256=found.sha256,
+                size=content.size,
+                sha256=content.sha256,
                 mime=mime_of(item.path),
                 mode=item.mode,
             )
             await self._note_down(_provenance(head), ref)
-            await self.store.put(head.scope.project, item.file)
-            kept.append(ref)
-        return tuple(kept)
+            await self.store.save(head.scope.project, item.file)
+            refs.append(ref)
+        return tuple(refs)
 
-    async def find(self, scope: Scope, item: str) -> Kept:
+    async def find(self, scope: Scope, item: str) -> ArtifactRow:
         """Return an artifact of the caller's project.
 
         Raises:
@@ -126,7 +126,7 @@ class ArtifactKeeper:
         row = await self._database.read(lambda link: link.execute(query).mappings().first())
         if row is None:
             raise NotFound(f"there is no artifact {item!r}", artifact_id=item)
-        return _kept(row)
+        return _artifact_row(row)
 
     async def require(self, scope: Scope, items: Sequence[str]) -> None:
         """Raise NotFound for the first of *items* that is no artifact of the caller's project."""
@@ -140,12 +140,12 @@ class ArtifactKeeper:
 
     async def fetch(self, scope: Scope, item: str) -> Path:
         """Return a copy of an artifact on this host, which nobody may change. Raises NotFound."""
-        found = await self.find(scope, item)
-        folder = self._cache / hashlib.sha256(found.project.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        target = folder / found.sha256
+        artifact = await self.find(scope, item)
+        folder = self._cache / hashlib.sha256(artifact.project.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        target = folder / artifact.sha256
         await asyncio.to_thread(_tidy, folder)
         if not await asyncio.to_thread(_touched, target):
-            await self.store.fetch(found.project, found.sha256, target)
+            await self.store.fetch(artifact.project, artifact.sha256, target)
         return target
 
     async def forget(self, task_ids: Sequence[str]) -> None:
@@ -163,11 +163,11 @@ class ArtifactKeeper:
         source = folder / secrets.token_hex(12)
         await asyncio.to_thread(_write, source, data)
         try:
-            found = await self.store.measure(source)
-            item = artifact_id(f"input of {scope.tenant}", f"{scope.project}/{found.sha256}").replace("art_", "inp_")
-            ref = ArtifactRef(artifact_id=item, path="", size=found.size, sha256=found.sha256)
+            content = await self.store.measure(source)
+            item = artifact_id(f"input of {scope.tenant}", f"{scope.project}/{content.sha256}").replace("art_", "inp_")
+            ref = ArtifactRef(artifact_id=item, path="", size=content.size, sha256=content.sha256)
             await self._note_down({"tenant": scope.tenant, "project": scope.project, "agent": scope.agent}, ref)
-            await self.store.put(scope.project, source)
+            await self.store.save(scope.project, source)
         finally:
             source.unlink(missing_ok=True)
         return item
@@ -223,8 +223,8 @@ class ArtifactKeeper:
         link.execute(table.delete().where(mine))
         loose = []
         for project, sha256 in had:
-            left = sa.select(table.c.id).where(table.c.project == project, table.c.sha256 == sha256).limit(1)
-            if link.execute(left).first() is None:
+            remaining_rows = sa.select(table.c.id).where(table.c.project == project, table.c.sha256 == sha256).limit(1)
+            if link.execute(remaining_rows).first() is None:
                 loose.append((project, sha256))
                 new = upsert(link.dialect.name, meta).values(name=_note(project, sha256), value=str(micros(utc_now())))
                 link.execute(new.on_conflict_do_update(index_elements=["name"], set_={"value": new.excluded.value}))
@@ -261,10 +261,10 @@ def _note(project: str, sha256: str) -> str:
     return "forget:" + hashlib.sha256(f"{sha256}{project}".encode("utf-8", "surrogatepass")).hexdigest()[:40]
 
 
-def _kept(row: Any) -> Kept:
+def _artifact_row(row: Any) -> ArtifactRow:
     names = ("id", "project", "agent", "task_id", "job_id", "path", "sha256", "size", "mime", "mode")
     values = {name: row[name] for name in (*names, "skill_name", "version_hash")}
-    return Kept(**values, created_at=moment_of(row["created_at"]))
+    return ArtifactRow(**values, created_at=moment_of(row["created_at"]))
 
 
 def _touched(path: Path) -> bool:

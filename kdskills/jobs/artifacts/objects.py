@@ -77,7 +77,7 @@ class ObjectBlobs:
         with _speaking(), _in_bucket():
             await obstore.list(self._store, prefix=CHECKED, chunk_size=1).collect_async()
 
-    async def put(self, key: str, source: Path) -> None:
+    async def save(self, key: str, source: Path) -> None:
         """Keep a file, streamed; it appears whole or not at all."""
         import obstore
 
@@ -106,8 +106,8 @@ class ObjectBlobs:
         import obstore
 
         with _speaking(), _in_bucket():
-            found = await obstore.get_async(self._store, key)
-            async for chunk in found.stream(min_chunk_size=CHUNK):
+            response = await obstore.get_async(self._store, key)
+            async for chunk in response.stream(min_chunk_size=CHUNK):
                 yield bytes(chunk)
 
     async def piece(self, key: str, begin: int, end: int) -> bytes:

@@ -11,9 +11,9 @@ from kdskills.jobs.artifacts.store import ArtifactStore
 FORMS = "a folder, s3://bucket/prefix, az://container/prefix or gs://bucket/prefix"
 
 
-def artifacts_url(given: str | None, state_dir: Path) -> str:
+def artifacts_url(configured_url: str | None, state_dir: Path) -> str:
     """Return where artifacts are kept: the setting, or a folder beside the other durable state."""
-    return given or str(state_dir)
+    return configured_url or str(state_dir)
 
 
 def open_artifacts(url: str) -> ArtifactStore:

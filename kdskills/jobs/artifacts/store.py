@@ -46,18 +46,18 @@ class ArtifactStore:
         """Return digest and size of a file, which is not kept. Raises OSError."""
         return await asyncio.to_thread(_hashed, source)
 
-    async def put(self, project: str, source: Path) -> Stored:
+    async def save(self, project: str, source: Path) -> Stored:
         """Keep the file at *source*; it is streamed and must not change meanwhile.
 
         Raises:
             OSError: The file cannot be read.
             ArtifactStoreUnavailable: The storage does not answer.
         """
-        found = await self.measure(source)
-        key = blob_key(project, found.sha256)
-        if await self._blobs.size(key) != found.size:
-            await self._blobs.put(key, source)
-        return found
+        content = await self.measure(source)
+        key = blob_key(project, content.sha256)
+        if await self._blobs.size(key) != content.size:
+            await self._blobs.save(key, source)
+        return content
 
     async def read(self, project: str, sha256: str) -> AsyncIterator[bytes]:
         """Stream the bytes of a digest.

@@ -7,14 +7,14 @@ how it ended. The shim is `shim.py`; the runner, which knows engines, is `kdskil
 from kdskills.execution.logfile import LogPiece
 from kdskills.jobs.attempts.attempt import Attempt
 from kdskills.jobs.attempts.order import (
+    AttemptFacts,
     AttemptOrder,
     AttemptState,
-    Facts,
-    Identity,
     LogStream,
     OrderInput,
     OutFile,
     OutputBounds,
+    ProcessIdentity,
     Verdict,
     VerdictStatus,
 )
@@ -24,16 +24,16 @@ from kdskills.jobs.attempts.warm import WarmStarter
 
 __all__ = [
     "Attempt",
+    "AttemptFacts",
     "AttemptOrder",
     "AttemptState",
     "Attempts",
-    "Facts",
-    "Identity",
     "LogPiece",
     "LogStream",
     "OrderInput",
     "OutFile",
     "OutputBounds",
+    "ProcessIdentity",
     "SessionFolder",
     "Starter",
     "Verdict",

@@ -63,7 +63,7 @@ def to_request(order: AttemptOrder, folder: Path, session: Mapping[str, tuple[Pa
 
 
 def keeps(order: AttemptOrder) -> bool:
-    """Whether the session's files are put back when the program is dead."""
+    """Whether the session's files are stored again once the program is dead."""
     return order.session_dir is not None
 
 
@@ -76,7 +76,7 @@ def shows(order: AttemptOrder, path: str) -> bool:
 
 
 def _inputs(order: AttemptOrder) -> list[InputFile]:
-    found = {item.path: item.file for item in order.inputs}
+    artifact_files = {item.path: item.file for item in order.inputs}
     result: list[InputFile] = []
     for item in order.spec.command.inputs:
         if isinstance(item, Inline):
@@ -84,8 +84,8 @@ def _inputs(order: AttemptOrder) -> list[InputFile]:
                 result.append(InputFile(item.path, base64.b64decode(item.content_base64, validate=True)))
             except ValueError as error:
                 raise BadRequest(f"input {item.path!r} is no base64: {error}", errors=[item.path]) from error
-        elif item.path in found:
-            result.append(InputFile(item.path, found[item.path]))
+        elif item.path in artifact_files:
+            result.append(InputFile(item.path, artifact_files[item.path]))
         else:
             raise BadRequest(f"input {item.path!r} was not found on this host", errors=[item.path])
     return result

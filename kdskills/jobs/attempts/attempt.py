@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from kdskills.errors import ExecFailed
 from kdskills.execution.logfile import LogPiece, read_log
 from kdskills.jobs.attempts import shim
-from kdskills.jobs.attempts.order import AttemptOrder, AttemptState, Facts, LogStream, Verdict
+from kdskills.jobs.attempts.order import AttemptFacts, AttemptOrder, AttemptState, LogStream, Verdict
 
 if TYPE_CHECKING:
     from kdskills.jobs.attempts.store import Starter
@@ -47,23 +47,23 @@ class Attempt:
         """Return where it stands; `lost` is one that died without a verdict."""
         if self.verdict() is not None:
             return "ended"
-        if not held(self.folder):
+        if not attempt_alive(self.folder):
             return "ended" if self.verdict() is not None else "lost"
         facts = self.facts()
         return "running" if facts is not None and facts.ready_at is not None else "starting"
 
-    def facts(self) -> Facts | None:
-        """Return what it said of itself; None before its program was started."""
-        found = shim.read_json(self.folder / shim.FACTS)
-        return None if found is None else Facts.model_validate(found)
+    def facts(self) -> AttemptFacts | None:
+        """Return the facts its runner wrote; None before its program was started."""
+        document = shim.read_json(self.folder / shim.FACTS)
+        return None if document is None else AttemptFacts.model_validate(document)
 
     def verdict(self) -> Verdict | None:
         """Return how it ended; None while it has not."""
-        found = shim.read_json(self.folder / shim.EXIT)
-        if found is None:
+        document = shim.read_json(self.folder / shim.EXIT)
+        if document is None:
             return None
         try:
-            return Verdict.model_validate(found)
+            return Verdict.model_validate(document)
         except ValidationError as error:
             return Verdict(status="lost", error_code="lost", error_message=f"its verdict is unreadable: {error}")
 
@@ -74,7 +74,7 @@ class Attempt:
             return False
         return self.verdict() is None and shim.lives(facts.forwarder.model_dump())
 
-    async def until_running(self) -> Facts | None:
+    async def until_running(self) -> AttemptFacts | None:
         """Wait until it runs, and is ready if it is a service; None when it ended before."""
         pause = QUICK_S
         while True:
@@ -94,9 +94,9 @@ class Attempt:
         """
         pause, alone_since = QUICK_S, None
         while (verdict := self.verdict()) is None:
-            if not held(self.folder):
+            if not attempt_alive(self.folder):
                 return await self._settle()
-            if not await self._gone(1.0):
+            if not await self._shim_died(1.0):
                 alone_since = None
                 continue
             alone_since = alone_since or time.monotonic()  # the shim is dead; its runner still ends what it started
@@ -116,8 +116,8 @@ class Attempt:
 
     def cancel_reason(self) -> str | None:
         """Return why somebody wanted it to end; None when nobody did."""
-        found = shim.read_json(self.folder / shim.CANCEL)
-        return None if found is None else str(found.get("reason", ""))
+        document = shim.read_json(self.folder / shim.CANCEL)
+        return None if document is None else str(document.get("reason", ""))
 
     def logs(self, stream: LogStream, offset: int = 0, limit: int = 65536) -> LogPiece:
         """Return up to *limit* bytes of *stream* from *offset*; a negative offset counts from the end."""
@@ -145,7 +145,7 @@ class Attempt:
             os.close(lock)
         return True
 
-    async def _gone(self, patience_s: float) -> bool:
+    async def _shim_died(self, patience_s: float) -> bool:
         """Wait for the death of the shim; whether it is dead."""
         fd = self._pidfd()
         if fd is None:
@@ -177,9 +177,9 @@ class Attempt:
         if lock is None:
             return await self.wait()
         try:
-            found = self.verdict()
-            if found is not None:
-                return found
+            early_verdict = self.verdict()
+            if early_verdict is not None:
+                return early_verdict
             trouble = await self._reap()
             await asyncio.to_thread(shim.settle, self.folder, trouble)
         finally:
@@ -211,7 +211,7 @@ def _send(fd: int | None, number: int) -> None:
         os.close(fd)
 
 
-def held(folder: Path) -> bool:
+def attempt_alive(folder: Path) -> bool:
     """Whether something of the attempt in *folder* still lives: liveness is the lock, never a process number."""
     try:
         fd = os.open(folder / shim.LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -84,7 +84,7 @@ class Endpoint(Value):
     url: str
 
 
-class Identity(Value):
+class ProcessIdentity(Value):
     """A process told from every other that ever had its number."""
 
     pid: int = 0
@@ -92,7 +92,7 @@ class Identity(Value):
     boot: str = ""
 
 
-class Facts(Value):
+class AttemptFacts(Value):
     """What a running attempt says of itself; times are seconds since the epoch.
 
     Attributes:
@@ -108,8 +108,8 @@ class Facts(Value):
     engine: str
     ready_at: float | None = None
     endpoints: tuple[Endpoint, ...] = ()
-    forwarder: Identity | None = None
-    runner: Identity = Identity()
+    forwarder: ProcessIdentity | None = None
+    runner: ProcessIdentity = ProcessIdentity()
 
 
 class OutFile(Value):
@@ -123,7 +123,7 @@ class OutFile(Value):
 
 
 class OutputError(Value):
-    """A declared output that was not kept, or a session file that was not put back, and why."""
+    """A declared output that was not kept, or a session file that was not stored, and why."""
 
     path: str
     code: str

@@ -34,14 +34,14 @@ _UNREAD: Final = frozenset({"too_large", "too_many", "too_deep", "unreadable"})
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much a session keeps."""
+    """Most files and bytes a session keeps."""
 
     files: int
     size: int
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SessionFile:
     """One file of a version."""
 
     mode: int
@@ -50,49 +50,51 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class SessionVersion:
     """One version: its folder, and its files by path."""
 
     folder: Path
-    kept: Mapping[str, Kept]
+    entries: Mapping[str, SessionFile]
 
     @property
     def files(self) -> dict[str, tuple[Path, int]]:
         """Where each file lies, and its mode, by path."""
-        return {path: (self.folder / path, kept.mode) for path, kept in self.kept.items()}
+        return {path: (self.folder / path, file.mode) for path, file in self.entries.items()}
 
-    def same(self, item: Artifact) -> bool:
+    def contains(self, item: Artifact) -> bool:
         """Whether *item* is what the version has at its path."""
-        return self.kept.get(item.path) == _kept(item)
+        return self.entries.get(item.path) == _entry(item)
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class WorkdirFiles:
     """What a command left in its workdir.
 
     Attributes:
         files: Every file that could be read.
-        whole: Whether that is all there was; if not, what is missing is not taken for removed.
+        complete: Whether that is all there was; if not, what is missing is not taken for removed.
         errors: What could not be kept, and why.
     """
 
     files: Sequence[Artifact]
-    whole: bool
+    complete: bool
     errors: Sequence[OutputError] = ()
 
 
-def what_was_left(result: ExecResult) -> Left | None:
+def workdir_files(result: ExecResult) -> WorkdirFiles | None:
     """Return what the program of *result* left behind; None when nobody could look."""
     errors = result.artifact_errors
     files = [item for item in result.artifacts if item.path != MARKER]
     flood = len(errors) >= MAX_ERRORS
     if not flood and len(files) == len(result.artifacts) and all(error.path != MARKER for error in errors):
         return None
-    told = [error for error in errors if error.code in _KEPT_OUT or error.code in _UNREAD]
-    return Left(
+    reportable = [error for error in errors if error.code in _KEPT_OUT or error.code in _UNREAD]
+    return WorkdirFiles(
         files=files,
-        whole=not flood and all(error.code not in _UNREAD for error in errors),
-        errors=[OutputError(path=e.path, code=e.code, message=f"not kept in the session: {e.message}") for e in told],
+        complete=not flood and all(error.code not in _UNREAD for error in errors),
+        errors=[
+            OutputError(path=e.path, code=e.code, message=f"not kept in the session: {e.message}") for e in reportable
+        ],
     )
 
 
@@ -107,37 +109,42 @@ class SessionFolder:
         self._top = top
 
     @contextmanager
-    def reading(self) -> Iterator[Snapshot]:
+    def reading(self) -> Iterator[SessionVersion]:
         """Hold the session still and give its files; they stay where they are until the end of the block."""
         with self._locked():
-            yield self._snapshot()
+            yield self._version()
 
-    def put_back(self, given: Snapshot, left: Left, bounds: Bounds) -> list[OutputError]:
+    def commit(self, base: SessionVersion, workdir: WorkdirFiles, bounds: Bounds) -> list[OutputError]:
         """Carry what a command changed into a new version; return what cannot be kept.
 
         Args:
-            given: The version the command was given.
-            left: What it left.
+            base: The version the command was given.
+            workdir: What the command left in its workdir.
             bounds: What the session may hold.
         """
-        files = {item.path: item for item in left.files}
-        errors = list(left.errors)
+        files = {item.path: item for item in workdir.files}
+        errors = list(workdir.errors)
         with self._locked():
-            now = self._snapshot()
-            changed = {path: item for path, item in files.items() if not given.same(item) and not now.same(item)}
+            current = self._version()
+            changed = {
+                path: item for path, item in files.items() if not base.contains(item) and not current.contains(item)
+            }
             for path in sorted(changed):
                 problem = output_problem(path)
                 if problem is not None:
                     errors.append(OutputError(path=path, code="bad_name", message=f"the path {problem}"))
                     del changed[path]
-            gone = {path for path, kept in given.kept.items() if path not in files and now.kept.get(path) == kept}
-            if not left.whole:
-                gone = set()
-            kept = {path: found for path, found in now.kept.items() if path not in gone}
-            errors += _bound(changed, kept, bounds)
-            stays = _beside(kept, changed)
-            if changed or gone:
-                self._exchange(now.folder, stays, changed)
+            # a file another command changed meanwhile is not removed by this one
+            removed = {
+                path for path, file in base.entries.items() if path not in files and current.entries.get(path) == file
+            }
+            if not workdir.complete:
+                removed = set()
+            remaining = {path: file for path, file in current.entries.items() if path not in removed}
+            errors += _bound(changed, remaining, bounds)
+            stays = _compatible(remaining, changed)
+            if changed or removed:
+                self._exchange(current.folder, stays, changed)
         return errors
 
     def remove(self) -> None:
@@ -146,24 +153,24 @@ class SessionFolder:
             with self._locked():
                 shutil.rmtree(self._top)
 
-    def _snapshot(self) -> Snapshot:
+    def _version(self) -> SessionVersion:
         try:
             facts = json.loads((self._top / _CURRENT).read_bytes())
         except FileNotFoundError:
-            return Snapshot(self._top, {})
-        files = {path: Kept(mode, size, sha256) for path, (mode, size, sha256) in facts["files"].items()}
-        return Snapshot(self._top / Path(facts["version"]).name, files)
+            return SessionVersion(self._top, {})
+        files = {path: SessionFile(mode, size, sha256) for path, (mode, size, sha256) in facts["files"].items()}
+        return SessionVersion(self._top / Path(facts["version"]).name, files)
 
-    def _exchange(self, old: Path, stays: Mapping[str, Kept], changed: Mapping[str, Artifact]) -> None:
+    def _exchange(self, old: Path, stays: Mapping[str, SessionFile], changed: Mapping[str, Artifact]) -> None:
         """Build the new version, make it the current one, and remove every other."""
         name = f"v-{secrets.token_hex(8)}"
         new = self._top / name
         new.mkdir(mode=0o700)
         for path in stays:
-            target = _made(new / path)
+            target = _with_parent(new / path)
             os.link(old / path, target, follow_symlinks=False)  # versions never change, so they may share files
         for path, item in changed.items():
-            target = _made(new / path)
+            target = _with_parent(new / path)
             fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "wb") as sink:
                 sink.write(item.content)
@@ -171,7 +178,7 @@ class SessionFolder:
                 sink.flush()
                 os.fsync(fd)
         part = self._top / f"{_NEW}{name}"
-        files = {**stays, **{path: _kept(item) for path, item in changed.items()}}
+        files = {**stays, **{path: _entry(item) for path, item in changed.items()}}
         with open_private(part, "w", encoding="utf-8") as sink:
             json.dump({"version": name, "files": {path: astuple(files[path]) for path in sorted(files)}}, sink)
             sink.flush()
@@ -194,36 +201,36 @@ def _mode(mode: int) -> int:
     return 0o700 if mode & 0o100 else 0o600
 
 
-def _kept(item: Artifact) -> Kept:
-    return Kept(_mode(item.mode), item.size, item.sha256)
+def _entry(item: Artifact) -> SessionFile:
+    return SessionFile(_mode(item.mode), item.size, item.sha256)
 
 
-def _made(path: Path) -> Path:
+def _with_parent(path: Path) -> Path:
     make_folder(path.parent)
     return path
 
 
-def _beside(files: Mapping[str, Kept], changed: Mapping[str, Artifact]) -> dict[str, Kept]:
+def _compatible(files: Mapping[str, SessionFile], changed: Mapping[str, Artifact]) -> dict[str, SessionFile]:
     """Return the *files* that can stand beside what *changed*: no other content, no file where a folder must be."""
     folders = {str(parent) for path in changed for parent in PurePosixPath(path).parents}
     return {
-        path: found
-        for path, found in files.items()
+        path: file
+        for path, file in files.items()
         if path not in changed
         and path not in folders
         and not any(str(parent) in changed for parent in PurePosixPath(path).parents)
     }
 
 
-def _bound(changed: dict[str, Artifact], kept: Mapping[str, Kept], bounds: Bounds) -> Iterator[OutputError]:
-    """Take from *changed* what would not fit, so that its old version in *kept* stays, and name it."""
-    sizes = {path: file.size for path, file in kept.items()}
+def _bound(changed: dict[str, Artifact], unchanged: Mapping[str, SessionFile], bounds: Bounds) -> Iterator[OutputError]:
+    """Take from *changed* what would not fit, so that its old version in *unchanged* stays, and name it."""
+    sizes = {path: file.size for path, file in unchanged.items()}
     files, room = bounds.files - len(sizes), bounds.size - sum(sizes.values())
     for path in sorted(changed):
-        more, size = int(path not in sizes), changed[path].size - sizes.get(path, 0)
-        if more > files or size > max(room, 0):
+        added_files, size = int(path not in sizes), changed[path].size - sizes.get(path, 0)
+        if added_files > files or size > max(room, 0):
             del changed[path]
-            what = f"a session keeps {bounds.files} files of {bounds.size} bytes in all"
-            yield OutputError(path=path, code="session_full", message=what)
+            message = f"a session keeps {bounds.files} files of {bounds.size} bytes in all"
+            yield OutputError(path=path, code="session_full", message=message)
         else:
-            files, room = files - more, room - size
+            files, room = files - added_files, room - size

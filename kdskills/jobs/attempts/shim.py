@@ -52,14 +52,14 @@ ROOM_S: Final = 30.0  # how long a verdict waits for room on a disk that is full
 PATIENCE_S: Final = 15.0
 """Seconds a runner has to end its sandbox once it was asked to; then it is killed and leftovers are reaped."""
 FENCE_S: Final = 2.0
-"""The same once the host's lease is over, when another host may begin in a few seconds."""
+"""Seconds for the same once the host's lease is over: another host may begin a few seconds later."""
 REAP_S: Final = 60.0
 _TREE_S: Final = 30.0
 _NO_ROOM: Final = "the disk was full when this was written"
 _SET_PDEATHSIG: Final = 1
 _SET_CHILD_SUBREAPER: Final = 36
 _SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
-_ASKED: Final = _SIGNALS - {signal.SIGCHLD}
+_END_SIGNALS: Final = _SIGNALS - {signal.SIGCHLD}
 
 
 def write_json(path: Path, facts: object, *, durable: bool = False) -> None:
@@ -139,14 +139,14 @@ def identity(pid: int) -> dict[str, str | int]:
     return {"pid": pid, "started": _started(pid), "boot": _text(Path("/proc/sys/kernel/random/boot_id"))}
 
 
-def lives(known: dict[str, Any]) -> bool:
+def lives(process: dict[str, Any]) -> bool:
     """Whether the process of this identity still runs."""
-    pid = known.get("pid")
+    pid = process.get("pid")
     return (
         isinstance(pid, int)
-        and known.get("boot") == _text(Path("/proc/sys/kernel/random/boot_id"))
-        and known.get("started") not in {"", None}
-        and known.get("started") == _started(pid)
+        and process.get("boot") == _text(Path("/proc/sys/kernel/random/boot_id"))
+        and process.get("started") not in {"", None}
+        and process.get("started") == _started(pid)
     )
 
 
@@ -165,23 +165,23 @@ def settle(folder: Path, trouble: str = "") -> None:
     A result the runner still wrote counts, but for one that only says that the runner was ended with its shim.
     *trouble* is what could not be ended of it.
     """
-    asked = (folder / CANCEL).exists()
+    cancel_requested = (folder / CANCEL).exists()
     result = read_json(folder / RESULT)
-    if result is None or (result.get("status") == "cancelled" and not asked):
-        result = _without_result(folder, None, asked=asked, overdue=False, started=time.time())
+    if result is None or (result.get("status") == "cancelled" and not cancel_requested):
+        result = _without_result(folder, None, cancel_requested=cancel_requested, overdue=False, started=time.time())
         result["error_message"] = f"{result['error_message']}; {trouble}" if trouble else result["error_message"]
     write_verdict(folder, result)
 
 
-def open_living(known: dict[str, Any] | None) -> int | None:
+def open_living(process: dict[str, Any] | None) -> int | None:
     """Open the process of this identity as a descriptor that means no other; None when it is gone."""
-    if known is None:
+    if process is None:
         return None
     try:
-        fd = os.pidfd_open(int(known["pid"]))
+        fd = os.pidfd_open(int(process["pid"]))
     except (OSError, ValueError, KeyError):
         return None
-    if lives(known):
+    if lives(process):
         return fd
     os.close(fd)
     return None
@@ -204,19 +204,19 @@ def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], in
     order = read_json(folder / ORDER) or {}
     _keep_room(folder)
     started = time.time()
-    asked, overdue = (folder / CANCEL).exists(), False
+    cancel_requested, overdue = (folder / CANCEL).exists(), False
     status: int | None = None
-    if not asked:
+    if not cancel_requested:
         limit = order.get("backstop_s")
         lease = order.get("lease_file")
-        bound, kept = None if limit is None else float(limit), None if lease is None else Path(lease)
-        status, asked, overdue = _attend(_child(run), folder, bound, kept)
+        backstop_s, lease_path = None if limit is None else float(limit), None if lease is None else Path(lease)
+        status, cancel_requested, overdue = _attend(_child(run), folder, backstop_s, lease_path)
     _end_tree()
     result = read_json(folder / RESULT)
-    if result is None and not (asked and status is None):
+    if result is None and not (cancel_requested and status is None):
         _reap(reap)
     if result is None:
-        result = _without_result(folder, status, asked=asked, overdue=overdue, started=started)
+        result = _without_result(folder, status, cancel_requested=cancel_requested, overdue=overdue, started=started)
     elif overdue and result.get("status") == "cancelled":
         result["status"] = "timeout"
     if (folder / FENCED).exists():
@@ -226,13 +226,13 @@ def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], in
 
 def children(pid: int) -> list[int]:
     """Return the direct children of *pid*."""
-    found: list[int] = []
+    child_pids: list[int] = []
     try:
         for task in os.scandir(f"/proc/{pid}/task"):
-            found += [int(word) for word in _text(Path(task.path, "children")).split()]
+            child_pids += [int(word) for word in _text(Path(task.path, "children")).split()]
     except OSError:
-        return found
-    return found
+        return child_pids
+    return child_pids
 
 
 def _child(work: Callable[[], int]) -> int:
@@ -278,43 +278,43 @@ def _attend(
     Returns:
         Its wait status, whether an end was asked for, and whether it was overdue.
     """
-    asked = overdue = False
+    cancel_requested = overdue = False
     overdue_at = None if backstop_s is None else time.monotonic() + backstop_s
     kill_at: float | None = None
     while True:
         status = _reaped(runner)
         if status is not None:
-            return status, asked, overdue
+            return status, cancel_requested, overdue
         now = time.monotonic()
         if kill_at is None and overdue_at is not None and now >= overdue_at:
             overdue = True
         fenced = kill_at is None and lease is not None and _lease_over(lease)
         if fenced:
             (folder / FENCED).touch(mode=0o600)
-            asked = True
-        if kill_at is None and (asked or overdue):
+            cancel_requested = True
+        if kill_at is None and (cancel_requested or overdue):
             os.kill(runner, signal.SIGTERM)
             kill_at = now + (FENCE_S if fenced else PATIENCE_S)
         elif kill_at is not None and now >= kill_at:
             os.kill(runner, signal.SIGKILL)
         bounds = [moment - now for moment in (overdue_at if kill_at is None else kill_at,) if moment is not None]
         longest = 3600.0 if lease is None else 0.5
-        seen = signal.sigtimedwait(_SIGNALS, max(0.05, min([*bounds, longest])))
-        asked = asked or (seen is not None and seen.si_signo in _ASKED)
+        received = signal.sigtimedwait(_SIGNALS, max(0.05, min([*bounds, longest])))
+        cancel_requested = cancel_requested or (received is not None and received.si_signo in _END_SIGNALS)
 
 
-def _reaped(wanted: int) -> int | None:
-    """Collect every dead child; return the status of *wanted* when it is among them."""
-    found = None
+def _reaped(child_pid: int) -> int | None:
+    """Collect every dead child; return the status of *child_pid* when it is among them."""
+    child_status = None
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return found
+            return child_status
         if pid == 0:
-            return found
-        if pid == wanted:
-            found = status
+            return child_status
+        if pid == child_pid:
+            child_status = status
 
 
 def _end_tree() -> None:
@@ -344,12 +344,12 @@ def _reap(reap: Callable[[], int]) -> None:
 
 
 def _without_result(
-    folder: Path, status: int | None, *, asked: bool, overdue: bool, started: float
+    folder: Path, status: int | None, *, cancel_requested: bool, overdue: bool, started: float
 ) -> dict[str, object]:
     """Return the verdict on an attempt whose runner left no result."""
     if overdue:
         verdict, code, message = "timeout", "timeout", "it ran out of time, and its runner did not end it"
-    elif asked:
+    elif cancel_requested:
         verdict, code, message = "cancelled", "canceled", "it was cancelled"
     elif status is not None and os.waitstatus_to_exitcode(status) == DISK_FULL:
         verdict, code, message = (

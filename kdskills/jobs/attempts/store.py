@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from kdskills.execution.dirs import private_dir
 from kdskills.jobs.attempts import shim
-from kdskills.jobs.attempts.attempt import Attempt, held
+from kdskills.jobs.attempts.attempt import Attempt, attempt_alive
 from kdskills.jobs.attempts.order import AttemptOrder, require_task_id
 from kdskills.skills.private_files import private_folder
 
@@ -69,7 +69,7 @@ class Attempts:
         facts = shim.read_json(folder / shim.ORDER)
         if facts is None:
             return None
-        if not held(folder) and shim.read_identity(folder) is None and not (folder / shim.EXIT).exists():
+        if not attempt_alive(folder) and shim.read_identity(folder) is None and not (folder / shim.EXIT).exists():
             return None
         return Attempt(folder, AttemptOrder.model_validate(facts["order"]), self._starter)
 
@@ -79,7 +79,7 @@ class Attempts:
         if not top.is_dir():
             return None
         numbers = sorted((int(path.name) for path in top.iterdir() if path.name.isdigit()), reverse=True)
-        return next((found for number in numbers if (found := self.find(task_id, number)) is not None), None)
+        return next((attempt for number in numbers if (attempt := self.find(task_id, number)) is not None), None)
 
     def remove(self, task_id: str) -> bool:
         """Remove everything of a task's attempts; False when one lives and was left."""
@@ -87,7 +87,7 @@ class Attempts:
         if not top.is_dir():
             return True
         for path in list(top.iterdir()):
-            if held(path):
+            if attempt_alive(path):
                 return False
         shutil.rmtree(top)
         return True

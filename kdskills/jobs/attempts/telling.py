@@ -23,8 +23,8 @@ def to_verdict(
     result: ExecResult,
     *,
     started_at: float,
-    not_put_back: Sequence[OutputError] = (),
-    instead: KdskillsError | None = None,
+    session_errors: Sequence[OutputError] = (),
+    override: KdskillsError | None = None,
 ) -> Verdict:
     """Write the declared outputs below *folder* and return the verdict on *result*.
 
@@ -33,20 +33,22 @@ def to_verdict(
         folder: The attempt's folder.
         result: What the engine says.
         started_at: When the program was started, in seconds since the epoch.
-        not_put_back: Files the session could not take back.
-        instead: Why we ended it, when that is what should be told.
+        session_errors: Files the session could not store.
+        override: Why we ended it; it takes the place of what the engine says.
     """
-    kept, refused = keep_outputs(folder, [item for item in result.artifacts if shows(order, item.path)], order.outputs)
-    errors = [*_errors(order, result.artifact_errors), *refused, *not_put_back]
-    said: VerdictStatus = result.status
-    code, error = _CODES.get(said, said), result.error
-    if said in {"refused", "infra_error", "limit"} and error is not None:
+    outputs, refused = keep_outputs(
+        folder, [item for item in result.artifacts if shows(order, item.path)], order.outputs
+    )
+    errors = [*_errors(order, result.artifact_errors), *refused, *session_errors]
+    status: VerdictStatus = result.status
+    code, error = _CODES.get(status, status), result.error
+    if status in {"refused", "infra_error", "limit"} and error is not None:
         code = error.code
     words = None if error is None else error.message
-    if instead is not None:
-        said, code, words = status_of_error(instead), instead.code, instead.message
+    if override is not None:
+        status, code, words = status_of_error(override), override.code, override.message
     return Verdict(
-        status=said,
+        status=status,
         exit_code=result.exit_code,
         signal=result.signal,
         error_code=code,
@@ -56,7 +58,7 @@ def to_verdict(
         duration_ms=round(result.duration_s * 1000),
         stdout_total=result.stdout.total,
         stderr_total=result.stderr.total,
-        artifacts=tuple(kept),
+        artifacts=tuple(outputs),
         output_errors=tuple(errors),
         enforced=tuple(sorted(result.limits_enforced)),
     )
@@ -83,25 +85,25 @@ def keep_outputs(
     folder: Path, artifacts: Iterable[Artifact], bounds: OutputBounds
 ) -> tuple[list[OutFile], list[OutputError]]:
     """Write *artifacts* as files below *folder* within *bounds*; what does not fit is named."""
-    kept: list[OutFile] = []
+    outputs: list[OutFile] = []
     refused: list[OutputError] = []
     room = bounds.total
     for item in artifacts:
-        if len(kept) >= bounds.files:
+        if len(outputs) >= bounds.files:
             refused.append(OutputError(path=item.path, code="too_many", message=f"more than {bounds.files} outputs"))
             continue
         if item.size > min(bounds.each, room):
-            what = f"{item.size} bytes; an output may have {bounds.each}, all together {bounds.total}"
-            refused.append(OutputError(path=item.path, code="too_large", message=what))
+            message = f"{item.size} bytes; an output may have {bounds.each}, all together {bounds.total}"
+            refused.append(OutputError(path=item.path, code="too_large", message=message))
             continue
-        name = f"{shim.OUT}/{len(kept):04d}"
+        name = f"{shim.OUT}/{len(outputs):04d}"
         (folder / shim.OUT).mkdir(mode=0o700, exist_ok=True)
         fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as sink:
             sink.write(item.content)
         room -= item.size
-        kept.append(OutFile(path=item.path, size=item.size, sha256=item.sha256, mode=item.mode, file=name))
-    return kept, refused
+        outputs.append(OutFile(path=item.path, size=item.size, sha256=item.sha256, mode=item.mode, file=name))
+    return outputs, refused
 
 
 def _errors(order: AttemptOrder, errors: Iterable[ArtifactError]) -> Iterable[OutputError]:

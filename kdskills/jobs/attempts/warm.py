@@ -62,8 +62,8 @@ class WarmStarter:
             if answer is None:  # it died: a second one is asked, and finds the order begun if the first got that far
                 answer = self._ask(order)
         if answer is None or "error" in answer:
-            said = "it died" if answer is None else answer["error"]
-            raise ExecFailed(f"the launcher could not start an attempt: {said}", code="launcher_failed")
+            cause = "it died" if answer is None else answer["error"]
+            raise ExecFailed(f"the launcher could not start an attempt: {cause}", code="launcher_failed")
 
     def _ask(self, order: dict[str, str]) -> dict[str, object] | None:
         """Send an order and read the answer; None when the launcher is dead or mute, and gone by now."""

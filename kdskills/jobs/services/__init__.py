@@ -5,6 +5,6 @@ connections into the sandbox's network. Restarts are new attempts, started by th
 """
 
 from kdskills.jobs.services.beside import check_service, needs_network, ports_refused
-from kdskills.jobs.services.keeping import Keeper, StartupTimeout, restart_delay_s
+from kdskills.jobs.services.keeping import ServiceSupervisor, StartupTimeout, restart_delay_s
 
-__all__ = ["Keeper", "StartupTimeout", "check_service", "needs_network", "ports_refused", "restart_delay_s"]
+__all__ = ["ServiceSupervisor", "StartupTimeout", "check_service", "needs_network", "ports_refused", "restart_delay_s"]

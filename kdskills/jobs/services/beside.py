@@ -15,7 +15,7 @@ from typing import Final
 from kdskills.errors import BadRequest, ExecFailed, ExecRefused
 from kdskills.execution.protocol import Handle, Reachable
 from kdskills.jobs.attempts import shim
-from kdskills.jobs.attempts.order import Endpoint, Identity
+from kdskills.jobs.attempts.order import Endpoint, ProcessIdentity
 from kdskills.jobs.model import OnHttp, OnPattern, ServiceSpec
 from kdskills.jobs.services.companion import line_pattern
 
@@ -91,7 +91,7 @@ class Companion:
         self.endpoints = tuple(
             Endpoint(port=port, host_port=host, url=f"http://127.0.0.1:{host}") for port, host in ports.items()
         )
-        self.identity = Identity.model_validate(shim.identity(process.pid))
+        self.identity = ProcessIdentity.model_validate(shim.identity(process.pid))
 
     @classmethod
     async def start(
@@ -100,7 +100,7 @@ class Companion:
         logs: Sequence[Path],
         *,
         network: int | None,
-        wanted: Mapping[int, int],
+        preferred_ports: Mapping[int, int],
         exact: bool = False,
     ) -> Companion:
         """Start the companion of *service*.
@@ -109,7 +109,7 @@ class Companion:
             service: What the service wants.
             logs: Its output on this host.
             network: Descriptor of its network; it stays open here.
-            wanted: Host ports to listen on, by the service's port; 0 or none for any free one.
+            preferred_ports: Host ports to listen on, by the service's port; 0 or none for any free one.
             exact: Whether no other host ports will do.
 
         Raises:
@@ -123,7 +123,7 @@ class Companion:
         )
         order = {
             "network": network,
-            "ports": {str(port): wanted.get(port, 0) for port in service.expose_ports},
+            "ports": {str(port): preferred_ports.get(port, 0) for port in service.expose_ports},
             "exact": exact,
             "ready": {} if service.ready is None else service.ready.model_dump(),
             "logs": [str(path) for path in logs],
@@ -132,8 +132,8 @@ class Companion:
         assert process.stdout is not None
         try:
             process.stdin.write(json.dumps(order).encode() + b"\n")
-            said = json.loads(await process.stdout.readline() or b"{}")
-            ports = {int(port): int(host) for port, host in said["ports"].items()}
+            answer = json.loads(await process.stdout.readline() or b"{}")
+            ports = {int(port): int(host) for port, host in answer["ports"].items()}
         except (OSError, KeyError, ValueError) as error:
             await _end(process)
             raise ExecFailed("the service's ports cannot be reached from this host", code="forwarder_failed") from error
@@ -148,12 +148,12 @@ class Companion:
         if not await self._process.stdout.readline():
             raise ExecFailed("what watched the service's readiness died", code="forwarder_failed")
 
-    async def gone(self) -> None:
-        """Wait until it is dead."""
+    async def wait_dead(self) -> None:
+        """Wait until its process is dead."""
         await self._process.wait()
 
     async def close(self) -> None:
-        """End it."""
+        """End its process."""
         await _end(self._process)
 
 

@@ -40,7 +40,9 @@ def main() -> int:
     """Do what the first line of standard input says."""
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
     order = json.loads(sys.stdin.buffer.readline())
-    listeners = {int(port): _listen(int(wanted), exact=bool(order["exact"])) for port, wanted in order["ports"].items()}
+    listeners = {
+        int(port): _listen(int(host_port), exact=bool(order["exact"])) for port, host_port in order["ports"].items()
+    }
     if order["network"] is not None:
         enter(int(order["network"]))
     _say({"ports": {str(port): listener.getsockname()[1] for port, listener in listeners.items()}})
@@ -87,20 +89,20 @@ class LineFinder:
         if self._skipping and len(lines) > 1:
             lines, self._skipping = lines[1:], False
         self._rest = b"" if self._skipping else lines[-1]
-        found = not self._skipping and any(
+        matched = not self._skipping and any(
             self._pattern.search(line[:MAX_LINE].decode("utf-8", "replace")) for line in lines
         )
         if len(self._rest) > MAX_LINE:
             self._rest, self._skipping = b"", True
-        return found
+        return matched
 
 
-def _listen(wanted: int, *, exact: bool) -> socket.socket:
+def _listen(host_port: int, *, exact: bool) -> socket.socket:
     """Listen on 127.0.0.1, at the wanted port when it is free."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(("127.0.0.1", wanted))
+        listener.bind(("127.0.0.1", host_port))
     except OSError:
         if exact:
             raise
@@ -196,18 +198,18 @@ async def _status(port: int, path: str) -> int:
 async def _carry(port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Carry one connection into the sandbox and back."""
     try:
-        there, thither = await _connect(port)
+        sandbox_reader, sandbox_writer = await _connect(port)
     except OSError:
         writer.transport.abort()
         return
-    async with asyncio.TaskGroup() as both:
-        both.create_task(_copy(reader, thither, writer))
-        both.create_task(_copy(there, writer, thither))
-    for end in (writer, thither):
+    async with asyncio.TaskGroup() as copies:
+        copies.create_task(_copy(reader, sandbox_writer, writer))
+        copies.create_task(_copy(sandbox_reader, writer, sandbox_writer))
+    for end in (writer, sandbox_writer):
         end.close()
 
 
-async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, other: asyncio.StreamWriter) -> None:
+async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, return_sink: asyncio.StreamWriter) -> None:
     """Carry bytes one way until their end, which is passed on; when a side breaks, both do."""
     try:
         while data := await source.read(CHUNK):
@@ -217,7 +219,7 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, other:
             sink.write_eof()
     except OSError:
         sink.transport.abort()
-        other.transport.abort()
+        return_sink.transport.abort()
 
 
 async def _connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -11,7 +11,7 @@ from typing import Final
 
 from kdskills.errors import ExecFailed, KdskillsError
 from kdskills.execution.protocol import Handle
-from kdskills.jobs.attempts.order import Facts
+from kdskills.jobs.attempts.order import AttemptFacts
 from kdskills.jobs.model import ServiceSpec
 from kdskills.jobs.services.beside import Companion, check_service, needs_network, network_of
 
@@ -25,14 +25,14 @@ class StartupTimeout(KdskillsError):
     code = "startup_timeout"
 
 
-class Keeper:
-    """Sees to one service while its program runs.
+class ServiceSupervisor:
+    """Brings one service to readiness and keeps its ports reachable while its program runs.
 
     Args:
         service: What the service wants.
         handle: Its run.
         logs: Its output on this host.
-        wanted: Host ports it would like.
+        wanted: Host ports to listen on when they are free, by the service's port.
         facts: What is known of the attempt so far.
         tell: Writes facts for everybody to read.
     """
@@ -42,18 +42,18 @@ class Keeper:
         service: ServiceSpec,
         handle: Handle,
         logs: Sequence[Path],
-        wanted: Mapping[int, int],
-        facts: Facts,
-        tell: Callable[[Facts], None],
+        preferred_ports: Mapping[int, int],
+        facts: AttemptFacts,
+        tell: Callable[[AttemptFacts], None],
     ) -> None:
         self._service = service
         self._handle = handle
         self._logs = logs
-        self._wanted = dict(wanted)
+        self._preferred_ports = dict(preferred_ports)
         self._facts = facts
         self._tell = tell
 
-    async def keep(self) -> None:
+    async def supervise(self) -> None:
         """Make it ready, then carry its connections until cancelled.
 
         Raises:
@@ -80,7 +80,7 @@ class Keeper:
             self._note(companion, ready_at=time.time())
             if companion is not None and self._service.expose_ports:
                 while True:
-                    await companion.gone()
+                    await companion.wait_dead()
                     companion = await self._replaced(network)
                     self._note(companion)
             await asyncio.Event().wait()
@@ -91,11 +91,13 @@ class Keeper:
                 os.close(network)
 
     async def _companion(self, network: int | None, *, exact: bool = False) -> Companion:
-        return await Companion.start(self._service, self._logs, network=network, wanted=self._wanted, exact=exact)
+        return await Companion.start(
+            self._service, self._logs, network=network, preferred_ports=self._preferred_ports, exact=exact
+        )
 
     async def _replaced(self, network: int | None) -> Companion:
         """Start forwarders until one has the same host ports again."""
-        self._wanted = {item.port: item.host_port for item in self._facts.endpoints}
+        self._preferred_ports = {item.port: item.host_port for item in self._facts.endpoints}
         while True:
             await asyncio.sleep(AGAIN_S)
             try:

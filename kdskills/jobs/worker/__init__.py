@@ -4,7 +4,7 @@
 """
 
 from kdskills.jobs.worker.about import AboutWork, about
-from kdskills.jobs.worker.desk import Keeper, KeptOutput
+from kdskills.jobs.worker.context import OutputKeeper, TaskOutput
 from kdskills.jobs.worker.worker import BURIED, Worker
 
-__all__ = ["BURIED", "AboutWork", "Keeper", "KeptOutput", "Worker", "about"]
+__all__ = ["BURIED", "AboutWork", "OutputKeeper", "TaskOutput", "Worker", "about"]

@@ -16,8 +16,8 @@ _ABOUT: Final[ContextVar[Mapping[str, str]]] = ContextVar("kdskills_work_in_hand
 @contextmanager
 def about(**ids: str | None) -> Iterator[None]:
     """Give every line that is logged in the block these facts, such as `task` or `job`; None gives none."""
-    given = {name: item for name, item in ids.items() if item is not None}
-    mark = _ABOUT.set({**_ABOUT.get(_NOTHING), **given})
+    facts = {name: item for name, item in ids.items() if item is not None}
+    mark = _ABOUT.set({**_ABOUT.get(_NOTHING), **facts})
     try:
         yield
     finally:
@@ -29,6 +29,6 @@ class AboutWork(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True: every record passes."""
-        own = getattr(record, "facts", None)
-        record.facts = {**_ABOUT.get(_NOTHING), **(own if isinstance(own, dict) else {})}
+        record_facts = getattr(record, "facts", None)
+        record.facts = {**_ABOUT.get(_NOTHING), **(record_facts if isinstance(record_facts, dict) else {})}
         return True

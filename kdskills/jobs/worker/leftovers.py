@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from kdskills.jobs.attempts.attempt import held
+from kdskills.jobs.attempts.attempt import attempt_alive
 from kdskills.jobs.attempts.store import RUNS
 from kdskills.jobs.opening import Work
-from kdskills.jobs.worker.desk import LOG
+from kdskills.jobs.worker.context import LOG
 
 
 async def end_leftovers(work: Work) -> int:
-    """End what lives on this host and should not; returns how many attempts were asked to end.
+    """End programs on this host whose tasks are over or another host's; return how many attempts were asked to end.
 
     They are left by a cancel on another host, by a worker that was given up while this host was cut off, or by one that
     was killed between a terminal head and the end of the program.
@@ -30,6 +30,6 @@ async def end_leftovers(work: Work) -> int:
 
 
 def _living(work: Work) -> list[str]:
-    """Return tasks that have something alive here."""
+    """Return ids of tasks with a living attempt on this host."""
     top = work.state_dir / RUNS
-    return [item for item in work.attempts.tasks() if any(held(path) for path in (top / item).iterdir())]
+    return [item for item in work.attempts.tasks() if any(attempt_alive(path) for path in (top / item).iterdir())]

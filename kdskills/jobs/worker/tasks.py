@@ -1,4 +1,4 @@
-"""Seeing one task  through: start or adopt its attempt, follow it, keep what it leaves, write its end."""
+"""Seeing one task through: start or adopt its attempt, follow it, keep what it leaves, write its end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import KdskillsError
-from kdskills.jobs.attempts import Attempt, AttemptOrder, Facts, OrderInput, OutputBounds, Verdict
+from kdskills.jobs.attempts import Attempt, AttemptFacts, AttemptOrder, OrderInput, OutputBounds, Verdict
 from kdskills.jobs.attempts.order import OutputError
 from kdskills.jobs.heads import ArtifactRef, TaskHead
 from kdskills.jobs.model import FromArtifact
@@ -16,7 +16,7 @@ from kdskills.jobs.outcome import began, ending, follows, printed, readiness
 from kdskills.jobs.records import dump
 from kdskills.jobs.services import restart_delay_s
 from kdskills.jobs.worker.about import about
-from kdskills.jobs.worker.desk import LOG, Desk, KeptOutput
+from kdskills.jobs.worker.context import LOG, TaskOutput, WorkerContext
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -28,14 +28,14 @@ class TaskRun:
     """One task in the hands of this worker.
 
     Args:
-        desk: The worker.
+        context: The worker.
         item: Id of the task.
     """
 
-    def __init__(self, desk: Desk, item: str) -> None:
-        self._desk = desk
+    def __init__(self, context: WorkerContext, item: str) -> None:
+        self._context = context
         self._item = item
-        self._settings = desk.work.settings
+        self._settings = context.work.settings
 
     async def run(self, head: TaskHead | None = None) -> None:
         """See the task through; returns once it is over, or is another worker's. Raises Buried.
@@ -43,14 +43,14 @@ class TaskRun:
         Args:
             head: The task as it was claimed; read when it is None.
         """
-        head = head or await self._desk.head(self._item)
-        if head is None or head.terminal or head.executor != self._desk.executor:
+        head = head or await self._context.head(self._item)
+        if head is None or head.terminal or head.executor != self._context.executor:
             return
         try:
             with about(job=head.job_id):
                 await self._see_through(head)
         finally:
-            self._desk.note_change(head.job_id)
+            self._context.note_change(head.job_id)
 
     async def _see_through(self, head: TaskHead) -> None:
         """Run attempts until one decides."""
@@ -62,29 +62,30 @@ class TaskRun:
                 return
             verdict = await self._follow(head, attempt)
             if not verdict.succeeded or verdict.artifacts:  # a success is one, whatever was asked meanwhile
-                head = await self._desk.head(self._item) or head
+                head = await self._context.head(self._item) or head
                 if head.terminal:
                     return
-            again = follows(head, verdict)
-            if again == "no":
+            decision = follows(head, verdict)
+            if decision == "no":
                 await self._finish(head, verdict, attempt)
                 return
-            if not await self._next_attempt(head, attempt, verdict, restarted=again == "restart"):
+            if not await self._next_attempt(head, attempt, verdict, restarted=decision == "restart"):
                 return
-            head = await self._desk.head(self._item) or head
+            head = await self._context.head(self._item) or head
 
     async def _attempt(self, head: TaskHead) -> Attempt:
         """Return the attempt the head names: found if it began, else started."""
-        desk, attempts = self._desk, self._desk.work.attempts
-        found = await asyncio.to_thread(attempts.find, head.id, head.attempt)
-        if found is not None:
-            return found
+        context, attempts = self._context, self._context.work.attempts
+        running = await asyncio.to_thread(attempts.find, head.id, head.attempt)
+        if running is not None:
+            return running
         inputs = [
             OrderInput(
-                path=one.path, file=await desk.patiently(partial(desk.keeper.fetch, head.scope, one.artifact_id))
+                path=item.path,
+                file=await context.patiently(partial(context.keeper.fetch, head.scope, item.artifact_id)),
             )
-            for one in head.spec.command.inputs
-            if isinstance(one, FromArtifact)
+            for item in head.spec.command.inputs
+            if isinstance(item, FromArtifact)
         ]
         order = AttemptOrder(
             task_id=head.id,
@@ -94,66 +95,66 @@ class TaskRun:
             inputs=tuple(inputs),
             log_limit=self._settings.log_bytes,
             outputs=OutputBounds(each=self._settings.output_bytes, total=self._settings.files_bytes),
-            host_ports={one.port: one.host_port for one in head.endpoints},
-            lease_file=None if head.home is not None else desk.lease_file,
+            host_ports={item.port: item.host_port for item in head.endpoints},
+            lease_file=None if head.home is not None else context.lease_file,
         )
         return await attempts.start(order)
 
     async def _follow(self, head: TaskHead, attempt: Attempt) -> Verdict:
         """Wait for the end, write `running` when it runs, and pass a cancel on."""
-        asked = self._desk.asked(head.id)
+        cancel_event = self._context.cancel_event(head.id)
         if head.cancel_at is not None:
-            asked.set()
+            cancel_event.set()
         over = asyncio.ensure_future(attempt.wait())
         running = asyncio.ensure_future(self._report_running(head, attempt))
-        cancel = asyncio.ensure_future(asked.wait())
+        cancel = asyncio.ensure_future(cancel_event.wait())
         try:
             await asyncio.wait({over, cancel}, return_when=asyncio.FIRST_COMPLETED)
             if not over.done():
-                now = await self._desk.head(head.id)
+                now = await self._context.head(head.id)
                 reason = "" if now is None else now.cancel_reason or ""
                 await asyncio.to_thread(attempt.cancel, reason)
             return await over
         finally:
             for task in (over, running, cancel):
                 task.cancel()
-            for said in await asyncio.gather(over, running, cancel, return_exceptions=True):
-                if isinstance(said, Exception):
-                    LOG.error("following %s: %s", head.id, said)
+            for outcome in await asyncio.gather(over, running, cancel, return_exceptions=True):
+                if isinstance(outcome, Exception):
+                    LOG.error("following %s: %s", head.id, outcome)
 
     async def _report_running(self, head: TaskHead, attempt: Attempt) -> None:
         if head.status == "running":
             return
         facts = await attempt.until_running()
         if facts is not None:
-            await self._desk.write(lambda link: self._running_row(link, head, facts))
+            await self._context.write(lambda link: self._running_row(link, head, facts))
 
-    def _running_row(self, link: sa.Connection, head: TaskHead, facts: Facts) -> bool:
-        """Write `running` for the attempt of *head*; a word of it that comes late says nothing of the next one."""
+    def _running_row(self, link: sa.Connection, head: TaskHead, facts: AttemptFacts) -> bool:
+        """Write `running` for the attempt of *head*; a late report is not taken for one of the next attempt."""
         values = began(head, facts) | readiness(facts)
-        records, executor = self._desk.records, self._desk.executor
+        records, executor = self._context.records, self._context.executor
         return records.move(link, "task", head.id, "running", executor, of_attempt=head.attempt, **values)
 
     async def _next_attempt(self, head: TaskHead, attempt: Attempt, verdict: Verdict, *, restarted: bool) -> bool:
         """Move to the next attempt after the service's pause; False when the task is over or was canceled meanwhile."""
-        asked, settings = self._desk.asked(head.id), self._settings
+        cancel_event, settings = self._context.cancel_event(head.id), self._settings
         if restarted:
             pause = restart_delay_s(head.restarts, settings.restart_backoff_s, settings.restart_backoff_max_s)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await asked.wait()
-        if asked.is_set():
+                    await cancel_event.wait()
+        if cancel_event.is_set():
             await self._finish(head, verdict.model_copy(update=_ENDED_BETWEEN), attempt)
             return False
         facts = await asyncio.to_thread(attempt.facts)  # what it was is kept, whether it was seen to run or not
-        kept = readiness(facts) | began(head, facts) | {"ready_at": None}
-        values = kept | {"attempt": head.attempt + 1, "restarts": head.restarts + restarted}
-        executor = self._desk.executor
-        moved = await self._desk.write(
-            lambda link: self._desk.records.move(link, "task", head.id, "starting", executor, **values)
+        moments = readiness(facts) | began(head, facts) | {"ready_at": None}
+        values = moments | {"attempt": head.attempt + 1, "restarts": head.restarts + restarted}
+        executor = self._context.executor
+        moved = await self._context.write(
+            lambda link: self._context.records.move(link, "task", head.id, "starting", executor, **values)
         )
         if not moved:
-            await self._desk.require_alive()
+            await self._context.require_alive()
         return moved
 
     async def _finish(self, head: TaskHead, verdict: Verdict, attempt: Attempt | None) -> None:
@@ -162,30 +163,30 @@ class TaskRun:
         errors = list(verdict.output_errors)
         if attempt is not None and verdict.artifacts:
             files = [
-                KeptOutput(one.path, one.size, one.sha256, one.mode, attempt.output(one.file))
-                for one in verdict.artifacts
+                TaskOutput(output.path, output.size, output.sha256, output.mode, attempt.output(output.file))
+                for output in verdict.artifacts
             ]
             try:
-                refs = await self._desk.patiently(partial(self._desk.keeper.keep, head, files))
+                refs = await self._context.patiently(partial(self._context.keeper.keep, head, files))
             except KdskillsError as error:
-                errors += [OutputError(path=one.path, code=error.code, message=error.message) for one in files]
+                errors += [OutputError(path=output.path, code=error.code, message=error.message) for output in files]
         status, values = ending(head, verdict)
         values |= {"artifacts": dump(refs), "output_errors": dump(errors)}
         if attempt is not None:
             facts = await asyncio.to_thread(attempt.facts)
             values |= began(head, facts) | readiness(facts)  # it may be over before it was seen to run
             values |= await asyncio.to_thread(printed, attempt, self._settings.result_bytes)
-        if not await self._desk.write(lambda link: self._end_row(link, head, status, values)):
-            await self._desk.require_alive()
+        if not await self._context.write(lambda link: self._end_row(link, head, status, values)):
+            await self._context.require_alive()
 
     def _end_row(self, link: sa.Connection, head: TaskHead, status: str, values: dict[str, Any]) -> bool:
         """Write the end, and wake whoever waited for it on other workers; this one looks anyway."""
-        desk = self._desk
-        moved = desk.records.move(link, "task", head.id, status, desk.executor, **values)
+        context = self._context
+        moved = context.records.move(link, "task", head.id, status, context.executor, **values)
         if moved and head.job_id is not None:
-            desk.work.queue.announce(link, f"job {head.job_id}")
+            context.work.queue.announce(link, f"job {head.job_id}")
         if moved and self._settings.global_concurrency is not None:
-            desk.work.queue.announce(link)
+            context.work.queue.announce(link)
         return moved
 
 

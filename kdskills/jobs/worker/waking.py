@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.jobs.database import DatabaseUnavailable
 from kdskills.jobs.queue import CHANNEL
-from kdskills.jobs.worker.desk import LOG
+from kdskills.jobs.worker.context import LOG
 
 if TYPE_CHECKING:
     from kdskills.jobs.database import Database
@@ -120,13 +120,13 @@ class QueueWatch:
                     self._tell(CHANGED)
 
 
-def _goes_on(closing: int, seconds: float | None, other: int | None = None) -> bool:
-    """Wait for *seconds*, or without end, or until *other* can be read; False once *closing* can be."""
-    ends = select.poll()
-    ends.register(closing, select.POLLIN)
-    if other is not None:
-        ends.register(other, select.POLLIN)
-    ready = ends.poll(None if seconds is None else seconds * 1000)
+def _goes_on(closing: int, seconds: float | None, readable: int | None = None) -> bool:
+    """Wait for *seconds*, or without end, or until *readable* can be read; False once *closing* can be."""
+    poller = select.poll()
+    poller.register(closing, select.POLLIN)
+    if readable is not None:
+        poller.register(readable, select.POLLIN)
+    ready = poller.poll(None if seconds is None else seconds * 1000)
     return all(fd != closing for fd, _ in ready)
 
 

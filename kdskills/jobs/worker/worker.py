@@ -17,7 +17,7 @@ from kdskills.jobs.retention import Retention
 from kdskills.jobs.roster import hold_slot, slot_mark
 from kdskills.jobs.states import TERMINAL
 from kdskills.jobs.worker.about import about
-from kdskills.jobs.worker.desk import LOG, Buried, Desk, InHand, Keeper, passing
+from kdskills.jobs.worker.context import LOG, Buried, OutputKeeper, WorkerContext, WorkKind, passing
 from kdskills.jobs.worker.jobs import JobRun
 from kdskills.jobs.worker.leftovers import end_leftovers
 from kdskills.jobs.worker.tasks import TaskRun
@@ -46,7 +46,7 @@ class Worker:
         idle_s: Seconds without work after which it ends; None for one that stays.
     """
 
-    def __init__(self, work: Work, keeper: Keeper, *, slot: int = 0, idle_s: float | None = None) -> None:
+    def __init__(self, work: Work, keeper: OutputKeeper, *, slot: int = 0, idle_s: float | None = None) -> None:
         self._work = work
         self._keeper = keeper
         self._slot = slot
@@ -68,7 +68,7 @@ class Worker:
     def _begin_life(self) -> None:
         """Take a name nobody had, with nothing in hand."""
         self.executor = f"{self._work.host}-{self._slot}-{secrets.token_hex(6)}"
-        self.desk = Desk(self._work, self.executor, self._keeper)
+        self.context = WorkerContext(self._work, self.executor, self._keeper)
         self._beaten_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._given_up = False
         if not self._stopping:
@@ -90,8 +90,8 @@ class Worker:
 
         `end_reason` says why it ended. The process should end right after: threads may still wait for a database that does not answer.
         """
-        with hold_slot(self._work.state_dir, self._slot) as held:
-            if not held:
+        with hold_slot(self._work.state_dir, self._slot) as acquired:
+            if not acquired:
                 self.end_reason = f"another worker has slot {self._slot}"
                 return 0
             self._mark = slot_mark(self._work.state_dir, self._slot)
@@ -133,13 +133,13 @@ class Worker:
 
         def tell(word: str) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: this worker is over
-                loop.call_soon_threadsafe(self._told, word)
+                loop.call_soon_threadsafe(self._receive, word)
 
         watch = QueueWatch(self._work.database, tell, settings.watch_s)
         watch.start()
         loops = [
             asyncio.ensure_future(self._every(settings.beat_s, self._beat)),
-            asyncio.ensure_future(self._takes()),
+            asyncio.ensure_future(self._claim_always()),
             asyncio.ensure_future(self._every(settings.retention_every_s, self._retire)),
         ]
         try:
@@ -147,76 +147,77 @@ class Worker:
             await self._over.wait()
         finally:
             watch.close()
-            ending = [*loops, *self._runs]
-            for one in ending:
-                one.cancel()
-            await asyncio.gather(*ending, return_exceptions=True)
+            tasks = [*loops, *self._runs]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             if not self._given_up:
                 await self._leave()
 
-    def _told(self, word: str) -> None:
-        """Hear a word of the queue."""
-        about_what, _, item = word.partition(" ")
-        if about_what == "cancel":
-            self.desk.note_cancel(item)
-        elif about_what == "job":
-            self.desk.note_change(item)
-        elif about_what != "queue" or self.desk.capacity().has_room(item):  # without room, the next end looks
+    def _receive(self, word: str) -> None:
+        """Act on a notification of the queue; called on the event loop."""
+        topic, _, item = word.partition(" ")
+        if topic == "cancel":
+            self.context.note_cancel(item)
+        elif topic == "job":
+            self.context.note_change(item)
+        elif topic != "queue" or self.context.capacity().has_room(item):  # without room, the next end looks
             self._look_for_cancels |= word == CHANGED
-            self.desk.wake.set()
+            self.context.wake.set()
 
-    async def _takes(self) -> None:
+    async def _claim_always(self) -> None:
         """Take work whenever there may be some, and look for it from time to time."""
-        self.desk.wake.set()
+        self.context.wake.set()
         while True:
             try:
                 async with asyncio.timeout(
                     self._work.settings.poll_s
                 ):  # `wait_for` would lose a cancel that meets a wake
-                    await self.desk.wake.wait()
+                    await self.context.wake.wait()
             except TimeoutError:
                 self._look_for_cancels = True  # a notification may have been lost
-            self.desk.wake.clear()
+            self.context.wake.clear()
             try:
-                await self._round(self._take)
+                await self._round(self._claim)
             except Buried as buried:
                 self._bury(buried)
                 return
 
-    async def _take(self) -> None:
+    async def _claim(self) -> None:
         """Claim what there is room for, and begin it."""
-        desk, queue = self.desk, self._work.queue
-        if self._look_for_cancels and desk.active:
+        context, queue = self.context, self._work.queue
+        if self._look_for_cancels and context.active:
             self._look_for_cancels = False
-            for item in await asyncio.to_thread(self._work.database.ask, self._asked):
-                desk.note_cancel(item)
-        capacity, in_hand = desk.capacity(), tuple(desk.active)
+            for item in await asyncio.to_thread(self._work.database.ask, self._canceled_items):
+                context.note_cancel(item)
+        capacity, in_hand = context.capacity(), tuple(context.active)
         database, executor = self._work.database, self.executor
         if not await asyncio.to_thread(database.ask, lambda link: queue.anything(link, executor, capacity, in_hand)):
             return
         claim = await asyncio.to_thread(database.change, lambda link: queue.claim(link, executor, capacity, in_hand))
         for head in claim.tasks:
-            self._begin("task", head.id, head.mode, TaskRun(desk, head.id).run(head))
+            self._begin("task", head.id, head.mode, TaskRun(context, head.id).run(head))
         for item in claim.jobs:
-            self._begin("job", item, "job", JobRun(desk, item).run())
-        if claim.more:
-            desk.wake.set()
+            self._begin("job", item, "job", JobRun(context, item).run())
+        if claim.may_continue:
+            context.wake.set()
 
-    def _begin(self, kind: str, item: str, mode: InHand, run: Coroutine[None, None, None]) -> None:
-        """See something through from now on."""
-        self.desk.take_in_hand(item, mode)
+    def _begin(self, kind: str, item: str, mode: WorkKind, run: Coroutine[None, None, None]) -> None:
+        """Start the run of a task or job that was claimed."""
+        self.context.take_in_hand(item, mode)
         task = asyncio.ensure_future(self._guarded(kind, item, run))
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)
 
     async def _leave(self) -> None:
+        """Bury the own row; where the database is away, other workers do so once the lease is over."""
         try:
             await asyncio.to_thread(self._roster.leave, self.executor)
         except DatabaseUnavailable as error:
             LOG.warning("the row of this worker stays for the others to bury: %s", error.message)
 
     async def _guarded(self, kind: str, item: str, run: Coroutine[None, None, None]) -> None:
-        """Run, and tell in the head what broke; a worker that finds itself buried lets go of everything."""
+        """Await *run*; an error is written to the head, and a buried worker gives everything up."""
         try:
             with about(**{kind: item}):
                 try:
@@ -227,21 +228,21 @@ class Worker:
         except Buried as buried:
             self._bury(buried)
         finally:
-            self.desk.let_go(item)
+            self.context.let_go(item)
 
     async def _broke(self, kind: str, item: str, error: Exception) -> None:
-        """End what kdskills itself failed at: a head must not wait for ever for a workflow that is over."""
-        said = error.message if isinstance(error, KdskillsError) else f"{type(error).__name__}: {error}"
+        """Write a failure of kdskills itself to the head: nobody else would ever end it."""
+        message = error.message if isinstance(error, KdskillsError) else f"{type(error).__name__}: {error}"
         values: dict[str, Any] = {
             "error_code": "infra_error",
-            "error_message": said.replace("\0", "")[:1000],
+            "error_message": message.replace("\0", "")[:1000],
             "finished_at": micros(utc_now()),
         }
-        moved = await self.desk.write(
+        moved = await self.context.write(
             lambda link: self._work.records.move(link, kind, item, "failed", self.executor, **values)
         )
         if not moved:
-            await self.desk.require_alive()
+            await self.context.require_alive()
 
     def _bury(self, buried: Buried) -> None:
         """Give this life up: whatever it would still do might be done twice."""
@@ -285,7 +286,7 @@ class Worker:
         self._beaten_at = now
         self._renew_lease_file()
         if buried:
-            self.desk.wake.set()  # what they had in hand may be ours
+            self.context.wake.set()  # what they had in hand may be ours
         await self._maybe_idle()
 
     def _folder_is_ours(self) -> bool:
@@ -306,31 +307,34 @@ class Worker:
 
     def _renew_lease_file(self) -> None:
         """Tell this host's shims until when the pool's work is ours, by a clock that also counts a laptop's sleep."""
-        path = self.desk.lease_file
+        path = self.context.lease_file
         if path is None:
             return
         part = path.with_name(f".{path.name}.{os.getpid()}")
         write_private(part, f"{self._beaten_at + self._work.settings.lease_s:.3f}\n")
         part.rename(path)
 
-    def _asked(self, link: sa.Connection) -> list[str]:
-        found: list[str] = []
+    def _canceled_items(self, link: sa.Connection) -> list[str]:
+        """Return the ids in hand whose cancel was asked for."""
+        canceled: list[str] = []
         for kind in ("task", "job"):
             table = self._work.records.table(kind)
             query = table.select().with_only_columns(table.c.id)
             mine = (table.c.executor == self.executor, table.c.cancel_at.is_not(None))
-            found += link.execute(query.where(*mine, table.c.status.in_(("starting", "running")))).scalars()
-        return [item for item in found if item in self.desk.active]
+            canceled += link.execute(query.where(*mine, table.c.status.in_(("starting", "running")))).scalars()
+        return [item for item in canceled if item in self.context.active]
 
     async def _retire(self) -> None:
+        """End programs nobody waits for, and forget what is over for long."""
         await end_leftovers(self._work)
         await self._retention.round()
 
     async def _maybe_idle(self) -> None:
-        if self._idle_s is None or self.desk.active or time.monotonic() - self.desk.busy_at < self._idle_s:
+        """End when there was no work for `idle_s` and none waits."""
+        if self._idle_s is None or self.context.active or time.monotonic() - self.context.busy_at < self._idle_s:
             return
         if await self._any_work():
-            self.desk.busy_at = time.monotonic()
+            self.context.busy_at = time.monotonic()
             return
         self._idle = True
         self._end(f"it had no work for {self._idle_s:g} s")

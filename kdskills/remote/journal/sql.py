@@ -62,7 +62,7 @@ class SqlJournal:
             from kdskills.remote.journal.statements import Statements
         except ImportError:
             raise MissingExtra("the journal of calls", "codex") from None
-        self._database = Database(url, what="the journal of calls", failure=JournalUnavailable)
+        self._database = Database(url, label="the journal of calls", failure=JournalUnavailable)
         self.engine: sa.Engine = self._database.engine
         _make_folder(url)
         self._tables = tables

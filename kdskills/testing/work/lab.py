@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from kdskills.app.settings import Settings
 from kdskills.app.spawning import settings_line
 from kdskills.jobs.attempts import Attempts
-from kdskills.jobs.attempts.attempt import held
+from kdskills.jobs.attempts.attempt import attempt_alive
 from kdskills.jobs.client import JobsClient
 from kdskills.jobs.database import Database
 from kdskills.jobs.heads import TaskHead
@@ -97,7 +97,7 @@ def end_attempts(state_dir: Path) -> None:
         attempt.cancel("the test is over")
     end = time.monotonic() + PATIENCE_S
     for attempt in living:
-        while held(attempt.folder):
+        while attempt_alive(attempt.folder):
             assert time.monotonic() < end, f"{attempt.order.task_id} did not end"
             time.sleep(0.02)
 

@@ -124,7 +124,7 @@ async def test_files_come_back_as_they_were(url: str, tmp_path: Path, size: int)
     source = tmp_path / "source"
     source.write_bytes(data)
     store = open_artifacts(url)
-    found = await store.put("a/b ä", source)
+    found = await store.save("a/b ä", source)
     assert (found.sha256, found.size) == (hashlib.sha256(data).hexdigest(), size)
     assert await everything(store, "a/b ä", found.sha256) == data
     assert await store.fetch("a/b ä", found.sha256, tmp_path / "back") == size
@@ -137,8 +137,8 @@ async def test_life_of_an_artifact(url: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"life " + url.encode())
     store = open_artifacts(url)
-    found = await store.put("one", source)
-    assert await store.put("one", source) == found
+    found = await store.save("one", source)
+    assert await store.save("one", source) == found
     assert (await store.has("one", found.sha256), await store.has("two", found.sha256)) == (True, False)
     with pytest.raises(NotFound) as refused:
         await everything(store, "two", found.sha256)
@@ -156,7 +156,7 @@ async def test_spoilt_bytes_are_told(open_s3: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"as it was")
     store = open_artifacts(open_s3)
-    found = await store.put("one", source)
+    found = await store.save("one", source)
     await obstore.put_async(S3Store(BUCKET), key_of(open_s3, "one", found.sha256), b"as it is!")
     with pytest.raises(ArtifactCorrupt):
         await everything(store, "one", found.sha256)
@@ -168,7 +168,7 @@ async def test_links_of_s3_read_and_are_saved_not_shown(open_s3: str, tmp_path: 
     source = tmp_path / "page.html"
     source.write_bytes(b"<script>alert(1)</script>")
     store = open_artifacts(open_s3)
-    found = await store.put("one", source)
+    found = await store.save("one", source)
     link = await store.link("one", found.sha256, timedelta(seconds=90))
     assert link is not None
     assert ("X-Amz-Expires=90" in link, "X-Amz-Signature=" in link, "secret" in link) == (True, True, False)
@@ -223,7 +223,7 @@ async def test_a_bucket_that_is_not_there_is_the_operators(open_s3: str, tmp_pat
     source = tmp_path / "source"
     source.write_bytes(b"x")
     with pytest.raises((ArtifactStoreUnavailable, NotFound)):
-        await open_artifacts("s3://nobody-made-this").put("one", source)
+        await open_artifacts("s3://nobody-made-this").save("one", source)
 
 
 async def test_large_files_do_not_fill_memory(open_s3: str, tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ async def test_large_files_do_not_fill_memory(open_s3: str, tmp_path: Path) -> N
             sink.write(bytes([number]) * (1024 * 1024))
     store = open_artifacts(open_s3)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = await store.put("one", source)
+    found = await store.save("one", source)
     assert await store.fetch("one", found.sha256, tmp_path / "back") == 96 * 1024 * 1024
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 64 * 1024, f"{grown} KiB"
@@ -255,7 +255,7 @@ async def test_every_use_of_a_missing_bucket_is_the_operators(
         await there.piece("p", "0" * 64, 0, 1)
     assert missing.value.code == "artifact_missing"
     calls = [
-        gone.check, lambda: gone.put("p", source), lambda: gone.piece("p", "0" * 64, 0, 1),
+        gone.check, lambda: gone.save("p", source), lambda: gone.piece("p", "0" * 64, 0, 1),
         lambda: gone.fetch("p", "0" * 64, tmp_path / "target"),
     ]  # fmt: skip
     for call in calls:

@@ -16,7 +16,7 @@ from kdskills.jobs.client import JobsClient
 from kdskills.jobs.database import micros, utc_now
 from kdskills.jobs.model import Command, JobSpec, Placement, Scope, StepSpec, TaskSpec
 from kdskills.jobs.opening import Work
-from kdskills.jobs.records import Wanted
+from kdskills.jobs.records import ListQuery
 from kdskills.jobs.retention import Retention
 from kdskills.jobs.settings import JobsSettings
 
@@ -108,9 +108,9 @@ def whole_tables(work: Work, act: Callable[[sa.Connection], object]) -> list[str
     return found
 
 
-def listing(**more: Any) -> Wanted:
+def listing(**more: Any) -> ListQuery:
     """Return which rows a page shows."""
-    return Wanted(MINE, limit=51, **more)
+    return ListQuery(MINE, limit=51, **more)
 
 
 PAST = (datetime.now(UTC) - timedelta(days=1), "task_1")
@@ -127,7 +127,7 @@ LISTINGS = {
 
 
 @pytest.mark.parametrize("wanted", LISTINGS.values(), ids=LISTINGS)
-def test_lists(work: Work, wanted: Wanted) -> None:
+def test_lists(work: Work, wanted: ListQuery) -> None:
     """A page is found by an index, whatever it is filtered by."""
     assert whole_tables(work, lambda link: work.records.list_tasks(link, wanted)) == []
     assert whole_tables(work, lambda link: work.records.list_jobs(link, wanted)) == []

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.errors import BadRequest, Conflict, NotFound
-from kdskills.jobs.client import JobsClient, kept_piece, new_id
+from kdskills.jobs.client import JobsClient, new_id, tail_piece
 from kdskills.jobs.database import DatabaseUnavailable
 from kdskills.jobs.heads import TaskHead
 from kdskills.jobs.model import Scope
@@ -425,9 +425,9 @@ def test_the_kept_tail_is_read_by_offset(make):
         stdout_tail=b"56789",
         stdout_total=10,
     )
-    whole = kept_piece(head, "stdout", 0, 100)
+    whole = tail_piece(head, "stdout", 0, 100)
     assert (whole.offset, whole.data, whole.total, whole.truncated) == (5, b"56789", 10, True)
-    assert kept_piece(head, "stdout", 7, 2).data == b"78"
-    assert kept_piece(head, "stdout", -3, 100).data == b"789"
-    assert kept_piece(head, "stdout", 99, 5).data == b""
-    assert kept_piece(head, "stderr", 0, 5).total == 0
+    assert tail_piece(head, "stdout", 7, 2).data == b"78"
+    assert tail_piece(head, "stdout", -3, 100).data == b"789"
+    assert tail_piece(head, "stdout", 99, 5).data == b""
+    assert tail_piece(head, "stderr", 0, 5).total == 0

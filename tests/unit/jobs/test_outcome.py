@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.jobs.attempts import Facts, Verdict
+from kdskills.jobs.attempts import AttemptFacts, Verdict
 from kdskills.jobs.heads import TaskHead
 from kdskills.jobs.model import Command, Placement, Scope, ServiceSpec, TaskSpec
 from kdskills.jobs.outcome import began, ending, readiness
@@ -84,7 +84,7 @@ def test_every_verdict_is_an_end(status, code, words, asked, finished):
 
 def test_the_first_start_stays():
     """A head that has a start keeps it; one that has none takes what it hears of first."""
-    facts = Facts(started_at=7.0, engine="e")
+    facts = AttemptFacts(started_at=7.0, engine="e")
     assert began(head(), facts) == {"started_at": 7_000_000}
     assert began(head(started_at=NOW), facts) == began(head(), None) == {}
     assert ending(head(), Verdict(status="ok", started_at=7.0))[1]["started_at"] == 7_000_000
@@ -94,8 +94,8 @@ def test_the_first_start_stays():
 def test_what_was_never_ready_says_nothing():
     """No facts, or none of readiness, change no column; addresses come with readiness only."""
     endpoint = {"port": 1, "host_port": 2, "url": "u"}
-    assert readiness(None) == readiness(Facts(started_at=1.0, engine="e", endpoints=(endpoint,))) == {}
-    ready = readiness(Facts(started_at=1.0, ready_at=2.0, engine="e", endpoints=(endpoint,)))
+    assert readiness(None) == readiness(AttemptFacts(started_at=1.0, engine="e", endpoints=(endpoint,))) == {}
+    ready = readiness(AttemptFacts(started_at=1.0, ready_at=2.0, engine="e", endpoints=(endpoint,)))
     assert ready["ready_at"] == 2_000_000
     assert '"host_port":2' in ready["endpoints"]
-    assert readiness(Facts(started_at=1.0, ready_at=2.0, engine="e")) == {"ready_at": 2_000_000}
+    assert readiness(AttemptFacts(started_at=1.0, ready_at=2.0, engine="e")) == {"ready_at": 2_000_000}

@@ -4,7 +4,7 @@ import pytest
 
 from kdskills.jobs.database import micros, utc_now
 from kdskills.jobs.model import Scope
-from kdskills.jobs.records import Wanted, new_task
+from kdskills.jobs.records import ListQuery, new_task
 from kdskills.jobs.roster import Roster
 from kdskills.jobs.states import TASKS, TERMINAL, may
 
@@ -154,7 +154,7 @@ def test_listings_show_one_scope(bench):
         (agent, everyone): [
             head.id
             for head in bench.do(
-                lambda link, a=agent, e=everyone: bench.records.list_tasks(link, Wanted(Scope(agent=a), any_agent=e))
+                lambda link, a=agent, e=everyone: bench.records.list_tasks(link, ListQuery(Scope(agent=a), any_agent=e))
             )
         ]
         for agent in ("local", "x")

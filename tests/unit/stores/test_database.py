@@ -63,7 +63,7 @@ async def test_work_is_done_in_threads(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["postgresql://kd:sesame@127.0.0.1:1/x", "sqlite:////nowhere/at/all/x.db"])
 def test_failures_keep_secrets(url: str) -> None:
     """A database that does not answer is the operator's to mend; no message holds the URL's password or path."""
-    database = Database(url, what="the house's database")
+    database = Database(url, label="the house's database")
     with pytest.raises(DatabaseUnavailable) as caught:
         database.ask(lambda link: link.exec_driver_sql("SELECT 1"))
     database.engine.dispose()

@@ -59,7 +59,7 @@ async def everything(store: ArtifactStore, project: str, sha256: str) -> bytes:
 @pytest.mark.parametrize("data", [b"", b"x", b"\0" * 5000, os.urandom(64), b"y" * 3_000_001], ids=len)
 async def test_what_goes_in_comes_out(tmp_path: Path, store: ArtifactStore, data: bytes) -> None:
     """Any file comes back byte by byte, with its digest and size."""
-    found = await store.put("local", file(tmp_path, data))
+    found = await store.save("local", file(tmp_path, data))
     assert found == Stored(hashlib.sha256(data).hexdigest(), len(data))
     assert await everything(store, "local", found.sha256) == data
     assert await store.fetch("local", found.sha256, tmp_path / "back") == len(data)
@@ -69,14 +69,14 @@ async def test_what_goes_in_comes_out(tmp_path: Path, store: ArtifactStore, data
 async def test_one_content_is_kept_once(tmp_path: Path, store: ArtifactStore, folder: Path) -> None:
     """Storing the same bytes again, even at once, changes nothing."""
     source = file(tmp_path, b"again")
-    stored = await asyncio.gather(*(store.put("local", source) for _ in range(8)))
+    stored = await asyncio.gather(*(store.save("local", source) for _ in range(8)))
     assert len(set(stored)) == 1
     assert [path.read_bytes() for path in files(folder)] == [b"again"]
 
 
 async def test_projects_do_not_see_one_another(tmp_path: Path, store: ArtifactStore) -> None:
     """A digest of another project is not there, though the bytes are somewhere."""
-    found = await store.put("a/b", file(tmp_path, b"secret"))
+    found = await store.save("a/b", file(tmp_path, b"secret"))
     assert (await store.has("a/b", found.sha256), await store.has("a", found.sha256)) == (True, False)
     with pytest.raises(NotFound) as refused:
         await everything(store, "a", found.sha256)
@@ -85,8 +85,8 @@ async def test_projects_do_not_see_one_another(tmp_path: Path, store: ArtifactSt
 
 async def test_a_project_cannot_climb_out(tmp_path: Path, store: ArtifactStore, folder: Path) -> None:
     """A project named like a path keeps its files below the store's folder."""
-    await store.put("../../out", file(tmp_path, b"x"))
-    await store.put("..", file(tmp_path, b"x"))
+    await store.save("../../out", file(tmp_path, b"x"))
+    await store.save("..", file(tmp_path, b"x"))
     kept = files(folder)
     assert len(kept) == 2
     assert {path.relative_to(folder).parts[0] for path in kept} == {"artifacts"}
@@ -94,7 +94,7 @@ async def test_a_project_cannot_climb_out(tmp_path: Path, store: ArtifactStore, 
 
 async def test_spoilt_bytes_are_told(tmp_path: Path, store: ArtifactStore, folder: Path) -> None:
     """A file that was changed behind the store's back is never handed over as what was stored, and leaves nothing."""
-    found = await store.put("local", file(tmp_path, b"the truth"))
+    found = await store.save("local", file(tmp_path, b"the truth"))
     (folder / blob_key("local", found.sha256)).write_bytes(b"the trutH")
     with pytest.raises(ArtifactCorrupt):
         await everything(store, "local", found.sha256)
@@ -106,15 +106,15 @@ async def test_spoilt_bytes_are_told(tmp_path: Path, store: ArtifactStore, folde
 async def test_a_cut_file_is_stored_again(tmp_path: Path, store: ArtifactStore, folder: Path) -> None:
     """Bytes that are shorter than what is to be kept, as after a power cut, are replaced."""
     source = file(tmp_path, b"all of it")
-    found = await store.put("local", source)
+    found = await store.save("local", source)
     (folder / blob_key("local", found.sha256)).write_bytes(b"all")
-    await store.put("local", source)
+    await store.save("local", source)
     assert await everything(store, "local", found.sha256) == b"all of it"
 
 
 async def test_fetching_is_bounded(tmp_path: Path, store: ArtifactStore) -> None:
     """What is larger than the caller takes is refused and leaves no file, the target that was there included."""
-    found = await store.put("local", file(tmp_path, b"z" * 100))
+    found = await store.save("local", file(tmp_path, b"z" * 100))
     target = file(tmp_path, b"before", "target")
     with pytest.raises(BadRequest) as refused:
         await store.fetch("local", found.sha256, target, limit=99)
@@ -125,7 +125,7 @@ async def test_fetching_is_bounded(tmp_path: Path, store: ArtifactStore) -> None
 
 async def test_forgetting_twice_is_forgetting(tmp_path: Path, store: ArtifactStore) -> None:
     """Deleting what is not there is no error; afterwards it is missing."""
-    found = await store.put("local", file(tmp_path, b"gone"))
+    found = await store.save("local", file(tmp_path, b"gone"))
     await store.delete("local", found.sha256)
     await store.delete("local", found.sha256)
     assert await store.has("local", found.sha256) is False
@@ -135,7 +135,7 @@ async def test_forgetting_twice_is_forgetting(tmp_path: Path, store: ArtifactSto
 
 async def test_a_folder_has_no_links(tmp_path: Path, store: ArtifactStore) -> None:
     """A local folder cannot sign links, and says so with None."""
-    found = await store.put("local", file(tmp_path, b"x"))
+    found = await store.save("local", file(tmp_path, b"x"))
     assert await store.link("local", found.sha256) is None
 
 
@@ -147,7 +147,7 @@ def test_the_folder_is_private(store: ArtifactStore, folder: Path) -> None:
 async def test_a_source_that_is_not_there_is_an_os_error(tmp_path: Path, store: ArtifactStore) -> None:
     """A missing source is the caller's mistake, not a missing artifact."""
     with pytest.raises(FileNotFoundError):
-        await store.put("local", tmp_path / "nothing")
+        await store.save("local", tmp_path / "nothing")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ async def test_a_store_that_does_not_answer_is_told(tmp_path: Path, monkeypatch:
     quick = S3Store("bucket", retry_config={"max_retries": 0})
     store = ArtifactStore(ObjectBlobs(quick, links=True))
     with pytest.raises(ArtifactStoreUnavailable) as refused:
-        await store.put("local", file(tmp_path, b"x"))
+        await store.save("local", file(tmp_path, b"x"))
     assert "mine" not in str(refused.value.to_json())
 
 

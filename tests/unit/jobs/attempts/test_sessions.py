@@ -10,7 +10,7 @@ from kdskills.execution.collect import MAX_ERRORS
 from kdskills.execution.request import Artifact, ArtifactError, ExecResult, IsolationLevel, Stream
 from kdskills.jobs.attempts.asking import MARKER
 from kdskills.jobs.attempts.order import sha256
-from kdskills.jobs.attempts.sessions import Bounds, Left, SessionFolder, what_was_left
+from kdskills.jobs.attempts.sessions import Bounds, SessionFolder, WorkdirFiles, workdir_files
 
 ROOMY = Bounds(files=100, size=10_000)
 
@@ -20,9 +20,9 @@ def art(path, text="x", mode=0o644):
     return Artifact(path, len(text), sha256(text.encode()), mode, text.encode())
 
 
-def left(*files, whole=True, errors=()):
+def left(*files, complete=True, errors=()):
     """Return what a program left."""
-    return Left(files=files, whole=whole, errors=errors)
+    return WorkdirFiles(files=files, complete=complete, errors=errors)
 
 
 def shown(folder):
@@ -58,7 +58,7 @@ def result(artifacts=(), errors=()):
 def folder(tmp_path):
     """A session with two files."""
     folder = SessionFolder(tmp_path / "s")
-    folder.put_back(now(folder), left(art("a", "1"), art("d/b", "2")), ROOMY)
+    folder.commit(now(folder), left(art("a", "1"), art("d/b", "2")), ROOMY)
     return folder
 
 
@@ -69,29 +69,29 @@ def test_new_session_is_empty(tmp_path):
 
 def test_changed_new_and_removed_files_are_carried_over(folder):
     """The next command sees exactly what this one left."""
-    assert folder.put_back(now(folder), left(art("a", "one"), art("c", "3")), ROOMY) == []
+    assert folder.commit(now(folder), left(art("a", "one"), art("c", "3")), ROOMY) == []
     assert shown(folder) == {"a": "one", "c": "3"}
 
 
 def test_overlapping_commands_keep_each_others_changes(folder):
     """Of commands that were given the same files, each carries over only what it changed itself."""
     given = now(folder)
-    folder.put_back(given, left(art("a", "1"), art("d/b", "other"), art("first", "f")), ROOMY)
-    folder.put_back(given, left(art("a", "changed"), art("d/b", "2")), ROOMY)
+    folder.commit(given, left(art("a", "1"), art("d/b", "other"), art("first", "f")), ROOMY)
+    folder.commit(given, left(art("a", "changed"), art("d/b", "2")), ROOMY)
     assert shown(folder) == {"a": "changed", "d/b": "other", "first": "f"}
 
 
 def test_removing_what_another_changed_leaves_the_change(folder):
     """A file that one command removed and another rewrote meanwhile is the rewritten one."""
     given = now(folder)
-    folder.put_back(given, left(art("a", "rewritten"), art("d/b", "2")), ROOMY)
-    folder.put_back(given, left(art("d/b", "2")), ROOMY)
+    folder.commit(given, left(art("a", "rewritten"), art("d/b", "2")), ROOMY)
+    folder.commit(given, left(art("d/b", "2")), ROOMY)
     assert shown(folder) == {"a": "rewritten", "d/b": "2"}
 
 
 def test_executable_files_stay_executable(folder):
     """Of a mode, whether the file may be executed is kept, and nothing that opens it to others."""
-    folder.put_back(now(folder), left(art("a", "1"), art("d/b", "2"), art("run.sh", "#!", mode=0o4777)), ROOMY)
+    folder.commit(now(folder), left(art("a", "1"), art("d/b", "2"), art("run.sh", "#!", mode=0o4777)), ROOMY)
     with folder.reading() as snapshot:
         assert {path: mode for path, (_, mode) in snapshot.files.items()} == {
             "a": 0o600,
@@ -102,7 +102,7 @@ def test_executable_files_stay_executable(folder):
 
 def test_file_takes_the_place_of_a_folder_and_back(folder):
     """A file may stand where a folder was, and a folder where a file was."""
-    folder.put_back(now(folder), left(art("a/deep/x", "1"), art("d", "2")), ROOMY)
+    folder.commit(now(folder), left(art("a/deep/x", "1"), art("d", "2")), ROOMY)
     assert shown(folder) == {"a/deep/x": "1", "d": "2"}
 
 
@@ -110,7 +110,7 @@ def test_file_takes_the_place_of_a_folder_and_back(folder):
 def test_odd_names_are_named_and_not_kept(folder, tmp_path, name):
     """A path that could not be given to the next command is refused, and nothing is written outside."""
     before = shown(folder)
-    errors = folder.put_back(now(folder), left(art("a", "1"), art("d/b", "2"), art(name, "evil")), ROOMY)
+    errors = folder.commit(now(folder), left(art("a", "1"), art("d/b", "2"), art(name, "evil")), ROOMY)
     assert [(error.path, error.code) for error in errors] == [(name, "bad_name")]
     assert shown(folder) == before
     assert {path.name for path in tmp_path.iterdir()} == {"s"}
@@ -119,14 +119,14 @@ def test_odd_names_are_named_and_not_kept(folder, tmp_path, name):
 def test_what_does_not_fit_keeps_its_old_version(folder):
     """Beyond its bounds a session takes no more; a file whose new version is too large stays as it was."""
     files = [art("a", "x" * 90), art("d/b", "2"), art("e", "5"), art("f", "6")]
-    errors = folder.put_back(now(folder), left(*files), Bounds(files=3, size=50))
+    errors = folder.commit(now(folder), left(*files), Bounds(files=3, size=50))
     assert sorted((error.path, error.code) for error in errors) == [("a", "session_full"), ("f", "session_full")]
     assert shown(folder) == {"a": "1", "d/b": "2", "e": "5"}
 
 
 def test_files_that_could_not_be_read_are_not_taken_for_removed(folder):
     """When not everything could be read back, nothing counts as removed."""
-    folder.put_back(now(folder), left(art("c", "3"), whole=False), ROOMY)
+    folder.commit(now(folder), left(art("c", "3"), complete=False), ROOMY)
     assert shown(folder) == {"a": "1", "c": "3", "d/b": "2"}
 
 
@@ -141,10 +141,10 @@ def test_crash_before_the_exchange_leaves_the_old_version(folder, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.rename", crash)
     with pytest.raises(Crash):
-        folder.put_back(now(folder), left(art("a", "new")), ROOMY)
+        folder.commit(now(folder), left(art("a", "new")), ROOMY)
     monkeypatch.undo()
     assert shown(folder) == {"a": "1", "d/b": "2"}
-    folder.put_back(now(folder), left(art("a", "newer"), art("d/b", "2")), ROOMY)
+    folder.commit(now(folder), left(art("a", "newer"), art("d/b", "2")), ROOMY)
     assert shown(folder) == {"a": "newer", "d/b": "2"}
     assert len([path for path in folder._top.iterdir() if path.name.startswith(("v-", ".new-"))]) == 1
 
@@ -152,7 +152,7 @@ def test_crash_before_the_exchange_leaves_the_old_version(folder, monkeypatch):
 def test_unchanged_files_make_no_new_version(folder):
     """A command that changes nothing leaves the very folder it was given."""
     before = now(folder).folder
-    folder.put_back(now(folder), left(art("a", "1"), art("d/b", "2")), ROOMY)
+    folder.commit(now(folder), left(art("a", "1"), art("d/b", "2")), ROOMY)
     assert now(folder).folder == before
 
 
@@ -160,7 +160,7 @@ def test_old_version_does_not_change_with_the_new(folder):
     """Files are shared between versions, never written in place."""
     with folder.reading() as snapshot:
         kept = snapshot.files["a"][0].open()
-    folder.put_back(now(folder), left(art("a", "other"), art("d/b", "2")), ROOMY)
+    folder.commit(now(folder), left(art("a", "other"), art("d/b", "2")), ROOMY)
     with kept:
         assert kept.read() == "1"
 
@@ -174,24 +174,24 @@ def test_removed_session_is_gone(folder):
 
 def test_nobody_looked_means_nothing_is_known():
     """A result whose workdir was never read says nothing about the session; the marker tells."""
-    assert what_was_left(result()) is None
-    looked = what_was_left(result([art("a")], [ArtifactError(MARKER, "missing", "")]))
-    assert (looked.files, looked.whole, looked.errors) == ([art("a")], True, [])
-    assert what_was_left(result([art(MARKER), art("a")])).files == [art("a")]
+    assert workdir_files(result()) is None
+    looked = workdir_files(result([art("a")], [ArtifactError(MARKER, "missing", "")]))
+    assert (looked.files, looked.complete, looked.errors) == ([art("a")], True, [])
+    assert workdir_files(result([art(MARKER), art("a")])).files == [art("a")]
 
 
 @pytest.mark.parametrize("code", ["too_large", "too_many", "too_deep", "unreadable"])
 def test_unread_files_make_it_less_than_whole(code):
     """What could not be read is told, and nothing is taken for removed."""
-    looked = what_was_left(result([], [ArtifactError("big", code, "why"), ArtifactError(MARKER, "missing", "")]))
-    assert (looked.whole, [(error.path, error.code) for error in looked.errors]) == (False, [("big", code)])
+    looked = workdir_files(result([], [ArtifactError("big", code, "why"), ArtifactError(MARKER, "missing", "")]))
+    assert (looked.complete, [(error.path, error.code) for error in looked.errors]) == (False, [("big", code)])
 
 
 def test_flood_of_errors_hides_no_removal():
     """When errors were cut, even the marker's, the rest is taken for unread."""
     errors = [ArtifactError(f"l{number}", "link", "is a link") for number in range(MAX_ERRORS)]
-    looked = what_was_left(result([art("a")], errors))
-    assert (looked.files, looked.whole, len(looked.errors)) == ([art("a")], False, MAX_ERRORS)
+    looked = workdir_files(result([art("a")], errors))
+    assert (looked.files, looked.complete, len(looked.errors)) == ([art("a")], False, MAX_ERRORS)
 
 
 PATHS = st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map("/".join)
@@ -210,6 +210,6 @@ def test_session_is_what_the_last_command_left(tmp_path_factory, rounds):
     folder = SessionFolder(tmp_path_factory.mktemp("session") / "s")
     seen = {}
     for files in rounds:
-        errors = folder.put_back(now(folder), left(*(art(path, text) for path, text in files.items())), ROOMY)
+        errors = folder.commit(now(folder), left(*(art(path, text) for path, text in files.items())), ROOMY)
         seen = shown(folder)
         assert (errors, seen) == ([], files)

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from kdskills.jobs.attempts import Attempt, Verdict, shim
-from kdskills.jobs.attempts.attempt import held
+from kdskills.jobs.attempts.attempt import attempt_alive
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_result_becomes_the_verdict(folder, begin):
     """What the runner says is the verdict, and the lock is free afterwards."""
     assert ended(begin(tells(folder, exit_code=0, stdout_total=3))) == 0
     found = verdict(folder)
-    assert (found.status, found.exit_code, found.stdout_total, held(folder)) == ("ok", 0, 3, False)
+    assert (found.status, found.exit_code, found.stdout_total, attempt_alive(folder)) == ("ok", 0, 3, False)
 
 
 def test_runner_that_gives_up_is_our_fault(folder, begin):
@@ -238,7 +238,7 @@ def test_lock_text_names_the_shim(folder, begin):
     pid = begin(sleeps)
     until(lambda: shim.read_identity(folder))
     known = shim.read_identity(folder)
-    assert (known["pid"], shim.lives(known), held(folder)) == (pid, True, True)
+    assert (known["pid"], shim.lives(known), attempt_alive(folder)) == (pid, True, True)
     assert not shim.lives(known | {"started": "1"})
     assert not shim.lives(known | {"boot": "x"})
 
@@ -264,9 +264,9 @@ def test_own_identity_lives_and_a_zombies_does_not():
 def test_lock_is_taken_once(folder):
     """A second taker gives up; a look at the lock is not in the way of one."""
     lock = shim.take_lock(folder)
-    assert (shim.take_lock(folder, 0.0), held(folder)) == (None, True)
+    assert (shim.take_lock(folder, 0.0), attempt_alive(folder)) == (None, True)
     os.close(lock)
-    assert not held(folder)
+    assert not attempt_alive(folder)
     again = shim.take_lock(folder, 0.0)
     os.close(again)
 

@@ -66,7 +66,7 @@ def test_status_and_code_of_a_result(make_order, tmp_path, changes, told):
 def test_why_we_ended_it_beats_what_the_engine_saw(make_order, tmp_path, cause, told):
     """A service we ended is not merely cancelled; a program that never ran has the same words."""
     ended = replace(RESULT, status="cancelled", exit_code=None)
-    verdict = to_verdict(make_order(), tmp_path, ended, started_at=5.0, instead=cause)
+    verdict = to_verdict(make_order(), tmp_path, ended, started_at=5.0, override=cause)
     assert (verdict.status, verdict.error_code, verdict.error_message) == told
     refused = refusal(cause)
     assert (refused.status, refused.error_code, refused.error_message, refused.started_at) == (*told, None)

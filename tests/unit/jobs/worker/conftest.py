@@ -13,7 +13,7 @@ from kdskills.jobs.database import micros, utc_now
 from kdskills.jobs.heads import ArtifactRef
 from kdskills.jobs.queue import WorkQueue
 from kdskills.jobs.roster import Roster, hold_slot
-from kdskills.jobs.worker.desk import Desk
+from kdskills.jobs.worker.context import WorkerContext
 from kdskills.jobs.worker.jobs import JobRun
 from kdskills.jobs.worker.tasks import TaskRun
 
@@ -87,31 +87,33 @@ class Bench:
         self.starter, self.shelf = Scripted(), Shelf()
         work.attempts = Attempts(work.state_dir, self.starter)
         self.roster, self.slots = Roster(work), {}
-        self.desk = self.worker("one", 1)
+        self.context = self.worker("one", 1)
 
     def worker(self, executor, slot):
-        """Return the desk of a new worker; whoever had the slot is dead."""
+        """Return the context of a new worker; whoever had the slot is dead."""
         if slot not in self.slots:
             self.slots[slot] = contextlib.ExitStack()
             assert self.slots[slot].enter_context(hold_slot(self.work.state_dir, slot))
         self.roster.enter(executor, slot)
-        return Desk(self.work, executor, self.shelf)
+        return WorkerContext(self.work, executor, self.shelf)
 
-    def claim(self, desk=None, queue=None):
+    def claim(self, context=None, queue=None):
         """Let a worker claim what it may, and return that."""
-        desk, queue = desk or self.desk, queue or self.work.queue
-        return self.work.database.change(lambda link: queue.claim(link, desk.executor, desk.capacity(), desk.active))
+        context, queue = context or self.context, queue or self.work.queue
+        return self.work.database.change(
+            lambda link: queue.claim(link, context.executor, context.capacity(), context.active)
+        )
 
-    async def run(self, item, desk=None):
+    async def run(self, item, context=None):
         """Claim a task, see it through and return its head."""
-        self.claim(desk)
-        await TaskRun(desk or self.desk, item).run()
+        self.claim(context)
+        await TaskRun(context or self.context, item).run()
         return self.head(item)
 
-    async def run_job(self, item, desk=None):
+    async def run_job(self, item, context=None):
         """Claim a job and see it through, but for its tasks."""
-        self.claim(desk)
-        await JobRun(desk or self.desk, item).run()
+        self.claim(context)
+        await JobRun(context or self.context, item).run()
 
     def pool(self):
         """Return the queue of this host as one of a pool."""

@@ -75,11 +75,11 @@ async def test_what_breaks_is_told_with_its_task(bench, client):
     """A worker's own failure ends the task with `infra_error`; the log names the task, and where it broke."""
     head = await client.submit_task(bench.make.task())
     worker = Worker(bench.work, bench.shelf)
-    worker.desk, worker.executor = bench.desk, "one"
+    worker.context, worker.executor = bench.context, "one"
     bench.starter.broken = RuntimeError("a bug")
     bench.claim()
     with Lines() as lines:
-        await worker._guarded("task", head.id, TaskRun(bench.desk, head.id).run())
+        await worker._guarded("task", head.id, TaskRun(bench.context, head.id).run())
     over = bench.head(head.id)
     assert (over.status, over.error_code, over.error_message) == ("failed", "infra_error", "RuntimeError: a bug")
     (line,) = lines.read()

@@ -10,9 +10,9 @@ from kdskills.jobs.plan import step_task_id
 from kdskills.jobs.worker.jobs import JobRun
 
 
-async def begun(bench, head, desk=None):
+async def begun(bench, head, context=None):
     """Run a job's worker until it has submitted its first step, and return the running worker."""
-    run = asyncio.ensure_future(bench.run_job(head.id, desk))
+    run = asyncio.ensure_future(bench.run_job(head.id, context))
     await bench.until(lambda: bench.head(step_task_id(head.id, 0, 0)) is not None or run.done())
     return run
 
@@ -48,7 +48,7 @@ async def test_a_failed_step_rests_before_its_next_try(bench, client):
     head = await client.submit_job(bench.make.job(bench.make.step("a", retry=1)))
     run = await begun(bench, head)
     end(bench, head, 0, "failed", attempt=1)
-    assert not await JobRun(bench.desk, head.id)._step(job_of(bench, head))
+    assert not await JobRun(bench.context, head.id)._step(job_of(bench, head))
     assert bench.head(step_task_id(head.id, 0, 1)) is None
     found = job_of(bench, head)
     assert (found.status, found.steps[0].status, found.current_step_index) == ("running", "queued", 0)
@@ -94,7 +94,7 @@ async def test_nothing_begins_in_a_job_that_goes_on_elsewhere(bench, client, why
         await asyncio.to_thread(bench.roster.leave, "one")
     else:
         bench.put("job", head.id, **change[why])
-    await JobRun(bench.desk, head.id)._step(seen)
+    await JobRun(bench.context, head.id)._step(seen)
     assert bench.head(step_task_id(head.id, 0, 0)) is None
 
 

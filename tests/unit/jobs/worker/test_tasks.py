@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.exc import OperationalError
 
-from kdskills.jobs.attempts import Facts, Verdict
+from kdskills.jobs.attempts import AttemptFacts, Verdict
 from kdskills.jobs.database import DatabaseUnavailable, micros, moment_of, utc_now
 from kdskills.jobs.outcome import follows
 from kdskills.jobs.worker.tasks import TaskRun
@@ -84,7 +84,7 @@ async def test_a_service_canceled_between_its_attempts_keeps_what_it_printed(ben
     running = asyncio.ensure_future(bench.run(head.id))
     await bench.until(lambda: bench.starter.folders)
     assert await client.cancel_task(bench.make.scope, head.id, "enough")
-    bench.desk.asked(head.id).set()
+    bench.context.cancel_event(head.id).set()
     over = await asyncio.wait_for(running, 60)
     assert (over.status, over.error_code, over.exit_code, over.attempt) == ("canceled", "canceled", 7, 1)
     assert (over.stdout_tail, over.stdout_total, over.started_at) == (b"last words", 10, moment(5.0))
@@ -94,12 +94,12 @@ async def test_a_late_word_of_an_attempt_says_nothing_of_the_next(bench, client)
     """That an earlier attempt ran, told after it was over, changes nothing of the one that starts."""
     head = await client.submit_task(bench.service(restart=1))
     bench.put("task", head.id, status="starting", attempt=2, host=bench.work.host, executor="one")
-    late, run = Facts(started_at=1.0, ready_at=2.0, engine="e"), TaskRun(bench.desk, head.id)
+    late, run = AttemptFacts(started_at=1.0, ready_at=2.0, engine="e"), TaskRun(bench.context, head.id)
     first = bench.head(head.id)
     stale = type(first)(**{name: getattr(first, name) for name in first.__slots__} | {"attempt": 1})
-    assert not await bench.desk.write(lambda link: run._running_row(link, stale, late))
+    assert not await bench.context.write(lambda link: run._running_row(link, stale, late))
     assert bench.head(head.id) == first
-    assert await bench.desk.write(lambda link: run._running_row(link, first, late))
+    assert await bench.context.write(lambda link: run._running_row(link, first, late))
     assert (bench.head(head.id).status, bench.head(head.id).ready_at) == ("running", moment(2.0))
 
 

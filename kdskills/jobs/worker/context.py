@@ -1,4 +1,4 @@
-"""What every part of a worker shares: the database, retried; who this worker is; and what was asked of its work."""
+"""What the parts of a worker share: the database with retries, the worker's name, its work in hand and the events of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 T = TypeVar("T")
-InHand = Literal["batch", "service", "job"]
+WorkKind = Literal["batch", "service", "job"]
 
 LOG: Final = logging.getLogger("kdskills.jobs")
 _PAUSE_S: Final = 0.1
@@ -29,8 +29,8 @@ _PAUSE_MAX_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class KeptOutput:
-    """An output of a task on this host, to be kept."""
+class TaskOutput:
+    """An output of a task, as a file on this host that is to be stored."""
 
     path: str
     size: int
@@ -39,10 +39,10 @@ class KeptOutput:
     file: Path
 
 
-class Keeper(Protocol):
-    """Keeps what tasks leave behind, and finds it again."""
+class OutputKeeper(Protocol):
+    """Stores outputs of tasks and fetches them again."""
 
-    async def keep(self, head: TaskHead, files: Sequence[KeptOutput]) -> tuple[ArtifactRef, ...]:
+    async def keep(self, head: TaskHead, files: Sequence[TaskOutput]) -> tuple[ArtifactRef, ...]:
         """Store a task's outputs; doing it again for the same task gives the same ids."""
         ...
 
@@ -67,7 +67,7 @@ class Buried(BaseException):
         self.reason = reason
 
 
-class Desk:
+class WorkerContext:
     """Shared by the parts of one worker; used on one event loop.
 
     Args:
@@ -76,18 +76,18 @@ class Desk:
         keeper: Keeps outputs.
     """
 
-    def __init__(self, work: Work, executor: str, keeper: Keeper) -> None:
+    def __init__(self, work: Work, executor: str, keeper: OutputKeeper) -> None:
         self.work = work
         self.executor = executor
         self.keeper = keeper
         self.records = work.records
         self.lease_file: Path | None = work.state_dir / "lease" if work.pooled else None
-        self._asked: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
-        self._changed: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
-        self.active: dict[str, InHand] = {}
+        self._cancel_events: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._change_events: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self.active: dict[str, WorkKind] = {}
         self.busy_at = time.monotonic()
         self.wake = asyncio.Event()
-        """Set whenever there may be something to claim, or to be told to what is in hand."""
+        """Set whenever there may be work to claim, or a cancel to pass on."""
 
     async def read(self, question: Callable[[sa.Connection], T]) -> T:
         """Return what *question* reads; waits for a database that is away."""
@@ -101,24 +101,24 @@ class Desk:
         """Return a task's head."""
         return await self.read(lambda link: self.records.task(link, item))
 
-    def asked(self, item: str) -> asyncio.Event:
-        """Return what is set once a cancel of *item* was asked for."""
-        return self._asked[item]
+    def cancel_event(self, item: str) -> asyncio.Event:
+        """Return the event that is set once a cancel of *item* was requested."""
+        return self._cancel_events[item]
 
-    def changed(self, job: str) -> asyncio.Event:
-        """Return what is set whenever a task of *job* ended here."""
-        return self._changed[job]
+    def change_event(self, job: str) -> asyncio.Event:
+        """Return the event that is set whenever a task of *job* ended in this worker."""
+        return self._change_events[job]
 
     def note_change(self, job: str | None) -> None:
         """Wake the job a task belongs to."""
-        if job is not None and job in self._changed:
-            self._changed[job].set()
+        if job is not None and job in self._change_events:
+            self._change_events[job].set()
 
     def note_cancel(self, item: str) -> None:
-        """Tell what is in hand that its end was asked for."""
+        """Pass a cancel on to the run of *item*, if this worker has it in hand."""
         if item in self.active:
-            self.asked(item).set()
-            self.changed(item).set()
+            self.cancel_event(item).set()
+            self.change_event(item).set()
 
     def capacity(self) -> Capacity:
         """Return how much more this worker has room for."""
@@ -129,15 +129,15 @@ class Desk:
             jobs=max(0, settings.held - len(kinds)),
         )
 
-    def take_in_hand(self, item: str, kind: InHand) -> None:
+    def take_in_hand(self, item: str, kind: WorkKind) -> None:
         """Count *item* among what this worker has in hand, from its claim on."""
         self.active[item] = kind
 
     def let_go(self, item: str) -> None:
         """Count *item* no more: there is room for something else."""
         self.active.pop(item, None)
-        self._asked.pop(item, None)
-        self._changed.pop(item, None)
+        self._cancel_events.pop(item, None)
+        self._change_events.pop(item, None)
         self.busy_at = time.monotonic()
         self.wake.set()
 
