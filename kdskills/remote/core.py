@@ -2,7 +2,7 @@
 
 The core is written once as coroutines, which wait only through the methods of a `Driver`: `LoopDriver` waits on the running
 event loop, `BlockingDriver` blocks the calling thread and never suspends, so that `drive` can run a coroutine to its end
-without any loop. Handlers of a sync session therefore never find themselves inside an event loop of ours.
+without any loop. Handlers of a sync session therefore never run inside an event loop of this package.
 """
 
 from __future__ import annotations

@@ -102,12 +102,12 @@ async def drain(core: SessionCore, options: SubmitOptions) -> list[RemoteSkillDi
     core.live()
     rows = rows_of(await core.driver.call(core.owner.client.sessions.tool_calls, session_id=core.session_id))
     calls = [call for row in rows if (call := _own_call(core, row)) is not None]
-    answered = await core.driver.unbroken(lambda: _answered(core, calls, options, drained=True))
+    answered = await core.driver.unbroken(lambda: _answer_all(core, calls, options, drained=True))
     _raise_again([outcome for _, outcome in answered])
     return [dispatch for dispatch, _ in answered]
 
 
-async def _answered(
+async def _answer_all(
     core: SessionCore,
     calls: Sequence[IncomingCall],
     options: SubmitOptions,
@@ -121,7 +121,7 @@ async def _answered(
         [partial(_run, core, call, origin, knows_session) for call, origin in zip(calls, connections, strict=True)]
     )
     return [
-        (await _submitted(core, call, outcome, options, connection, drained=drained), outcome)
+        (await _deliver(core, call, outcome, options, connection, drained=drained), outcome)
         for call, outcome, connection in zip(calls, outcomes, connections, strict=True)
     ]
 
@@ -158,14 +158,14 @@ async def _run(core: SessionCore, call: IncomingCall, connection: str, knows_ses
 async def _respond(
     core: SessionCore, call: IncomingCall, options: SubmitOptions, *, knows_session: bool
 ) -> RemoteSkillDispatch:
-    work = partial(_answered, core, [call], options, drained=False, knows_session=knows_session)
+    work = partial(_answer_all, core, [call], options, drained=False, knows_session=knows_session)
     answered = await core.driver.unbroken(work)
     ((dispatch, outcome),) = answered
     _raise_again([outcome])
     return dispatch
 
 
-async def _submitted(
+async def _deliver(
     core: SessionCore,
     call: IncomingCall,
     outcome: CallOutcome,

@@ -91,7 +91,7 @@ async def _change(core: SessionCore, timeout_seconds: float, *, wait: bool) -> J
     else:
         report = await _by_resume(core, tools, timeout_seconds, prepare=wait)
     if report.get("status") in {"ok", "noop"} or (report.get("status") == "deferred" and report.get("pending")):
-        core.pushing(tools, layers)
+        core.remember_pushed(tools, layers)
     core.last_catalog = copy.deepcopy(report)
     successor = report.get("new_session_id")
     if isinstance(successor, str) and core.backend is not None:

@@ -127,7 +127,7 @@ class FacadeCore:
         """Return a core that collects skills for a session that does not exist yet."""
         return SessionCore(self, DRAFT, draft=True)
 
-    async def registered(self, register: Callable[[Any], Any] | None, draft: SessionCore, handle: object) -> None:
+    async def fill_draft(self, register: Callable[[Any], Any] | None, draft: SessionCore, handle: object) -> None:
         """Call the program's *register* with a draft.
 
         Raises:
@@ -150,19 +150,19 @@ class FacadeCore:
             ValueError: The answer names no session.
         """
         tools, layers = draft.tools(), draft.registry.layers()
-        theirs = next((create_kwargs[name] for name in TOOLS_KEYWORDS if name in create_kwargs), _NONE)
-        ours = {"dynamic_tools": tools} if tools and theirs is _NONE else {}
-        created = await self.driver.call(self.client.sessions.create, **create_kwargs, **ours)
+        passed_tools = next((create_kwargs[name] for name in TOOLS_KEYWORDS if name in create_kwargs), _NONE)
+        own_tools = {"dynamic_tools": tools} if tools and passed_tools is _NONE else {}
+        created = await self.driver.call(self.client.sessions.create, **create_kwargs, **own_tools)
         session = created.get("session") if isinstance(created, Mapping) else None
         session_id = session.get("sessionId") if isinstance(session, Mapping) else None
         if text_or_none(session_id) is None:
             raise ValueError("sessions.create response missing session.sessionId")
         core = self.session(str(session_id))
         core.adopt(draft, [layer.skill for layer in layers])
-        if ours:
-            core.pushing(tools, core.registry.layers())
-        elif isinstance(theirs, (list, tuple)):
-            core.pushing([dict(tool) for tool in theirs if isinstance(tool, Mapping)], [])
+        if own_tools:
+            core.remember_pushed(tools, core.registry.layers())
+        elif isinstance(passed_tools, (list, tuple)):
+            core.remember_pushed([dict(tool) for tool in passed_tools if isinstance(tool, Mapping)], [])
         for diagnostic in draft.registry.diagnostics:
             core.registry.note(diagnostic)
         _note_fallback(core, created)
@@ -178,7 +178,7 @@ class FacadeCore:
                 if delete_session:
                     await self._delete(core, report)
                 elif options.sync_runtime_on_cleanup and core.backend is not None:
-                    await self._emptied(core)
+                    await self._empty_catalog(core)
             finally:
                 await take_roots_away(core)
         except Exception as error:
@@ -217,7 +217,7 @@ class FacadeCore:
         if report["deleted"] and core.backend is not None:
             await self.driver.call(core.backend.forget, core.session_id)
 
-    async def _emptied(self, core: SessionCore) -> None:
+    async def _empty_catalog(self, core: SessionCore) -> None:
         report = await sync_runtime(core, 10.0)
         if report.get("status") == "failed":
             core.note(

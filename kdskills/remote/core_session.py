@@ -118,7 +118,7 @@ class SessionCore:
         self.published, self.published_tools = (), {}
         self.view_digest = None
 
-    def pushing(self, tools: list[JsonObject], layers: Sequence[Layer]) -> None:
+    def remember_pushed(self, tools: list[JsonObject], layers: Sequence[Layer]) -> None:
         """Remember the catalog that was pushed to the model."""
         self.pushed = copy.deepcopy(tools)
         self.pushed_layers = list(layers)

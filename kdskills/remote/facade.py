@@ -65,7 +65,7 @@ class RemoteSkillsFacade:
             ValueError: The server's answer names no session.
         """
         draft = self._core.draft()
-        drive(self._core.registered(register, draft, RemoteSkillSession(draft)))
+        drive(self._core.fill_draft(register, draft, RemoteSkillSession(draft)))
         created, core = drive(self._core.create(draft, create_kwargs))
         return created, RemoteSkillSession(core)
 
@@ -153,7 +153,7 @@ class AsyncRemoteSkillsFacade:
     ) -> tuple[Any, AsyncRemoteSkillSession]:
         """As `RemoteSkillsFacade.create_session`; *register* may be a coroutine function."""
         draft = self._core.draft()
-        await self._core.registered(register, draft, AsyncRemoteSkillSession(draft))
+        await self._core.fill_draft(register, draft, AsyncRemoteSkillSession(draft))
         created, core = await self._core.create(draft, create_kwargs)
         return created, AsyncRemoteSkillSession(core)
 

@@ -178,7 +178,7 @@ class CodexClient:
     ) -> Self:
         """See `AsyncCodexClient.spawn`."""
         loop = LoopThread("kdskills-codex")
-        return cls._opened(
+        return cls._open(
             loop,
             lambda: AsyncCodexClient.spawn(
                 home=home, binary=binary, cwd=cwd, env=env, config=config, probe=probe, **opts
@@ -188,10 +188,10 @@ class CodexClient:
     @classmethod
     def connect(cls, url: str, *, token: str | None = None, **opts: Any) -> Self:
         """See `AsyncAppServerClient.connect`."""
-        return cls._opened(LoopThread("kdskills-codex"), lambda: AsyncCodexClient.connect(url, token=token, **opts))
+        return cls._open(LoopThread("kdskills-codex"), lambda: AsyncCodexClient.connect(url, token=token, **opts))
 
     @classmethod
-    def _opened(cls, loop: LoopThread, make: Any) -> Self:
+    def _open(cls, loop: LoopThread, make: Any) -> Self:
         try:
             return cls(loop, loop.run(make))
         except BaseException:  # raised again: no thread stays for a client that did not open

@@ -191,7 +191,7 @@ class RemoteCall:
         turn_id: The turn, when known.
         call_id: The model's id of the call, when known.
         deadline: When the answer is given up, in seconds of `time.time()`; None for never.
-        stop: Set when nobody waits for the result any more.
+        stop: Set when the result is not needed any more.
     """
 
     key: str
@@ -203,7 +203,7 @@ class RemoteCall:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for the result any more; long handlers look here."""
+        """Whether the result is not needed any more; long handlers should check it."""
         return self.stop.is_set()
 
 
@@ -293,7 +293,7 @@ class CallJournal(Protocol):
     def finish(self, key: str, owner: str, answer: StoredAnswer) -> JournalRow | None:
         """Commit the answer: `claimed` or `running` to `done`; after `overdue` or `unknown` it becomes the late one.
 
-        Returns the row as it stands then, whoever moved it; None when it was purged.
+        Returns the row afterwards, even if another owner changed it; None when it was purged.
         """
         ...
 

@@ -55,7 +55,7 @@ class Digests:
 def running_programs(group: int) -> Iterator[Path]:
     """Give the executables of a process group, where the system tells them (`/proc`)."""
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError):  # a process that ended meanwhile, or one of somebody else
+        with contextlib.suppress(OSError, ValueError):  # a process that has ended, or belongs to another user
             if os.getpgid(int(entry.name)) == group:
                 yield (entry / "exe").resolve(strict=True)
 

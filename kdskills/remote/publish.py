@@ -105,10 +105,10 @@ def publish_tools(
     for name, (full_id, tool_id) in names.items():
         skill = view.listed[full_id]
         if tool_id is None:
-            options: dict[str, Any] = {"description": _described(skill), "input_schema": _PART, "idempotent": True}
+            options: dict[str, Any] = {"description": _description(skill), "input_schema": _PART, "idempotent": True}
             handler: Callable[..., Any] = _reader(look, name, full_id)
         else:
-            options = {"description": _why(skill, tool_id)}
+            options = {"description": _tool_reason(skill, tool_id)}
             handler = _guarded(look, name, full_id, python_tools[tool_id])
         namespace, _, tool = name.rpartition(".")
         new_skills.append(core.build_skill(tool, handler, namespace=namespace, **options))
@@ -157,10 +157,10 @@ def _guarded(look: Renew, name: str, full_id: str, handler: Callable[..., Any]) 
     return call
 
 
-def _described(skill: Skill) -> str:
+def _description(skill: Skill) -> str:
     return f"Instructions of the skill {skill.name}: {skill.description}"
 
 
-def _why(skill: Skill, tool_id: str) -> str | None:
+def _tool_reason(skill: Skill, tool_id: str) -> str | None:
     skill_tool = next((tool for tool in skill.tools if tool.id == tool_id), None)
     return skill_tool.why or None if skill_tool is not None else None

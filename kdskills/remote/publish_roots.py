@@ -46,7 +46,7 @@ async def publish_roots(core: SessionCore, view: SkillView) -> PublishReport:
     bodies = {full_id: text for full_id, (text, _) in texts.items()}
     folder, notes = await core.driver.blocking(_write, home, view, names, bodies)
     try:
-        await _give(core, [str(folder)])
+        await _set_roots(core, [str(folder)])
     except BaseException:  # raised again: a folder that the server does not use is deleted
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -65,7 +65,7 @@ async def take_roots_away(core: SessionCore) -> None:
     if folder is None:
         return
     folders = [session.roots_folder for session in other_sessions(core) if session.roots_folder is not None]
-    await _give(core, folders[-1:])
+    await _set_roots(core, folders[-1:])
     core.roots_folder = core.roots_digest = None
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -75,7 +75,7 @@ def other_sessions(core: SessionCore) -> list[SessionCore]:
     return [session for session in core.owner.sessions() if session is not core]
 
 
-async def _give(core: SessionCore, folders: list[str]) -> None:
+async def _set_roots(core: SessionCore, folders: list[str]) -> None:
     await core.driver.call(core.owner.client.request, "skills/extraRoots/set", extraRoots=folders)
 
 
@@ -129,7 +129,7 @@ def _write(
         private_folder(top)
         folder = Path(tempfile.mkdtemp(dir=top))
     except OSError as error:
-        raise _unwritten(top, error) from error
+        raise _write_error(top, error) from error
     try:
         notes: list[Diagnostic] = []
         for name, full_id in names.items():
@@ -142,12 +142,12 @@ def _write(
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError):
-            raise _unwritten(folder, error) from error
+            raise _write_error(folder, error) from error
         raise
     return folder, tuple(notes)
 
 
-def _unwritten(folder: Path, error: OSError) -> CatalogError:
+def _write_error(folder: Path, error: OSError) -> CatalogError:
     return CatalogError(
         f"the skills cannot be written to {folder}: {error.strerror or error}",
         rule="roots_not_written",

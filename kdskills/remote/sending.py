@@ -25,8 +25,8 @@ async def send(core: SessionCore, text: str, *, inject_skills: bool, keywords: M
     """Send one message with the catalog as it is; returns the client's answer, with `catalog` if there is a backend."""
     core.live()
     message = core.owner.client.sessions.send_message
-    ours = {} if any(name in keywords for name in TOOLS_KEYWORDS) else {"dynamic_tools": core.tools()}
-    sent: JsonObject = {**ours, **keywords}
+    own_tools = {} if any(name in keywords for name in TOOLS_KEYWORDS) else {"dynamic_tools": core.tools()}
+    sent: JsonObject = {**own_tools, **keywords}
     if core.backend is None:
         catalog = core.text() if inject_skills else ""
         answer = await core.driver.call(message, session_id=core.session_id, text=inject(catalog, text), **sent)
@@ -264,8 +264,8 @@ async def _outcomes(core: SessionCore, context: CatalogContext) -> tuple[JsonObj
 
 def _merged(sent: JsonObject, extra: JsonObject) -> JsonObject:
     """Return the keywords of the caller with further ones added; the caller's values win."""
-    ours, theirs = extra.get("additional_context"), sent.get("additional_context")
+    added, passed = extra.get("additional_context"), sent.get("additional_context")
     joined = {**extra, **sent}
-    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-        joined["additional_context"] = {**ours, **theirs}
+    if isinstance(added, Mapping) and isinstance(passed, Mapping):
+        joined["additional_context"] = {**added, **passed}
     return joined

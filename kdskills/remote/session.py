@@ -31,7 +31,7 @@ H = TypeVar("H", bound=Callable[..., Any])
 
 
 class SessionHandle:
-    """What both handles of a session have: everything that waits for nobody.
+    """Base of both handles of a session: the methods that never wait.
 
     Args:
         core: The session itself; handles of one session share it.

@@ -114,7 +114,7 @@ class CodexCatalog:
                     continue
                 pending = busy and not change.wait
                 if pending:
-                    self._later(session, change)
+                    self._apply_later(session, change)
                 pending = pending or problem.goes_on
                 return not_applied(await self._in_force_report(change.session_id, began), problem, pending=pending)
 
@@ -191,7 +191,7 @@ class CodexCatalog:
     async def _bounded(self, change: CatalogChange, tools: list[JsonObject], end: float) -> JsonObject:
         # A change that began is finished even if its caller gives up: a half-done change would be worse.
         task = self._server.spawn_task(self._attempt(change, tools), f"kdskills-catalog-{change.session_id}")
-        task.add_done_callback(_noticed)
+        task.add_done_callback(_retrieve_error)
         await asyncio.wait({task}, timeout=max(_MIN_SECONDS, end - time.monotonic()))
         if not task.done():
             raise NotApplied("held_open", f"not finished within {change.timeout_s:g} s", goes_on=True)
@@ -252,7 +252,7 @@ class CodexCatalog:
         if await asyncio.to_thread(self._calls_running, session_id):
             raise NotApplied("turn_active", "a call of this thread still runs")
 
-    def _later(self, session: _SessionState, change: CatalogChange) -> None:
+    def _apply_later(self, session: _SessionState, change: CatalogChange) -> None:
         session.pending_change = change
         self._server.spawn_task(self._when_idle(session, change), f"kdskills-catalog-later-{change.session_id}")
 
@@ -292,7 +292,7 @@ class CodexCatalog:
         return self._sessions[session_id]
 
 
-def _noticed(task: asyncio.Task[JsonObject]) -> None:
+def _retrieve_error(task: asyncio.Task[JsonObject]) -> None:
     """Retrieve the error of a change whose caller gave up, so that asyncio does not warn; the next report has the facts."""
     if not task.cancelled():
         task.exception()

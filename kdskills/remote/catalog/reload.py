@@ -64,7 +64,7 @@ class Reload:
             NotApplied: The old catalog is in force, or was put back.
         """
         info = await self.guard()
-        path = await self._file(info)
+        path = await self._rollout_file(info)
         self._has_pointers = info.get("historyMode") == "paginated" and bool(info.get("preview"))
         if await self._holds_already(path):
             await self._server.subscribed(self._id)
@@ -79,7 +79,7 @@ class Reload:
 
     async def guard(self) -> JsonObject:
         """Refuse threads that cannot be reloaded, now or ever."""
-        info = await self._described()
+        info = await self._read_thread()
         if info.get("ephemeral"):
             raise NotApplied("ephemeral")
         if not self._server.local:
@@ -87,30 +87,30 @@ class Reload:
         status = info.get("status")
         if isinstance(status, dict) and status.get("type") == "active":
             raise NotApplied("turn_active")
-        if await self._queued():
+        if await self._has_queue():
             raise NotApplied("queued_turns")
         return info
 
-    async def _described(self) -> JsonObject:
+    async def _read_thread(self) -> JsonObject:
         try:
             return await self._server.describe(self._id)
         except AppServerError as problem:
             rollout_path = self._server.threads.get(self._id).path
             if rollout_path is not None and self._server.local:
-                await self._filed(rollout.read_head, Path(rollout_path), self._id)
+                await self._on_disk(rollout.read_head, Path(rollout_path), self._id)
             # A thread that is not loaded can be read after a resume; if that fails, the server tells the reason.
             with _rejecting("rejected", problem):
                 await self._server.resume(self._id)
                 return await self._server.describe(self._id)
 
-    async def _queued(self) -> bool:
+    async def _has_queue(self) -> bool:
         try:
             answer = await self._server.request("thread/queue/list", threadId=self._id)
         except AppServerError:
             return False  # servers without a queue do not know the method
         return bool(isinstance(answer, dict) and answer.get("data"))
 
-    async def _file(self, info: JsonObject) -> Path:
+    async def _rollout_file(self, info: JsonObject) -> Path:
         path = info.get("path")
         if isinstance(path, str) and path and await asyncio.to_thread(Path(path).exists):
             return Path(path)
@@ -134,7 +134,7 @@ class Reload:
             await self._bootstrap(self._id)
 
     async def _holds_already(self, path: Path) -> bool:
-        head = await self._filed(rollout.read_head, path, self._id)
+        head = await self._on_disk(rollout.read_head, path, self._id)
         return canonical(head.tools) == canonical(self._wire)
 
     async def _unload(self) -> None:
@@ -172,30 +172,30 @@ class Reload:
         if not await asyncio.to_thread(path.is_file):
             raise NotApplied("not_local", "the thread has no rollout file on this machine")
         lock = rollout.locked(path, CLOSE_SECONDS)
-        await self._filed(lock.__enter__)
+        await self._on_disk(lock.__enter__)
         try:
             await self._replace(path)
         finally:
             lock.__exit__(None, None, None)
 
     async def _replace(self, path: Path) -> None:
-        head = await self._filed(rollout.read_head, path, self._id)
+        head = await self._on_disk(rollout.read_head, path, self._id)
         line = head.with_tools(self._wire)
         # An existing backup is of an interrupted change: the server's pointers into the file cannot be trusted then.
         doubt = await asyncio.to_thread(rollout.backup_of(path).exists)
         moves = doubt or len(line) != len(head.line)
-        await self._filed(rollout.back_up, head)
+        await self._on_disk(rollout.back_up, head)
         try:
-            staged = await self._filed(rollout.stage, head, line)
-            await self._still_closed(staged)
-            await self._filed(self._swap, head, staged, moves)
+            staged = await self._on_disk(rollout.stage, head, line)
+            await self._check_closed(staged)
+            await self._on_disk(self._swap, head, staged, moves)
         except NotApplied:
             if not doubt:
                 await asyncio.to_thread(rollout.drop_backup, path)
             raise
         try:
-            await self._filed(self._settled_pointers, path, moves)
-            await self._confirmed(path)
+            await self._on_disk(self._drop_pointers, path, moves)
+            await self._confirm(path)
         except (AppServerError, NotApplied) as problem:
             await self._put_back(path)
             words = problem.error if isinstance(problem, NotApplied) else problem.details.get("server_message")
@@ -220,7 +220,7 @@ class Reload:
                 raise
         rollout.swap(head, staged)
 
-    def _settled_pointers(self, path: Path, moves: bool) -> None:
+    def _drop_pointers(self, path: Path, moves: bool) -> None:
         """Drop pointers again: the server may have rebuilt them from the old file just before the swap."""
         if moves:
             self._forget_pointers(path)
@@ -233,12 +233,12 @@ class Reload:
     def _home(self) -> Path | None:
         return Path(self._server.codex_home) if self._server.codex_home is not None else None
 
-    async def _still_closed(self, staged: Path) -> None:
+    async def _check_closed(self, staged: Path) -> None:
         if not await self._not_loaded():
             await asyncio.to_thread(staged.unlink, missing_ok=True)
             raise NotApplied("changed_underneath", "another client loaded the thread meanwhile")
 
-    async def _confirmed(self, path: Path) -> None:
+    async def _confirm(self, path: Path) -> None:
         await self._server.resume(self._id)
         if not await self._holds_already(Path(self._server.threads.get(self._id).path or path)):
             raise NotApplied("rejected", "the server replaced this catalog by another one")
@@ -251,7 +251,7 @@ class Reload:
                 await self._server.request("thread/unsubscribe", threadId=self._id)
                 thread.subscribed = False
                 await server.threads.until(lambda: thread.closings > closings or server.disconnected, CLOSE_SECONDS)
-        await self._filed(self._restore, path)
+        await self._on_disk(self._restore, path)
 
     def _restore(self, path: Path) -> None:
         if rollout.restore(path):
@@ -261,7 +261,7 @@ class Reload:
         with contextlib.suppress(AppServerError):  # the report tells the reason; the next message resumes again
             await self._server.resume(self._id)
 
-    async def _filed(self, work: Callable[..., T], *arguments: object) -> T:
+    async def _on_disk(self, work: Callable[..., T], *arguments: object) -> T:
         """Run file work in a thread; its exceptions become reasons of `NotApplied`."""
         try:
             return await asyncio.to_thread(work, *arguments)

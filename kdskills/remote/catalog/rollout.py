@@ -237,7 +237,7 @@ def backup_owner(path: Path) -> str | None:
 
 
 def needs_mending(path: Path) -> bool:
-    """Return whether a file with a backup has a first line nobody can read."""
+    """Return whether a file with a backup has an unreadable first line."""
     if not backup_of(path).is_file() or not path.is_file():
         return False
     with path.open("rb") as file:

@@ -59,7 +59,7 @@ class SqlCatalogStore:
 
     def forget(self, session_id: str) -> None:
         """Drop a thread's record."""
-        with self._begun() as link:
+        with self._transaction() as link:
             link.execute(self._sa.delete(self._table).where(self._table.c.session_id == session_id))
 
     def releases(self, session_ids: Sequence[str]) -> list[CatalogRecord]:
@@ -69,7 +69,7 @@ class SqlCatalogStore:
         return self._find(self._table.c.session_id.in_(list(session_ids)), self._table.c.release != "")
 
     @contextlib.contextmanager
-    def _begun(self) -> Iterator[sa.Connection]:
+    def _transaction(self) -> Iterator[sa.Connection]:
         try:
             with self._engine.begin() as link:
                 yield link
@@ -79,7 +79,7 @@ class SqlCatalogStore:
             raise JournalUnavailable(f"the catalog records do not answer: {type(problem).__name__}") from problem
 
     def _find(self, *conditions: Any) -> list[CatalogRecord]:
-        with self._begun() as link:
+        with self._transaction() as link:
             rows = link.execute(self._sa.select(self._table).where(*conditions)).mappings().all()
         return [
             CatalogRecord(
@@ -97,7 +97,7 @@ class SqlCatalogStore:
 
     def _insert(self, record: CatalogRecord) -> bool:
         try:
-            with self._begun() as link:
+            with self._transaction() as link:
                 link.execute(self._sa.insert(self._table).values(**_values(record)))
         except self._sa.exc.IntegrityError:
             return False  # another worker inserted the record first; the next attempt reads it
@@ -105,7 +105,7 @@ class SqlCatalogStore:
 
     def _swap(self, old: CatalogRecord, new: CatalogRecord) -> bool:
         same_version = (self._table.c.session_id == old.session_id, self._table.c.version == old.version)
-        with self._begun() as link:
+        with self._transaction() as link:
             return link.execute(self._sa.update(self._table).where(*same_version).values(**_values(new))).rowcount == 1
 
 

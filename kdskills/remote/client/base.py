@@ -118,7 +118,7 @@ class AsyncAppServerClient:
             await asyncio.to_thread(_prepare, home_path)
             return await StdioTransport.spawn(command, env=environment, cwd=cwd)
 
-        return await cls._opened(AppServer(connector, options, local=True, owned=True), options)
+        return await cls._open(AppServer(connector, options, local=True, owned=True), options)
 
     @classmethod
     async def connect(cls, url: str, *, token: str | None = None, **opts: Any) -> Self:
@@ -138,7 +138,7 @@ class AsyncAppServerClient:
             return await WebsocketTransport.connect(url, token=token)
 
         local = urlsplit(url).hostname in _LOOPBACK
-        return await cls._opened(AppServer(connector, options, local=local, owned=False), options)
+        return await cls._open(AppServer(connector, options, local=local, owned=False), options)
 
     async def _mend(self) -> None:
         """Restore first lines that a crash left unreadable, if the running server's files are on this machine.
@@ -160,7 +160,7 @@ class AsyncAppServerClient:
                 await asyncio.to_thread(mending.mend, home, path)
 
     @classmethod
-    async def _opened(cls, server: AppServer, options: ClientOptions) -> Self:
+    async def _open(cls, server: AppServer, options: ClientOptions) -> Self:
         client = cls(server, options, cls._catalog_store(options))
         await server.open()
         try:

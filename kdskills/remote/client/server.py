@@ -84,11 +84,11 @@ class AppServer:
             transport,
             on_request=lambda request: self._take_request(request, pending),
             on_notification=lambda notification: self._take_notification(notification, pending),
-            on_closed=lambda: self._lost(peer, pending),
+            on_closed=lambda: self._note_loss(peer, pending),
         )
         peer.start()
         try:
-            hello = await self._greeted(peer)
+            hello = await self._initialize(peer)
         except BaseException:  # raised again: a failed connection leaves no process
             await peer.close()
             raise
@@ -99,7 +99,7 @@ class AppServer:
             home = hello.get("codexHome")
             self.codex_home = home if isinstance(home, str) else None
 
-    async def _greeted(self, peer: Peer) -> Any:
+    async def _initialize(self, peer: Peer) -> Any:
         timeout_s = self.options.request_timeout_s
         capabilities = {"experimentalApi": True}
         params = {"clientInfo": CLIENT_INFO, "capabilities": capabilities}
@@ -139,7 +139,7 @@ class AppServer:
             WaitTimeoutError: No answer in time.
         """
         if self._peer is None or self._peer.closed:
-            raise self._away(method)
+            raise self._offline_error(method)
         answer = await self._peer.request(method, params, timeout_s=self.options.request_timeout_s)
         if method == EXTRA_ROOTS and self.owned:
             self._roots = params  # remembered, because a restarted server does not know them
@@ -215,7 +215,7 @@ class AppServer:
                     await self.resume(thread_id)
                 self.threads.resumed(thread_id)
 
-    def _away(self, method: str) -> AppServerGone:
+    def _offline_error(self, method: str) -> AppServerGone:
         """Return the error of a request that is made while there is no connection."""
         why = "no app-server is connected" if self._peer is None else f"the app-server is gone ({self._peer.why()})"
         message = f"{why}: {method} was not sent{self._reconnector.words()}"
@@ -232,7 +232,7 @@ class AppServer:
             if not was_closed:
                 self._end(self._pending)
 
-    def _lost(self, peer: Peer, pending: PendingCalls) -> None:
+    def _note_loss(self, peer: Peer, pending: PendingCalls) -> None:
         if peer is not self._peer:  # dropped by this client, or never initialized
             return
         self._end(pending)

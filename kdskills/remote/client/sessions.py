@@ -66,7 +66,7 @@ class Sessions:
         """Return a session's turns, oldest first: the server's list, completed by the turns watched on this connection."""
         watched = self._server.threads.get(session_id).turns
         merged: list[WatchedTurn] = []
-        for turn in await self._listed(session_id):
+        for turn in await self._list_turns(session_id):
             watched_turn = watched.get(turn.id)
             has_reply = any(message["role"] == "assistant" for message in turn.messages)
             merged.append(turn if watched_turn is None or (has_reply and turn.status != "inProgress") else watched_turn)
@@ -117,7 +117,7 @@ class Sessions:
     async def rollback(self, session_id: str, num_turns: int) -> JsonObject:
         """Roll back the newest turns. The rollout file may move, so its path is read again."""
         await self._server.subscribed(session_id)
-        turns = await self._listed(session_id)
+        turns = await self._list_turns(session_id)
         if num_turns < 1 or num_turns > len(turns):
             raise AppServerError(
                 f"num_turns is {num_turns}, which cannot be taken back: the session has {len(turns)} turn(s)",
@@ -158,7 +158,7 @@ class Sessions:
         await self._catalog.forget(session_id)
         return {"status": "deleted", "sessionId": session_id}
 
-    async def _listed(self, session_id: str) -> list[WatchedTurn]:
+    async def _list_turns(self, session_id: str) -> list[WatchedTurn]:
         turns: list[WatchedTurn] = []
         cursor: Any = None
         try:

@@ -159,7 +159,9 @@ class JournalClaims:
             await self._driver.sleep(min(pause, max(0.0, until - time.monotonic())))
             pause = min(LAST_LOOK_S, pause * 2)
 
-    async def answered(self, call: CallRequest, address: CallAddress, row: JournalRow | None) -> JournalRow | None:
+    async def wait_for_answer(
+        self, call: CallRequest, address: CallAddress, row: JournalRow | None
+    ) -> JournalRow | None:
         """Wait until the row has an answer and return it; return None when the call must be claimed again."""
         pause, since, left_since = FIRST_LOOK_S, time.monotonic(), None
         while row is not None and row.state not in ANSWERED:
@@ -168,7 +170,7 @@ class JournalClaims:
             if not row.alive:
                 left_since = left_since or time.monotonic()
                 if not row.idempotent or time.monotonic() - left_since >= self._no_skill_s:
-                    row = await self._lost(call, address, row)
+                    row = await self._record_loss(call, address, row)
                     continue
             await self._driver.sleep(pause)
             pause = min(LAST_LOOK_S, pause * 2)
@@ -180,7 +182,7 @@ class JournalClaims:
                     raise
         return row
 
-    async def _lost(self, call: CallRequest, address: CallAddress, row: JournalRow) -> JournalRow | None:
+    async def _record_loss(self, call: CallRequest, address: CallAddress, row: JournalRow) -> JournalRow | None:
         owner = row.owner
         unknown = failed(call.tool, OUTCOME_UNKNOWN)
         return await self.ask(address, lambda: address.journal.lose(address.key, owner, unknown))

@@ -106,7 +106,7 @@ class RemoteDispatcher:
         try:
             if skill is None and address.findable and address.journal.shared:
                 await self._claims.leave_to_others(address, self._refuse_after[knows_session])
-            return await self._answered(call, address)
+            return await self._answer_call(call, address)
         except JournalAway as error:
             _log.warning("a call of %s was not run: the journal failed with %r", call.tool, error.__cause__)
             return outcome_of(failed(call.tool, NO_JOURNAL), key=address.reported_key)
@@ -116,7 +116,7 @@ class RemoteDispatcher:
     ) -> CallOutcome:
         """Run a call without a shared journal: the same call made twice runs twice."""
         call = CallRequest(skill, identity, arguments, tool_label or identity.tool)
-        return await self._answered(call, self._addresses.unfindable())
+        return await self._answer_call(call, self._addresses.unfindable())
 
     def accepted(self, outcome: CallOutcome, connection: str) -> None:
         """Record that the answer was accepted on *connection*: a delivery repeated there is a `duplicate`."""
@@ -135,7 +135,7 @@ class RemoteDispatcher:
         """Stop renewing leases; the journal stays open, because the caller closes it."""
         self._leases.close()
 
-    async def _answered(self, call: CallRequest, address: CallAddress) -> CallOutcome:
+    async def _answer_call(self, call: CallRequest, address: CallAddress) -> CallOutcome:
         while True:
             claim = await self._claims.claim(call, address)
             if claim.mine:
@@ -143,14 +143,14 @@ class RemoteDispatcher:
                 if outcome is not None:
                     return outcome
                 continue  # another worker has taken over the call, so its answer counts
-            row = await self._claims.answered(call, address, claim.row)
+            row = await self._claims.wait_for_answer(call, address, claim.row)
             if row is not None and row.answer is not None:
                 duplicate = self._accepted.has(address.key, call.connection)
                 return outcome_of(row.answer, row=row, key=address.reported_key, replayed=True, duplicate=duplicate)
 
     async def _perform(self, call: CallRequest, address: CallAddress) -> CallOutcome | None:
         """Answer a claimed call; return None when another worker took it over."""
-        refused = self._refused(call)
+        refused = self._refusal(call)
         if refused is not None or call.skill is None:
             return await self._refuse(refused or unregistered(call.tool), address)
         execution = self._execution(call, call.skill, address)
@@ -161,10 +161,10 @@ class RemoteDispatcher:
             execution.commit(self._answers.of_error(call.tool, error))
             in_time = True
         if in_time:
-            return await self._ended(call, address, execution)
+            return await self._final_outcome(call, address, execution)
         assert call.skill.deadline_seconds is not None
         try:
-            return await self._given_up(overdue(call.tool, call.skill.deadline_seconds), address)
+            return await self._overdue_outcome(overdue(call.tool, call.skill.deadline_seconds), address)
         finally:  # only after the commit, so that a result of the cancelled handler counts as late
             execution.call.stop.set()
             execution.cancel()
@@ -173,7 +173,7 @@ class RemoteDispatcher:
         row = await self._claims.ask(address, lambda: address.journal.finish(address.key, address.owner, answer))
         return None if _another_has(row, address) else outcome_of(answer, row=row, key=address.reported_key)
 
-    async def _ended(self, call: CallRequest, address: CallAddress, execution: Execution) -> CallOutcome | None:
+    async def _final_outcome(self, call: CallRequest, address: CallAddress, execution: Execution) -> CallOutcome | None:
         """Return the outcome of an ended execution: its own answer, or the one the journal has instead."""
         if not execution.began:
             row = await self._claims.ask(address, lambda: address.journal.get(address.key))
@@ -184,17 +184,17 @@ class RemoteDispatcher:
         if row is not None and row.state not in ANSWERED:
             return None  # taken over while it ran: the answer of the second run counts
         final_answer = row.answer if row is not None and row.answer is not None else answer
-        ours = final_answer is not None and final_answer == answer
+        is_own = final_answer is not None and final_answer == answer
         return outcome_of(
             final_answer or failed(call.tool, OUTCOME_UNKNOWN),
             row=row,
             key=address.reported_key,
-            result=execution.value if ours else None,
-            replayed=not ours,
+            result=execution.value if is_own else None,
+            replayed=not is_own,
             reraise=execution.raised if isinstance(execution.raised, KeyboardInterrupt) else None,
         )
 
-    async def _given_up(self, answer: StoredAnswer, address: CallAddress) -> CallOutcome | None:
+    async def _overdue_outcome(self, answer: StoredAnswer, address: CallAddress) -> CallOutcome | None:
         """Commit the answer for a missed deadline; a result that was committed first is the answer instead."""
         try:
             row = await self._claims.ask(address, lambda: address.journal.overdue(address.key, address.owner, answer))
@@ -206,7 +206,7 @@ class RemoteDispatcher:
         final_answer = answer if row is None or row.answer is None else row.answer
         return outcome_of(final_answer, row=row, key=address.reported_key)
 
-    def _refused(self, call: CallRequest) -> StoredAnswer | None:
+    def _refusal(self, call: CallRequest) -> StoredAnswer | None:
         if call.skill is None:
             return unregistered(call.tool)
         try:

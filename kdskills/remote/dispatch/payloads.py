@@ -80,7 +80,7 @@ class AnswerBuilder:
             return unregistered(tool)
         try:
             message = str(error).strip()
-        except BaseException:  # noqa: BLE001 - an exception whose own text fails is told by its type, as one without text
+        except BaseException:  # noqa: BLE001 - an exception whose `__str__` fails is reported by its type
             message = ""
         return self.failure(tool, redact(message) or type(error).__name__)
 

@@ -61,6 +61,6 @@ def _masked(match: re.Match[str]) -> str:
 
 def _without_home(text: str, environment: Mapping[str, str]) -> str:
     home = environment.get("HOME", "").rstrip("/")
-    if home.count("/") < 1 or len(home) < 2:  # `/` itself names nobody
+    if home.count("/") < 1 or len(home) < 2:  # `/` identifies no user
         return text
     return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text)

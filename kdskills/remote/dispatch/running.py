@@ -145,18 +145,18 @@ class _SlotRun:
         else:
             value = execution.invoke()
         if execution.raised is None and inspect.isawaitable(value):
-            value = await self._awaited(value)
+            value = await self._run_task(value)
         try:
             await self._threads.call(lambda: execution.complete(value))
         except RuntimeError:  # no thread could be started: block the loop rather than lose an answer
             execution.complete(value)
 
-    async def _awaited(self, value: Awaitable[Any]) -> Any:
-        self._handler = asyncio.create_task(_caught(value, self._execution), context=self._execution.context)
+    async def _run_task(self, value: Awaitable[Any]) -> Any:
+        self._handler = asyncio.create_task(_await_handler(value, self._execution), context=self._execution.context)
         return await asyncio.shield(self._handler)
 
 
-async def _caught(value: Awaitable[Any], execution: Execution) -> Any:
+async def _await_handler(value: Awaitable[Any], execution: Execution) -> Any:
     """Await a handler's awaitable and store what it raises, so that not even `SystemExit` reaches the loop."""
     try:
         return await value

@@ -75,7 +75,7 @@ class SqlJournal:
         if self._sqlite:
             import sqlalchemy as sa
 
-            sa.event.listen(self.engine, "connect", _durable)
+            sa.event.listen(self.engine, "connect", _set_durable)
         self._write(upgrade)
         self.purge()
 
@@ -198,7 +198,7 @@ class SqlJournal:
         return self._database.ask(lambda link: list(link.execute(query).scalars()))
 
     def close(self) -> None:
-        """Close the connections; a handler that still runs writes its answer down through one of its own."""
+        """Close the connections; a handler that still runs opens a new one to record its answer."""
         self._database.close()
 
     def _answer(self, key: str, owner: str, answer: StoredAnswer, *tries: sa.Executable) -> JournalRow | None:
@@ -299,5 +299,5 @@ def _make_folder(url: str) -> None:
         raise JournalUnavailable(f"the journal of calls cannot be opened: {error.strerror}", path=str(file)) from None
 
 
-def _durable(connection: Any, _record: object) -> None:
+def _set_durable(connection: Any, _record: object) -> None:
     connection.execute("PRAGMA synchronous=FULL").close()  # a committed answer must survive a power cut

@@ -54,7 +54,7 @@ class Statements:
         return sa.select(*self._shown).where(*conditions).order_by(table.c.created_at, table.c.key)
 
     def untold(self) -> Any:
-        """Return the condition of rows a model was not told of: lost, answered or late."""
+        """Return the condition of rows whose outcome (lost, answered or late) the model was not told."""
         lost = sa.and_(table.c.state == "running", table.c.lease_until <= self.now)
         answered = sa.and_(table.c.state.in_(ANSWERED_STATES), sa.not_(table.c.told))
         late = sa.and_(table.c.late_response.is_not(None), sa.not_(table.c.late_told))

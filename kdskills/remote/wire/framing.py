@@ -36,7 +36,7 @@ class Notification:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The reply to one of our requests: `result`, or `error` with `code`, `message`, perhaps `data`."""
+    """The reply to a request of this client: `result`, or `error` with `code`, `message`, perhaps `data`."""
 
     id: RawId
     result: Any
