@@ -27,8 +27,10 @@ def run(name: str, arguments: list[str]) -> int:
         BadRequest: `benchmark_missing`.
     """
     if name not in names():
-        there = ", ".join(names()) or "none: benchmarks come with a source checkout"
-        raise BadRequest(f"there is no benchmark {name!r}; there are {there}", code="benchmark_missing", name=name)
+        available_names = ", ".join(names()) or "none: benchmarks come with a source checkout"
+        raise BadRequest(
+            f"there is no benchmark {name!r}; there are {available_names}", code="benchmark_missing", name=name
+        )
     before = sys.argv
     sys.argv = [f"kdskills bench {name}", *arguments]
     try:

@@ -23,11 +23,11 @@ def upgrade(
 ) -> None:
     """Bring the tables up to date; doing it twice changes nothing."""
     with failing(as_json=as_json):
-        found = run(ctx, lambda host: ask(host, "db.upgrade", {}))
+        report = run(ctx, lambda host: ask(host, "db.upgrade", {}))
         if as_json:
-            print_json(found)
+            print_json(report)
             return
-        shown = table("part", "revision", "what was done")
-        for row in found.model_dump()["parts"]:
-            shown.add_row(line(row["part"]), line(row["revision"]), "upgraded" if row["changed"] else "nothing to do")
-        console().print(shown)
+        rows = table("part", "revision", "what was done")
+        for row in report.model_dump()["parts"]:
+            rows.add_row(line(row["part"]), line(row["revision"]), "upgraded" if row["changed"] else "nothing to do")
+        console().print(rows)

@@ -94,15 +94,15 @@ class Narrator:
     def on_sources_merged(self, event: Any) -> None:
         """Print the numbers that came into the pool, or were found there."""
         added = f"added {', '.join(map(str, event.added))}" if event.added else "nothing new"
-        known = f"; known already {', '.join(map(str, event.merged_sids))}" if event.merged_sids else ""
+        merged = f"; known already {', '.join(map(str, event.merged_sids))}" if event.merged_sids else ""
         dropped = f"; citations dropped {', '.join(map(str, event.dropped))}" if event.dropped else ""
-        self.line("sources", plain(f"{event.skill}: {added}{known}{dropped}"), "green")
+        self.line("sources", plain(f"{event.skill}: {added}{merged}{dropped}"), "green")
 
     def on_script_finished(self, event: Any) -> None:
         """Print how the program ended, behind which wall, and which limits held."""
-        what = f"{event.skill}/{event.path}" if event.path else "generated code"
+        script = f"{event.skill}/{event.path}" if event.path else "generated code"
         ended = f"{event.status}, exit {event.exit_code}, {event.duration_ms} ms"
-        self.line("script", plain(f"{what}: {ended}"), "magenta")
+        self.line("script", plain(f"{script}: {ended}"), "magenta")
         self.line(
             "wall", plain(f"{event.engine}, level {event.level}; limits enforced: {', '.join(event.limits)}"), "dim"
         )
@@ -120,8 +120,8 @@ class Narrator:
 
     def on_diagnostic(self, event: Any) -> None:
         """Print the diagnostic."""
-        found = event.diagnostic
-        self.line(found.severity, plain(f"{found.code}: {found.message}"), "yellow")
+        diagnostic = event.diagnostic
+        self.line(diagnostic.severity, plain(f"{diagnostic.code}: {diagnostic.message}"), "yellow")
 
 
 def conclusion(out: Console, answer: Any) -> None:

@@ -20,22 +20,28 @@ PIECE = 256 * 1024
 LONGEST = 8192
 
 
-async def follow(host: Host, task_id: str, stream: Stream, write: Write, *, on: bool, offset: int = 0) -> bool:
-    """Write a task's output from *offset*; with *on* until the task is over, else what there is now.
+async def follow(host: Host, task_id: str, stream: Stream, write: Write, *, until_over: bool, offset: int = 0) -> bool:
+    """Write a task's output from *offset*; with *until_over* until the task is over, else what there is now.
 
     Returns:
         Whether bytes were missing, because only the last ones of a long output are kept.
     """
     lost = False
     while True:
-        found = await host.call(
-            "skills.task_logs", task_id=task_id, stream=stream, offset=offset, limit=PIECE, encoding="base64", follow=on
+        output = await host.call(
+            "skills.task_logs",
+            task_id=task_id,
+            stream=stream,
+            offset=offset,
+            limit=PIECE,
+            encoding="base64",
+            follow=until_over,
         )
-        piece = found.model_dump()
+        piece = output.model_dump()
         lost = lost or bool(piece["truncated"])
         write(base64.b64decode(piece["data"]))
         offset = piece["next_offset"]
-        if piece["ended"] or (not on and offset >= piece["total"]):
+        if piece["ended"] or (not until_over and offset >= piece["total"]):
             return lost
 
 
@@ -54,7 +60,7 @@ class Raw:
         sys.stdout.flush()
 
 
-class Lines:
+class LineCutter:
     """Gives bytes on as whole lines of text; a line that does not end is cut.
 
     Args:
@@ -69,8 +75,8 @@ class Lines:
     def __call__(self, data: bytes) -> None:
         """Take more bytes."""
         self._rest += self._decode.decode(data)
-        *whole, self._rest = self._rest.split("\n")
-        for text in whole:
+        *lines, self._rest = self._rest.split("\n")
+        for text in lines:
             self._show(text)
         while len(self._rest) > LONGEST:
             self._show(self._rest[:LONGEST])

@@ -42,13 +42,13 @@ def list_work(
     """List jobs, and tasks that belong to none, the newest first."""
     from kdskills.app.operations.paging import encode_moment
 
-    async def both(host: Host) -> list[dict[str, Any]]:
-        wanted = {"status": status, "limit": limit, "cursor": cursor}
-        jobs, tasks = await ask(host, "jobs.list", wanted), await ask(host, "tasks.list", {**wanted, "steps": False})
+    async def jobs_and_tasks(host: Host) -> list[dict[str, Any]]:
+        query = {"status": status, "limit": limit, "cursor": cursor}
+        jobs, tasks = await ask(host, "jobs.list", query), await ask(host, "tasks.list", {**query, "steps": False})
         return [jobs.model_dump(), tasks.model_dump()]
 
     with failing(as_json=as_json):
-        jobs, tasks = run(ctx, both)
+        jobs, tasks = run(ctx, jobs_and_tasks)
         rows = sorted([*jobs["jobs"], *tasks["tasks"]], key=_age, reverse=True)
         page, following = rows[:limit], None
         if len(rows) > limit or jobs["next_cursor"] or tasks["next_cursor"]:
@@ -56,11 +56,11 @@ def list_work(
         if as_json:
             print_json(_page(page, following))
             return
-        shown = table("id", "status", "submitted", "took", "skill", "what")
-        shown.columns[0].no_wrap = True
+        listing = table("id", "status", "submitted", "took", "skill", "what")
+        listing.columns[0].no_wrap = True
         for row in page:
-            shown.add_row(*(_job_cells(row) if "steps" in row else _task_cells(row)))
-        console().print(shown if page else "nothing has run yet")
+            listing.add_row(*(_job_cells(row) if "steps" in row else _task_cells(row)))
+        console().print(listing if page else "nothing has run yet")
         if following:
             console().print(f"there are more: kdskills jobs list --cursor {line(following)}")
 
@@ -87,8 +87,8 @@ def _job_cells(row: dict[str, Any]) -> list[str]:
 
 def _task_cells(row: dict[str, Any]) -> list[str]:
     words = row["command"][-1] if row["command"][:2] == ("/bin/sh", "-c") else " ".join(row["command"])
-    what = ("service: " if row["mode"] == "service" else "") + one_line(words)
-    return [*_cells("task_id", row), plain(what if len(what) <= 40 else what[:39] + "…")]
+    program = ("service: " if row["mode"] == "service" else "") + one_line(words)
+    return [*_cells("task_id", row), plain(program if len(program) <= 40 else program[:39] + "…")]
 
 
 def _cells(name: str, row: dict[str, Any]) -> list[str]:
@@ -122,11 +122,11 @@ def show(
     """Show a task or job: state, steps, endpoints, artifacts and the end of its output."""
     with failing(as_json=as_json):
         kind = kind_of(item)
-        found = run(ctx, lambda host: ask(host, f"skills.{kind}_status", {f"{kind}_id": item, "tail_bytes": tail}))
+        snapshot = run(ctx, lambda host: ask(host, f"skills.{kind}_status", {f"{kind}_id": item, "tail_bytes": tail}))
         if as_json:
-            print_json(found)
+            print_json(snapshot)
             return
-        _print(found.model_dump(), item)
+        _print(snapshot.model_dump(), item)
 
 
 def _print(answer: dict[str, Any], item: str) -> None:
@@ -144,14 +144,14 @@ def _print(answer: dict[str, Any], item: str) -> None:
         out.print(f"  port {endpoint['port']}: {line(reached)}")
     steps = answer.get("steps", ())
     if steps:
-        shown = table("step", "status", "tries", "exit", "took", "task")
+        step_table = table("step", "status", "tries", "exit", "took", "task")
         for step in steps:
             code = "" if step["exit_code"] is None else str(step["exit_code"])
             color = COLORS.get(step["status"], "dim")
             span = took(step["started_at"], step["finished_at"])
             cells = (line(step["name"]), f"[{color}]{step['status']}[/]", str(step["tries"]), code, span)
-            shown.add_row(*cells, line(step["task_id"] or ""))
-        out.print(shown)
+            step_table.add_row(*cells, line(step["task_id"] or ""))
+        out.print(step_table)
     for part in (answer, *steps):
         for artifact in part.get("artifacts", ()):
             out.print(
@@ -173,7 +173,7 @@ def watch_work(ctx: typer.Context, item: Id) -> None:
 
     screen = Screen(console())
 
-    async def both(host: Host) -> str:
+    async def watch_on_screen(host: Host) -> str:
         if not screen.live:
             return await watch(host, item, screen)
         with screen.progress:
@@ -181,7 +181,7 @@ def watch_work(ctx: typer.Context, item: Id) -> None:
 
     with failing(as_json=False):
         try:
-            status = run(ctx, both)
+            status = run(ctx, watch_on_screen)
         except KeyboardInterrupt:
             console(stderr=True).print(
                 f"it goes on without being watched; end it with: kdskills jobs cancel {line(item)}"
@@ -200,10 +200,10 @@ def cancel(
     """End a task or job and everything it started; exit 1 when it was over already."""
     with failing(as_json=as_json):
         kind = kind_of(item)
-        found = run(ctx, lambda host: ask(host, f"skills.{kind}_cancel", {f"{kind}_id": item, "reason": reason}))
-        answer = found.model_dump()
+        report = run(ctx, lambda host: ask(host, f"skills.{kind}_cancel", {f"{kind}_id": item, "reason": reason}))
+        answer = report.model_dump()
         if as_json:
-            print_json(found)
+            print_json(report)
         elif answer["canceled"]:
             console().print(f"{line(item)}: {answer['status']}")
         else:
@@ -218,30 +218,30 @@ def logs(ctx: typer.Context, item: Id, follow_on: Follow = False, stderr: Err = 
 
     async def printed(host: Host) -> None:
         if kind_of(item) == "task":
-            lost = await follow(host, item, stream, Raw(), on=follow_on)
+            lost = await follow(host, item, stream, Raw(), until_over=follow_on)
             if lost:
                 console(stderr=True).print("earlier output is not kept", style="yellow")
             return
-        await _job_logs(host, item, stream, on=follow_on)
+        await _job_logs(host, item, stream, until_over=follow_on)
 
     with failing(as_json=False):
         run(ctx, printed)
 
 
-async def _job_logs(host: Host, item: str, stream: Stream, *, on: bool) -> None:
+async def _job_logs(host: Host, item: str, stream: Stream, *, until_over: bool) -> None:
     """Print the output of a job's steps one after another; each has its name on standard error."""
     import asyncio
 
-    told: set[str] = set()
+    printed_tasks: set[str] = set()
     heads = console(stderr=True)
     while True:
-        found = (await ask(host, "skills.job_status", {"job_id": item, "tail_bytes": 0})).model_dump()
-        fresh = [step for step in found["steps"] if step["task_id"] is not None and step["task_id"] not in told]
+        job = (await ask(host, "skills.job_status", {"job_id": item, "tail_bytes": 0})).model_dump()
+        fresh = [step for step in job["steps"] if step["task_id"] is not None and step["task_id"] not in printed_tasks]
         for step in fresh:
-            told.add(step["task_id"])
+            printed_tasks.add(step["task_id"])
             heads.print(f"== {line(step['name'])}", style="bold")
-            await follow(host, step["task_id"], stream, Raw(), on=on)
-        if not fresh and (not on or found["status"] in {"succeeded", "failed", "canceled"}):
+            await follow(host, step["task_id"], stream, Raw(), until_over=until_over)
+        if not fresh and (not until_over or job["status"] in {"succeeded", "failed", "canceled"}):
             return
         if not fresh:
             await asyncio.sleep(0.2)

@@ -13,7 +13,7 @@ from kdskills.doors.cli import bench as benchmarks
 from kdskills.doors.cli import codex as codex_output
 from kdskills.doors.cli import db, doors, jobs, mcp, show, token, tool, within, worker
 from kdskills.doors.cli.output import failing, print_json
-from kdskills.doors.cli.within import Desk, ask, trusting
+from kdskills.doors.cli.within import HostSource, ask, trusting
 
 if TYPE_CHECKING:
     from kdskills.app import Host
@@ -57,14 +57,14 @@ def answer(
 ) -> None:
     """Run an operation, print its answer, and exit with the printer's code; *asks* as in `trusting`."""
     with failing(as_json=as_json):
-        found = trusting(
+        output = trusting(
             lambda trusted: within.run(ctx, lambda host: ask(host, operation, arguments, trust=trusted)),
             trust=trust,
             asks=asks and not as_json,
         )
-        code = printer(found) if not as_json else show.exit_code(found, strict=strict)
+        code = printer(output) if not as_json else show.exit_code(output, strict=strict)
         if as_json:
-            print_json(found)
+            print_json(output)
     raise typer.Exit(code or 0)
 
 
@@ -382,7 +382,7 @@ def new_command(
     as_json: Json = False,
 ) -> None:
     """Make the files to begin a bundle, a skill or a plugin with."""
-    answer(ctx, "new", show.made, as_json=as_json, kind=kind, name=name, into=into)
+    answer(ctx, "new", show.created, as_json=as_json, kind=kind, name=name, into=into)
 
 
 @app.command("plugins")
@@ -397,11 +397,11 @@ app.add_typer(token.app, name="token")
 app.add_typer(db.app, name="db")
 
 
-def build_cli(given: Host | None = None) -> typer.Typer:
-    """Return the application with the commands of *given*'s plugins; the shipped one stays as it is.
+def build_cli(host: Host | None = None) -> typer.Typer:
+    """Return the application with the commands of *host*'s plugins; the shipped one stays as it is.
 
     Args:
-        given: The Host that commands work with; without one they make their own when they need it, and no plugin adds
+        host: The Host that commands work with; without one they make their own when they need it, and no plugin adds
             commands.
     """
     cli = typer.Typer(
@@ -409,10 +409,10 @@ def build_cli(given: Host | None = None) -> typer.Typer:
         help="Agent Skills that can be trusted in production.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        context_settings={"obj": Desk(given)},
+        context_settings={"obj": HostSource(host)},
     )
     cli.registered_commands = list(app.registered_commands)
     cli.registered_groups = list(app.registered_groups)
-    if given is not None:
-        given.answers.register_commands(cli)
+    if host is not None:
+        host.answers.register_commands(cli)
     return cli

@@ -35,10 +35,10 @@ def serve(
 ) -> None:
     """Serve MCP to one client on standard input and output, or to many over HTTP; or do what a further word says."""
     if ctx.invoked_subcommand is None:
-        doors.mcp(ctx, http=http, project=project, agent=agent, profile=profile, tools=_held(tools))
+        doors.mcp(ctx, http=http, project=project, agent=agent, profile=profile, tools=_tool_ids(tools))
 
 
-def _held(tools: str | None) -> tuple[str, ...] | None:
+def _tool_ids(tools: str | None) -> tuple[str, ...] | None:
     return None if tools is None else tuple(word.strip() for word in tools.split(",") if word.strip())
 
 
@@ -58,16 +58,16 @@ def published(
 ) -> None:
     """List the skills that MCP clients see, and those they do not, with the reason."""
     with failing(as_json=as_json):
-        arguments = {"project": project, "agent": agent, "profile": profile, "tools": _held(tools), "token": token}
-        found: Any = run(ctx, lambda host: ask(host, "mcp.published", arguments))
+        arguments = {"project": project, "agent": agent, "profile": profile, "tools": _tool_ids(tools), "token": token}
+        publication: Any = run(ctx, lambda host: ask(host, "mcp.published", arguments))
         if as_json:
-            print_json(found)
+            print_json(publication)
             return
-        shown = table("skill", "uri", "files", "bytes")
-        for row in found.published:
-            shown.add_row(line(row.full_id), line(row.uri), str(row.files), str(row.size))
-        console().print(shown)
-        findings(found.diagnostics)
+        rows = table("skill", "uri", "files", "bytes")
+        for row in publication.published:
+            rows.add_row(line(row.full_id), line(row.uri), str(row.files), str(row.size))
+        console().print(rows)
+        findings(publication.diagnostics)
 
 
 @app.command("accept")
@@ -84,22 +84,24 @@ def accept(
     """Accept the files that skills of a server have now; they are refused until then (`mcp_changed`)."""
     with failing(as_json=as_json):
         arguments = {"server": server, "dry_run": dry_run, "digest": digest}
-        found: Any = run(ctx, lambda host: ask(host, "mcp.accept", arguments))
+        approval: Any = run(ctx, lambda host: ask(host, "mcp.accept", arguments))
         if as_json:
-            print_json(found)
+            print_json(approval)
             return
         out = console()
-        for row in found.skills:
+        for row in approval.skills:
             out.print(f"[bold]{line(row.full_id)}[/] {line(row.uri)}", soft_wrap=True)
             if not row.known:
                 out.print("  the files that were accepted are not known one by one")
             for sign, paths in (("+", row.added), ("-", row.removed), ("~", row.changed)):
                 for path in paths:
                     out.print(f"  {sign} {line(path)}", soft_wrap=True)
-        count = f"{len(found.skills)} changed skill{'' if len(found.skills) == 1 else 's'} of {line(found.server)}"
-        if not found.skills:
-            out.print(f"nothing of {line(found.server)} waits for approval")
-        elif found.dry_run:
-            out.print(f"{count} would be accepted; the digest of all of it is {line(found.digest)}", soft_wrap=True)
+        count = (
+            f"{len(approval.skills)} changed skill{'' if len(approval.skills) == 1 else 's'} of {line(approval.server)}"
+        )
+        if not approval.skills:
+            out.print(f"nothing of {line(approval.server)} waits for approval")
+        elif approval.dry_run:
+            out.print(f"{count} would be accepted; the digest of all of it is {line(approval.digest)}", soft_wrap=True)
         else:
             out.print(f"[green]{count} accepted[/]; a running service takes them within a minute", soft_wrap=True)

@@ -91,8 +91,8 @@ def failing(*, as_json: bool) -> Iterator[None]:
 
 
 def _words(error: OSError) -> str:
-    place = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-    return f"the system refuses: {place}{error.strerror or error}"
+    path = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+    return f"the system refuses: {path}{error.strerror or error}"
 
 
 def _end(error: KdskillsError, code: int, *, as_json: bool) -> NoReturn:
@@ -101,11 +101,11 @@ def _end(error: KdskillsError, code: int, *, as_json: bool) -> NoReturn:
         if as_json:
             sys.stdout.write(json_facts(error.to_json()) + "\n")
         sys.stdout.flush()
-        told = as_json
+        printed = as_json
     except OSError:
         give_up(sys.stdout)
-        told = False
-    if not told:
+        printed = False
+    if not printed:
         _say(error)
     raise SystemExit(code) from None
 
@@ -114,8 +114,8 @@ def _say(error: KdskillsError) -> None:
     from rich.text import Text
 
     try:
-        said = Text.assemble((f"{error.code}: ", "bold red"), one_line(error.message))
-        console(stderr=True).print(said, soft_wrap=True)
+        text = Text.assemble((f"{error.code}: ", "bold red"), one_line(error.message))
+        console(stderr=True).print(text, soft_wrap=True)
     except OSError:  # nobody can be told anything; the exit code is left
         give_up(sys.stderr)
 
@@ -124,10 +124,10 @@ def table(*columns: str) -> Table:
     """Return an empty table in the house's style."""
     from rich.table import Table
 
-    made = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    empty_table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     for column in columns:
-        made.add_column(column, overflow="fold")
-    return made
+        empty_table.add_column(column, overflow="fold")
+    return empty_table
 
 
 def plain(text: str | None) -> str:

@@ -43,14 +43,16 @@ def counted(number: int, noun: str) -> str:
 def findings(diagnostics: tuple[Any, ...]) -> None:
     """Print diagnostics as `file:line:column severity[code] message`, the cure below."""
     out = console()
-    for found in diagnostics:
-        place = ":".join(str(part) for part in (found.path, found.line, found.column) if part is not None)
-        style = STYLES[found.severity]
-        ref = f" [dim]({line(found.ref)})[/]" if found.ref else ""
-        what = f"[{style}]{found.severity}\\[{found.code}][/] {line(found.message)}{ref}"
-        out.print(f"{line(place)}{' ' if place else ''}{what}", soft_wrap=True)
-        if found.fix:
-            out.print(f"    [green]cure:[/] {line(found.fix)}", soft_wrap=True)
+    for diagnostic in diagnostics:
+        position = ":".join(
+            str(part) for part in (diagnostic.path, diagnostic.line, diagnostic.column) if part is not None
+        )
+        style = STYLES[diagnostic.severity]
+        ref = f" [dim]({line(diagnostic.ref)})[/]" if diagnostic.ref else ""
+        text = f"[{style}]{diagnostic.severity}\\[{diagnostic.code}][/] {line(diagnostic.message)}{ref}"
+        out.print(f"{line(position)}{' ' if position else ''}{text}", soft_wrap=True)
+        if diagnostic.fix:
+            out.print(f"    [green]cure:[/] {line(diagnostic.fix)}", soft_wrap=True)
 
 
 def check(answer: Any, *, strict: bool = False) -> int:
@@ -69,13 +71,13 @@ def fixes(answer: Any, *, strict: bool = False) -> int:
     """Print what was mended, as diffs, what was left alone, and what is found now; a dry run only says."""
     out = console()
     for change in answer.changes:
-        for what in change.done:
+        for deed in change.done:
             out.print(
-                f"[green]{'would mend' if answer.dry_run else 'mended'}[/] {line(change.path)}: {line(what)}",
+                f"[green]{'would mend' if answer.dry_run else 'mended'}[/] {line(change.path)}: {line(deed)}",
                 soft_wrap=True,
             )
-        for what in change.skipped:
-            out.print(f"[yellow]left alone[/] {line(change.path)}: {line(what)}", soft_wrap=True)
+        for deed in change.skipped:
+            out.print(f"[yellow]left alone[/] {line(change.path)}: {line(deed)}", soft_wrap=True)
         if change.diff:
             from rich.syntax import Syntax
 
@@ -132,14 +134,14 @@ def rendered(answer: Any) -> int:
     notes = [f"~{answer.tokens} tokens"]
     if answer.form == "prompt":
         names = ", ".join(str(tool["name"]) for tool in answer.offered)
-        beside = f", ~{answer.tool_tokens} of tools sent beside it: {names}" if answer.offered else ""
-        notes = [f"{notes[0]}: ~{answer.instruction_tokens} of text{beside}"]
+        tool_note = f", ~{answer.tool_tokens} of tools sent beside it: {names}" if answer.offered else ""
+        notes = [f"{notes[0]}: ~{answer.instruction_tokens} of text{tool_note}"]
     elif answer.form != "block":
         notes.append(f"the catalog alone, as {answer.form}; a solver sends --form prompt")
     if answer.total is not None:
         notes.append(f"level {answer.level}, shown {answer.shown}/{answer.total}")
     notes += [f"{ref}: {code}" for ref, code in answer.refused.items()]
-    notes += [f"{found.code}: {found.message}" for found in answer.diagnostics]
+    notes += [f"{diagnostic.code}: {diagnostic.message}" for diagnostic in answer.diagnostics]
     sys.stdout.flush()  # text that cannot be written is told alone: what it costs would be beside the point
     console(stderr=True).print(f"[dim]{line('; '.join(notes))}[/]", soft_wrap=True)
     return EXIT_NEGATIVE if answer.refused else EXIT_OK
@@ -166,13 +168,13 @@ def doctor(answer: Any) -> int:
     """Print self-checks and engine probes with their cures; 1 when a part that the settings name does not work."""
     out = console()
     rows = table("", "part", "found", "cure")
-    for found in answer.checks:
-        rows.add_row(mark(ok=found.ok), found.name, plain(found.found), "" if found.ok else plain(found.cure))
+    for check in answer.checks:
+        rows.add_row(mark(ok=check.ok), check.name, plain(check.found), "" if check.ok else plain(check.cure))
     out.print(rows)
     for engine in answer.engines:
         out.print(f"\n[bold]{engine.name}[/] {engine.level} {mark(ok=engine.ok)}")
-        for found in engine.checks:
-            out.print(f"  {mark(ok=found.ok)} {plain(found.name)}: {plain(found.found)}")
+        for check in engine.checks:
+            out.print(f"  {mark(ok=check.ok)} {plain(check.name)}: {plain(check.found)}")
         if engine.limits:
             out.print(f"  [dim]limits enforced: {', '.join(engine.limits)}[/]")
         if not engine.ok and engine.cure:
@@ -193,7 +195,7 @@ def image(answer: Any) -> int:
     return EXIT_OK
 
 
-def made(answer: Any) -> int:
+def created(answer: Any) -> int:
     """Print what was made, file by file."""
     out = console()
     out.print(f"[green]made[/] {plain(answer.path)}")

@@ -29,10 +29,10 @@ def _fill(number: int) -> None:
     try:
         os.fstat(number)
     except OSError:
-        found = os.open(os.devnull, os.O_RDWR)
-        if found != number:
-            os.dup2(found, number)
-            os.close(found)
+        descriptor = os.open(os.devnull, os.O_RDWR)
+        if descriptor != number:
+            os.dup2(descriptor, number)
+            os.close(descriptor)
         os.set_inheritable(number, True)
 
 
@@ -44,7 +44,7 @@ def reader_left(stream: TextIO) -> bool:
         return True
     poll = select.poll()
     poll.register(number, 0)
-    return any(seen & (select.POLLERR | select.POLLHUP) for _, seen in poll.poll(0))
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def give_up(stream: TextIO) -> None:

@@ -18,9 +18,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 DEFAULT = ["skills:read", "work:run", "work:read"]
 
 
-def _asked(ctx: typer.Context, operation: str, arguments: dict[str, Any]) -> BaseModel:
-    given = {name: value for name, value in arguments.items() if value is not None}
-    return run(ctx, lambda host: ask(host, operation, given))
+def _ask(ctx: typer.Context, operation: str, arguments: dict[str, Any]) -> BaseModel:
+    arguments_set = {name: value for name, value in arguments.items() if value is not None}
+    return run(ctx, lambda host: ask(host, operation, arguments_set))
 
 
 @app.command("create")
@@ -65,15 +65,15 @@ def create(
             "concurrent_work": work,
             "body_bytes": body,
         }
-        found = _asked(ctx, "tokens.create", arguments)
+        answer = _ask(ctx, "tokens.create", arguments)
         if as_json:
-            print_json(found)
+            print_json(answer)
             return
-        made = found.model_dump()
+        token = answer.model_dump()
         console(stderr=True).print(
-            f"token {line(made['id'])} of project {line(made['project'])}; it is shown this once:"
+            f"token {line(token['id'])} of project {line(token['project'])}; it is shown this once:"
         )
-        typer.echo(made["token"])
+        typer.echo(token["token"])
 
 
 @app.command("list")
@@ -86,12 +86,12 @@ def list_tokens(
 ) -> None:
     """List tokens, the latest first."""
     with failing(as_json=as_json):
-        found = _asked(ctx, "tokens.list", {"project": project, "limit": limit, "cursor": cursor})
+        page = _ask(ctx, "tokens.list", {"project": project, "limit": limit, "cursor": cursor})
         if as_json:
-            print_json(found)
+            print_json(page)
             return
-        shown = table("id", "project", "agent", "scopes", "created", "state", "label")
-        answer = found.model_dump()
+        listing = table("id", "project", "agent", "scopes", "created", "state", "label")
+        answer = page.model_dump()
         for row in answer["tokens"]:
             state = (
                 "revoked"
@@ -101,8 +101,8 @@ def list_tokens(
                 else "good"
             )
             cells = (row["id"], row["project"], row["agent"], " ".join(row["scopes"]), str(row["created_at"])[:16])
-            shown.add_row(*(line(cell) for cell in (*cells, state, row["label"])))
-        console().print(shown)
+            listing.add_row(*(line(cell) for cell in (*cells, state, row["label"])))
+        console().print(listing)
         if answer["next_cursor"]:
             console().print(f"there are more: kdskills token list --cursor {line(answer['next_cursor'])}")
 
@@ -115,8 +115,8 @@ def revoke(
 ) -> None:
     """End a token, from the next request on."""
     with failing(as_json=as_json):
-        found = _asked(ctx, "tokens.revoke", {"id": token})
+        answer = _ask(ctx, "tokens.revoke", {"id": token})
         if as_json:
-            print_json(found)
+            print_json(answer)
             return
         console().print(f"token {line(token)} opens nothing any more")

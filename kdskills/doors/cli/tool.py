@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 def list_tools(host: Host) -> None:
     """Print every operation with what it does and the scope it needs."""
-    found = table("operation", "scope", "what it does")
+    operations = table("operation", "scope", "what it does")
     for name, operation in sorted(host.operations.items()):
-        found.add_row(line(name), line(operation.scope), line(operation.summary))
-    console().print(found)
+        operations.add_row(line(name), line(operation.scope), line(operation.summary))
+    console().print(operations)
 
 
-def arguments_of(given: str) -> dict[str, Any]:
+def arguments_of(text: str) -> dict[str, Any]:
     """Return arguments from JSON text, or from standard input for `-`.
 
     Raises:
         BadRequest: It is no JSON object.
     """
     try:
-        found = json.loads(sys.stdin.read() if given == "-" else given)
+        arguments = json.loads(sys.stdin.read() if text == "-" else text)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the arguments are no JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(arguments, dict):
         raise BadRequest("the arguments are no JSON object")
-    return found
+    return arguments
 
 
 def _progress(event: object) -> None:
@@ -54,7 +54,7 @@ def command(
     name: Annotated[
         str | None, typer.Argument(help="Operation, such as `skills.run_cmd`; none lists them all.")
     ] = None,
-    given: Annotated[str, typer.Option("--json", "-j", help="Arguments as a JSON object; `-` reads them.")] = "{}",
+    text: Annotated[str, typer.Option("--json", "-j", help="Arguments as a JSON object; `-` reads them.")] = "{}",
     key: Annotated[str | None, typer.Option("--key", help="Idempotency key: a repeated call is the first one.")] = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="Run code of a bundle that is named by its folder with your rights.")
@@ -66,6 +66,6 @@ def command(
             list_tools(host_of(ctx))
         return
     with failing(as_json=True):
-        arguments = arguments_of(given)
+        arguments = arguments_of(text)
         context = Context(identity=AT_CLI, emit=_progress, idempotency_key=key, trust=trust)
         print_json(run(ctx, lambda host: host.invoke(name, arguments, context)))

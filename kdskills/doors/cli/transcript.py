@@ -65,13 +65,13 @@ class Timeline:
 
     def block(self, text: str) -> None:
         """Print a text behind a bar; a long one is cut, unless everything was asked for."""
-        shown = text if self.full else "\n".join(text[:CHARACTERS].split("\n")[:LINES])
-        for raw in disarmed(shown).split("\n"):
+        excerpt = text if self.full else "\n".join(text[:CHARACTERS].split("\n")[:LINES])
+        for raw in disarmed(excerpt).split("\n"):
             for row in self._rows(raw, bar=2):
                 self.out.print(Text(" " * INDENT + "│ ", "dim") + row, soft_wrap=True)
-        if shown != text:
-            more = Text(f"{' ' * INDENT}… {len(text) - len(shown)} more characters: --full prints them", "dim")
-            self.out.print(more, soft_wrap=True)
+        if excerpt != text:
+            hint = Text(f"{' ' * INDENT}… {len(text) - len(excerpt)} more characters: --full prints them", "dim")
+            self.out.print(hint, soft_wrap=True)
 
     def _rows(self, text: str, *, bar: int = 0) -> Iterator[Text]:
         """Give *text* in rows as wide as the terminal; whole where there is none."""
@@ -112,8 +112,8 @@ class Timeline:
         self.out.print()
         active = f"; active: {joined(event.active)}" if event.active else ""
         self._say(event, f"step {event.step}", f"{flat(event.role)}{active}", "bold blue")
-        same = "" if event.text else ", text as before"
-        self._say(event, "prompt", f"~{event.tokens} tokens, {flat(event.digest)}{same}")
+        note = "" if event.text else ", text as before"
+        self._say(event, "prompt", f"~{event.tokens} tokens, {flat(event.digest)}{note}")
         if event.text:
             self.block(self._changed(event.role, event.text))
         if event.asked:
@@ -124,10 +124,10 @@ class Timeline:
         """Return a prompt without the lines that it has in common with the role's last one at its beginning."""
         before, self._prompts[role] = self._prompts.get(role, ""), text
         old, new = before.split("\n"), text.split("\n")
-        same = next((at for at, pair in enumerate(zip(old, new, strict=False)) if len(set(pair)) > 1), 0)
-        if self.full or same < 2:
+        common = next((number for number, pair in enumerate(zip(old, new, strict=False)) if len(set(pair)) > 1), 0)
+        if self.full or common < 2:
             return text
-        return "\n".join([f"… {same} lines as before", *new[same:]])
+        return "\n".join([f"… {common} lines as before", *new[common:]])
 
     def on_model_retry(self, event: Any) -> None:
         """Print a failure that was tried again."""
@@ -218,8 +218,8 @@ class Timeline:
     def on_sources_merged(self, event: Any) -> None:
         """Print which numbers a skill brought along."""
         parts = [("added", event.added), ("known already", event.merged_sids), ("citations dropped", event.dropped)]
-        said = "; ".join(f"{word} {joined(sids)}" for word, sids in parts if sids)
-        self._say(event, "sources", f"{flat(event.skill)}: {said or 'nothing new'}", "green")
+        summary = "; ".join(f"{word} {joined(sids)}" for word, sids in parts if sids)
+        self._say(event, "sources", f"{flat(event.skill)}: {summary or 'nothing new'}", "green")
 
     def on_approval_requested(self, event: Any) -> None:
         """Print what a person is asked about."""
@@ -233,8 +233,8 @@ class Timeline:
 
     def on_diagnostic(self, event: Any) -> None:
         """Print the diagnostic."""
-        found = event.diagnostic
-        self._say(event, found.severity, f"{flat(found.code)}: {flat(found.message)}", "yellow")
+        diagnostic = event.diagnostic
+        self._say(event, diagnostic.severity, f"{flat(diagnostic.code)}: {flat(diagnostic.message)}", "yellow")
 
 
 def program(event: Any) -> str:
@@ -279,8 +279,8 @@ def conclusion(timeline: Timeline, answer: Any) -> None:
         timeline.block(result.text)
     for cited in answer.citations:
         if cited.known:
-            brought = f" (from {joined(cited.skills)})" if cited.skills else ""
-            timeline.line("", f"[{cited.sid}]", f"{flat(cited.title)} {flat(cited.place)}{brought}", "green")
+            origin = f" (from {joined(cited.skills)})" if cited.skills else ""
+            timeline.line("", f"[{cited.sid}]", f"{flat(cited.title)} {flat(cited.place)}{origin}", "green")
         else:
             timeline.line("", f"[?{cited.sid}]", "names no source", "red")
     for file in result.files:

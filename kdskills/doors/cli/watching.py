@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from kdskills.doors.cli.following import Lines, Stream, follow
+from kdskills.doors.cli.following import LineCutter, Stream, follow
 from kdskills.doors.cli.output import line, one_line
 from kdskills.doors.cli.states import COLORS, OVER
 from kdskills.doors.cli.within import ask
@@ -77,7 +77,7 @@ class Follower:
     def start(self, task_id: str, label: str) -> None:
         """Follow a task, once."""
         if task_id not in self._running:
-            self._running[task_id] = asyncio.create_task(self._both(task_id, label))
+            self._running[task_id] = asyncio.create_task(self._follow_streams(task_id, label))
 
     async def finish(self) -> None:
         """Wait until everything followed is over and shown."""
@@ -89,13 +89,15 @@ class Follower:
             task.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
 
-    async def _both(self, task_id: str, label: str) -> None:
-        await asyncio.gather(self._one(task_id, label, "stdout"), self._one(task_id, label, "stderr"))
+    async def _follow_streams(self, task_id: str, label: str) -> None:
+        await asyncio.gather(
+            self._follow_stream(task_id, label, "stdout"), self._follow_stream(task_id, label, "stderr")
+        )
 
-    async def _one(self, task_id: str, label: str, stream: Stream) -> None:
+    async def _follow_stream(self, task_id: str, label: str, stream: Stream) -> None:
         style = "" if stream == "stdout" else "dim"
-        lines = Lines(lambda text: self._screen.say(f"{label}{text}", style))
-        if await follow(self._host, task_id, stream, lines, on=True):
+        lines = LineCutter(lambda text: self._screen.say(f"{label}{text}", style))
+        if await follow(self._host, task_id, stream, lines, until_over=True):
             self._screen.say(f"{label}(earlier output of {stream} is not kept)", "yellow")
         lines.close()
 
@@ -104,16 +106,16 @@ async def watch(host: Host, item: str, screen: Screen) -> str:
     """Watch a task or job until it is over and return its last status."""
     follower = Follower(host, screen)
     kind = "job" if item.startswith("job_") else "task"
-    seen: set[str] = set()
+    shown_urls: set[str] = set()
 
-    def told(event: Any) -> None:
-        _shown(event, screen, follower, item, seen)
+    def show_event(event: Any) -> None:
+        _show_event(event, screen, follower, item, shown_urls)
 
     try:
         while True:
-            wanted = {f"{kind}_id": item, "poll_interval_sec": POLL_S}
-            found = await ask(host, f"skills.{kind}_watch", wanted, told)
-            answer = found.model_dump()
+            query = {f"{kind}_id": item, "poll_interval_sec": POLL_S}
+            snapshot = await ask(host, f"skills.{kind}_watch", query, show_event)
+            answer = snapshot.model_dump()
             if not answer["watch_timeout"]:
                 break
         await follower.finish()
@@ -124,7 +126,7 @@ async def watch(host: Host, item: str, screen: Screen) -> str:
     return status
 
 
-def _shown(event: Any, screen: Screen, follower: Follower, item: str, seen: set[str]) -> None:
+def _show_event(event: Any, screen: Screen, follower: Follower, item: str, shown_urls: set[str]) -> None:
     if item.startswith("job_"):
         done = sum(step.status in OVER for step in event.steps)
         screen.show(item, event.status, done, len(event.steps))
@@ -138,8 +140,8 @@ def _shown(event: Any, screen: Screen, follower: Follower, item: str, seen: set[
     if event.attempt:
         follower.start(item, "")
     for endpoint in event.exposed_endpoints:
-        if endpoint.url is not None and endpoint.url not in seen:
-            seen.add(endpoint.url)
+        if endpoint.url is not None and endpoint.url not in shown_urls:
+            shown_urls.add(endpoint.url)
             screen.say(f"port {endpoint.port} is at {endpoint.url}", "bold green")
 
 

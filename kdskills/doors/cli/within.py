@@ -25,7 +25,7 @@ T = TypeVar("T")
 AT_CLI: Final = replace(LOCAL, door="cli")
 
 
-class Desk:
+class HostSource:
     """What the commands of one command line share: the Host, made when one of them first needs it.
 
     Args:
@@ -47,22 +47,22 @@ class Desk:
 
 def host_of(ctx: typer.Context) -> Host:
     """Return the Host the command line was started with. Raises as making one does."""
-    desk = ctx.find_object(Desk)
-    if desk is not None:
-        return desk.host
+    source = ctx.find_object(HostSource)
+    if source is not None:
+        return source.host
     from kdskills.app import Host
 
-    given = ctx.find_object(Host)
-    if given is None:
+    host = ctx.find_object(Host)
+    if host is None:
         raise RuntimeError("commands run below `build_cli`, which says what Host they have")
-    return given
+    return host
 
 
 def run(ctx: typer.Context, do: Callable[[Host], Awaitable[T]]) -> T:
     """Do something with the Host, and close what background work opened for it."""
     import asyncio
 
-    async def whole() -> T:
+    async def do_and_close() -> T:
         host = host_of(ctx)
         try:
             return await do(host)
@@ -70,7 +70,7 @@ def run(ctx: typer.Context, do: Callable[[Host], Awaitable[T]]) -> T:
             if "work" in vars(host):  # else nothing was opened, and asking would open it
                 await host.work.aclose()
 
-    return asyncio.run(whole())
+    return asyncio.run(do_and_close())
 
 
 async def ask(

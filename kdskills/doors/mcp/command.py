@@ -44,12 +44,12 @@ def command(
         BadRequest: `profile_unknown`.
         CallRefused: `scope_missing`; the profile needs a token of an administrator.
     """
-    chosen, held = profile_of(profile), None if tools is None else frozenset(tools)
+    chosen, client_tools = profile_of(profile), None if tools is None else frozenset(tools)
     if http is None:
-        asyncio.run(_stdio(host, chosen, project, agent, held))
+        asyncio.run(_stdio(host, chosen, project, agent, client_tools))
         return
     name, port = address(http)
-    settings, app = host.settings, http_app(host, name, chosen, project, agent, held)
+    settings, app = host.settings, http_app(host, name, chosen, project, agent, client_tools)
     crowd = Crowd(most=settings.connections, header_s=settings.header_timeout_s, body_s=settings.body_timeout_s)
     config = server_config(app, name, port, crowd)
     asyncio.run(serve(BoundedServer(config), crowd))

@@ -46,7 +46,7 @@ class McpHttp:
         self._authenticate = authenticate
         self._names = names
         self._profile = profile
-        self._server = build_server(host, _who)
+        self._server = build_server(host, _caller_of)
         self._manager = StreamableHTTPSessionManager(self._server, json_response=True)
 
     @asynccontextmanager
@@ -76,18 +76,18 @@ def mount(host: Host, authenticate: Authenticate, names: frozenset[str]) -> McpH
     return McpHttp(host, authenticate, names)
 
 
-def _who(ctx: ServerRequestContext[Any, Any]) -> Identity:
+def _caller_of(ctx: ServerRequestContext[Any, Any]) -> Identity:
     """Return who sent the request, as the token told before anything was read."""
     assert ctx.request is not None
-    found = ctx.request.scope[IDENTITY]
-    assert isinstance(found, Identity)
-    return found
+    identity = ctx.request.scope[IDENTITY]
+    assert isinstance(identity, Identity)
+    return identity
 
 
 async def _refuse(send: Send, error: KdskillsError) -> None:
     body = json_facts(error.to_json()).encode()
-    other = 403 if isinstance(error, CallRefused) else 400 if isinstance(error, BadRequest) else 401
-    status = STATUS.get(error.code, other)
+    class_status = 403 if isinstance(error, CallRefused) else 400 if isinstance(error, BadRequest) else 401
+    status = STATUS.get(error.code, class_status)
     headers = [(b"content-type", b"application/json")]
     headers += [(b"www-authenticate", b"Bearer")] if status == 401 else []
     await send({"type": "http.response.start", "status": status, "headers": headers})

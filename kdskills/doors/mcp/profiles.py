@@ -29,10 +29,10 @@ def profile_of_query(query: bytes, otherwise: Profile) -> Profile:
     Raises:
         BadRequest: `profile_unknown`, also for more than one.
     """
-    named = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("profile")
-    if named is None:
+    names = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("profile")
+    if names is None:
         return otherwise
-    return profile_of(named[0] if len(named) == 1 else " and ".join(named))
+    return profile_of(names[0] if len(names) == 1 else " and ".join(names))
 
 
 def within(identity: Identity, profile: Profile) -> Identity:
@@ -79,7 +79,7 @@ async def client_identity(
     secret = host.settings.stdio_token
     if secret is None:
         return within(own_client(profile, project, agent, tools), profile)
-    found = await host.tokens.authenticate(secret.get_secret_value())
-    if found is None:
+    identity = await host.tokens.authenticate(secret.get_secret_value())
+    if identity is None:
         raise Unauthenticated("the token of the setting stdio_token is not known")
-    return within(replace(found, local=profile != "skills"), profile)
+    return within(replace(identity, local=profile != "skills"), profile)

@@ -15,15 +15,15 @@ from kdskills.doors.mcp.skills import Skills, WhoAsks
 from kdskills.doors.mcp.tools import Tools
 
 
-def build_server(host: Host, who: WhoAsks, *, session: str | None = None) -> Server[Any]:
+def build_server(host: Host, caller_of: WhoAsks, *, session: str | None = None) -> Server[Any]:
     """Return an MCP server over *host*.
 
     Args:
         host: What operations run on, and whose skills are published.
-        who: Tells who asks, from the request's context.
+        caller_of: Tells who asks, from the request's context.
         session: Session that tools use when a call names none; a connection's own on stdio.
     """
-    tools = Tools(host, who, session)
+    tools = Tools(host, caller_of, session)
     server: Server[Any] = Server(
         "kdskills",
         version=host.version,
@@ -31,16 +31,16 @@ def build_server(host: Host, who: WhoAsks, *, session: str | None = None) -> Ser
         on_list_tools=tools.list,
         on_call_tool=tools.call,
     )
-    Skills(host, who).add_to(server)
+    Skills(host, caller_of).add_to(server)
     return server
 
 
 async def serve_stdio(host: Host, identity: Identity) -> None:
     """Serve one client on standard input and output until it closes them."""
 
-    def who(ctx: ServerRequestContext[Any, Any]) -> Identity:
+    def caller_of(ctx: ServerRequestContext[Any, Any]) -> Identity:
         return identity
 
-    server = build_server(host, who, session=f"mcp-{secrets.token_hex(8)}")
+    server = build_server(host, caller_of, session=f"mcp-{secrets.token_hex(8)}")
     async with stdio_server() as (reading, writing):
         await server.run(reading, writing, server.create_initialization_options())

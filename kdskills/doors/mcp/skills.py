@@ -50,11 +50,11 @@ class Directory(Uri):
 
 
 class Skills:
-    """Answers the extension's methods for *host*; `who` tells who asks."""
+    """Answers the extension's methods for *host*; `caller_of` tells who asks."""
 
-    def __init__(self, host: Host, who: WhoAsks) -> None:
+    def __init__(self, host: Host, caller_of: WhoAsks) -> None:
         self._host = host
-        self._who = who
+        self._caller_of = caller_of
         self._kept: dict[tuple[str, str], Entry] = {}
         self._told: set[str] = set()
 
@@ -77,7 +77,7 @@ class Skills:
 
     async def _publication(self, ctx: Ctx, needed: tuple[str, ...] = LISTING) -> Publication:
         """Return what the caller may see. Raises MCPError, also for who may not run the operations *needed*."""
-        identity = self._who(ctx)
+        identity = self._caller_of(ctx)
         try:
             for name in needed:
                 require_allowed(self._host.operations[name], identity)
@@ -88,7 +88,7 @@ class Skills:
     async def _entries(self, ctx: Ctx) -> tuple[Entry, ...]:
         """Return what the caller may see; why a skill is left out stands in the log, once."""
         publication = await self._publication(ctx)
-        entries, notes = await found(publication.entries)
+        entries, notes = await look_up(publication.entries)
         for note in notes:
             if note.message not in self._told and len(self._told) < MAX_TOLD:
                 self._told.add(note.message)
@@ -102,12 +102,12 @@ class Skills:
 
     async def _get(self, ctx: Ctx, params: Uri) -> dict[str, Any]:
         publication = await self._publication(ctx)
-        entry = await found(lambda: publication.get(params.uri))
+        entry = await look_up(lambda: publication.get(params.uri))
         return {"skill": entry_json(entry), **ENVELOPE}
 
     async def _directory(self, ctx: Ctx, params: Directory) -> dict[str, Any]:
         publication = await self._publication(ctx)
-        children = await found(lambda: publication.children(params.uri))
+        children = await look_up(lambda: publication.children(params.uri))
         start = position([child.uri for child in children], params.cursor)
         page = children[start : start + PAGE]
         rows = [
@@ -115,8 +115,8 @@ class Skills:
             | ({} if child.size is None else {"size": child.size})
             for child in page
         ]
-        more = start + PAGE < len(children)
-        return {"resources": rows} | ({"nextCursor": cursor_of(page[-1].uri)} if more else {})
+        has_next = start + PAGE < len(children)
+        return {"resources": rows} | ({"nextCursor": cursor_of(page[-1].uri)} if has_next else {})
 
     async def _resources(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
         entries = await self._entries(ctx)
@@ -129,7 +129,7 @@ class Skills:
 
     async def _read(self, ctx: Ctx, params: types.ReadResourceRequestParams) -> dict[str, Any]:
         publication = await self._publication(ctx, READING)
-        file, data = await found(lambda: publication.read(str(params.uri)))
+        file, data = await look_up(lambda: publication.read(str(params.uri)))
         content: dict[str, Any] = {"uri": file.uri, "mimeType": file.media_type}
         try:
             content["text"] = data.decode("utf-8")
@@ -138,7 +138,7 @@ class Skills:
         return {"contents": [content], **ENVELOPE}
 
 
-async def found(look: Callable[[], T]) -> T:
+async def look_up(look: Callable[[], T]) -> T:
     """Return what *look* finds, off the event loop since it reads files; what is unknown or refused is one error with one text."""
     try:
         return await asyncio.to_thread(look)
@@ -159,8 +159,8 @@ def page_of(entries: tuple[Entry, ...], cursor: str | None) -> tuple[tuple[Entry
     """Return a page of whole entries, and the cursor of the next. Raises MCPError for a cursor that is none of ours."""
     start = position([entry.uri for entry in entries], cursor)
     page = entries[start : start + PAGE]
-    more = start + PAGE < len(entries)
-    return page, {"nextCursor": cursor_of(page[-1].uri)} if more else {}
+    has_next = start + PAGE < len(entries)
+    return page, {"nextCursor": cursor_of(page[-1].uri)} if has_next else {}
 
 
 def cursor_of(uri: str) -> str:

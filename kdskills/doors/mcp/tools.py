@@ -51,9 +51,9 @@ class Tools:
         session: Session of the connection, for tools that have one; None where connections are not told apart.
     """
 
-    def __init__(self, host: Host, who: WhoAsks, session: str | None) -> None:
+    def __init__(self, host: Host, caller_of: WhoAsks, session: str | None) -> None:
         self._host = host
-        self._who = who
+        self._caller_of = caller_of
         self._session = session
         self._operations = {
             name: row for row in host.operations.values() for name in dict.fromkeys((row.name, safe_name(row.name)))
@@ -62,7 +62,7 @@ class Tools:
 
     async def list(self, ctx: Ctx, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         """List the caller's tools."""
-        identity = self._who(ctx)
+        identity = self._caller_of(ctx)
         tools = [
             self._tool(name, operation, identity) for name, operation in sorted(offered(self._host, identity).items())
         ]
@@ -74,21 +74,21 @@ class Tools:
         Who may not run commands is not told of arguments that do, so that the tool reads and nothing else.
         """
         runs = bool(operation.commands) and _may_run(self._host.operations[RUNS], identity)
-        known = self._tools.get((name, identity.sees_all, runs))
-        if known is None:
+        tool = self._tools.get((name, identity.sees_all, runs))
+        if tool is None:
             schema = operation.input.model_json_schema()
             hidden = () if identity.sees_all else tuple(host_words(operation))
             for word in hidden if runs else (*hidden, *operation.commands):
                 schema.get("properties", {}).pop(word, None)
-            known = types.Tool(
+            tool = types.Tool(
                 name=name,
                 title=operation.name,
                 description=operation.summary,
                 input_schema=compact(schema),
                 annotations=types.ToolAnnotations(read_only_hint=operation.reads and not runs),
             )
-            self._tools[name, identity.sees_all, runs] = known
-        return known
+            self._tools[name, identity.sees_all, runs] = tool
+        return tool
 
     async def call(self, ctx: Ctx, params: types.CallToolRequestParams) -> types.CallToolResult:
         """Run a tool; every refusal is a result that tells the model what happened."""
@@ -98,7 +98,7 @@ class Tools:
         arguments = dict(params.arguments or {})
         if self._session is not None and "session_id" in operation.input.model_fields:
             arguments.setdefault("session_id", self._session)
-        context = Context(identity=self._who(ctx), request_id=number_of(str(ctx.request_id)))
+        context = Context(identity=self._caller_of(ctx), request_id=number_of(str(ctx.request_id)))
         try:
             answer = await self._host.invoke(operation.name, arguments, context)
         except KdskillsError as error:

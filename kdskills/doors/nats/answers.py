@@ -19,9 +19,9 @@ from pydantic import BaseModel, JsonValue, RootModel
 
 from kdskills.app.operations import Operation
 from kdskills.app.wire import json_text
-from kdskills.doors.nats.messages import KEY_TAKEN, Answer, Command, ResultTooLarge
+from kdskills.doors.nats.messages import KEY_TAKEN, CallAnswer, CallCommand, ResultTooLarge
 from kdskills.doors.nats.streams import KEPT_S
-from kdskills.doors.nats.subjects import Address
+from kdskills.doors.nats.subjects import CallAddress
 from kdskills.errors import Conflict
 
 BUCKET: Final = "KDSKILLS_ANSWERS"
@@ -29,7 +29,7 @@ RECORDED: Final = frozenset(("skills.run_cmd", "skills.run_cmd_async", "skills.r
 """Operations whose records carry the call's id."""
 
 
-class Kept(BaseModel):
+class StoredAnswer(BaseModel):
     """An answer, and a digest of the call it answered; `too_large` are the size and limit of one the bus cannot carry."""
 
     body: str
@@ -37,7 +37,7 @@ class Kept(BaseModel):
     too_large: tuple[int, int] | None = None
 
 
-class Answers:
+class AnswerBucket:
     """The kept answers of one version of the protocol.
 
     Args:
@@ -55,7 +55,7 @@ class Answers:
         """Whether the answer of a call is kept: it changes something and has no record of its own."""
         return operation is not None and not operation.only_reads(arguments) and operation.name not in RECORDED
 
-    async def of(self, address: Address, call: str, body: str) -> Answer | None:
+    async def answer_of(self, address: CallAddress, call: str, body: str) -> CallAnswer | None:
         """Return the answer that the call had before.
 
         Raises:
@@ -65,23 +65,23 @@ class Answers:
             entry = await (await self._opened()).get(_key(address, call))
         except KeyNotFoundError:
             return None
-        kept = Kept.model_validate_json(entry.value or b"")
-        if kept.body != body:
+        stored = StoredAnswer.model_validate_json(entry.value or b"")
+        if stored.body != body:
             raise Conflict("this idempotency key was used with another request", reason=KEY_TAKEN)
-        if kept.too_large is not None:
-            return Answer(call, address.operation, error=ResultTooLarge.of(*kept.too_large))
-        return Answer(call, address.operation, output=RootModel[JsonValue](kept.result))
+        if stored.too_large is not None:
+            return CallAnswer(call, address.operation, error=ResultTooLarge.of_size(*stored.too_large))
+        return CallAnswer(call, address.operation, output=RootModel[JsonValue](stored.result))
 
-    async def keep(self, address: Address, answer: Answer, body: str) -> None:
+    async def keep(self, address: CallAddress, answer: CallAnswer, body: str) -> None:
         """Keep the answer of a call that succeeded, also when it is one that only says how large it was."""
         if answer.output is not None:
-            kept = Kept(body=body, result=json.loads(json_text(answer.output)))
+            stored = StoredAnswer(body=body, result=json.loads(json_text(answer.output)))
         elif isinstance(answer.error, ResultTooLarge):
             size = (answer.error.details["size"], answer.error.details["limit"])
-            kept = Kept(body=body, result=None, too_large=size)
+            stored = StoredAnswer(body=body, result=None, too_large=size)
         else:
             return
-        await (await self._opened()).put(_key(address, answer.tool_call_id), kept.model_dump_json().encode())
+        await (await self._opened()).put(_key(address, answer.tool_call_id), stored.model_dump_json().encode())
 
     def forget(self) -> None:
         """Open the bucket anew at the next use: it may have been deleted."""
@@ -96,11 +96,11 @@ class Answers:
         return self._bucket
 
 
-def body_of(command: Command) -> str:
+def body_of(command: CallCommand) -> str:
     """Return a digest of what a call asks for."""
     text = json.dumps([command.tool_name, command.arguments], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _key(address: Address, call: str) -> str:
+def _key(address: CallAddress, call: str) -> str:
     return hashlib.sha256(json.dumps([address.project, address.channel, call]).encode()).hexdigest()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.settings import BusSettings
-from kdskills.doors.nats.subjects import Address
+from kdskills.doors.nats.subjects import CallAddress
 from kdskills.errors import CallRefused
 
 
-def identity_of(address: Address, settings: BusSettings) -> Identity:
+def identity_of(address: CallAddress, settings: BusSettings) -> Identity:
     """Return the caller a subject names.
 
     Raises:

@@ -59,7 +59,7 @@ class Commands:
         """
         assert self._subscription is not None
         try:
-            found = await self._subscription.fetch(1, timeout=FETCH_S)
+            messages = await self._subscription.fetch(1, timeout=FETCH_S)
         except TimeoutError:
             self._quiet += 1
             if self._quiet % LOOK == 0:
@@ -68,10 +68,10 @@ class Commands:
         except NatsError as error:
             _LOG.warning("the bus does not answer: %s", error)
             await asyncio.sleep(RETRY_S)
-            await self._again()
+            await self._reopen()
             return None
         self._quiet = 0
-        return found[0]
+        return messages[0]
 
     async def close(self) -> None:
         """Let nothing more be delivered here."""
@@ -84,11 +84,11 @@ class Commands:
             await subscription.consumer_info()
         except NotFoundError:
             _LOG.warning("the consumer of commands is gone: it is made again, and commands that are kept come again")
-            await self._again()
+            await self._reopen()
         except NatsError as error:
             _LOG.warning("the bus does not answer: %s", error)
 
-    async def _again(self) -> None:
+    async def _reopen(self) -> None:
         try:
             await self.open()
         except NatsError as error:  # told, and tried again after the next fetch

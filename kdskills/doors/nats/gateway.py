@@ -23,12 +23,20 @@ from kdskills.app import Host
 from kdskills.app.operations import Context
 from kdskills.app.operations.table import Emit
 from kdskills.app.settings import BusSettings
-from kdskills.doors.nats.answers import Answers, body_of
+from kdskills.doors.nats.answers import AnswerBucket, body_of
 from kdskills.doors.nats.callers import identity_of
 from kdskills.doors.nats.consuming import RETRY_S, Commands
-from kdskills.doors.nats.messages import HEADER_ROOM, Answer, Command, Unreadable, message_id, progress, read_command
+from kdskills.doors.nats.messages import (
+    HEADER_ROOM,
+    CallAnswer,
+    CallCommand,
+    Unreadable,
+    message_id,
+    progress,
+    read_command,
+)
 from kdskills.doors.nats.streams import ensure_streams
-from kdskills.doors.nats.subjects import Address, parse
+from kdskills.doors.nats.subjects import CallAddress, parse
 from kdskills.errors import KdskillsError, OperatorMustAct
 
 _LOG = logging.getLogger("kdskills.nats")
@@ -69,7 +77,7 @@ class Gateway:
         self._js: JetStreamContext = connection.jetstream()
         self._running: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(self._settings.concurrency)
-        self._answers = Answers(self._js, self._settings.version)
+        self._answers = AnswerBucket(self._js, self._settings.version)
 
     async def serve(self) -> None:
         """Take and run commands until cancelled; commands that run then get the drain time."""
@@ -119,7 +127,7 @@ class Gateway:
         except Unreadable as error:
             await self._end(message, error)
             return
-        async with self._held(message):
+        async with self._working_on(message):
             try:
                 answer = await self._answered(message, address, command)
             except asyncio.CancelledError:
@@ -132,45 +140,45 @@ class Gateway:
             await self._publish(address, answer)
         await message.ack()
 
-    async def _answered(self, message: Msg, address: Address, command: Command) -> Answer | None:
+    async def _answered(self, message: Msg, address: CallAddress, command: CallCommand) -> CallAnswer | None:
         """Return what is told to the caller; None when the command should come again.
 
         What nobody foresaw is logged, comes again, and at the last delivery is told to the caller: no call stays
         without an answer.
         """
-        again = message.metadata.num_delivered < self._settings.max_deliver
+        retries = message.metadata.num_delivered < self._settings.max_deliver
         try:
             answer = await self._run(address, command)
         except NatsError as error:
             _LOG.warning("the bus does not answer: %s", error)
             self._answers.forget()
             failed = CallFailed("the bus does not give what it keeps of this call")
-            return None if again else Answer(command.tool_call_id, address.operation, error=failed)
+            return None if retries else CallAnswer(command.tool_call_id, address.operation, error=failed)
         except Exception as error:  # noqa: BLE001  logged, delivered again, and told to the caller at the last delivery
             _LOG.exception("%s: the operation failed", address.operation)
-            answer = Answer(command.tool_call_id, address.operation, error=CallFailed(type(error).__name__))
-            return None if again else answer
+            answer = CallAnswer(command.tool_call_id, address.operation, error=CallFailed(type(error).__name__))
+            return None if retries else answer
         passing = answer.error is not None and answer.error.code in PASSING
-        return None if passing and again else answer
+        return None if passing and retries else answer
 
-    async def _run(self, address: Address, command: Command) -> Answer:
+    async def _run(self, address: CallAddress, command: CallCommand) -> CallAnswer:
         """Run the operation, or return the answer its first run had."""
         if not self._answers.keeps(self._host.operations.get(address.operation), command.arguments):
             return await self._invoke(address, command.tool_call_id, command.arguments)
         body = body_of(command)
         try:
-            kept = await self._answers.of(address, command.tool_call_id, body)
+            earlier = await self._answers.answer_of(address, command.tool_call_id, body)
         except KdskillsError as error:
-            return Answer(command.tool_call_id, address.operation, error=error)
-        if kept is not None:
-            return kept
+            return CallAnswer(command.tool_call_id, address.operation, error=error)
+        if earlier is not None:
+            return earlier
         answer = await self._invoke(address, command.tool_call_id, command.arguments)
         if answer.output is not None:
             answer, _ = answer.within(self._nc.max_payload - HEADER_ROOM)
             await self._keep(address, answer, body)
         return answer
 
-    async def _keep(self, address: Address, answer: Answer, body: str) -> None:
+    async def _keep(self, address: CallAddress, answer: CallAnswer, body: str) -> None:
         """Keep an answer, so that the call, should it come again, does not run again: it has run, and must be answered."""
         for _ in range(KEEPS):
             try:
@@ -183,7 +191,7 @@ class Gateway:
                 return
         _LOG.error("%s: call %s would run again if it came again", address.operation, answer.tool_call_id)
 
-    async def _invoke(self, address: Address, call: str, arguments: Mapping[str, object]) -> Answer:
+    async def _invoke(self, address: CallAddress, call: str, arguments: Mapping[str, object]) -> CallAnswer:
         """Run the operation for the caller the subject names."""
         try:
             async with AsyncExitStack() as stack:
@@ -197,17 +205,17 @@ class Gateway:
                 )
                 output = await self._host.invoke(address.operation, arguments, context)
         except KdskillsError as error:
-            return Answer(call, address.operation, error=error)
-        return Answer(call, address.operation, output=output)
+            return CallAnswer(call, address.operation, error=error)
+        return CallAnswer(call, address.operation, output=output)
 
     @asynccontextmanager
-    async def _progress(self, address: Address, call: str) -> AsyncIterator[Emit]:
+    async def _progress(self, address: CallAddress, call: str) -> AsyncIterator[Emit]:
         """Publish what an operation tells on the way, in order, on a subject beside the result's.
 
         Progress never holds up or breaks what it tells of: what the bus cannot take is left out.
         """
         queue: asyncio.Queue[object] = asyncio.Queue(maxsize=10_000)
-        subject = address.to("evt", "progress")
+        subject = address.subject("evt", "progress")
 
         def emit(event: object) -> None:
             try:
@@ -232,9 +240,9 @@ class Gateway:
             try:
                 await asyncio.wait_for(queue.join(), RETRY_S)
             except TimeoutError:
-                left = queue.qsize()
+                unsent = queue.qsize()
                 _LOG.warning(
-                    "%s: %d events of call %s are left out: the bus is too slow", address.operation, left, call
+                    "%s: %d events of call %s are left out: the bus is too slow", address.operation, unsent, call
                 )
         finally:
             teller.cancel()
@@ -242,7 +250,7 @@ class Gateway:
                 await teller
 
     @asynccontextmanager
-    async def _held(self, message: Msg) -> AsyncIterator[None]:
+    async def _working_on(self, message: Msg) -> AsyncIterator[None]:
         """Tell the bus that the command is worked on, for as long as it is."""
 
         async def beat() -> None:
@@ -261,13 +269,13 @@ class Gateway:
             with suppress(asyncio.CancelledError):
                 await beating
 
-    async def _publish(self, address: Address, answer: Answer) -> None:
+    async def _publish(self, address: CallAddress, answer: CallAnswer) -> None:
         """Publish a result; the same result again is one result. Retried while the bus is away."""
         answer, data = answer.within(self._nc.max_payload - HEADER_ROOM)
         headers = {"Nats-Msg-Id": message_id(address, answer, data)}
         while True:
             try:
-                await self._js.publish(address.to("evt"), data, headers=headers)
+                await self._js.publish(address.subject("evt"), data, headers=headers)
             except (NatsError, TimeoutError) as error:
                 if isinstance(error, APIError):
                     raise

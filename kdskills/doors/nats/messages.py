@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from kdskills.app.wire import json_facts, json_text
-from kdskills.doors.nats.subjects import Address
+from kdskills.doors.nats.subjects import CallAddress
 from kdskills.errors import CallerMustAct, KdskillsError
 
 MAX_PAYLOAD: Final = 1024 * 1024
@@ -32,12 +32,12 @@ class ResultTooLarge(CallerMustAct):
     code = "result_too_large"
 
     @classmethod
-    def of(cls, size: int, limit: int) -> Self:
+    def of_size(cls, size: int, limit: int) -> Self:
         """Return the error for an answer of *size* bytes where the bus carries *limit*."""
         return cls(f"the answer has {size} bytes, the bus carries {limit}", size=size, limit=limit)
 
 
-class Command(BaseModel):
+class CallCommand(BaseModel):
     """A call. Fields the protocol does not know are ignored: others on the bus may need them; none of them widens anything.
 
     The id of a call goes into a header, so it is visible ASCII without blanks.
@@ -51,7 +51,7 @@ class Command(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CallAnswer:
     """What became of a call: an output or an error, and the call it answers."""
 
     tool_call_id: str
@@ -68,16 +68,16 @@ class Answer:
             facts |= {"status": "ok", "result": json.loads(json_text(self.output))}
         return json_facts(facts).encode()
 
-    def within(self, limit: int) -> tuple[Answer, bytes]:
+    def within(self, limit: int) -> tuple[CallAnswer, bytes]:
         """Return the answer and its payload of at most *limit* bytes: what is larger becomes the error that says so."""
         data = self.to_bytes()
         if len(data) <= limit:
             return self, data
-        refused = Answer(self.tool_call_id, self.operation, error=ResultTooLarge.of(len(data), limit))
+        refused = CallAnswer(self.tool_call_id, self.operation, error=ResultTooLarge.of_size(len(data), limit))
         return refused, refused.to_bytes()
 
 
-def read_command(address: Address, data: bytes) -> Command:
+def read_command(address: CallAddress, data: bytes) -> CallCommand:
     """Return the command of a payload; its subject, name and arguments must agree.
 
     Raises:
@@ -86,7 +86,7 @@ def read_command(address: Address, data: bytes) -> Command:
     if len(data) > MAX_PAYLOAD:
         raise Unreadable(f"a command has at most {MAX_PAYLOAD} bytes")
     try:
-        command = Command.model_validate_json(data)
+        command = CallCommand.model_validate_json(data)
     except ValidationError as error:
         words = "; ".join(f"/{'/'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False))
         raise Unreadable(f"this is no command: {words[:500]}") from None
@@ -95,7 +95,7 @@ def read_command(address: Address, data: bytes) -> Command:
     return command
 
 
-def message_id(address: Address, answer: Answer, data: bytes) -> str:
+def message_id(address: CallAddress, answer: CallAnswer, data: bytes) -> str:
     """Return the id that makes a result published twice one result.
 
     A call that is refused because its id belongs to another call gets an id of its own: it must not be taken for that
@@ -107,7 +107,7 @@ def message_id(address: Address, answer: Answer, data: bytes) -> str:
     return f"{address.project}.{address.channel}:{address.operation}:{answer.tool_call_id}:{end}"
 
 
-def progress(address: Address, tool_call_id: str, event: object) -> bytes | None:
+def progress(address: CallAddress, tool_call_id: str, event: object) -> bytes | None:
     """Return the payload of a progress event; None for what is no event."""
     if isinstance(event, BaseModel):
         facts = {"tool_call_id": tool_call_id, "tool_name": address.operation, "event": json.loads(json_text(event))}

@@ -16,8 +16,8 @@ from kdskills.app import Host
 from kdskills.app.operations import Context
 from kdskills.doors.nats.callers import identity_of
 from kdskills.doors.nats.gateway import CallFailed
-from kdskills.doors.nats.messages import HEADER_ROOM, Answer, Command, Unreadable, read_command
-from kdskills.doors.nats.subjects import Address, filters, parse
+from kdskills.doors.nats.messages import HEADER_ROOM, CallAnswer, CallCommand, Unreadable, read_command
+from kdskills.doors.nats.subjects import CallAddress, filters, parse
 from kdskills.errors import BadRequest, KdskillsError
 
 _LOG = logging.getLogger("kdskills.nats")
@@ -50,26 +50,26 @@ async def serve_reads(host: Host, connection: Client) -> Service:
     return service
 
 
-async def _answer(host: Host, subject: str, data: bytes) -> Answer:
+async def _answer(host: Host, subject: str, data: bytes) -> CallAnswer:
     """Return what is told to the caller: every request is answered."""
     address = parse(subject)
     if address is None:
-        return Answer("", "", error=Unreadable(f"{subject!r} is no subject of a read"))
+        return CallAnswer("", "", error=Unreadable(f"{subject!r} is no subject of a read"))
     call = ""
     try:
         command = read_command(address, data)
         call = command.tool_call_id
-        return Answer(call, address.operation, output=await _read(host, address, command))
+        return CallAnswer(call, address.operation, output=await _read(host, address, command))
     except KdskillsError as error:
-        return Answer(call, address.operation, error=error)
+        return CallAnswer(call, address.operation, error=error)
     except Exception as error:  # noqa: BLE001  what nobody foresaw is logged, and the caller is told so in the one form
         _LOG.exception("%s: the operation failed", address.operation)
-        return Answer(call, address.operation, error=CallFailed(type(error).__name__))
+        return CallAnswer(call, address.operation, error=CallFailed(type(error).__name__))
 
 
-async def _read(host: Host, address: Address, command: Command) -> BaseModel:
+async def _read(host: Host, address: CallAddress, command: CallCommand) -> BaseModel:
     context = Context(identity=identity_of(address, host.settings.bus), request_id=command.tool_call_id[:64])
-    found = host.operations.get(address.operation)
-    if found is not None and not found.only_reads(command.arguments):
+    operation = host.operations.get(address.operation)
+    if operation is not None and not operation.only_reads(command.arguments):
         raise BadRequest(f"{address.operation} is no quick read: send it as a command", code="not_a_read")
     return await host.invoke(address.operation, command.arguments, context)

@@ -46,10 +46,10 @@ async def ensure_streams(js: JetStreamContext, version: str) -> Served:
     Raises:
         StreamsDisagree: Commands lie in several streams.
     """
-    there = {str(info.config.name): tuple(info.config.subjects or ()) for info in await _all_streams(js)}
-    served = plan(there, version)
+    streams = {str(info.config.name): tuple(info.config.subjects or ()) for info in await _all_streams(js)}
+    served = plan(streams, version)
     for subject in filters(version, "req"):
-        for name in holding(there, subject):
+        for name in streams_with(streams, subject):
             _LOG.warning(
                 "stream %s has the subjects of reads, %s: it answers requests before any tool can", name, subject
             )
@@ -60,48 +60,48 @@ async def ensure_streams(js: JetStreamContext, version: str) -> Served:
         _LOG.warning(
             "stream %s has no subjects of %s: those commands are not served", served.stream, ", ".join(missing)
         )
-    results = [subject for subject in filters(version, "evt") if not holding(there, subject)]
+    results = [subject for subject in filters(version, "evt") if not streams_with(streams, subject)]
     if results:
         await _make(js, f"{STREAMS['evt']}_{version}", tuple(results))
     return served
 
 
-def plan(there: Mapping[str, Sequence[str]], version: str) -> Served | None:
+def plan(streams: Mapping[str, Sequence[str]], version: str) -> Served | None:
     """Return which existing stream, by name with its subjects, commands are read from; None when none has them.
 
     Raises:
         StreamsDisagree: Several do: no one consumer can read them.
     """
-    held = {subject: holding(there, subject) for subject in filters(version, "cmd")}
-    names = sorted({name for found in held.values() for name in found})
+    streams_of = {subject: streams_with(streams, subject) for subject in filters(version, "cmd")}
+    names = sorted({name for stream_names in streams_of.values() for name in stream_names})
     if not names:
         return None
     if len(names) > 1:
         raise StreamsDisagree(f"the subjects of commands lie in different streams: {', '.join(names)}", streams=names)
-    return Served(names[0], tuple(subject for subject, found in held.items() if found))
+    return Served(names[0], tuple(subject for subject, stream_names in streams_of.items() if stream_names))
 
 
-def holding(there: Mapping[str, Sequence[str]], subject: str) -> list[str]:
+def streams_with(streams: Mapping[str, Sequence[str]], subject: str) -> list[str]:
     """Return the names of streams that have some of *subject*."""
-    return [name for name, subjects in there.items() if any(overlaps(one, subject) for one in subjects)]
+    return [name for name, subjects in streams.items() if any(overlaps(pattern, subject) for pattern in subjects)]
 
 
-def overlaps(one: str, other: str) -> bool:
+def overlaps(pattern: str, second_pattern: str) -> bool:
     """Whether a subject exists that both patterns match; `*` is one token, `>` one or more at the end."""
-    left, right = one.split("."), other.split(".")
-    for a, b in zip(left, right, strict=False):
+    tokens, second_tokens = pattern.split("."), second_pattern.split(".")
+    for a, b in zip(tokens, second_tokens, strict=False):
         if ">" in (a, b):
             return True
         if a != b and "*" not in (a, b):
             return False
-    return len(left) == len(right)
+    return len(tokens) == len(second_tokens)
 
 
 async def _all_streams(js: JetStreamContext) -> list[StreamInfo]:
-    found: list[StreamInfo] = []
-    while page := await js.streams_info(offset=len(found)):
-        found.extend(page)
-    return found
+    streams: list[StreamInfo] = []
+    while page := await js.streams_info(offset=len(streams)):
+        streams.extend(page)
+    return streams
 
 
 async def _make(js: JetStreamContext, name: str, subjects: tuple[str, ...]) -> None:

@@ -10,12 +10,12 @@ Kind = Literal["cmd", "req", "evt"]
 
 TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 SKILLS: Final = "skills."
-OTHERS: Final = "kd."
+OTHER_OPERATIONS: Final = "kd."
 """Operations that are not called `skills.…` have their subjects under this reserved name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class CallAddress:
     """A subject, understood.
 
     Attributes:
@@ -32,7 +32,7 @@ class Address:
     kind: Kind
     operation: str
 
-    def to(self, kind: Kind, suffix: str = "") -> str:
+    def subject(self, kind: Kind, suffix: str = "") -> str:
         """Return the subject of another kind for the same call."""
         tail = f".{suffix}" if suffix else ""
         return f"cg.{self.version}.{self.project}.{self.channel}.{kind}.tool.{tool_of(self.operation)}{tail}"
@@ -40,10 +40,10 @@ class Address:
 
 def tool_of(operation: str) -> str:
     """Return the part of a subject that names an operation."""
-    return operation if operation.startswith(SKILLS) else OTHERS + operation
+    return operation if operation.startswith(SKILLS) else OTHER_OPERATIONS + operation
 
 
-def parse(subject: str) -> Address | None:
+def parse(subject: str) -> CallAddress | None:
     """Return the address of a command's or read's subject; None for any other."""
     parts = subject.split(".")
     if len(parts) < 8 or parts[0] != "cg" or parts[5] != "tool" or not all(TOKEN.fullmatch(part) for part in parts):
@@ -52,10 +52,10 @@ def parse(subject: str) -> Address | None:
     if kind not in {"cmd", "req"}:
         return None
     tool = ".".join(parts[6:])
-    if tool.startswith(OTHERS) and not tool.removeprefix(OTHERS).startswith(SKILLS):
-        return Address(version, project, channel, kind, tool.removeprefix(OTHERS))  # type: ignore[arg-type]  # checked
+    if tool.startswith(OTHER_OPERATIONS) and not tool.removeprefix(OTHER_OPERATIONS).startswith(SKILLS):
+        return CallAddress(version, project, channel, kind, tool.removeprefix(OTHER_OPERATIONS))  # type: ignore[arg-type]  # checked
     if tool.startswith(SKILLS):
-        return Address(version, project, channel, kind, tool)  # type: ignore[arg-type]  # checked
+        return CallAddress(version, project, channel, kind, tool)  # type: ignore[arg-type]  # checked
     return None
 
 

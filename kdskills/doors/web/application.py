@@ -48,9 +48,9 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
     limits = Limits(host.settings.requests_per_minute)
 
     async def authenticate(header: str | None) -> Identity:
-        found = await of_header(host, header, open_on_loopback=open_on_loopback)
-        limits.count(found)
-        return found
+        identity = await of_header(host, header, open_on_loopback=open_on_loopback)
+        limits.count(identity)
+        return identity
 
     names = answered_names(listen, host.settings.host_names)
     mounted = mounts(host, authenticate, names)
@@ -94,10 +94,10 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
     return app
 
 
-def _openapi(app: FastAPI, made: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _openapi(app: FastAPI, describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the description of the service, with the problem every route may answer with."""
     if app.openapi_schema is None:
-        described = made()
+        described = describe()
         problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
         described.setdefault("components", {}).setdefault("schemas", {})["Problem"] = problem
         app.openapi_schema = described

@@ -65,8 +65,8 @@ class BodyLimit:
 
     def _limit_of(self, scope: Scope) -> int:
         identity = scope.get(IDENTITY)
-        own = identity.limits.body_bytes if isinstance(identity, Identity) else None
-        return self._limit if own is None else min(own, self._limit)
+        token_limit = identity.limits.body_bytes if isinstance(identity, Identity) else None
+        return self._limit if token_limit is None else min(token_limit, self._limit)
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, limit: int) -> None:

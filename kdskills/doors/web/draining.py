@@ -41,7 +41,7 @@ class Drain:
             self._running -= 1
 
     @contextmanager
-    def told(self) -> Iterator[asyncio.Event]:
+    def stop_event(self) -> Iterator[asyncio.Event]:
         """Give a stream the event that is set when it must end."""
         event = asyncio.Event()
         if self._started:

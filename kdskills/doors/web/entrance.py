@@ -56,8 +56,8 @@ class Accounted:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        number = number_of(given)
+        request_id = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        number = number_of(request_id)
         scope.setdefault("state", {})[REQUEST] = number
         path, began, status = str(scope["path"]), time.monotonic(), 0
 
@@ -80,8 +80,8 @@ class Accounted:
                     with self._drain.running():
                         await self._app(scope, receive, marked)
             finally:
-                taken = round((time.monotonic() - began) * 1000, 1)
-                facts = {"method": scope["method"], "path": path, "status": status, "ms": taken}
+                duration_ms = round((time.monotonic() - began) * 1000, 1)
+                facts = {"method": scope["method"], "path": path, "status": status, "ms": duration_ms}
                 _LOG.log(
                     logging.DEBUG if path in HEALTH else logging.INFO,
                     "%s %s %d",

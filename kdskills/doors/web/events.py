@@ -41,7 +41,7 @@ def failed(error: KdskillsError) -> bytes:
     return frame("error", json_facts(error.to_json()))
 
 
-def last_seen(headers: Mapping[str, str], given: int | None = None) -> int:
+def last_seen(headers: Mapping[str, str], number: int | None = None) -> int:
     """Return the number of the last event a reader has: the header browsers send beats the query.
 
     Raises:
@@ -49,7 +49,7 @@ def last_seen(headers: Mapping[str, str], given: int | None = None) -> int:
     """
     text = headers.get("last-event-id", "").strip()
     if not text:
-        return given or 0
+        return number or 0
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise BadRequest(
             "Last-Event-ID is the number of an event", errors=[{"path": "Last-Event-ID", "problem": "no number"}]
@@ -63,7 +63,7 @@ def stream_of(pieces: AsyncIterator[bytes]) -> StreamingResponse:
     return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
 
 
-async def told(
+async def event_frames(
     watch: Watch, drain: Drain, allowed: Allowed | None = None, *, check_s: float = CHECK_S
 ) -> AsyncIterator[bytes]:
     """Run *watch* and give its events, then `end` with its answer; a service that stops ends the stream before.
@@ -78,7 +78,7 @@ async def told(
     """
     queue: asyncio.Queue[BaseModel] = asyncio.Queue(WAITING)
     clock = asyncio.get_running_loop().time
-    with drain.told() as stopping:
+    with drain.stop_event() as stopping:
         running: asyncio.Future[BaseModel] = asyncio.ensure_future(watch(queue.put_nowait))
         stopped = asyncio.ensure_future(stopping.wait())
         getting = asyncio.ensure_future(queue.get())

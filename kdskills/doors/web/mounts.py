@@ -41,7 +41,7 @@ def mounts(host: Host, authenticate: Authenticate, names: frozenset[str]) -> dic
         authenticate: Tells who calls.
         names: Names the service is called by.
     """
-    found: dict[str, Mounted] = {}
+    applications: dict[str, Mounted] = {}
     for point in entry_points(group=GROUP):
         try:
             make = point.load()
@@ -50,5 +50,5 @@ def mounts(host: Host, authenticate: Authenticate, names: frozenset[str]) -> dic
                 raise
             _LOG.info("/%s is not served: %s is not installed", point.name, error.name)
             continue
-        found[point.name] = make(host, authenticate, names)
-    return found
+        applications[point.name] = make(host, authenticate, names)
+    return applications

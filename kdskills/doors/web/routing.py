@@ -25,9 +25,9 @@ class RoutesByPath(BaseRoute):
         self._routes: defaultdict[str, list[Route]] = defaultdict(list)
         for route in routes:
             if isinstance(route, Route) and route.path.startswith(PREFIX):
-                rest = route.path.removeprefix(PREFIX)
-                if "{" not in rest:
-                    self._routes[rest].append(route)
+                tail = route.path.removeprefix(PREFIX)
+                if "{" not in tail:
+                    self._routes[tail].append(route)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Return what the first route of this path says that takes the request, or else would with another method."""
@@ -36,9 +36,9 @@ class RoutesByPath(BaseRoute):
             return best
         parts = str(scope["path"]).split("/", 3)
         for route in self._routes.get(parts[-1], ()) if len(parts) == 4 else ():
-            match, found = route.matches(scope)
+            match, child_scope = route.matches(scope)
             if match.value > best[0].value:
-                best = match, {**found, "route": route}
+                best = match, {**child_scope, "route": route}
         return best
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:

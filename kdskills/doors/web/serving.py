@@ -56,7 +56,7 @@ def run(host: Host, *, listen: str | None = None, no_auth: bool = False, nats: B
             raise _first(several) from several
 
 
-class _Server(BoundedServer):
+class DrainingServer(BoundedServer):
     """A server that drains before it stops: nothing new is begun, what runs gets its time, health says so."""
 
     def __init__(self, config: uvicorn.Config, drain: Drain, drain_s: float) -> None:
@@ -87,14 +87,14 @@ async def _serve(host: Host, name: str, port: int, nats: Bus | None, *, open_on_
     settings = host.settings
     crowd = Crowd(most=settings.connections, header_s=settings.header_timeout_s, body_s=settings.body_timeout_s)
     config = server_config(app, name, port, crowd, timeout_graceful_shutdown=CUT_OFF_S)
-    server = _Server(config, app.state.drain, settings.drain_s)
+    server = DrainingServer(config, app.state.drain, settings.drain_s)
     try:
         async with asyncio.TaskGroup() as group:
-            beside = [group.create_task(upkeep(host))]
+            background = [group.create_task(upkeep(host))]
             if nats is not None:
-                beside.append(group.create_task(_bus(nats[0], host, nats[1])))
+                background.append(group.create_task(_bus(nats[0], host, nats[1])))
             await serve_connections(server, crowd)
-            for task in beside:
+            for task in background:
                 task.cancel()
     finally:
         await host.work.aclose()
@@ -103,13 +103,13 @@ async def _serve(host: Host, name: str, port: int, nats: Bus | None, *, open_on_
 
 def _first(several: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the error that tells the operator what to do, if that is all that went wrong; else everything."""
-    ours, others = several.split(KdskillsError)
-    if ours is None or others is not None:
+    ours, foreign = several.split(KdskillsError)
+    if ours is None or foreign is not None:
         return several
-    found: BaseException = ours
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found
+    error: BaseException = ours
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _bus(serve: Callable[[Host, str], Awaitable[None]], host: Host, url: str) -> None:
@@ -123,12 +123,12 @@ async def _first_token(host: Host) -> None:
     """
     if await host.tokens.list():
         return
-    shown = sys.stderr.isatty()
+    on_terminal = sys.stderr.isatty()
     path = host.settings.state_dir / FIRST_TOKEN
-    file = -1 if shown else _private_file(path)
+    file = -1 if on_terminal else _private_file(path)
     try:
         _, text = await host.tokens.create(LOCAL.project, LOCAL.agent, LOCAL.scopes, who="serve")
-        if shown:
+        if on_terminal:
             sys.stderr.write(f"kdskills: this token is shown once; it opens project {LOCAL.project!r}: {text}\n")
             return
         os.write(file, f"{text}\n".encode())

@@ -97,14 +97,20 @@ def skills_router() -> APIRouter:
         summary="Take a skill from a zip archive.",
     )
     add("/skills", _list, methods=["GET"], response_model=SkillsOut, summary="List uploaded skills.")
-    one = "/skills/{name}"
-    add(f"{one}:activate", _activate, methods=["POST"], response_model=SkillOut, summary="Put a version in use.")
-    add(one, _get, methods=["GET"], response_model=SkillOut, summary="Show one uploaded skill.")
-    add(one, _patch, methods=["PATCH"], response_model=SkillOut, summary="Enable or disable a skill.")
-    add(one, _delete, methods=["DELETE"], response_model=DeletedOut, summary="Delete a skill.")
-    add(f"{one}/versions", _versions, methods=["GET"], response_model=VersionsOut, summary="List a skill's versions.")
+    skill_path = "/skills/{name}"
+    add(f"{skill_path}:activate", _activate, methods=["POST"], response_model=SkillOut, summary="Put a version in use.")
+    add(skill_path, _get, methods=["GET"], response_model=SkillOut, summary="Show one uploaded skill.")
+    add(skill_path, _patch, methods=["PATCH"], response_model=SkillOut, summary="Enable or disable a skill.")
+    add(skill_path, _delete, methods=["DELETE"], response_model=DeletedOut, summary="Delete a skill.")
     add(
-        f"{one}/archive",
+        f"{skill_path}/versions",
+        _versions,
+        methods=["GET"],
+        response_model=VersionsOut,
+        summary="List a skill's versions.",
+    )
+    add(
+        f"{skill_path}/archive",
         _archive,
         methods=["GET"],
         response_class=Response,
@@ -112,7 +118,7 @@ def skills_router() -> APIRouter:
         summary="Give a version as a zip archive.",
     )
     add(
-        f"{one}/files/{{path:path}}",
+        f"{skill_path}/files/{{path:path}}",
         _file,
         methods=["GET"],
         response_class=Response,
@@ -146,31 +152,31 @@ async def _activate(request: Request, identity: Caller, name: Name, body: Activa
 async def _versions(
     request: Request, identity: Caller, name: Name, limit: Limit = 100, cursor: Cursor = None
 ) -> Response:
-    given = {"skill": name, "limit": limit, "cursor": cursor}
-    return await answer(request, "project_skills.versions", given, identity)
+    arguments = {"skill": name, "limit": limit, "cursor": cursor}
+    return await answer(request, "project_skills.versions", arguments, identity)
 
 
 async def _archive(request: Request, identity: Caller, name: Name, version: Version = None) -> Response:
     host: Host = request.app.state.host
     row = _row(host, "project_skills.archive")
     require_allowed(row, identity)
-    given = validated(row, {"skill": name, "version": version})
-    assert isinstance(given, VersionInput)
-    found, place = await archive_of(host, given, _context(request, identity))
-    return _download(place, f"{name}.zip", "application/zip", found)
+    arguments = validated(row, {"skill": name, "version": version})
+    assert isinstance(arguments, VersionInput)
+    version_hash, path = await archive_of(host, arguments, _context(request, identity))
+    return _download(path, f"{name}.zip", "application/zip", version_hash)
 
 
 async def _file(request: Request, identity: Caller, name: Name, path: str, version: Version = None) -> Response:
     host: Host = request.app.state.host
     row = _row(host, "project_skills.file")
     require_allowed(row, identity)
-    given = validated(row, {"skill": name, "version": version, "path": path})
-    assert isinstance(given, FileInput)
-    found, file = await file_of(host, given, _context(request, identity))
-    return _download(file.place, PurePosixPath(path).name, "application/octet-stream", found)
+    arguments = validated(row, {"skill": name, "version": version, "path": path})
+    assert isinstance(arguments, FileInput)
+    version_hash, file = await file_of(host, arguments, _context(request, identity))
+    return _download(file.place, PurePosixPath(path).name, "application/octet-stream", version_hash)
 
 
-def _download(place: Any, name: str, kind: str, version: str) -> Response:
+def _download(path: Any, name: str, kind: str, version: str) -> Response:
     """Answer with a file as bytes to keep: what others wrote is never shown as a page of this service."""
     headers = {
         "X-Content-Type-Options": "nosniff",
@@ -178,7 +184,7 @@ def _download(place: Any, name: str, kind: str, version: str) -> Response:
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}",
         "X-Skill-Version": version,
     }
-    return FileResponse(place, media_type=kind, headers=headers)
+    return FileResponse(path, media_type=kind, headers=headers)
 
 
 async def _upload(
@@ -191,10 +197,10 @@ async def _upload(
     with host.telling_operator():
         form = await _form(request)
         try:
-            file, chosen = _fields(form)
-            wanted = activate if activate is not None else chosen
+            file, form_activation = _fields(form)
+            activation = activate if activate is not None else form_activation
             done = await upload_from(
-                host, _pieces(file), _context(request, identity), project=identity.project, activate=wanted
+                host, _pieces(file), _context(request, identity), project=identity.project, activate=activation
             )
         finally:
             await form.close()
@@ -221,15 +227,15 @@ async def _form(request: Request) -> FormData:
 
 def _close_others(parser: MultiPartParser, form: FormData | None) -> None:
     """Close files of parts that never ended: the parser forgets them unless it was the form that was wrong."""
-    kept = [value.file for value in form.values() if isinstance(value, UploadFile)] if form is not None else []
+    form_files = [value.file for value in form.values() if isinstance(value, UploadFile)] if form is not None else []
     for file in getattr(parser, "_files_to_close_on_error", ()):
-        if not any(file is one for one in kept):
+        if not any(file is form_file for form_file in form_files):
             file.close()
 
 
 def _fields(form: FormData) -> tuple[UploadFile, bool]:
     """Return the archive and whether it is to be activated. Raises BadRequest."""
-    file, said = form.get("file"), form.get("activate", "true")
+    file, activation = form.get("file"), form.get("activate", "true")
     unknown = sorted(set(form) - FIELDS)
     if unknown:
         raise BadRequest(
@@ -238,9 +244,9 @@ def _fields(form: FormData) -> tuple[UploadFile, bool]:
         )
     if not isinstance(file, UploadFile):
         raise BadRequest("the form has no file `file`", errors=[{"path": "/file", "problem": "missing"}])
-    if not isinstance(said, str) or said.lower() not in ACTIVATE:
+    if not isinstance(activation, str) or activation.lower() not in ACTIVATE:
         raise BadRequest("activate is true or false", errors=[{"path": "/activate", "problem": "not true or false"}])
-    return file, ACTIVATE[said.lower()]
+    return file, ACTIVATE[activation.lower()]
 
 
 async def _pieces(file: UploadFile) -> AsyncIterator[bytes]:

@@ -87,16 +87,16 @@ async def answer(
     """Run an operation and answer with its output."""
     host: Host = request.app.state.host
     context = Context(identity=identity, idempotency_key=key, request_id=request.state.request_id)
-    found = await host.invoke(name, arguments, context)
-    return Response(json_text(found), media_type="application/json")
+    output = await host.invoke(name, arguments, context)
+    return Response(json_text(output), media_type="application/json")
 
 
 async def json_of(request: Request) -> Mapping[str, Any]:
     """Return the body as the object it was checked to be."""
-    found = json.loads(await request.body() or b"{}")
-    if not isinstance(found, dict):
+    body = json.loads(await request.body() or b"{}")
+    if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object", errors=[{"path": "/", "problem": "not an object"}])
-    return found
+    return body
 
 
 def shape_error(error: RequestValidationError, operation: Operation | None, route: str) -> KdskillsError:
@@ -111,4 +111,4 @@ def shape_error(error: RequestValidationError, operation: Operation | None, rout
     if operation is not None:
         return misshapen(operation, problems)
     words = "; ".join(f"{path}: {problem}" for path, problem in problems)
-    return BadRequest(f"{route}: {words}", errors=[{"path": path, "problem": said} for path, said in problems])
+    return BadRequest(f"{route}: {words}", errors=[{"path": path, "problem": text} for path, text in problems])

@@ -25,11 +25,11 @@ from kdskills.doors.web.events import (
     RETRY,
     WAITING_STILL,
     Allowed,
+    event_frames,
     failed,
     frame,
     last_seen,
     stream_of,
-    told,
     unless,
 )
 from kdskills.doors.web.problems import PROBLEMS
@@ -72,9 +72,9 @@ def work_router() -> APIRouter:
     add("/tasks/{item}", _task, methods=["GET"], response_model=TaskSnapshot, summary="Show how a task stands.")
     add("/jobs/{item}", _job, methods=["GET"], response_model=JobSnapshot, summary="Show how a job stands.")
     for kind, logs, events in (("task", _task_logs, _task_events), ("job", _job_logs, _job_events)):
-        one = f"/{kind}s/{{item}}"
+        item_path = f"/{kind}s/{{item}}"
         add(
-            f"{one}/logs",
+            f"{item_path}/logs",
             logs,
             methods=["GET"],
             response_model=LogsOutput,
@@ -82,7 +82,7 @@ def work_router() -> APIRouter:
             summary=f"Read the output of a {kind}.",
         )
         add(
-            f"{one}/events",
+            f"{item_path}/events",
             events,
             methods=["GET"],
             response_class=Response,
@@ -102,8 +102,8 @@ async def _tasks(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:
-    given = {"status": status, "session_id": session_id, "job_id": job_id, "steps": steps}
-    return await answer(request, "tasks.list", {**given, "limit": limit, "cursor": cursor}, identity)
+    arguments = {"status": status, "session_id": session_id, "job_id": job_id, "steps": steps}
+    return await answer(request, "tasks.list", {**arguments, "limit": limit, "cursor": cursor}, identity)
 
 
 async def _jobs(
@@ -114,8 +114,8 @@ async def _jobs(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:
-    given = {"status": status, "session_id": session_id, "limit": limit, "cursor": cursor}
-    return await answer(request, "jobs.list", given, identity)
+    arguments = {"status": status, "session_id": session_id, "limit": limit, "cursor": cursor}
+    return await answer(request, "jobs.list", arguments, identity)
 
 
 async def _task(request: Request, identity: Caller, item: Item, tail_bytes: Tail = 8192) -> Response:
@@ -151,7 +151,7 @@ async def _events(request: Request, identity: Identity, kind: Kind, item: str, a
     async def watch(emit: Emit) -> Any:
         return await host.invoke(name, arguments, Context(identity=identity, emit=emit, request_id=number))
 
-    return stream_of(told(watch, _drain(request), _allowed(request, identity)))
+    return stream_of(event_frames(watch, _drain(request), _allowed(request, identity)))
 
 
 # ---- logs --------------------------------------------------------------------------------------------------------
@@ -167,8 +167,8 @@ async def _task_logs(
     follow: Follow = False,
     encoding: Literal["text", "base64"] = "text",
 ) -> Response:
-    given = {"task_id": item, "stream": stream, "offset": offset, "limit": limit, "encoding": encoding}
-    return await _logs(request, identity, given, follow=follow)
+    arguments = {"task_id": item, "stream": stream, "offset": offset, "limit": limit, "encoding": encoding}
+    return await _logs(request, identity, arguments, follow=follow)
 
 
 async def _job_logs(
@@ -187,56 +187,56 @@ async def _job_logs(
     context = Context(identity=identity, request_id=request.state.request_id)
     job = await host.invoke("skills.job_status", {"job_id": item, "tail_bytes": 0}, context)
     assert isinstance(job, JobSnapshot)
-    begun = {one.index: one.task_id for one in job.steps if one.task_id is not None}
+    begun = {job_step.index: job_step.task_id for job_step in job.steps if job_step.task_id is not None}
     task = begun.get(max(begun, default=-1) if step is None else step)
     if task is None:
-        said = "no step" if step is None else f"no step {step}"
-        raise NotFound(f"{said} of job {item!r} has begun", job_id=item)
-    given = {"task_id": task, "stream": stream, "offset": offset, "limit": limit, "encoding": encoding}
-    return await _logs(request, identity, given, follow=follow)
+        subject = "no step" if step is None else f"no step {step}"
+        raise NotFound(f"{subject} of job {item!r} has begun", job_id=item)
+    arguments = {"task_id": task, "stream": stream, "offset": offset, "limit": limit, "encoding": encoding}
+    return await _logs(request, identity, arguments, follow=follow)
 
 
-async def _logs(request: Request, identity: Identity, given: Mapping[str, Any], *, follow: bool) -> Response:
+async def _logs(request: Request, identity: Identity, arguments: Mapping[str, Any], *, follow: bool) -> Response:
     if EVENTS not in request.headers.get("accept", ""):
-        return await answer(request, "skills.task_logs", {**given, "follow": follow}, identity)
+        return await answer(request, "skills.task_logs", {**arguments, "follow": follow}, identity)
     host: Host = request.app.state.host
-    begin = last_seen(request.headers, int(given["offset"]))
+    begin = last_seen(request.headers, int(arguments["offset"]))
     context = Context(identity=identity, request_id=request.state.request_id)
     read = partial(host.invoke, "skills.task_logs", context=context)
-    size = int(given["limit"]) or 65_536
-    first = await read({**given, "offset": begin, "limit": size})
+    size = int(arguments["limit"]) or 65_536
+    first = await read({**arguments, "offset": begin, "limit": size})
     assert isinstance(first, LogsOutput)
     allowed = _allowed(request, identity)
-    return stream_of(_printed(read, {**given, "limit": size}, first, _drain(request), allowed))
+    return stream_of(_printed(read, {**arguments, "limit": size}, first, _drain(request), allowed))
 
 
 async def _printed(
-    read: Any, given: Mapping[str, Any], piece: LogsOutput, drain: Drain, allowed: Allowed | None
+    read: Any, arguments: Mapping[str, Any], piece: LogsOutput, drain: Drain, allowed: Allowed | None
 ) -> AsyncIterator[bytes]:
     """Give pieces of output as they come, each under the number of the byte after it; `end` when there are no more."""
     yield RETRY
     clock = asyncio.get_running_loop().time
     checked = clock()
-    with drain.told() as stopping:
+    with drain.stop_event() as stopping:
         while not stopping.is_set():
             if piece.next_offset > piece.offset:
                 yield frame("output", json_text(piece), piece.next_offset)
             if piece.ended:
                 yield frame("end", json_text(piece.model_copy(update={"data": ""})), piece.next_offset)
                 return
-            wanted = {**given, "offset": piece.next_offset, "follow": True, "timeout_sec": FOLLOW_S}
+            following = {**arguments, "offset": piece.next_offset, "follow": True, "timeout_sec": FOLLOW_S}
             try:
                 if allowed is not None and clock() >= checked + CHECK_S:
                     checked = clock()
                     await allowed()
-                found = await unless(stopping, read(wanted))
+                next_piece = await unless(stopping, read(following))
             except KdskillsError as error:
                 yield failed(error)
                 return
-            if found is None:
+            if next_piece is None:
                 return
-            assert isinstance(found, LogsOutput)
-            piece = found
+            assert isinstance(next_piece, LogsOutput)
+            piece = next_piece
             if piece.next_offset == piece.offset and not piece.ended:
                 yield WAITING_STILL
 

@@ -5,11 +5,11 @@ import json
 import pytest
 from pydantic import BaseModel
 
-from kdskills.doors.nats.messages import Answer, Unreadable, message_id, progress, read_command
-from kdskills.doors.nats.subjects import Address
+from kdskills.doors.nats.messages import CallAnswer, Unreadable, message_id, progress, read_command
+from kdskills.doors.nats.subjects import CallAddress
 from kdskills.errors import Conflict
 
-HERE = Address("v1", "acme", "main", "cmd", "skills.list")
+HERE = CallAddress("v1", "acme", "main", "cmd", "skills.list")
 
 
 class Out(BaseModel):
@@ -60,13 +60,13 @@ def test_what_is_no_command_is_refused(data):
 def test_an_error_has_the_one_shape():
     """Errors look as they do at every door."""
     error = Conflict("taken", reason="session_busy", holder="t1")
-    said = json.loads(Answer("c1", "skills.list", error=error).to_bytes())
+    said = json.loads(CallAnswer("c1", "skills.list", error=error).to_bytes())
     assert said == {"tool_call_id": "c1", "tool_name": "skills.list", "status": "error", **error.to_json()}
 
 
 def test_too_large_an_answer_is_an_error():
     """What the bus cannot carry is told, with both sizes; what fits stays as it is."""
-    answer = Answer("c1", "skills.list", output=Out(text="x" * 1000))
+    answer = CallAnswer("c1", "skills.list", output=Out(text="x" * 1000))
     size = len(answer.to_bytes())
     assert answer.within(size) == (answer, answer.to_bytes())
     refused, data = answer.within(size - 1)
@@ -77,9 +77,9 @@ def test_too_large_an_answer_is_an_error():
 
 def test_one_id_for_one_result():
     """A call's results have one id, whatever they say; another call's refusal under its id has its own."""
-    ok = Answer("c1", "skills.list", output=Out(text="a"))
-    failed = Answer("c1", "skills.list", error=Conflict("busy", reason="session_busy"))
-    refused = Answer("c1", "skills.list", error=Conflict("used", reason="idempotency_key"))
+    ok = CallAnswer("c1", "skills.list", output=Out(text="a"))
+    failed = CallAnswer("c1", "skills.list", error=Conflict("busy", reason="session_busy"))
+    refused = CallAnswer("c1", "skills.list", error=Conflict("used", reason="idempotency_key"))
     ids = [message_id(HERE, one, one.to_bytes()) for one in (ok, failed, refused)]
     assert ids[0] == ids[1] == "acme.main:skills.list:c1:result"
     assert ids[2].startswith("acme.main:skills.list:c1:conflict:")

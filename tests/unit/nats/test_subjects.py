@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from kdskills.app.operations import OPERATIONS
 from kdskills.app.settings import BusSettings
 from kdskills.doors.nats.callers import identity_of
-from kdskills.doors.nats.streams import StreamsDisagree, filters, holding, overlaps, plan
-from kdskills.doors.nats.subjects import Address, parse, tool_of
+from kdskills.doors.nats.streams import StreamsDisagree, filters, overlaps, plan, streams_with
+from kdskills.doors.nats.subjects import CallAddress, parse, tool_of
 from kdskills.errors import CallRefused
 
 TOKENS = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
@@ -17,8 +17,8 @@ TOKENS = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
 @given(TOKENS, TOKENS, TOKENS, st.sampled_from(["cmd", "req"]), st.sampled_from(sorted(OPERATIONS)))
 def test_every_operation_has_one_subject(version, project, channel, kind, operation):
     """A subject leads back to what it was made of."""
-    address = Address(version, project, channel, kind, operation)
-    assert parse(address.to(kind)) == address
+    address = CallAddress(version, project, channel, kind, operation)
+    assert parse(address.subject(kind)) == address
 
 
 def test_no_two_operations_share_a_subject():
@@ -52,7 +52,7 @@ def test_other_subjects_mean_nothing(subject):
 
 
 def caller(project="local", channel="main", **settings):
-    return identity_of(Address("v1", project, channel, "cmd", "skills.list"), BusSettings(**settings))
+    return identity_of(CallAddress("v1", project, channel, "cmd", "skills.list"), BusSettings(**settings))
 
 
 def test_the_subject_and_settings_say_who_calls():
@@ -112,7 +112,7 @@ def test_streams_that_are_there_are_used():
     assert plan({"X": ["orders.>"]}, "v1") is None
     assert plan({"ALL": ["cg.>"]}, "v1").subjects == (SKILLS, OTHERS)
     assert plan({"TOOLS": [SKILLS], "X": ["orders.>"]}, "v1").subjects == (SKILLS,)
-    assert holding({"TOOLS": [SKILLS]}, OTHERS) == []
+    assert streams_with({"TOOLS": [SKILLS]}, OTHERS) == []
 
 
 def test_commands_in_two_streams_are_refused():

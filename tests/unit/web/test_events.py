@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from kdskills.doors.web.draining import Drain
-from kdskills.doors.web.events import RETRY, WAITING, frame, last_seen, told, unless
+from kdskills.doors.web.events import RETRY, WAITING, event_frames, frame, last_seen, unless
 from kdskills.errors import BadRequest, NotFound
 
 
@@ -23,7 +23,7 @@ class Told(BaseModel):
 
 async def read(watch, drain=None):
     """Return all pieces of a stream."""
-    return [piece async for piece in told(watch, drain or Drain())]
+    return [piece async for piece in event_frames(watch, drain or Drain())]
 
 
 @given(st.integers(0, 50))
@@ -75,7 +75,7 @@ async def test_a_stop_ends_streams():
             ended.set()
 
     found = []
-    async for piece in told(watch, drain):
+    async for piece in event_frames(watch, drain):
         found.append(piece)
         if len(found) == 2:
             drain.start()
@@ -96,7 +96,7 @@ async def test_a_reader_who_leaves_ends_the_watch():
         finally:
             ended.set()
 
-    stream = told(watch, Drain())
+    stream = event_frames(watch, Drain())
     assert [await anext(stream), await anext(stream)][0] == RETRY
     await stream.aclose()
     assert ended.is_set()
@@ -118,7 +118,7 @@ async def test_a_reader_who_may_no_longer_read():
         if len(asked) == 3:
             raise NotFound("this token is not known any more")
 
-    pieces = [piece async for piece in told(watch, Drain(), allowed, check_s=0.01)]
+    pieces = [piece async for piece in event_frames(watch, Drain(), allowed, check_s=0.01)]
     assert pieces[:2] == [RETRY, frame("state", Told(seq=1).model_dump_json(), 1)]
     assert len(pieces) == 3
     assert pieces[2].startswith(b'event: error\ndata: {"error": {"code": "not_found"')
@@ -138,7 +138,7 @@ async def test_a_busy_stream_asks_too():
         raise NotFound("no more")
 
     last = b""
-    async for piece in told(watch, Drain(), allowed, check_s=0.0):
+    async for piece in event_frames(watch, Drain(), allowed, check_s=0.0):
         last = piece
     assert last.startswith(b"event: error")
 
@@ -157,7 +157,7 @@ async def test_thousands_of_readers_at_once():
 
     async def reader():
         found = []
-        async for piece in told(watch, drain):
+        async for piece in event_frames(watch, drain):
             found.append(piece)
             if len(found) == 2:
                 began.append(1)
