@@ -20,7 +20,7 @@ from kdskills.errors import Diagnostic, FileRefused, NotFound, RootChanged, Root
 from kdskills.execution import SkillMount
 from kdskills.execution.dirs import cache_dir
 from kdskills.execution.stage import stage_skill
-from kdskills.skills.findings import Findings
+from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import read_frontmatter
 from kdskills.skills.safe_open import read_file, walk_tree
 from kdskills.skills.selection import By, refuse_by
@@ -233,7 +233,7 @@ def _entry_of(skill: Skill, tree: str, copy: Path) -> Entry:
 
 def _frontmatter(data: bytes) -> Mapping[str, Any]:
     """Return all fields of a SKILL.md as JSON has them. Raises Unpublishable."""
-    found = read_frontmatter(data, Findings("lenient", SKILL_FILE))
+    found = read_frontmatter(data, FileFindings("lenient", SKILL_FILE))
     if found is None or found.repairs or found.document.duplicates:
         raise Unpublishable("its frontmatter is no clean YAML, so that others would read it differently")
     fields: dict[str, Any] = to_python(found.fields)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentRules", "Bundle", "SkillsDescriptor", "load_bundle"]
 
-_PLACES = MappingProxyType(
+_MODULE_NAMES = MappingProxyType(
     {
         "kdskills.bundle.descriptor": ("SkillsDescriptor",),
         "kdskills.bundle.load": ("Bundle", "load_bundle"),
@@ -30,7 +30,7 @@ _PLACES = MappingProxyType(
 
 def __getattr__(name: str) -> object:
     """Return a name of this room, importing its module now."""
-    for module_name, names in _PLACES.items():
+    for module_name, names in _MODULE_NAMES.items():
         if name in names:
             value = globals()[name] = getattr(import_module(module_name), name)
             return value

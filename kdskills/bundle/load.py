@@ -18,15 +18,15 @@ from kdskills.bundle.terms import UPPER, lies_inside, refuse, resembling
 from kdskills.errors import BundleError, DescriptorError, Diagnostic, FileRefused
 from kdskills.errors.arguments import StrPath, path_argument
 from kdskills.skills.safe_open import is_folder, read_file
-from kdskills.skills.yaml_core import Limits, YamlRefused, load_yaml, to_python
+from kdskills.skills.yaml_core import YamlLimits, YamlRefused, load_yaml, to_python
 
 PythonPolicy = Literal["execute", "read", "refuse"]
 """What is done with Python of a bundle: it runs, is read as data if it is literal, or is refused."""
 
 NAMES = ("skills_descriptor.py", "skills_descriptor.yaml", "skills_descriptor.json")
 MAX_DESCRIPTOR = 1024 * 1024
-WHOLE = "SKILLS_DESCRIPTOR"
-YAML_LIMITS = Limits(nodes=100_000, size=MAX_DESCRIPTOR)
+DESCRIPTOR_NAME = "SKILLS_DESCRIPTOR"
+YAML_LIMITS = YamlLimits(nodes=100_000, size=MAX_DESCRIPTOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +92,15 @@ def load_bundle(
         raise BundleError(message, code="bundle_empty", path=str(path))
     findings: list[Diagnostic] = []
     content = _read(root, descriptor_names[0], python) if descriptor_names else {}
-    descriptor = _placed(
+    descriptor = _fixed_descriptor(
         content, root, descriptor_names[0] if descriptor_names else None, allow_outside_bundle, findings
     )
     return Bundle(
         root=root,
         name=root.name,
         descriptor=descriptor,
-        tools_path=_beside(root, "tools.py", findings),
-        demo_path=_beside(root, "demo.yaml", findings),
+        tools_path=_optional_file(root, "tools.py", findings),
+        demo_path=_optional_file(root, "demo.yaml", findings),
         diagnostics=(*descriptor.diagnostics, *findings),
         trusted=python == "execute",
     )
@@ -143,32 +143,35 @@ def _python(data: bytes, path: Path) -> Mapping[str, Any]:
         words = traceback.format_exception_only(type(error), error)[-1].strip()
         message = f"{path.name}, line {line}: {words}"
         raise BundleError(message, code="bundle_python_failed", file=path.name, line=line) from error
-    return _picked(namespace, path)
+    return _meaningful_names(namespace, path)
 
 
 def _literal(data: bytes, path: Path) -> Mapping[str, Any]:
     """Read what the file assigns, and pick the names that mean something; nothing of it runs."""
-    return _picked(read_assignments(data, path), path)
+    return _meaningful_names(read_assignments(data, path), path)
 
 
-def _picked(namespace: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+def _meaningful_names(namespace: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     """Return the names of a Python descriptor that mean something. Raises DescriptorError for those close to one."""
-    known_names = (*UPPER.values(), WHOLE)
+    known_names = (*UPPER.values(), DESCRIPTOR_NAME)
     for name, value in namespace.items():
         if name in known_names or name.startswith("_") or isinstance(value, (type, ModuleType)):
             continue
         suggestion = resembling(name, known_names)
         if suggestion is not None:
             raise _in_file(refuse("descriptor_unknown_key", name, f"not read; did you mean {suggestion}?"), path.name)
-    picked = {name: namespace[name] for name in UPPER.values() if name in namespace}
-    if WHOLE not in namespace:
-        return picked
-    if picked:
-        message = f"beside {WHOLE} there is {', '.join(picked)}; say it in one place"
-        raise _in_file(refuse("descriptor_conflict", WHOLE, message), path.name)
-    if not isinstance(namespace[WHOLE], dict):
-        raise _in_file(refuse("descriptor_type", WHOLE, f"a dict, not {type(namespace[WHOLE]).__name__}"), path.name)
-    descriptor: dict[str, Any] = namespace[WHOLE]
+    assignments = {name: namespace[name] for name in UPPER.values() if name in namespace}
+    if DESCRIPTOR_NAME not in namespace:
+        return assignments
+    if assignments:
+        message = f"beside {DESCRIPTOR_NAME} there is {', '.join(assignments)}; say it in one place"
+        raise _in_file(refuse("descriptor_conflict", DESCRIPTOR_NAME, message), path.name)
+    if not isinstance(namespace[DESCRIPTOR_NAME], dict):
+        raise _in_file(
+            refuse("descriptor_type", DESCRIPTOR_NAME, f"a dict, not {type(namespace[DESCRIPTOR_NAME]).__name__}"),
+            path.name,
+        )
+    descriptor: dict[str, Any] = namespace[DESCRIPTOR_NAME]
     return descriptor
 
 
@@ -187,7 +190,7 @@ def _yaml(data: bytes, path: Path) -> Any:
     except UnicodeDecodeError as error:
         _unreadable(path, "it is no UTF-8", None, error)
     except YamlRefused as error:
-        _unreadable(path, error.message, None if error.place is None else error.place[0] + 1, error)
+        _unreadable(path, error.message, None if error.position is None else error.position[0] + 1, error)
     if document.duplicates:
         key, mark = document.duplicates[0]
         _unreadable(path, f"the key {key!r} stands twice", mark.line + 1)
@@ -233,7 +236,7 @@ _READERS: Mapping[str, Callable[[bytes, Path], Any]] = MappingProxyType(
 )
 
 
-def _placed(
+def _fixed_descriptor(
     content: Mapping[str, Any], root: Path, name: str | None, allow: bool, findings: list[Diagnostic]
 ) -> SkillsDescriptor:
     """Understand the descriptor, and fix it to the bundle's folder."""
@@ -243,15 +246,15 @@ def _placed(
             if key in content and getattr(written, key):
                 message = f"{key} in a bundle's own file is ignored: only the caller decides it"
                 findings.append(Diagnostic("descriptor_key_ignored", "warning", message, path=name, ref=key))
-        placed: dict[str, Any] = {"bundle_root": str(root), "allow_outside_bundle": allow}
-        chosen = written.custom_skills_root
-        if isinstance(chosen, str) and Path(chosen).is_absolute():
-            if lies_inside(Path(chosen), root):
-                placed["custom_skills_root"] = Path(os.path.realpath(chosen)).relative_to(root)
+        fixed_fields: dict[str, Any] = {"bundle_root": str(root), "allow_outside_bundle": allow}
+        custom_root = written.custom_skills_root
+        if isinstance(custom_root, str) and Path(custom_root).is_absolute():
+            if lies_inside(Path(custom_root), root):
+                fixed_fields["custom_skills_root"] = Path(os.path.realpath(custom_root)).relative_to(root)
             elif not allow:
-                message = f"{chosen!r} lies outside the bundle; only the caller of load_bundle can allow that"
+                message = f"{custom_root!r} lies outside the bundle; only the caller of load_bundle can allow that"
                 raise refuse("descriptor_root_outside_bundle", "custom_skills_root", message)
-        descriptor = SkillsDescriptor.model_validate(written.to_json() | placed)
+        descriptor = SkillsDescriptor.model_validate(written.to_json() | fixed_fields)
         descriptor.resolve_root()
     except DescriptorError as error:
         raise _in_file(error, name) from error
@@ -265,7 +268,7 @@ def _in_file(error: DescriptorError, name: str | None) -> DescriptorError:
     return DescriptorError(f"{name}: {error.message}", code=error.code, who="author", **error.details, file=name)
 
 
-def _beside(root: Path, name: str, findings: list[Diagnostic]) -> Path | None:
+def _optional_file(root: Path, name: str, findings: list[Diagnostic]) -> Path | None:
     """Return a file of the bundle, or None; what is there but is no regular file is left out with a warning."""
     path = root / name
     if not os.path.lexists(path):

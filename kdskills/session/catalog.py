@@ -80,7 +80,7 @@ class SkillCatalog:
         with self._lock:
             view = self._views.get(consumer)
             if view is None:
-                view = self._views[consumer] = build_view(self._state(), Policy.of(Rules(), consumer=consumer))
+                view = self._views[consumer] = build_view(self._state(), Policy.compile(Rules(), consumer=consumer))
             return view
 
     def _changed(self) -> None:

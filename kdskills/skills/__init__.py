@@ -51,7 +51,7 @@ __all__ = [
     "validate_skill",
 ]
 
-_PLACES = MappingProxyType(
+_MODULE_NAMES = MappingProxyType(
     {
         "kdskills.skills.arguments": ("render_body",),
         "kdskills.skills.model": (
@@ -74,9 +74,9 @@ _PLACES = MappingProxyType(
 
 def __getattr__(name: str) -> object:
     """Return a name of this room, importing its module now."""
-    for place, names in _PLACES.items():
+    for module_name, names in _MODULE_NAMES.items():
         if name in names:
-            value = globals()[name] = getattr(import_module(place), name)
+            value = globals()[name] = getattr(import_module(module_name), name)
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

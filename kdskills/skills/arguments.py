@@ -9,7 +9,7 @@ from typing import Any
 from kdskills.errors import Diagnostic
 from kdskills.skills.model import RenderedBody, SkillArgument
 
-_PLACE = re.compile(r"\\\$|\$([A-Za-z_][A-Za-z0-9_]*)|\{\{[ \t]*([A-Za-z_][A-Za-z0-9_]*)[ \t]*\}\}")
+_PLACEHOLDER = re.compile(r"\\\$|\$([A-Za-z_][A-Za-z0-9_]*)|\{\{[ \t]*([A-Za-z_][A-Za-z0-9_]*)[ \t]*\}\}")
 
 
 def render_body(
@@ -47,7 +47,7 @@ def render_body(
         value = values.get(name)
         return str(value) if value is not None else defaults[name]
 
-    text = _PLACE.sub(fill, body)
+    text = _PLACEHOLDER.sub(fill, body)
     return RenderedBody(text, tuple(_unknown(unknown, body)))
 
 
@@ -73,16 +73,16 @@ def _declared(argument: object) -> tuple[str, str]:
 def _unknown(names: Mapping[str, int], body: str) -> Iterator[Diagnostic]:
     """Yield a finding for each name, given where each stands in *body*, in ascending order."""
     line, begins, counted = 1, 0, 0
-    for name, at in names.items():  # each looks only at what is new, so that many names cost no more than one
-        line += body.count("\n", counted, at)
-        begins = max(begins, body.rfind("\n", counted, at) + 1)
-        counted = at
+    for name, offset in names.items():  # each looks only at what is new, so that many names cost no more than one
+        line += body.count("\n", counted, offset)
+        begins = max(begins, body.rfind("\n", counted, offset) + 1)
+        counted = offset
         yield Diagnostic(
             "unknown_placeholder",
             "warning",
             f"`{name}` stands in the body like an argument, but is not declared.",
             line=line,
-            column=at - begins + 1,
+            column=offset - begins + 1,
             ref=name,
             fix="Declare it under `arguments`, or write `\\$`.",
         )

@@ -43,10 +43,10 @@ def maker_of(cls: type[T]) -> Callable[..., T]:
     ]
     twin = make_dataclass(cls.__name__, rows, slots=True, repr=False, eq=False)
 
-    def make(*values: Any, **named: Any) -> T:
-        instance: Any = twin(*values, **named)
+    def make(*values: Any, **keywords: Any) -> T:
+        instance: Any = twin(*values, **keywords)
         instance.__class__ = cls
-        made: T = instance
-        return made
+        typed_instance: T = instance
+        return typed_instance
 
     return make

@@ -9,7 +9,7 @@ from itertools import islice
 from kdskills.errors import Diagnostic
 from kdskills.skills.model import Skill
 from kdskills.skills.refs import parse_ref
-from kdskills.skills.selection import Known, Policy, Refused, decide_dependency
+from kdskills.skills.selection import KnownSkills, Policy, Refused, decide_dependency
 
 _CHAIN = 16
 
@@ -36,31 +36,31 @@ class Closure:
         return tuple(skill.full_id for skill in self.order)
 
 
-def dependency_id(known: Known, importer: Skill, ref: str) -> str | None:
+def dependency_id(known_skills: KnownSkills, importer: Skill, ref: str) -> str | None:
     """Return the full id an import means; a bare id is a sibling when there is one, else public. None: no id at all."""
     parsed = parse_ref(ref)
     if parsed.kind == "bare":
         sibling = parsed.full_id(importer.namespace)
-        if sibling in known:
+        if sibling in known_skills:
             return sibling
     return parsed.full_id()
 
 
-def dependency(known: Known, policy: Policy, importer: Skill, ref: str) -> Skill | Refused:
+def dependency(known_skills: KnownSkills, policy: Policy, importer: Skill, ref: str) -> Skill | Refused:
     """Decide about one import of *importer*."""
-    full_id = dependency_id(known, importer, ref)
+    full_id = dependency_id(known_skills, importer, ref)
     if full_id is None:
         number = parse_ref(ref).kind == "number"
         code, why = ("unknown_skill", "numbers belong to one view") if number else ("invalid_ref", "it is no skill id")
         return Refused(code, f"the import {ref!r} of {importer.full_id} is left out: {why}", ref)
-    return decide_dependency(known, policy, importer, full_id, ref=ref)
+    return decide_dependency(known_skills, policy, importer, full_id, ref=ref)
 
 
 class _Walk:
     """One depth-first walk, without recursion: an import chain may be as long as a root has skills."""
 
-    def __init__(self, known: Known, policy: Policy) -> None:
-        self.known = known
+    def __init__(self, known_skills: KnownSkills, policy: Policy) -> None:
+        self.known_skills = known_skills
         self.policy = policy
         self.order: dict[str, Skill] = {}
         self.skipped: list[Refused] = []
@@ -72,31 +72,33 @@ class _Walk:
         path: dict[str, Iterator[str]] = {top.full_id: iter(top.imports)}
         skills = [top]
         while skills:
-            here = skills[-1]
-            ref = next(path[here.full_id], None)
+            importer = skills[-1]
+            ref = next(path[importer.full_id], None)
             if ref is None:
-                self.order[here.full_id] = here
-                del path[here.full_id]
+                self.order[importer.full_id] = importer
+                del path[importer.full_id]
                 skills.pop()
                 continue
-            found = dependency(self.known, self.policy, here, ref)
-            if isinstance(found, Refused):
-                self._skip(found, path)
-            elif found.full_id in path:
-                chain = " -> ".join([*_ends(path), found.full_id])
+            decision = dependency(self.known_skills, self.policy, importer, ref)
+            if isinstance(decision, Refused):
+                self._skip(decision, path)
+            elif decision.full_id in path:
+                chain = " -> ".join([*_ends(path), decision.full_id])
                 self.diagnostics.append(
-                    Diagnostic("import_cycle", "warning", f"an import leads back: {chain}", ref=here.full_id)
+                    Diagnostic("import_cycle", "warning", f"an import leads back: {chain}", ref=importer.full_id)
                 )
-            elif found.full_id not in self.order:
-                path[found.full_id] = iter(found.imports)
-                skills.append(found)
+            elif decision.full_id not in self.order:
+                path[decision.full_id] = iter(decision.imports)
+                skills.append(decision)
 
-    def _skip(self, found: Refused, path: dict[str, Iterator[str]]) -> None:
+    def _skip(self, refusal: Refused, path: dict[str, Iterator[str]]) -> None:
         chain = _ends(path)
-        full_chain = [*chain, found.full_id or found.ref]
-        refused = Refused(found.code, found.reason, found.ref, found.full_id, {**found.details, "chain": full_chain})
+        full_chain = [*chain, refusal.full_id or refusal.ref]
+        refused = Refused(
+            refusal.code, refusal.reason, refusal.ref, refusal.full_id, {**refusal.details, "chain": full_chain}
+        )
         self.skipped.append(refused)
-        message = f"{chain[-1]} goes without its import {found.ref!r}: {found.reason}"
+        message = f"{chain[-1]} goes without its import {refusal.ref!r}: {refusal.reason}"
         self.diagnostics.append(Diagnostic("import_skipped", "warning", message, ref=chain[-1]))
 
 
@@ -107,40 +109,40 @@ def _ends(path: dict[str, Iterator[str]]) -> list[str]:
     return [next(iter(path)), "…", *reversed([*islice(reversed(path), _CHAIN - 2)])]
 
 
-def close(known: Known, policy: Policy, skills: Iterable[Skill]) -> Closure:
+def close(known_skills: KnownSkills, policy: Policy, skills: Iterable[Skill]) -> Closure:
     """Return *skills* with everything they bring along.
 
     Args:
-        known: The skills there are.
+        known_skills: The skills there are.
         policy: The consumer's policy.
         skills: Skills already granted, in the order asked for.
     """
-    walk = _Walk(known, policy)
+    walk = _Walk(known_skills, policy)
     for skill in skills:
         walk.visit(skill)
     return Closure(tuple(walk.order.values()), (), tuple(walk.diagnostics), tuple(walk.skipped))
 
 
-def broken_imports(known: Known, policy: Policy, skills: Sequence[Skill]) -> frozenset[str]:
+def broken_imports(known_skills: KnownSkills, policy: Policy, skills: Sequence[Skill]) -> frozenset[str]:
     """Return the ids whose imports, at any depth, hold a refused one: what `imports: strict` refuses.
 
     Linear in skills and imports: refused edges are found once and handed up to the importers.
     """
     importers: dict[str, list[str]] = {}
     broken: set[str] = set()
-    seen = {skill.full_id for skill in skills}
+    visited = {skill.full_id for skill in skills}
     waiting = list(skills)
     while waiting:
         skill = waiting.pop()
         for ref in skill.imports:
-            found = dependency(known, policy, skill, ref)
-            if isinstance(found, Refused):
+            decision = dependency(known_skills, policy, skill, ref)
+            if isinstance(decision, Refused):
                 broken.add(skill.full_id)
                 continue
-            importers.setdefault(found.full_id, []).append(skill.full_id)
-            if found.full_id not in seen:
-                seen.add(found.full_id)
-                waiting.append(found)
+            importers.setdefault(decision.full_id, []).append(skill.full_id)
+            if decision.full_id not in visited:
+                visited.add(decision.full_id)
+                waiting.append(decision)
     spread = list(broken)
     while spread:
         for importer in importers.get(spread.pop(), ()):
@@ -150,9 +152,9 @@ def broken_imports(known: Known, policy: Policy, skills: Sequence[Skill]) -> fro
     return frozenset(broken)
 
 
-def import_refusal(known: Known, policy: Policy, skill: Skill, ref: str) -> Refused | None:
+def import_refusal(known_skills: KnownSkills, policy: Policy, skill: Skill, ref: str) -> Refused | None:
     """Return why `imports: strict` refuses *skill*, with the chain to the first refused import, or None."""
-    skipped = close(known, policy, (skill,)).skipped
+    skipped = close(known_skills, policy, (skill,)).skipped
     if not skipped:
         return None
     first = skipped[0]

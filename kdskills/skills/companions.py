@@ -12,10 +12,20 @@ from typing import Any, NamedTuple
 
 from kdskills.errors import Diagnostic
 from kdskills.skills.fields import near_required
-from kdskills.skills.findings import Findings
+from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import BOM, trim_body
 from kdskills.skills.model import SkillTool, Verdict
-from kdskills.skills.yaml_core import Document, Fields, Items, Limits, Node, Scalar, YamlRefused, load_yaml, to_python
+from kdskills.skills.yaml_core import (
+    Document,
+    Fields,
+    Items,
+    Node,
+    Scalar,
+    YamlLimits,
+    YamlRefused,
+    load_yaml,
+    to_python,
+)
 
 COMPACT_FILE = "compact.md"
 TOOLS_FILES = ("tools.yaml", "tools.yml")
@@ -25,7 +35,7 @@ MAX_TOOLS_BYTES = 64 * 1024
 MAX_SOURCES_BYTES = 1024 * 1024
 MAX_SOURCES_ROWS = 2_000
 
-_SOURCES_LIMITS = Limits(nodes=200_000, size=MAX_SOURCES_BYTES)
+_SOURCES_LIMITS = YamlLimits(nodes=200_000, size=MAX_SOURCES_BYTES)
 _FENCES = re.compile(r"---[^\S\n]*\n(?:.*\n)*?---[^\S\n]*(?:\n|$)")
 _FALSE = frozenset({"false", "no", "off"})
 _OPTIONAL = frozenset({"optional", "soft", "preferred", "recommended", "false", "no", "off"})
@@ -56,10 +66,10 @@ class SourcesRead(NamedTuple):
 class _Unusable(Exception):
     """A companion cannot be used; the message says why."""
 
-    def __init__(self, message: str, place: tuple[int, int] | None = None) -> None:
+    def __init__(self, message: str, position: tuple[int, int] | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.place = place
+        self.position = position
 
 
 def limit_of(name: str) -> int:
@@ -76,32 +86,34 @@ def code_of(name: str) -> str:
     return "tools_invalid" if name in TOOLS_FILES else "sources_invalid"
 
 
-def unusable(name: str, reason: str, *, at: str | None = None, verdict: Verdict = "lenient") -> tuple[Diagnostic, ...]:
+def unusable(
+    name: str, reason: str, *, path: str | None = None, verdict: Verdict = "lenient"
+) -> tuple[Diagnostic, ...]:
     """Return the finding for a companion that cannot even be read, for the *reason* given.
 
     Args:
         name: Its file name.
         reason: A clause, such as "it is a link".
-        at: Path for the finding; *name* when omitted.
+        path: Path for the finding; *name* when omitted.
         verdict: Decides on the severity.
     """
-    return _finding(name, _Unusable(reason), name if at is None else at, verdict)
+    return _finding(name, _Unusable(reason), name if path is None else path, verdict)
 
 
-def _finding(name: str, error: _Unusable, at: str, verdict: Verdict) -> tuple[Diagnostic, ...]:
-    findings = Findings(verdict, at)
-    findings.add(code_of(name), f"`{name}` cannot be used: {error.message}.", place=error.place)
+def _finding(name: str, error: _Unusable, path: str, verdict: Verdict) -> tuple[Diagnostic, ...]:
+    findings = FileFindings(verdict, path)
+    findings.add(code_of(name), f"`{name}` cannot be used: {error.message}.", position=error.position)
     return tuple(findings.items)
 
 
 def read_compact(
-    data: bytes, *, name: str = COMPACT_FILE, at: str | None = None, verdict: Verdict = "lenient"
+    data: bytes, *, name: str = COMPACT_FILE, path: str | None = None, verdict: Verdict = "lenient"
 ) -> CompactRead:
     """Return the text of `compact.md`; unusable ones give None and `compact_invalid`."""
     try:
         text = _compact_text(data)
     except _Unusable as error:
-        return CompactRead(None, _finding(name, error, name if at is None else at, verdict))
+        return CompactRead(None, _finding(name, error, name if path is None else path, verdict))
     return CompactRead(text)
 
 
@@ -115,17 +127,17 @@ def _compact_text(data: bytes) -> str:
 
 
 def read_tools(
-    data: bytes, *, name: str = TOOLS_FILES[0], at: str | None = None, verdict: Verdict = "lenient"
+    data: bytes, *, name: str = TOOLS_FILES[0], path: str | None = None, verdict: Verdict = "lenient"
 ) -> ToolsRead:
     """Return the tools named in `tools.yaml`; anything not understood is `tools_invalid`, an error."""
     try:
         return ToolsRead(tuple(_tool(node) for node in _tool_nodes(data)))
     except _Unusable as error:
-        return ToolsRead((), _finding(name, error, name if at is None else at, verdict))
+        return ToolsRead((), _finding(name, error, name if path is None else path, verdict))
 
 
 def _tool_nodes(data: bytes) -> list[Node]:
-    document = _yaml(_text(data, MAX_TOOLS_BYTES), Limits())
+    document = _yaml(_text(data, MAX_TOOLS_BYTES), YamlLimits())
     _no_duplicates(document)  # keeping the first could lose a gate
     root = document.root
     if isinstance(root, Fields):
@@ -137,31 +149,31 @@ def _tool_nodes(data: bytes) -> list[Node]:
 
 def _tool_list(root: Fields) -> Node | None:
     """Return the list in a mapping; both keys together are joined, lest a gate is lost."""
-    given = [root.items[key] for key in ("tools", "tool_ids") if key in root.items]
-    if not given:
+    lists = [root.items[key] for key in ("tools", "tool_ids") if key in root.items]
+    if not lists:
         raise _Unusable("it has neither `tools` nor `tool_ids`", (1, 1))
-    if len(given) == 1:
-        return given[0]
-    if not all(isinstance(node, Items) for node in given):
+    if len(lists) == 1:
+        return lists[0]
+    if not all(isinstance(node, Items) for node in lists):
         raise _Unusable("`tools` and `tool_ids` are not both lists", (1, 1))
     joined = Items(root.mark, flow=False)
-    for node in given:
+    for node in lists:
         assert isinstance(node, Items)
         joined.items.extend(node.items)
     return joined
 
 
 def _tool(node: Node) -> SkillTool:
-    place = (node.mark.line + 1, node.mark.column + 1)
+    position = (node.mark.line + 1, node.mark.column + 1)
     if isinstance(node, Scalar):
         if node.null or not node.text.strip():
-            raise _Unusable("an entry is blank", place)
+            raise _Unusable("an entry is blank", position)
         return SkillTool(node.text.strip())
     if not isinstance(node, Fields):
-        raise _Unusable("an entry is neither an id nor a mapping", place)
+        raise _Unusable("an entry is neither an id nor a mapping", position)
     tool_id = _word(node, "id")
     if not tool_id:
-        raise _Unusable("an entry has no `id`", place)
+        raise _Unusable("an entry has no `id`", position)
     why = next((text for text in (_word(node, key) for key in ("why", "reason", "description")) if text), "")
     return SkillTool(tool_id, _word(node, "role"), why, _required(node))
 
@@ -198,28 +210,28 @@ def _mandatory(item: Node) -> bool:
 
 
 def read_sources(
-    data: bytes, *, name: str = SOURCES_FILES[0], at: str | None = None, verdict: Verdict = "lenient"
+    data: bytes, *, name: str = SOURCES_FILES[0], path: str | None = None, verdict: Verdict = "lenient"
 ) -> SourcesRead:
     """Return the rows of `sources.yaml` as written, a mapping of sids with `sid` filled in; else `sources_invalid`.
 
     What the rows mean is decided by `kdskills.sources.normalize_sources`.
     """
-    notes = Findings(verdict, name if at is None else at)
+    notes = FileFindings(verdict, name if path is None else path)
     try:
         document = _yaml(_text(data, MAX_SOURCES_BYTES), _SOURCES_LIMITS)
         if verdict == "lenient":
             for key, mark in document.duplicates:
                 message = f"The key `{key}` stands twice; the first one counts."
-                notes.add("duplicate_key", message, place=(mark.line + 1, mark.column + 1), ref=key)
+                notes.add("duplicate_key", message, position=(mark.line + 1, mark.column + 1), ref=key)
         else:
             _no_duplicates(document)
         rows = _rows(to_python(document.root), notes)
     except _Unusable as error:
-        return SourcesRead((), (*notes.items, *_finding(name, error, notes.at, verdict)))
+        return SourcesRead((), (*notes.items, *_finding(name, error, notes.path, verdict)))
     return SourcesRead(rows, tuple(notes.items))
 
 
-def _rows(value: object, notes: Findings) -> tuple[Mapping[str, Any], ...]:
+def _rows(value: object, notes: FileFindings) -> tuple[Mapping[str, Any], ...]:
     if isinstance(value, dict):
         value = next((value[key] for key in ("sources", "items") if isinstance(value.get(key), list | dict)), value)
     if isinstance(value, dict):
@@ -248,12 +260,12 @@ def _text(data: bytes, limit: int) -> str:
     return text.removeprefix(BOM).replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _yaml(text: str, limits: Limits) -> Document:
+def _yaml(text: str, limits: YamlLimits) -> Document:
     try:
         document = load_yaml(text, limits)
     except YamlRefused as refusal:
-        place = (refusal.place[0] + 1, refusal.place[1] + 1) if refusal.place else None
-        raise _Unusable(refusal.message, place) from refusal
+        position = (refusal.position[0] + 1, refusal.position[1] + 1) if refusal.position else None
+        raise _Unusable(refusal.message, position) from refusal
     return document
 
 

@@ -38,7 +38,7 @@ class Decoded(NamedTuple, Generic[T]):
     diagnostics: tuple[Diagnostic, ...] = ()
 
 
-class _Kept(NamedTuple):
+class _CachedText(NamedTuple):
     stamp: bytes
     read_at: int
     digest: str
@@ -57,21 +57,21 @@ class ContentReader:
     def __init__(self, *, verified: bool, clock: Callable[[], int], cache_bytes: int = CACHE_BYTES) -> None:
         self._verified = verified
         self._clock = clock
-        self._most = cache_bytes
+        self._most_bytes = cache_bytes
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        self._held = 0
+        self._entries: OrderedDict[str, _CachedText] = OrderedDict()
+        self._cached_bytes = 0
 
     @property
-    def held(self) -> int:
+    def cached_bytes(self) -> int:
         """Bytes in the cache now."""
-        return self._held
+        return self._cached_bytes
 
     def clear(self) -> None:
         """Forget everything read so far."""
         with self._lock:
-            self._kept.clear()
-            self._held = 0
+            self._entries.clear()
+            self._cached_bytes = 0
 
     def read(
         self, base: str, path: str, *, limit: int, expected: str, ref: str, decode: Callable[[bytes], Decoded[T]]
@@ -90,11 +90,11 @@ class ContentReader:
             RootMissing: The file is gone or may not be read (`skill_missing`).
             RootChanged: The file has changed and the registry is verified (`skill_changed`).
         """
-        kept = self._cached(base, path)
-        if kept is None:
+        entry = self._cached(base, path)
+        if entry is None:
             read_at = self._clock()
             try:
-                got = read_file(base, path, limit=limit)
+                file = read_file(base, path, limit=limit)
             except FileRefused as refusal:
                 raise RootMissing(
                     f"{path} of skill {ref} can no longer be read ({refusal.code}).",
@@ -103,10 +103,10 @@ class ContentReader:
                     path=path,
                     reason=refusal.code,
                 ) from refusal
-            kept = _Kept(stamp_of(got.stat), read_at, bytes_digest(got.data), decode(got.data))
-            self._keep(f"{base}/{path}", kept)
-        if kept.digest == expected:
-            return ContentRead(kept.decoded.value, kept.decoded.diagnostics)
+            entry = _CachedText(stamp_of(file.stat), read_at, bytes_digest(file.data), decode(file.data))
+            self._store(f"{base}/{path}", entry)
+        if entry.digest == expected:
+            return ContentRead(entry.decoded.value, entry.decoded.diagnostics)
         if self._verified:
             raise RootChanged(
                 f"{path} of skill {ref} is not the file this process was started with.",
@@ -114,36 +114,36 @@ class ContentReader:
                 ref=ref,
                 path=path,
                 expected=expected,
-                found=kept.digest,
+                found=entry.digest,
             )
-        return ContentRead(kept.decoded.value, (*kept.decoded.diagnostics, stale(ref, path)))
+        return ContentRead(entry.decoded.value, (*entry.decoded.diagnostics, stale(ref, path)))
 
-    def _cached(self, base: str, path: str) -> _Kept | None:
+    def _cached(self, base: str, path: str) -> _CachedText | None:
         key = f"{base}/{path}"
         with self._lock:
-            kept = self._kept.get(key)
-            if kept is None:
+            entry = self._entries.get(key)
+            if entry is None:
                 return None
-            self._kept.move_to_end(key)
+            self._entries.move_to_end(key)
         try:
-            found = os.lstat(key)
+            status = os.lstat(key)
         except OSError:
             return None
-        certain = newest_of(kept.stamp) < kept.read_at - RACY_NS and stamp_of(found) == kept.stamp
-        return kept if certain else None
+        certain = newest_of(entry.stamp) < entry.read_at - RACY_NS and stamp_of(status) == entry.stamp
+        return entry if certain else None
 
-    def _keep(self, key: str, kept: _Kept) -> None:
+    def _store(self, key: str, entry: _CachedText) -> None:
         with self._lock:
-            before = self._kept.pop(key, None)
+            before = self._entries.pop(key, None)
             if before is not None:
-                self._held -= before.decoded.cost
-            if kept.decoded.cost > self._most:
+                self._cached_bytes -= before.decoded.cost
+            if entry.decoded.cost > self._most_bytes:
                 return
-            self._kept[key] = kept
-            self._held += kept.decoded.cost
-            while self._held > self._most:
-                _, dropped = self._kept.popitem(last=False)
-                self._held -= dropped.decoded.cost
+            self._entries[key] = entry
+            self._cached_bytes += entry.decoded.cost
+            while self._cached_bytes > self._most_bytes:
+                _, dropped = self._entries.popitem(last=False)
+                self._cached_bytes -= dropped.decoded.cost
 
 
 def stale(ref: str, path: str) -> Diagnostic:

@@ -9,7 +9,15 @@ from typing import Protocol
 
 from kdskills.errors import Diagnostic, FileRefused
 from kdskills.skills.digest import rows_digest
-from kdskills.skills.listing import Listing, Subtree, join, list_folder, shown, unreadable_note, walk_subtree
+from kdskills.skills.listing import (
+    FolderListing,
+    Subtree,
+    join,
+    list_folder,
+    printable_path,
+    unreadable_note,
+    walk_subtree,
+)
 from kdskills.skills.marks import NO_STAMP, RACY_NS, PlainFolder, RootScan, SkillRecord, newest_of, stamp_of
 from kdskills.skills.roots import DEFAULT_NAMESPACE, SkillRoot
 from kdskills.skills.safe_open import ROOT_FLAGS, open_folder_at
@@ -37,7 +45,7 @@ class Loader(Protocol):
         descriptor: int,
         path: str,
         layout_namespace: str,
-        listing: Listing,
+        listing: FolderListing,
         subtree: Subtree,
         old: SkillRecord | None,
     ) -> SkillRecord:
@@ -70,7 +78,7 @@ class _Folder:
             self._descriptor = None
 
 
-class Scanner:
+class RootScanner:
     """One walk through one root.
 
     Args:
@@ -107,7 +115,7 @@ class Scanner:
         self._proof = (old.checked_at if old is not None else 0) - RACY_NS
         self._folders: dict[str, PlainFolder] = {}
         self._skills: dict[str, SkillRecord] = {}
-        self._seen = 0
+        self._visited_count = 0
         self._cut = False
         self.listed: set[str] = set()
 
@@ -159,17 +167,17 @@ class Scanner:
 
     def _visit(self, folder: _Folder, depth: int, namespace: str) -> None:
         """Look at one folder that may be a skill, or may hold some."""
-        if not self._room():
+        if not self._has_room():
             self._cut = True
             return
-        self._seen += 1
+        self._visited_count += 1
         path = folder.path
         record = self._unchanged.get(path)
         if record is not None and depth and record.layout_namespace == namespace:
             self._adopt(folder, record, depth)
             return
         plain = self._old_folders.get(path)
-        if plain is not None and self._same(path, plain.stamp):
+        if plain is not None and self._unchanged_folder(path, plain.stamp):
             self._folders[path] = plain
         else:
             listing = self._list(folder)
@@ -196,10 +204,10 @@ class Scanner:
                 record is not None
                 and record.layout_namespace == namespace
                 and not record.nested
-                and self._seen < limits.folders
+                and self._visited_count < limits.folders
                 and len(skills) < limits.skills
             ):
-                self._seen += 1
+                self._visited_count += 1
                 skills[path] = record
                 continue
             child = _Folder(folder, name)
@@ -210,8 +218,8 @@ class Scanner:
             if self._cut:
                 return
 
-    def _room(self) -> bool:
-        return self._seen < self._limits.folders and len(self._skills) < self._limits.skills
+    def _has_room(self) -> bool:
+        return self._visited_count < self._limits.folders and len(self._skills) < self._limits.skills
 
     def _namespace(self, folder: _Folder, depth: int, namespace: str) -> str:
         fixed = self._root.fixed_namespace
@@ -219,20 +227,20 @@ class Scanner:
             return fixed
         return namespace if depth == 0 else folder.name
 
-    def _plain(self, path: str, listing: Listing, depth: int) -> PlainFolder:
+    def _plain(self, path: str, listing: FolderListing, depth: int) -> PlainFolder:
         notes = list(listing.notes)
         if listing.skill_file is not None:
-            place = join(path, listing.skill_file)
-            message = f"{place} lies directly in the root {self._root.label}; a skill needs a folder of its own."
-            notes.append(Diagnostic("root_is_skill", "warning", message, place))
+            file_path = join(path, listing.skill_file)
+            message = f"{file_path} lies directly in the root {self._root.label}; a skill needs a folder of its own."
+            notes.append(Diagnostic("root_is_skill", "warning", message, file_path))
         elif listing.yaml_file is not None and depth:
-            place = shown(join(path, listing.yaml_file))
-            message = f"{place} is not a skill file; a skill is a SKILL.md with frontmatter."
-            notes.append(Diagnostic("skill_yaml", "warning", message, place))
+            file_path = printable_path(join(path, listing.yaml_file))
+            message = f"{file_path} is not a skill file; a skill is a SKILL.md with frontmatter."
+            notes.append(Diagnostic("skill_yaml", "warning", message, file_path))
         deepest = DEEPEST if self._root.deep else 2
         return PlainFolder(listing.stamp, tuple(listing.folders) if depth < deepest else (), tuple(notes))
 
-    def _list(self, folder: _Folder) -> Listing | None:
+    def _list(self, folder: _Folder) -> FolderListing | None:
         self.listed.add(folder.path)
         try:
             return list_folder(folder.descriptor(), folder.path)
@@ -248,7 +256,9 @@ class Scanner:
 
     # ---- skills -------------------------------------------------------------------------------------------------
 
-    def _read(self, folder: _Folder, listing: Listing, old: SkillRecord | None, depth: int, namespace: str) -> None:
+    def _read(
+        self, folder: _Folder, listing: FolderListing, old: SkillRecord | None, depth: int, namespace: str
+    ) -> None:
         descriptor = folder.descriptor()
         subtree = walk_subtree(descriptor, folder.path, listing, nested=self._root.nested)
         record = self._load(descriptor, folder.path, namespace, listing, subtree, old)
@@ -259,9 +269,9 @@ class Scanner:
         if not (self._root.nested and record.nested):
             return
         namespace = record.full_id.partition(".")[0]
-        for place in record.nested:
+        for nested_path in record.nested:
             chain = [folder]
-            for name in place[len(folder.path) + 1 :].split("/"):
+            for name in nested_path[len(folder.path) + 1 :].split("/"):
                 chain.append(_Folder(chain[-1], name))
             try:
                 self._visit(chain[-1], max(depth, DEEPEST), self._root.fixed_namespace or namespace)
@@ -271,12 +281,12 @@ class Scanner:
 
     # ---- comparing with the earlier walk ----------------------------------------------------------------------
 
-    def _same(self, path: str, stamp: bytes) -> bool:
+    def _unchanged_folder(self, path: str, stamp: bytes) -> bool:
         try:
-            found = os.lstat(self._prefix + path)
+            status = os.lstat(self._prefix + path)
         except OSError:
             return False
-        return newest_of(stamp) < self._proof and stamp_of(found) == stamp
+        return newest_of(stamp) < self._proof and stamp_of(status) == stamp
 
     def _look(self, root: int) -> dict[str, SkillRecord]:
         """Return by path the skills of which nothing can have changed. This is most of a warm start.
@@ -285,9 +295,9 @@ class Scanner:
         """
         records = [record for record in self._old_skills.values() if record.newest < self._proof]
         try:
-            stamps = stamps_of(root, _places(records))
+            stamps = stamps_of(root, _stamped_paths(records))
         except OSError:  # something is gone: one by one they show which
-            return {record.path: record for record in records if _same_skill(root, record)}
+            return {record.path: record for record in records if _unchanged_skill(root, record)}
         unchanged: dict[str, SkillRecord] = {}
         position = 0
         for record in records:
@@ -298,22 +308,22 @@ class Scanner:
         return unchanged
 
 
-def _places(records: Iterable[SkillRecord]) -> list[str]:
+def _stamped_paths(records: Iterable[SkillRecord]) -> list[str]:
     """Return what the stamps of *records* are of, in their order, relative to the root."""
-    places: list[str] = []
+    paths: list[str] = []
     for record in records:
         path = record.path
-        places.append(path)
+        paths.append(path)
         if record.below:
-            places.extend(record.below)
+            paths.extend(record.below)
         for name in record.files:
-            places.append(f"{path}/{name}")  # noqa: PERF401 - twice as quick as extending by a generator for one name
-    return places
+            paths.append(f"{path}/{name}")  # noqa: PERF401 - twice as quick as extending by a generator for one name
+    return paths
 
 
-def _same_skill(root: int, record: SkillRecord) -> bool:
+def _unchanged_skill(root: int, record: SkillRecord) -> bool:
     try:
-        return stamps_of(root, _places((record,))) == record.stamps
+        return stamps_of(root, _stamped_paths((record,))) == record.stamps
     except OSError:
         return False
 

@@ -12,11 +12,11 @@ from kdskills.skills.selection import (
     SCRIPT_TOOLS,
     STEP_OF,
     By,
-    Finding,
     Granted,
-    Known,
+    KnownSkills,
     Policy,
     Refused,
+    StepRefusal,
     Via,
     for_consumer,
     refuse_by,
@@ -118,27 +118,27 @@ def needs_scripts(skill: Skill) -> tuple[str, ...]:
 
 
 def explain_steps(
-    known: Known, policy: Policy, full_id: str | None, outcome: Granted | Refused, by: By
+    known_skills: KnownSkills, policy: Policy, full_id: str | None, outcome: Granted | Refused, starter: By
 ) -> tuple[ExplainedStep, ...]:
     """Ask every step about one id.
 
     Args:
-        known: The skills there are.
+        known_skills: The skills there are.
         policy: The consumer's policy.
         full_id: The id the reference means, or None.
         outcome: What the gate answered, which tells about ids without a skill behind them.
-        by: Who starts the skill.
+        starter: Who starts the skill.
     """
-    skill = known.skills.get(full_id) if full_id is not None else None
+    skill = known_skills.skills.get(full_id) if full_id is not None else None
     if skill is None:
         return _without_skill(outcome)
-    found = [_passed(1, f"{skill.full_id} is a skill of a {skill.layer} root", rule=None, source=skill.layer)]
+    steps = [_passed(1, f"{skill.full_id} is a skill of a {skill.layer} root", rule=None, source=skill.layer)]
     for number, check in CHECKS.items():
         finding = check(policy, skill)
-        found.append(_PASS[number](policy, skill) if finding is None else _refused(number, finding))
-    last = refuse_by(skill, by)
-    found.append(_passed(7, f"a {by} may start it") if last is None else _refused(7, last))
-    return tuple(found)
+        steps.append(_PASS[number](policy, skill) if finding is None else _refused(number, finding))
+    last = refuse_by(skill, starter)
+    steps.append(_passed(7, f"a {starter} may start it") if last is None else _refused(7, last))
+    return tuple(steps)
 
 
 def _without_skill(outcome: Granted | Refused) -> tuple[ExplainedStep, ...]:
@@ -157,7 +157,7 @@ def _passed(step: int, reason: str, rule: str | None = None, source: str | None 
     return ExplainedStep(step, TITLES[step - 1], "pass", reason, None, rule, source)
 
 
-def _refused(step: int, finding: Finding) -> ExplainedStep:
+def _refused(step: int, finding: StepRefusal) -> ExplainedStep:
     return ExplainedStep(step, TITLES[step - 1], "refuse", finding.reason, finding.code, finding.rule, finding.source)
 
 

@@ -30,7 +30,7 @@ class SetChange:
         uri: Where the other side has it.
         full_id: What the policy knows it as.
         digest: Of the set that would be accepted.
-        known: Whether the files that were accepted are known one by one; what follows is empty otherwise.
+        files_known: Whether the files that were accepted are known one by one; what follows is empty otherwise.
         added: Paths that are new.
         removed: Paths that are gone.
         changed: Paths with other bytes.
@@ -39,7 +39,7 @@ class SetChange:
     uri: str
     full_id: str
     digest: str
-    known: bool
+    files_known: bool
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 
 from kdskills.errors import Severity
-from kdskills.skills.findings import Findings
+from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import Frontmatter
 from kdskills.skills.model import Disclosure, Insert, SkillArgument
 from kdskills.skills.yaml_core import Fields, Items, Node, Scalar, core_value, to_python
@@ -20,48 +20,48 @@ _TOOL_NAME = re.compile(r"(?:[^\s(]|\([^)]*(?:\)|$))+")
 _SEPARATORS = re.compile(r"[,\s]+")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
-Place = tuple[int, int] | None
+Position = tuple[int, int] | None
 
 
-def read_metadata(node: Node | None, findings: Findings, place: Place) -> Mapping[str, str]:
+def read_metadata(node: Node | None, findings: FileFindings, position: Position) -> Mapping[str, str]:
     """Return metadata as texts; nested values keep their parsed form, no mapping gives {} (`metadata_type`)."""
     if node is None:
         return _NOTHING
     if not isinstance(node, Fields):
-        findings.add("metadata_type", "`metadata` is no mapping; it is left out.", place=place, ref="metadata")
+        findings.add("metadata_type", "`metadata` is no mapping; it is left out.", position=position, ref="metadata")
         return _NOTHING
     text_only = findings.verdict == "skills-ref"
-    found: dict[str, str] = {}
+    metadata: dict[str, str] = {}
     odd: list[str] = []
     for key, item in node.items.items():
         if isinstance(item, Scalar):
-            found[key] = item.text
+            metadata[key] = item.text
             if not text_only and not isinstance(item.value, str):
                 odd.append(key)
         else:
-            found[key] = to_python(item, text_only=text_only)
+            metadata[key] = to_python(item, text_only=text_only)
             odd.append(key)
     if odd:
         names = ", ".join(f"`{key}`" for key in odd)
-        findings.add("metadata_type", f"Values of `metadata` are no texts: {names}.", place=place, ref="metadata")
-    return found
+        findings.add("metadata_type", f"Values of `metadata` are no texts: {names}.", position=position, ref="metadata")
+    return metadata
 
 
-def read_allowed_tools(node: Node | None, findings: Findings, place: Place) -> str | None:
+def read_allowed_tools(node: Node | None, findings: FileFindings, position: Position) -> str | None:
     """Return `allowed-tools` as one text; a list is joined by blanks (`allowed_tools_type`)."""
     if node is None:
         return None
     if isinstance(node, Scalar):
         if findings.verdict != "skills-ref" and not isinstance(node.value, str):
-            findings.add("allowed_tools_type", "`allowed-tools` is no text.", place=place, ref="allowed-tools")
+            findings.add("allowed_tools_type", "`allowed-tools` is no text.", position=position, ref="allowed-tools")
         return node.text.strip() or None
     if isinstance(node, Items):
         message = "`allowed-tools` is a list; its items are joined by blanks."
-        findings.add("allowed_tools_type", message, place=place, ref="allowed-tools")
+        findings.add("allowed_tools_type", message, position=position, ref="allowed-tools")
         texts = [item.text.strip() for item in node.items if isinstance(item, Scalar)]
         return " ".join(text for text in texts if text) or None
     findings.add(
-        "allowed_tools_type", "`allowed-tools` is a mapping; it is left out.", place=place, ref="allowed-tools"
+        "allowed_tools_type", "`allowed-tools` is a mapping; it is left out.", position=position, ref="allowed-tools"
     )
     return None
 
@@ -74,29 +74,31 @@ def tool_names(allowed: str | None) -> tuple[str, ...]:
     return tuple(name for name in names if name)
 
 
-def read_arguments(node: Node | None, hint: str | None, findings: Findings, place: Place) -> tuple[SkillArgument, ...]:
+def read_arguments(
+    node: Node | None, hint: str | None, findings: FileFindings, position: Position
+) -> tuple[SkillArgument, ...]:
     """Return declared arguments: names or mappings in a list, names in a text, or a mapping of names.
 
     A hint declares `ARGUMENTS` behind them.
     """
 
     def odd(message: str) -> None:
-        findings.add("field_type", message, place=place, ref="arguments")
+        findings.add("field_type", message, position=position, ref="arguments")
 
-    found: dict[str, SkillArgument] = {}
+    arguments: dict[str, SkillArgument] = {}
     for argument in _declared(node, odd):
         if not _ARGUMENT.fullmatch(argument.name):
             odd(f"`{argument.name}` cannot be the name of an argument and is left out.")
-        elif argument.name in found:
+        elif argument.name in arguments:
             odd(f"The argument `{argument.name}` is declared twice; the first one counts.")
-        elif len(found) == MAX_ARGUMENTS:
+        elif len(arguments) == MAX_ARGUMENTS:
             odd(f"There are more than {MAX_ARGUMENTS} arguments; the others are left out.")
             break
         else:
-            found[argument.name] = argument
-    if hint is not None and HINT_ARGUMENT not in found and len(found) < MAX_ARGUMENTS:
-        found[HINT_ARGUMENT] = SkillArgument(HINT_ARGUMENT, hint)
-    return tuple(found.values())
+            arguments[argument.name] = argument
+    if hint is not None and HINT_ARGUMENT not in arguments and len(arguments) < MAX_ARGUMENTS:
+        arguments[HINT_ARGUMENT] = SkillArgument(HINT_ARGUMENT, hint)
+    return tuple(arguments.values())
 
 
 def _declared(node: Node | None, odd: Callable[[str], None]) -> Iterator[SkillArgument]:
@@ -134,14 +136,16 @@ _SYNONYMS = {
     "import": "imports",
     "agent_disclosure": "disclosure",
 }
-_OWN = (
+_FIELD_NAMES = (
     "name", "description", "license", "compatibility", "metadata", "allowed_tools", "id", "namespace", "version",
     "category", "author", "created", "argument_hint", "tags", "when_to_use", "imports", "include_for", "disclosure",
     "disable_model_invocation", "user_invocable", "arguments", "insert",
 )  # fmt: skip
 
 FIELD_OF: dict[str, str] = {
-    spelling: _SYNONYMS.get(key, key) for key in (*_OWN, *_SYNONYMS) for spelling in (key, key.replace("_", "-"))
+    spelling: _SYNONYMS.get(key, key)
+    for key in (*_FIELD_NAMES, *_SYNONYMS)
+    for spelling in (key, key.replace("_", "-"))
 }
 """Every known key, with underscores or hyphens, and the field it fills."""
 
@@ -160,8 +164,8 @@ def misspelt(key: str) -> str | None:
         return None
     import difflib  # only a skill with an unknown key pays for it
 
-    near = difflib.get_close_matches(key.lower().replace("-", "_"), _WATCHED, n=1, cutoff=0.85)
-    return FIELD_OF[near[0]] if near else None
+    matches = difflib.get_close_matches(key.lower().replace("-", "_"), _WATCHED, n=1, cutoff=0.85)
+    return FIELD_OF[matches[0]] if matches else None
 
 
 def near_required(key: str) -> bool:
@@ -195,7 +199,7 @@ class FieldReader:
     `nodes` holds what is written for each field that is there.
     """
 
-    def __init__(self, front: Frontmatter, findings: Findings, extra_fields: Collection[str]) -> None:
+    def __init__(self, front: Frontmatter, findings: FileFindings, extra_fields: Collection[str]) -> None:
         self._document = front.document
         self._top = front.fields
         self._findings = findings
@@ -244,21 +248,21 @@ class FieldReader:
 
     def _report_unexpected(self, keys: list[str]) -> None:
         names = ", ".join(f"`{key}`" for key in keys)
-        who = "kdskills" if self._findings.verdict == "lenient" else "the published format"
-        message = f"{'A key is' if len(keys) == 1 else 'Keys are'} unknown to {who}: {names}."
-        self._findings.add("unexpected_fields", message, place=self._place_of_key(keys[0]), ref=", ".join(keys))
+        reader = "kdskills" if self._findings.verdict == "lenient" else "the published format"
+        message = f"{'A key is' if len(keys) == 1 else 'Keys are'} unknown to {reader}: {names}."
+        self._findings.add("unexpected_fields", message, position=self._position_of_key(keys[0]), ref=", ".join(keys))
 
-    def _place_of_key(self, key: str) -> tuple[int, int]:
+    def _position_of_key(self, key: str) -> tuple[int, int]:
         mark = self._top.keys[key]
         return mark.line + 2, mark.column + 1
 
-    def place(self, field: str) -> tuple[int, int] | None:
+    def position(self, field: str) -> tuple[int, int] | None:
         """Return line and column of the key that fills *field*, or None when it is absent."""
         key = self._keys.get(field)
-        return self._place_of_key(key) if key is not None else None
+        return self._position_of_key(key) if key is not None else None
 
     def _odd(self, field: str, message: str, code: str = "field_type") -> None:
-        self._findings.add(code, message, place=self.place(field), ref=field)
+        self._findings.add(code, message, position=self.position(field), ref=field)
 
     # ---- texts ---------------------------------------------------------------------------------------------------
 
@@ -278,9 +282,11 @@ class FieldReader:
             self._coerced(field, "is no text and is left out")
         return None
 
-    def _coerced(self, field: str, what: str = "is no text; what is written counts") -> None:
+    def _coerced(self, field: str, outcome: str = "is no text; what is written counts") -> None:
         severity: Severity | None = "error" if field == "license" and self._findings.verdict == "spec" else None
-        self._findings.add("field_type", f"`{field}` {what}.", place=self.place(field), ref=field, severity=severity)
+        self._findings.add(
+            "field_type", f"`{field}` {outcome}.", position=self.position(field), ref=field, severity=severity
+        )
 
     def namespace(self) -> str | None:
         """Return the namespace, None when absent or blank, "" when it is not understood: it may have meant `internal`."""
@@ -353,18 +359,18 @@ class FieldReader:
 
     def tags(self) -> tuple[str, ...]:
         """Return the tags; a text is split at commas."""
-        found = self._entries("tags")
-        if found is None:
+        entries = self._entries("tags")
+        if entries is None:
             return ()
-        texts, listed = found
+        texts, listed = entries
         return tuple(texts if listed else [tag for tag in (part.strip() for part in texts[0].split(",")) if tag])
 
     def when_to_use(self) -> tuple[str, ...]:
         """Return the reasons to use the skill; a text is split by line, without leading `- `."""
-        found = self._entries("when_to_use")
-        if found is None:
+        entries = self._entries("when_to_use")
+        if entries is None:
             return ()
-        texts, listed = found
+        texts, listed = entries
         if listed:
             return tuple(texts)
         lines = (line.strip() for line in texts[0].split("\n"))
@@ -372,10 +378,10 @@ class FieldReader:
 
     def imports(self) -> tuple[str, ...]:
         """Return the refs of other skills; a text is split at commas and blanks."""
-        found = self._entries("imports")
-        if found is None:
+        entries = self._entries("imports")
+        if entries is None:
             return ()
-        texts, listed = found
+        texts, listed = entries
         return tuple(texts) if listed else tuple(part for part in _COMMAS_BLANKS.split(texts[0]) if part)
 
     def include_for(self) -> tuple[str, ...]:
@@ -383,10 +389,10 @@ class FieldReader:
         node = self.nodes.get("include_for")
         if node is None or (isinstance(node, Items) and not node.items):
             return ()
-        found = self._entries("include_for")
+        entries = self._entries("include_for")
         if isinstance(node, Scalar) and not node.text.strip():
             return ()
-        texts, listed = found if found is not None else ([], True)
+        texts, listed = entries if entries is not None else ([], True)
         parts = texts if listed else [part for part in _COMMAS_BLANKS.split(texts[0]) if part]
         return tuple(part.lower() for part in parts) or (NOBODY,)
 

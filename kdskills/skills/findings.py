@@ -8,7 +8,7 @@ from kdskills.errors import Diagnostic, Severity
 from kdskills.skills.model import Verdict
 
 
-class Code(NamedTuple):
+class FindingCode(NamedTuple):
     """One row of the table of codes.
 
     A severity of None means that the finding is not reported under that verdict.
@@ -28,16 +28,16 @@ class Code(NamedTuple):
         return self.spec if verdict == "spec" else self.skills_ref
 
 
-def _fatal(code: str, meaning: str, cure: str) -> Code:
-    return Code(code, "error", "error", "error", meaning, cure)
+def _fatal(code: str, meaning: str, cure: str) -> FindingCode:
+    return FindingCode(code, "error", "error", "error", meaning, cure)
 
 
-def _strict(code: str, meaning: str, cure: str) -> Code:
-    return Code(code, "warning", "error", "error", meaning, cure)
+def _strict(code: str, meaning: str, cure: str) -> FindingCode:
+    return FindingCode(code, "warning", "error", "error", meaning, cure)
 
 
-def _own(code: str, meaning: str, cure: str) -> Code:
-    return Code(code, "warning", "warning", None, meaning, cure)
+def _extension(code: str, meaning: str, cure: str) -> FindingCode:
+    return FindingCode(code, "warning", "warning", None, meaning, cure)
 
 
 _TABLE = (
@@ -54,10 +54,10 @@ _TABLE = (
     _fatal("unclosed_frontmatter", "No line `---` closes the frontmatter.", "Close it with a line `---`."),
     _fatal("invalid_yaml", "The YAML cannot be read, or uses what skills may not use.", "Mend the YAML; quote texts."),
     _fatal("not_a_mapping", "The frontmatter is empty or no mapping of fields.", "Write one `key: value` a line."),
-    Code("dots_close", "warning", "info", "info", "A line `...` ends the frontmatter.", "Write `---` instead."),
-    Code("bom", "warning", "warning", "warning", "The file begins with a byte order mark.", "Remove it."),
-    Code("file_name_case", "warning", "warning", "info", "The file is called skill.md.", "Call it SKILL.md."),
-    Code("yaml_repaired", "warning", None, None, "Values were quoted so that the YAML parses.", "Quote them."),
+    FindingCode("dots_close", "warning", "info", "info", "A line `...` ends the frontmatter.", "Write `---` instead."),
+    FindingCode("bom", "warning", "warning", "warning", "The file begins with a byte order mark.", "Remove it."),
+    FindingCode("file_name_case", "warning", "warning", "info", "The file is called skill.md.", "Call it SKILL.md."),
+    FindingCode("yaml_repaired", "warning", None, None, "Values were quoted so that the YAML parses.", "Quote them."),
     _strict("duplicate_key", "A key stands twice in one mapping; the first one counts.", "Remove the second."),
     # The name.
     _strict("name_missing", "There is no name; the folder's is used.", "Add `name:`."),
@@ -67,25 +67,31 @@ _TABLE = (
     _strict("name_edge_hyphen", "The name begins or ends with a hyphen.", "Remove the hyphen."),
     _strict("name_double_hyphen", "The name has two hyphens in a row.", "Use one."),
     _strict("name_dir_mismatch", "The name is not that of the folder.", "Rename the folder, or change the name."),
-    Code(
+    FindingCode(
         "name_not_ascii", "info", "warning", "info", "The name has letters or digits outside ASCII.", "Use a-z and 0-9."
     ),
     _fatal("name_unsafe", "The name cannot be used as a name of a folder or an id.", "Use a-z, 0-9 and hyphens."),
-    _own("id_normalised", "An id or namespace was changed to letters, digits, `-` and `_`.", "Write it so."),
-    _own("id_name_differ", "The id is not the name; both are kept.", "Make them equal, or drop the id."),
-    Code(
+    _extension("id_normalised", "An id or namespace was changed to letters, digits, `-` and `_`.", "Write it so."),
+    _extension("id_name_differ", "The id is not the name; both are kept.", "Make them equal, or drop the id."),
+    FindingCode(
         "namespace_reserved", "error", "error", None, "`skills`, `skill` and `sk` are no namespaces.", "Take another."
     ),
-    Code("namespace_ignored", "warning", "warning", None, "This root fixes the namespace.", "Remove the field."),
+    FindingCode("namespace_ignored", "warning", "warning", None, "This root fixes the namespace.", "Remove the field."),
     # Other fields.
     _fatal("description_missing", "There is no description.", "Say what the skill does and when to use it."),
     _strict("description_too_long", "The description has more than 1,024 characters.", "Shorten it."),
     _strict("compatibility_too_long", "The compatibility has more than 500 characters.", "Shorten it."),
     _strict("compatibility_type", "The compatibility is no text, or (`spec`) blank.", "Write a text, or drop it."),
-    Code("metadata_type", "warning", "error", "info", "The metadata is no mapping of text to text.", "Quote values."),
-    Code("allowed_tools_type", "warning", "error", "info", "`allowed-tools` is not one text.", "Write one line."),
-    Code("unexpected_fields", "info", "error", "error", "There are keys this verdict does not know.", "Remove them."),
-    Code(
+    FindingCode(
+        "metadata_type", "warning", "error", "info", "The metadata is no mapping of text to text.", "Quote values."
+    ),
+    FindingCode(
+        "allowed_tools_type", "warning", "error", "info", "`allowed-tools` is not one text.", "Write one line."
+    ),
+    FindingCode(
+        "unexpected_fields", "info", "error", "error", "There are keys this verdict does not know.", "Remove them."
+    ),
+    FindingCode(
         "field_type",
         "warning",
         "warning",
@@ -93,14 +99,16 @@ _TABLE = (
         "A field was coerced, read restrictively or ignored.",
         "Write the type its row names.",
     ),
-    Code("empty_body", "warning", "warning", "warning", "There are no instructions.", "Write them."),
+    FindingCode("empty_body", "warning", "warning", "warning", "There are no instructions.", "Write them."),
     # Companions.
-    _own(
+    _extension(
         "compact_invalid", "`compact.md` cannot be used; the full body serves.", "Write UTF-8 text without frontmatter."
     ),
-    _own("sources_invalid", "`sources.yaml`, or a row of it, cannot be used.", "Write a list of rows, each a mapping."),
-    _own("skill_yaml", "A skill is a SKILL.md; no YAML file is one.", "Write a SKILL.md with frontmatter."),
-    Code(
+    _extension(
+        "sources_invalid", "`sources.yaml`, or a row of it, cannot be used.", "Write a list of rows, each a mapping."
+    ),
+    _extension("skill_yaml", "A skill is a SKILL.md; no YAML file is one.", "Write a SKILL.md with frontmatter."),
+    FindingCode(
         "tools_invalid",
         "error",
         "error",
@@ -109,7 +117,7 @@ _TABLE = (
         "Write a list of tool ids or mappings with `id`.",
     ),
     # Bodies.
-    Code(
+    FindingCode(
         "unknown_placeholder",
         "warning",
         "warning",
@@ -120,7 +128,7 @@ _TABLE = (
 )
 
 
-def all_codes() -> tuple[Code, ...]:
+def all_codes() -> tuple[FindingCode, ...]:
     """Return the table, in the order of its reference page."""
     return _TABLE
 
@@ -128,7 +136,7 @@ def all_codes() -> tuple[Code, ...]:
 _BY_CODE = {row.code: row for row in _TABLE}
 
 
-def code_row(code: str) -> Code:
+def code_row(code: str) -> FindingCode:
     """Return one row of the table.
 
     Raises:
@@ -147,7 +155,7 @@ def reference_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-class Findings:
+class FileFindings:
     """Findings of one file; what a verdict does not report is left out.
 
     Args:
@@ -155,11 +163,11 @@ class Findings:
         at: Posix path of the file, relative to its root.
     """
 
-    __slots__ = ("at", "items", "verdict")
+    __slots__ = ("items", "path", "verdict")
 
-    def __init__(self, verdict: Verdict, at: str) -> None:
+    def __init__(self, verdict: Verdict, path: str) -> None:
         self.verdict: Verdict = verdict
-        self.at = at
+        self.path = path
         self.items: list[Diagnostic] = []
 
     def add(
@@ -167,7 +175,7 @@ class Findings:
         code: str,
         message: str,
         *,
-        place: tuple[int, int] | None = None,
+        position: tuple[int, int] | None = None,
         ref: str | None = None,
         fix: str | None = None,
         severity: Severity | None = None,
@@ -177,18 +185,27 @@ class Findings:
         Args:
             code: A code of the table.
             message: One sentence.
-            place: Line and column, both from 1.
+            position: Line and column, both from 1.
             ref: Field or id.
             fix: What mends it; the table's cure when omitted.
             severity: Instead of the table's, where the table names an exception.
         """
         row = code_row(code)
-        found = row.severity(self.verdict)
-        if found is None:
+        table_severity = row.severity(self.verdict)
+        if table_severity is None:
             return
-        line, column = place or (None, None)
+        line, column = position or (None, None)
         self.items.append(
-            Diagnostic(code, severity or found, message, self.at, line, column, ref, row.cure if fix is None else fix)
+            Diagnostic(
+                code,
+                severity or table_severity,
+                message,
+                self.path,
+                line,
+                column,
+                ref,
+                row.cure if fix is None else fix,
+            )
         )
 
     @property
@@ -197,6 +214,6 @@ class Findings:
         return bool(self.items) and any(item.severity == "error" for item in self.items)
 
 
-def shown(path: str) -> str:
+def printable_path(path: str) -> str:
     """Return *path* as text that can be printed; bytes that are no UTF-8 become U+FFFD."""
     return path if path.isascii() else path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

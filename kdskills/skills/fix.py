@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kdskills.errors import FileRefused
 from kdskills.skills.fields import FIELD_OF, read_allowed_tools
-from kdskills.skills.findings import Findings
+from kdskills.skills.findings import FileFindings
 from kdskills.skills.folder import FolderParts, open_skill
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES, Frontmatter, read_frontmatter, single_quoted
 from kdskills.skills.model import ParsedSkill, Skill
@@ -120,19 +120,19 @@ def apply_fix(plan: FixPlan) -> Path:
         FileRefused: The file is not the one the plan was made for (`changed`), a name is taken (`taken`), or the
             system refuses (`unreadable`).
     """
-    place = plan.folder / plan.file_name
-    found = read_file(plan.folder, plan.file_name, limit=MAX_SKILL_BYTES)
-    if found.data != plan.before:
+    skill_file = plan.folder / plan.file_name
+    current = read_file(plan.folder, plan.file_name, limit=MAX_SKILL_BYTES)
+    if current.data != plan.before:
         raise FileRefused(f"{plan.file_name} has changed since the plan was made", code="changed", path=plan.file_name)
     folder = plan.folder.with_name(plan.new_folder_name)
-    for old, new in ((place, plan.folder / plan.new_file_name), (plan.folder, folder)):
+    for old, new in ((skill_file, plan.folder / plan.new_file_name), (plan.folder, folder)):
         if old != new and os.path.lexists(new) and not _same_file(old, new):
             raise FileRefused(f"{new.name} is there already", code="taken", path=new.name)
     try:
         if plan.after != plan.before:
-            _replace(place, plan.after, stat.S_IMODE(found.stat.st_mode))
+            _replace(skill_file, plan.after, stat.S_IMODE(current.stat.st_mode))
         if plan.new_file_name != plan.file_name:
-            place.rename(plan.folder / plan.new_file_name)
+            skill_file.rename(plan.folder / plan.new_file_name)
         if folder != plan.folder:
             plan.folder.rename(folder)
     except OSError as error:
@@ -141,23 +141,23 @@ def apply_fix(plan: FixPlan) -> Path:
     return folder / plan.new_file_name
 
 
-def _replace(place: Path, data: bytes, mode: int) -> None:
-    descriptor, temporary = tempfile.mkstemp(prefix=".fix-", dir=place.parent)
+def _replace(target: Path, data: bytes, mode: int) -> None:
+    descriptor, temporary = tempfile.mkstemp(prefix=".fix-", dir=target.parent)
     try:
         with os.fdopen(descriptor, "wb") as stream:
             os.fchmod(descriptor, mode)
             stream.write(data)
             stream.flush()
             os.fsync(descriptor)
-        Path(temporary).replace(place)
+        Path(temporary).replace(target)
     except BaseException:  # raised again: nothing half-written stays
         Path(temporary).unlink(missing_ok=True)
         raise
 
 
-def _same_file(one: Path, other: Path) -> bool:
+def _same_file(first: Path, second: Path) -> bool:
     try:
-        return one.samefile(other)
+        return first.samefile(second)
     except OSError:
         return False
 
@@ -216,14 +216,14 @@ def _rewrites(data: bytes, folder: str) -> Iterator[tuple[str, bytes]]:
             current = edited if _better(current, edited, folder) else current
 
 
-class _Raw:
+class _RawLines:
     """A file's lines as they are, line ends included, beside its parsed frontmatter."""
 
     def __init__(self, data: bytes) -> None:
         self.bom = _BOM if data.startswith(_BOM) else b""
         self.lines: list[str] = _RAW_LINE.findall(data[len(self.bom) :].decode("utf-8"))
 
-    def put(self, number: int, text: str) -> None:
+    def replace_line(self, number: int, text: str) -> None:
         """Replace the text of a line, keeping its end."""
         line = self.lines[number]
         self.lines[number] = text + line[len(line.rstrip("\r\n")) :]
@@ -233,8 +233,8 @@ class _Raw:
         return self.bom + "".join(self.lines).encode("utf-8")
 
 
-def _front(data: bytes) -> tuple[Frontmatter, Findings] | None:
-    findings = Findings("lenient", SKILL_FILE)
+def _front(data: bytes) -> tuple[Frontmatter, FileFindings] | None:
+    findings = FileFindings("lenient", SKILL_FILE)
     front = read_frontmatter(data, findings)
     return (front, findings) if front is not None else None
 
@@ -243,11 +243,11 @@ def _undot(data: bytes) -> bytes | None:
     read = _front(data)
     if read is None:
         return None
-    dots = next((found for found in read[1].items if found.code == "dots_close"), None)
+    dots = next((finding for finding in read[1].items if finding.code == "dots_close"), None)
     if dots is None or dots.line is None:
         return None
-    raw = _Raw(data)
-    raw.put(dots.line - 1, "---")
+    raw = _RawLines(data)
+    raw.replace_line(dots.line - 1, "---")
     return raw.data()
 
 
@@ -255,9 +255,9 @@ def _quote(data: bytes) -> bytes | None:
     read = _front(data)
     if read is None or not read[0].repairs:
         return None
-    raw = _Raw(data)
+    raw = _RawLines(data)
     for repair in read[0].repairs:
-        raw.put(repair.line + 1, repair.after)
+        raw.replace_line(repair.line + 1, repair.after)
     return raw.data()
 
 
@@ -270,19 +270,19 @@ def _join_tools(data: bytes) -> bytes | None:
     node = fields.items[key] if key is not None else None
     if key is None or not isinstance(node, Items) or not all(isinstance(item, Scalar) for item in node.items):
         return None
-    joined = read_allowed_tools(node, Findings("lenient", SKILL_FILE), None)
+    joined = read_allowed_tools(node, FileFindings("lenient", SKILL_FILE), None)
     if joined is None:
         return None
-    raw = _Raw(data)
+    raw = _RawLines(data)
     first, last = fields.keys[key].line + 1, _last_line(read[0], node) + 1
-    if any(_COMMENT.search(_QUOTED.sub(_left, line)) for line in raw.lines[first : last + 1]):
+    if any(_COMMENT.search(_QUOTED.sub(_open_part, line)) for line in raw.lines[first : last + 1]):
         return None  # a comment would be lost
-    raw.put(first, f"{key}: {_scalar(joined)}")
+    raw.replace_line(first, f"{key}: {_scalar(joined)}")
     del raw.lines[first + 1 : last + 1]
     return raw.data()
 
 
-def _left(quoted: re.Match[str]) -> str:
+def _open_part(quoted: re.Match[str]) -> str:
     """Return what of a quoted text may hold a comment: all of one that is never closed."""
     return "" if quoted["open"] is None else quoted[0]
 

@@ -20,7 +20,7 @@ from kdskills.skills.companions import (
     unusable,
 )
 from kdskills.skills.digest import rows_digest, tree_digest
-from kdskills.skills.findings import Findings
+from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES, read_body
 from kdskills.skills.model import SkillTool, Verdict
 from kdskills.skills.safe_open import read_file
@@ -110,36 +110,38 @@ class DiskContent:
 
 def open_skill(path: str | os.PathLike[str], verdict: Verdict) -> FolderParts | tuple[Diagnostic, ...]:
     """Return the parts of the skill at *path*, or the findings that refuse it. No file-system state raises."""
-    place = Path(path)
-    findings = Findings(verdict, place.name or ".")
+    skill_path = Path(path)
+    findings = FileFindings(verdict, skill_path.name or ".")
     try:
-        found = place.stat() if not _is_skill_file(place) else place.lstat()
+        status = skill_path.stat() if not _is_skill_file(skill_path) else skill_path.lstat()
     except (OSError, ValueError) as error:
         denied = isinstance(error, PermissionError)
-        findings.add("unreadable" if denied else "path_missing", f"{_shown(place)} cannot be looked at.")
+        findings.add("unreadable" if denied else "path_missing", f"{_printable_name(skill_path)} cannot be looked at.")
         return tuple(findings.items)
     folder: Path
     names: tuple[str, ...]
-    if stat.S_ISDIR(found.st_mode):
-        folder, names = place.absolute(), SKILL_FILES
-    elif _is_skill_file(place):
-        folder, names = place.absolute().parent, (place.name,)
+    if stat.S_ISDIR(status.st_mode):
+        folder, names = skill_path.absolute(), SKILL_FILES
+    elif _is_skill_file(skill_path):
+        folder, names = skill_path.absolute().parent, (skill_path.name,)
     else:
-        findings.add("not_a_directory", f"{_shown(place)} is neither a folder nor a skill file.")
-        if place.name in YAML_FILES:
-            findings.add("skill_yaml", f"{place.name} is not a skill file; a skill is a SKILL.md with frontmatter.")
+        findings.add("not_a_directory", f"{_printable_name(skill_path)} is neither a folder nor a skill file.")
+        if skill_path.name in YAML_FILES:
+            findings.add(
+                "skill_yaml", f"{skill_path.name} is not a skill file; a skill is a SKILL.md with frontmatter."
+            )
         return tuple(findings.items)
     if ".." in folder.parts:
         folder = Path(os.path.realpath(folder))
     return _open_folder(folder, names, verdict)
 
 
-def _is_skill_file(place: Path) -> bool:
-    return place.name in SKILL_FILES
+def _is_skill_file(path: Path) -> bool:
+    return path.name in SKILL_FILES
 
 
-def _shown(place: Path) -> str:
-    return ascii(place.name or str(place))
+def _printable_name(path: Path) -> str:
+    return ascii(path.name or str(path))
 
 
 def _open_folder(folder: Path, names: tuple[str, ...], verdict: Verdict) -> FolderParts | tuple[Diagnostic, ...]:
@@ -160,15 +162,15 @@ def _open_folder(folder: Path, names: tuple[str, ...], verdict: Verdict) -> Fold
 
 
 def _refused(folder: Path, names: tuple[str, ...], refusal: FileRefused, verdict: Verdict) -> tuple[Diagnostic, ...]:
-    findings = Findings(verdict, str(refusal.details.get("path", names[0])))
-    known = {"file_missing", "symlink", "too_large"}
-    findings.add(refusal.code if refusal.code in known else "unreadable", f"{refusal.message}.")
+    findings = FileFindings(verdict, str(refusal.details.get("path", names[0])))
+    file_codes = {"file_missing", "symlink", "too_large"}
+    findings.add(refusal.code if refusal.code in file_codes else "unreadable", f"{refusal.message}.")
     if refusal.code == "file_missing":
         for name in YAML_FILES:
             if (folder / name).is_file():
-                beside = Findings(verdict, name)
-                beside.add("skill_yaml", f"{name} is not a skill file; a skill is a SKILL.md with frontmatter.")
-                findings.items.extend(beside.items)
+                yaml_findings = FileFindings(verdict, name)
+                yaml_findings.add("skill_yaml", f"{name} is not a skill file; a skill is a SKILL.md with frontmatter.")
+                findings.items.extend(yaml_findings.items)
     return tuple(findings.items)
 
 

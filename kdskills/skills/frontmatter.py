@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from kdskills.skills.findings import Findings
+from kdskills.skills.findings import FileFindings
 from kdskills.skills.model import Verdict
 from kdskills.skills.yaml_core import Document, Fields, YamlRefused, load_yaml
 
@@ -34,7 +34,7 @@ def repair_lines(text: str) -> tuple[str, tuple[Repair, ...]]:
     (`argument-hint: [file] [options]`). Flow collections, block scalars and comments stay as they are.
     """
     lines = text.split("\n")
-    done: list[Repair] = []
+    repairs: list[Repair] = []
     waiting = ""  # what closes a quoted or flow value that runs over several lines
     for number, line in enumerate(lines):
         if waiting:
@@ -49,8 +49,8 @@ def repair_lines(text: str) -> tuple[str, tuple[Repair, ...]]:
         if waiting or _goes_on(lines, number) or not _needs_quotes(key, value):
             continue
         lines[number] = f"{match['head']}{single_quoted(value)}{comment}{match['rest'][len(written) :]}"
-        done.append(Repair(number, key, line, lines[number]))
-    return "\n".join(lines), tuple(done)
+        repairs.append(Repair(number, key, line, lines[number]))
+    return "\n".join(lines), tuple(repairs)
 
 
 def single_quoted(value: str) -> str:
@@ -62,11 +62,11 @@ def _without_comment(value: str) -> tuple[str, str]:
     """Return the value and the comment after it; quoted texts may hold a number sign."""
     quoted = _quoted(value)
     start = quoted.end() if quoted else 0
-    found = _COMMENT.search(value, start)
-    if found is None:
+    comment = _COMMENT.search(value, start)
+    if comment is None:
         return value, ""
-    kept = value[: found.start()].rstrip(" \t")
-    return kept, value[len(kept) :]
+    bare_value = value[: comment.start()].rstrip(" \t")
+    return bare_value, value[len(bare_value) :]
 
 
 def _quoted(value: str) -> re.Match[str] | None:
@@ -153,33 +153,33 @@ class Frontmatter(NamedTuple):
     repairs: tuple[Repair, ...] = ()
 
 
-def decode(data: bytes, findings: Findings) -> str | None:
+def decode(data: bytes, findings: FileFindings) -> str | None:
     """Return the text of a skill file without BOM and with LF as line ends, or None after an error."""
     if len(data) > MAX_SKILL_BYTES:
         findings.add("too_large", f"The skill file has {len(data):,} bytes, more than {MAX_SKILL_BYTES:,}.")
         return None
     if b"\0" in data:
         line = data.count(b"\n", 0, data.index(b"\0")) + 1
-        findings.add("nul_byte", "The file holds a NUL byte.", place=(line, 1))
+        findings.add("nul_byte", "The file holds a NUL byte.", position=(line, 1))
         return None
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        findings.add("not_utf8", f"The file is not UTF-8 from byte {error.start} on.", place=(line, 1))
+        findings.add("not_utf8", f"The file is not UTF-8 from byte {error.start} on.", position=(line, 1))
         return None
     if text.startswith(BOM):
         text = text[1:]
-        findings.add("bom", "The file begins with a byte order mark.", place=(1, 1))
+        findings.add("bom", "The file begins with a byte order mark.", position=(1, 1))
         if findings.verdict == "skills-ref":
-            findings.add("no_frontmatter", "A byte order mark stands before the opening `---`.", place=(1, 1))
+            findings.add("no_frontmatter", "A byte order mark stands before the opening `---`.", position=(1, 1))
             return None
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     return text
 
 
-def split(text: str, findings: Findings) -> Split | None:
+def split(text: str, findings: FileFindings) -> Split | None:
     """Cut *text* at its fences, or return None after an error."""
     lenient = findings.verdict == "lenient"
     position = text.find("\n---", 3) if text.startswith("---\n") else -1
@@ -187,7 +187,7 @@ def split(text: str, findings: Findings) -> Split | None:
         return Split(text, 4, position + 1, position + 5, dots=False)  # as nearly all are written
     opening = _FENCE.match(text)
     if opening is None:
-        findings.add("no_frontmatter", "The first line is not `---`.", place=(1, 1))
+        findings.add("no_frontmatter", "The first line is not `---`.", position=(1, 1))
         return None
     start = min(opening.end() + 1, len(text))
     fence = _FENCE_OR_DOTS if lenient else _FENCE
@@ -197,7 +197,7 @@ def split(text: str, findings: Findings) -> Split | None:
             dots = _FENCE_OR_DOTS.search(text, start)
             if dots is not None:
                 _report_dots(text, dots.start(), findings)
-        findings.add("unclosed_frontmatter", "No line `---` closes the frontmatter.", place=(1, 1))
+        findings.add("unclosed_frontmatter", "No line `---` closes the frontmatter.", position=(1, 1))
         return None
     dots_close = text[closing.start()] == "."
     if dots_close:
@@ -205,9 +205,9 @@ def split(text: str, findings: Findings) -> Split | None:
     return Split(text, start, closing.start(), min(closing.end() + 1, len(text)), dots_close)
 
 
-def _report_dots(text: str, position: int, findings: Findings) -> None:
+def _report_dots(text: str, position: int, findings: FileFindings) -> None:
     line = text.count("\n", 0, position) + 1
-    findings.add("dots_close", "A line `...` stands where `---` should close the frontmatter.", place=(line, 1))
+    findings.add("dots_close", "A line `...` stands where `---` should close the frontmatter.", position=(line, 1))
 
 
 def trim_body(text: str) -> str:
@@ -219,13 +219,13 @@ def trim_body(text: str) -> str:
 
 def read_body(data: bytes, verdict: Verdict = "lenient") -> str:
     """Return the body of a skill file that parsed before under *verdict*; "" when it has no closed frontmatter."""
-    findings = Findings(verdict, "")
+    findings = FileFindings(verdict, "")
     text = decode(data, findings)
     parts = split(text, findings) if text is not None else None
     return trim_body(parts.text[parts.after :]) if parts is not None else ""
 
 
-def read_frontmatter(data: bytes, findings: Findings) -> Frontmatter | None:
+def read_frontmatter(data: bytes, findings: FileFindings) -> Frontmatter | None:
     """Return fields and body of a skill file, or None after an error."""
     text = decode(data, findings)
     parts = split(text, findings) if text is not None else None
@@ -236,7 +236,7 @@ def read_frontmatter(data: bytes, findings: Findings) -> Frontmatter | None:
         return None
     document, repairs = loaded
     if not isinstance(document.root, Fields) or not document.root.items:
-        findings.add("not_a_mapping", "The frontmatter is empty or no mapping of fields.", place=(2, 1))
+        findings.add("not_a_mapping", "The frontmatter is empty or no mapping of fields.", position=(2, 1))
         return None
     if document.duplicates:
         _report_duplicates(document, findings)
@@ -245,7 +245,7 @@ def read_frontmatter(data: bytes, findings: Findings) -> Frontmatter | None:
     return Frontmatter(document.root, document, trim_body(parts.text[parts.after :]), repairs)
 
 
-def _load(text: str, findings: Findings) -> tuple[Document, tuple[Repair, ...]] | None:
+def _load(text: str, findings: FileFindings) -> tuple[Document, tuple[Repair, ...]] | None:
     try:
         return load_yaml(text, text_only=findings.verdict == "skills-ref"), ()
     except YamlRefused as refusal:
@@ -260,18 +260,20 @@ def _load(text: str, findings: Findings) -> tuple[Document, tuple[Repair, ...]] 
             else:
                 keys = ", ".join(f"`{repair.key}`" for repair in repairs)
                 message = f"The frontmatter parses only with {keys} quoted."
-                findings.add("yaml_repaired", message, place=(repairs[0].line + 2, 1))
+                findings.add("yaml_repaired", message, position=(repairs[0].line + 2, 1))
                 return document, repairs
-    place = (failure.place[0] + 2, failure.place[1] + 1) if failure.place else None
-    findings.add("invalid_yaml", f"The frontmatter is no YAML a skill may use: {failure.message}.", place=place)
+    position = (failure.position[0] + 2, failure.position[1] + 1) if failure.position else None
+    findings.add("invalid_yaml", f"The frontmatter is no YAML a skill may use: {failure.message}.", position=position)
     return None
 
 
-def _report_duplicates(document: Document, findings: Findings) -> None:
+def _report_duplicates(document: Document, findings: FileFindings) -> None:
     for key, mark in document.duplicates:
-        place = (mark.line + 2, mark.column + 1)
-        findings.add("duplicate_key", f"The key `{key}` stands twice; the first one counts.", place=place, ref=key)
+        position = (mark.line + 2, mark.column + 1)
+        findings.add(
+            "duplicate_key", f"The key `{key}` stands twice; the first one counts.", position=position, ref=key
+        )
     if findings.verdict != "lenient":
         mark = document.duplicates[0][1]
-        place = (mark.line + 2, mark.column + 1)
-        findings.add("invalid_yaml", "The frontmatter has a key twice.", place=place)
+        position = (mark.line + 2, mark.column + 1)
+        findings.add("invalid_yaml", "The frontmatter has a key twice.", position=position)

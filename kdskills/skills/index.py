@@ -39,8 +39,8 @@ def default_index_dir() -> Path | None:
 
     None, and so no index, for a user without a home.
     """
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(given) if given.startswith("/") else Path(os.path.expanduser("~/.cache"))  # noqa: PTH111 - no raise
+    cache_home = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(cache_home) if cache_home.startswith("/") else Path(os.path.expanduser("~/.cache"))  # noqa: PTH111 - no raise
     return base / "kdskills" / "index" if base.is_absolute() else None
 
 
@@ -52,8 +52,8 @@ class IndexStore:
     """
 
     def __init__(self, folder: StrPath | None) -> None:
-        named = folder is not None and folder != "default"
-        self.folder = path_argument(folder, "index_dir") if named else default_index_dir() if folder else None
+        own_folder = folder is not None and folder != "default"
+        self.folder = path_argument(folder, "index_dir") if own_folder else default_index_dir() if folder else None
 
     def file(self, root: SkillRoot, base: str) -> Path | None:
         """Return where the index of a root is kept, or None."""
@@ -138,16 +138,16 @@ def _read(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise IndexIgnored(f"it cannot be opened ({error.strerror})") from error
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)  # a folder would not even become a stream
         raise IndexIgnored("it is not a regular file")
     with os.fdopen(descriptor, "rb") as stream:
-        if found.st_uid != os.geteuid():
+        if status.st_uid != os.geteuid():
             raise IndexIgnored("it belongs to another user")
-        if found.st_mode & 0o022:
+        if status.st_mode & 0o022:
             raise IndexIgnored("others may write to it")
-        if found.st_size > MAX_BYTES:
+        if status.st_size > MAX_BYTES:
             raise IndexIgnored("it is too large")
         try:
             return stream.read(MAX_BYTES)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kdskills.errors import Diagnostic, FileRefused
-from kdskills.skills.findings import shown
+from kdskills.skills.findings import printable_path
 from kdskills.skills.marks import stamp_of
 from kdskills.skills.safe_open import MAX_DEPTH, open_folder_at
 
@@ -18,7 +18,7 @@ MAX_FILES = 512
 MAX_BYTES = 16 * 1024 * 1024
 
 _NOT_ENTERED = frozenset({"node_modules", "__pycache__"})
-_KNOWN = frozenset((*SKILL_FILES, *SKILL_YAML, *COMPANIONS))
+_NOTED_FILES = frozenset((*SKILL_FILES, *SKILL_YAML, *COMPANIONS))
 
 
 def enters(name: str) -> bool:
@@ -32,7 +32,7 @@ def join(folder: str, name: str) -> str:
 
 
 @dataclass(slots=True)
-class Listing:
+class FolderListing:
     """One folder's entries, as far as discovery cares.
 
     `folders` are sorted; `files` maps the known file names present to whether each is a regular file.
@@ -53,7 +53,7 @@ class Listing:
         return next((name for name in SKILL_YAML if name in self.files), None)
 
 
-def list_folder(descriptor: int, path: str) -> Listing:
+def list_folder(descriptor: int, path: str) -> FolderListing:
     """List an open folder.
 
     Args:
@@ -71,7 +71,7 @@ def list_folder(descriptor: int, path: str) -> Listing:
     with os.scandir(descriptor) as entries:
         for entry in entries:
             name = entry.name
-            if name in _KNOWN:
+            if name in _NOTED_FILES:
                 # Of another kind than a file it is still there, and refuses or warns like one that cannot be read.
                 files[name] = entry.is_file(follow_symlinks=False)
             elif entry.is_dir(follow_symlinks=False):
@@ -88,7 +88,7 @@ def list_folder(descriptor: int, path: str) -> Listing:
     if notes:
         notes.sort(key=lambda note: note.path or "")
     skill_file = next((name for name in SKILL_FILES if name in files), None) if files else None
-    return Listing(stamp, folders, files, count, size, notes, skill_file)
+    return FolderListing(stamp, folders, files, count, size, notes, skill_file)
 
 
 def _size(entry: os.DirEntry[str]) -> int:
@@ -106,18 +106,18 @@ def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _link_note(path: str) -> Diagnostic:
-    place = shown(path)
-    return Diagnostic("symlink_skipped", "warning", f"{place} is a linked folder and was not entered.", place)
+    printable = printable_path(path)
+    return Diagnostic("symlink_skipped", "warning", f"{printable} is a linked folder and was not entered.", printable)
 
 
 def unreadable_note(path: str, reason: str | FileRefused) -> Diagnostic:
     """Say that a folder was left out because the system would not show it."""
-    place = shown(path) or "."
+    printable = printable_path(path) or "."
     if isinstance(reason, FileRefused):
         cause = reason.__cause__
         words = cause.strerror if isinstance(cause, OSError) else None
         reason = words or "it became something else than a folder while it was looked at"
-    return Diagnostic("unreadable", "warning", f"The folder {place} cannot be read: {reason}.", place)
+    return Diagnostic("unreadable", "warning", f"The folder {printable} cannot be read: {reason}.", printable)
 
 
 class FolderMark(NamedTuple):
@@ -142,7 +142,7 @@ class Subtree:
         """Whether the skill is beyond its bounds, so that looking further is useless."""
         return self.count > MAX_FILES or self.size > MAX_BYTES or len(self.marks) > MAX_FILES
 
-    def add(self, path: str, listing: Listing) -> None:
+    def add(self, path: str, listing: FolderListing) -> None:
         """Take in one folder."""
         self.marks.append(FolderMark(path, listing.stamp))
         self.notes += listing.notes
@@ -150,7 +150,7 @@ class Subtree:
         self.size += listing.size
 
 
-def walk_subtree(descriptor: int, path: str, listing: Listing, *, nested: bool) -> Subtree:
+def walk_subtree(descriptor: int, path: str, listing: FolderListing, *, nested: bool) -> Subtree:
     """Look through everything a skill's folder owns.
 
     Args:
@@ -159,66 +159,68 @@ def walk_subtree(descriptor: int, path: str, listing: Listing, *, nested: bool) 
         listing: Its listing.
         nested: Whether deeper skill files are skills of their own; then their folders are left to them.
     """
-    found = Subtree()
-    found.add(path, listing)
-    _descend(descriptor, path, listing.folders, found, nested, depth=1)
-    if found.over:
-        found.notes.append(
+    subtree = Subtree()
+    subtree.add(path, listing)
+    _descend(descriptor, path, listing.folders, subtree, nested, depth=1)
+    if subtree.over:
+        subtree.notes.append(
             Diagnostic(
                 "skill_large",
                 "warning",
                 f"The skill has more than {MAX_FILES} files or folders, or more than {MAX_BYTES // 2**20} MiB.",
-                shown(path),
+                printable_path(path),
             )
         )
-    return found
+    return subtree
 
 
-def _descend(parent: int, path: str, names: list[str], found: Subtree, nested: bool, depth: int) -> None:
+def _descend(parent: int, path: str, names: list[str], subtree: Subtree, nested: bool, depth: int) -> None:
     for name in names:
-        if found.over:
+        if subtree.over:
             return
-        place = join(path, name)
+        folder_path = join(path, name)
         if depth > MAX_DEPTH:
-            found.notes.append(unreadable_note(place, f"it is deeper than {MAX_DEPTH} folders"))
+            subtree.notes.append(unreadable_note(folder_path, f"it is deeper than {MAX_DEPTH} folders"))
             return
         try:
-            descriptor = open_folder_at(parent, name, place)
+            descriptor = open_folder_at(parent, name, folder_path)
         except FileRefused as refusal:
-            found.notes.append(unreadable_note(place, refusal))
+            subtree.notes.append(unreadable_note(folder_path, refusal))
             continue
         try:
-            listing = list_folder(descriptor, place)
+            listing = list_folder(descriptor, folder_path)
             if listing.skill_file is not None:
-                found.nested.append(place)
+                subtree.nested.append(folder_path)
                 if nested:
                     # Its listing still counts here: without its skill file the folder falls back to this skill.
-                    found.marks.append(FolderMark(place, listing.stamp))
+                    subtree.marks.append(FolderMark(folder_path, listing.stamp))
                     continue
-                found.notes.append(_nested_note(join(place, listing.skill_file)))
-            found.add(place, listing)
-            _descend(descriptor, place, listing.folders, found, nested, depth + 1)
+                subtree.notes.append(_nested_note(join(folder_path, listing.skill_file)))
+            subtree.add(folder_path, listing)
+            _descend(descriptor, folder_path, listing.folders, subtree, nested, depth + 1)
         except OSError as error:
-            found.notes.append(unreadable_note(place, error.strerror or "the system refused"))
+            subtree.notes.append(unreadable_note(folder_path, error.strerror or "the system refused"))
         finally:
             os.close(descriptor)
 
 
 def _nested_note(path: str) -> Diagnostic:
-    place = shown(path)
-    return Diagnostic("nested_skill", "info", f"{place} lies inside another skill and is one of its resources.", place)
+    printable = printable_path(path)
+    return Diagnostic(
+        "nested_skill", "info", f"{printable} lies inside another skill and is one of its resources.", printable
+    )
 
 
 __all__ = [
     "MAX_BYTES",
     "MAX_FILES",
+    "FolderListing",
     "FolderMark",
-    "Listing",
     "Subtree",
     "enters",
     "join",
     "list_folder",
-    "shown",
+    "printable_path",
     "unreadable_note",
     "walk_subtree",
 ]

@@ -17,9 +17,9 @@ from kdskills.skills.companions import (
 )
 from kdskills.skills.content import ContentReader
 from kdskills.skills.digest import bytes_digest
-from kdskills.skills.findings import Findings
+from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES
-from kdskills.skills.listing import Listing, Subtree, join, shown
+from kdskills.skills.listing import FolderListing, Subtree, join, printable_path
 from kdskills.skills.marks import NO_STAMP, SkillRecord, make_record, newest_of, stamp_of
 from kdskills.skills.model import ParsedSkill, SkillTool
 from kdskills.skills.names import fallback_id
@@ -27,7 +27,7 @@ from kdskills.skills.parse import parse_parts
 from kdskills.skills.roots import SkillRoot
 from kdskills.skills.rows import compact_mapping
 from kdskills.skills.safe_open import open_file_at, read_descriptor
-from kdskills.skills.texts import RegistryContent, Source
+from kdskills.skills.texts import RegistryContent, RootTexts
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class SkillLoader:
 
     def __init__(self, root: SkillRoot, base: str, reader: ContentReader) -> None:
         self._root = root
-        self._source = Source(reader, base)
+        self._source = RootTexts(reader, base)
 
     def content(self, path: str, full_id: str, files: tuple[str, ...], digests: tuple[str, ...]) -> RegistryContent:
         """Return the source of a skill's long texts."""
@@ -71,7 +71,7 @@ class SkillLoader:
         descriptor: int,
         path: str,
         layout_namespace: str,
-        listing: Listing,
+        listing: FolderListing,
         subtree: Subtree,
         old: SkillRecord | None,
     ) -> SkillRecord:
@@ -114,7 +114,7 @@ class SkillLoader:
             read.data,
             folder=folder,
             file_name=name,
-            at=shown(join(path, name)),
+            path=printable_path(join(path, name)),
             layout_namespace=layout_namespace,
             fixed_namespace=fixed,
             layer=self._root.kind,
@@ -128,43 +128,43 @@ class SkillLoader:
 
     # ---- reading ------------------------------------------------------------------------------------------------
 
-    def _read(self, descriptor: int, path: str, name: str, listing: Listing) -> _Read:
+    def _read(self, descriptor: int, path: str, name: str, listing: FolderListing) -> _Read:
         read = _Read()
-        got = self._file(descriptor, path, name, MAX_SKILL_BYTES, read, listing)
-        if isinstance(got, FileRefused):
-            findings = Findings("lenient", shown(join(path, name)))
-            findings.add(got.code if got.code in _AS_IS else "unreadable", f"{got.message}.")
+        data = self._file(descriptor, path, name, MAX_SKILL_BYTES, read, listing)
+        if isinstance(data, FileRefused):
+            findings = FileFindings("lenient", printable_path(join(path, name)))
+            findings.add(data.code if data.code in _AS_IS else "unreadable", f"{data.message}.")
             read.findings += findings.items
         else:
-            read.data = got
+            read.data = data
         for names in _COMPANIONS if len(listing.files) > 1 else ():
             companion = next((each for each in names if each in listing.files), None)
             if companion is not None:
                 self._companion(descriptor, path, companion, read, listing)
         return read
 
-    def _companion(self, descriptor: int, path: str, name: str, read: _Read, listing: Listing) -> None:
-        place = shown(join(path, name))
-        got = self._file(descriptor, path, name, limit_of(name), read, listing)
-        if isinstance(got, FileRefused):
-            read.findings += unusable(name, got.message, at=place)
+    def _companion(self, descriptor: int, path: str, name: str, read: _Read, listing: FolderListing) -> None:
+        printable = printable_path(join(path, name))
+        data = self._file(descriptor, path, name, limit_of(name), read, listing)
+        if isinstance(data, FileRefused):
+            read.findings += unusable(name, data.message, path=printable)
         elif name in TOOLS_FILES:
-            tools = read_tools(got, name=name, at=place)
+            tools = read_tools(data, name=name, path=printable)
             read.tools = tools.tools
             read.findings += tools.findings
         elif name == COMPACT_FILE:
-            read.findings += read_compact(got, at=place).findings
+            read.findings += read_compact(data, path=printable).findings
         # Sources are understood on first use: the digest is all that discovery needs of them.
 
     def _file(
-        self, folder: int, path: str, name: str, limit: int, read: _Read, listing: Listing
+        self, folder: int, path: str, name: str, limit: int, read: _Read, listing: FolderListing
     ) -> bytes | FileRefused:
         """Read one file and mark it; a refused one is marked by what the system says about its name."""
         try:
-            place = join(path, name)
-            descriptor = open_file_at(folder, name, place, listed=listing.files[name])
+            file_path = join(path, name)
+            descriptor = open_file_at(folder, name, file_path, listed=listing.files[name])
             try:
-                got = read_descriptor(descriptor, place, limit)
+                file = read_descriptor(descriptor, file_path, limit)
             finally:
                 os.close(descriptor)
         except FileRefused as refusal:
@@ -174,8 +174,8 @@ class SkillLoader:
                 stamp = NO_STAMP  # gone between the listing and now: the next walk looks again
             self._mark(read, name, stamp, "")
             return refusal
-        self._mark(read, name, stamp_of(got.stat), bytes_digest(got.data))
-        return got.data
+        self._mark(read, name, stamp_of(file.stat), bytes_digest(file.data))
+        return file.data
 
     @staticmethod
     def _mark(read: _Read, name: str, stamp: bytes, digest: str) -> None:

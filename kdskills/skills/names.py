@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from kdskills.skills.findings import Findings
+from kdskills.skills.findings import FileFindings
 
 MAX_NAME = 64
 RESERVED_NAMESPACES = frozenset({"skills", "skill", "sk"})
@@ -14,7 +14,7 @@ DEFAULT_NAMESPACE = "public"
 _CLEAN = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _ID = re.compile(r"[A-Za-z0-9_]+(?:-[A-Za-z0-9_]+)*")
 
-Place = tuple[int, int] | None
+Position = tuple[int, int] | None
 
 
 def clean_name(text: str) -> str:
@@ -37,11 +37,11 @@ def valid_name(name: str) -> bool:
     return all(part and part.isalnum() for part in name.split("-"))
 
 
-def check_name(name: str, folder: str, findings: Findings, place: Place) -> None:
+def check_name(name: str, folder: str, findings: FileFindings, position: Position) -> None:
     """Report all that is wrong with a given *name*; *folder* is "" when there is none."""
 
     def say(code: str, message: str) -> None:
-        findings.add(code, message, place=place, ref="name")
+        findings.add(code, message, position=position, ref="name")
 
     clean = _CLEAN.fullmatch(name) is not None and len(name) <= MAX_NAME
     if not clean and unsafe_name(name):

@@ -16,7 +16,7 @@ from kdskills.errors.arguments import StrPath, path_argument
 from kdskills.skills.companions import COMPACT_FILE, SOURCES_FILES, read_compact, read_sources
 from kdskills.skills.digest import bytes_digest
 from kdskills.skills.fields import FieldReader, read_allowed_tools, read_arguments, read_metadata, tool_names
-from kdskills.skills.findings import Findings
+from kdskills.skills.findings import FileFindings
 from kdskills.skills.folder import DiskContent, FolderParts, TextContent, open_skill, read_companion
 from kdskills.skills.frontmatter import Frontmatter, read_frontmatter
 from kdskills.skills.model import (
@@ -51,7 +51,7 @@ def parse_parts(
     *,
     folder: str,
     file_name: str = "SKILL.md",
-    at: str | None = None,
+    path: str | None = None,
     verdict: Verdict = "lenient",
     extra_fields: Collection[str] = (),
     layout_namespace: str | None = None,
@@ -70,7 +70,7 @@ def parse_parts(
         data: The raw skill file.
         folder: Name of its folder; "" when there is none.
         file_name: `SKILL.md` or `skill.md`.
-        at: Path for findings, relative to the root; *file_name* when omitted.
+        path: Path for findings, relative to the root; *file_name* when omitted.
         verdict: How strict to be.
         extra_fields: Further keys that are expected.
         layout_namespace: The namespace its place in the root gives, if any.
@@ -80,13 +80,13 @@ def parse_parts(
         content: Makes the source of its long texts from its full id; the body in *data* and nothing else when omitted.
         form: Makes of the frontmatter's values what the skill keeps of them.
         tools: From `tools.yaml`.
-        findings: Findings about its companions; an error among them refuses the skill.
+        findings: FileFindings about its companions; an error among them refuses the skill.
         digest: Digest of *data* when already known.
 
     Returns:
         The skill, or None with the findings that refuse it; `full_id` is known either way.
     """
-    notes = Findings(verdict, file_name if at is None else at)
+    notes = FileFindings(verdict, file_name if path is None else path)
     if file_name == "skill.md":
         notes.add("file_name_case", "The file is called skill.md.", fix="Rename it to SKILL.md.")
     notes.items.extend(findings)
@@ -120,18 +120,18 @@ class _Facts(NamedTuple):
     file: str | None
 
 
-def _skill(reader: FieldReader, front: Frontmatter, notes: Findings, facts: _Facts, form: FrontmatterForm) -> Skill:
+def _skill(reader: FieldReader, front: Frontmatter, notes: FileFindings, facts: _Facts, form: FrontmatterForm) -> Skill:
     hint = reader.text("argument_hint")
     allowed = None
     if "allowed_tools" in reader.nodes:
-        allowed = read_allowed_tools(reader.nodes["allowed_tools"], notes, reader.place("allowed_tools"))
+        allowed = read_allowed_tools(reader.nodes["allowed_tools"], notes, reader.position("allowed_tools"))
     if not front.body:
         notes.add("empty_body", "There are no instructions behind the frontmatter.")
     description = reader.description()
     # Most skills have a handful of the fields: what is absent keeps the default of `Skill`, without a call.
     fields: dict[str, Any] = {name: read(reader, notes) for name, read in _FIELDS if name in reader.nodes}
     if hint is not None or "arguments" in reader.nodes:
-        fields["arguments"] = read_arguments(reader.nodes.get("arguments"), hint, notes, reader.place("arguments"))
+        fields["arguments"] = read_arguments(reader.nodes.get("arguments"), hint, notes, reader.position("arguments"))
     if "insert" in reader.nodes:
         fields["insert"] = reader.insert()
     return make_skill(
@@ -155,13 +155,13 @@ def _skill(reader: FieldReader, front: Frontmatter, notes: Findings, facts: _Fac
     )
 
 
-_Read = Callable[[FieldReader, Findings], Any]
+_Read = Callable[[FieldReader, FileFindings], Any]
 
 
 def _common(field: str) -> _Read:
     """Return how a text is read that many skills share; it is kept once for all of them."""
 
-    def read(reader: FieldReader, _: Findings) -> str | None:
+    def read(reader: FieldReader, _: FileFindings) -> str | None:
         text = reader.text(field)
         return None if text is None else sys.intern(text)
 
@@ -176,7 +176,7 @@ _FIELDS: tuple[tuple[str, _Read], ...] = (
     ("imports", lambda reader, _: reader.imports()),
     ("include_for", lambda reader, _: reader.include_for()),
     ("disclosure", lambda reader, _: reader.disclosure()),
-    ("metadata", lambda reader, notes: read_metadata(reader.nodes["metadata"], notes, reader.place("metadata"))),
+    ("metadata", lambda reader, notes: read_metadata(reader.nodes["metadata"], notes, reader.position("metadata"))),
     (
         "disable_model_invocation",
         lambda reader, _: reader.flag("disable_model_invocation", default=False, restrictive=True),
@@ -186,55 +186,57 @@ _FIELDS: tuple[tuple[str, _Read], ...] = (
 """How the fields that stand alone are read, in the order in which their findings are told."""
 
 
-def _name(reader: FieldReader, folder: str, notes: Findings) -> str:
-    given = reader.text("name")
-    if given is not None:
-        name = clean_name(given)
-        check_name(name, folder, notes, reader.place("name"))
+def _name(reader: FieldReader, folder: str, notes: FileFindings) -> str:
+    name_field = reader.text("name")
+    if name_field is not None:
+        name = clean_name(name_field)
+        check_name(name, folder, notes, reader.position("name"))
         return name
     name = clean_folder(folder)
     message = f"There is no name; that of the folder, {name!r}, is used."
-    notes.add("name_missing", message, place=reader.place("name"), ref="name")
+    notes.add("name_missing", message, position=reader.position("name"), ref="name")
     if unsafe_name(name):
         notes.add("name_unsafe", f"The folder's name {name!r} cannot be one.", ref="name")
     return name
 
 
-def _own_id(reader: FieldReader, name: str, folder: str, notes: Findings) -> str:
-    given = reader.text("id")
-    written = clean_name(given) if given is not None else name
+def _own_id(reader: FieldReader, name: str, folder: str, notes: FileFindings) -> str:
+    id_field = reader.text("id")
+    written = clean_name(id_field) if id_field is not None else name
     own_id = normal_id(written)
     if not own_id:
-        notes.add("name_unsafe", f"Nothing of {written!r} can be an id.", place=reader.place("id"), ref="id")
+        notes.add("name_unsafe", f"Nothing of {written!r} can be an id.", position=reader.position("id"), ref="id")
         return normal_id(name) or fallback_id(folder, None)[1]
     if own_id != written:
         message = f"The id {written!r} became {own_id!r}."
-        notes.add("id_normalised", message, place=reader.place("id") or reader.place("name"), ref="id")
-    if given is not None and written != name:
+        notes.add("id_normalised", message, position=reader.position("id") or reader.position("name"), ref="id")
+    if id_field is not None and written != name:
         message = f"The id {written!r} is not the name {name!r}."
-        notes.add("id_name_differ", message, place=reader.place("id"), ref="id")
+        notes.add("id_name_differ", message, position=reader.position("id"), ref="id")
     return own_id
 
 
-def _namespace(reader: FieldReader, layout: str | None, fixed: str | None, notes: Findings) -> str:
-    given = reader.namespace()
-    place = reader.place("namespace")
-    written = clean_name(given) if given is not None else clean_folder(layout or DEFAULT_NAMESPACE)
+def _namespace(reader: FieldReader, layout: str | None, fixed: str | None, notes: FileFindings) -> str:
+    namespace_field = reader.namespace()
+    position = reader.position("namespace")
+    written = clean_name(namespace_field) if namespace_field is not None else clean_folder(layout or DEFAULT_NAMESPACE)
     if fixed is not None:
-        if given is not None and written != fixed:
+        if namespace_field is not None and written != fixed:
             message = f"The namespace {written!r} is ignored: this root's skills are in {fixed!r}."
-            notes.add("namespace_ignored", message, place=place, ref="namespace")
+            notes.add("namespace_ignored", message, position=position, ref="namespace")
         return fixed
     namespace = normal_id(written)
     if not namespace:
-        what = f"of {written!r}" if written else "that is written"
-        notes.add("name_unsafe", f"Nothing {what} can be a namespace.", place=place, ref="namespace")
+        source = f"of {written!r}" if written else "that is written"
+        notes.add("name_unsafe", f"Nothing {source} can be a namespace.", position=position, ref="namespace")
         return normal_id(layout or "") or DEFAULT_NAMESPACE
     if namespace != written:
-        notes.add("id_normalised", f"The namespace {written!r} became {namespace!r}.", place=place, ref="namespace")
+        notes.add(
+            "id_normalised", f"The namespace {written!r} became {namespace!r}.", position=position, ref="namespace"
+        )
     if namespace in RESERVED_NAMESPACES:
         message = f"{namespace!r} is no namespace: refs use it as a prefix."
-        notes.add("namespace_reserved", message, place=place, ref="namespace")
+        notes.add("namespace_reserved", message, position=position, ref="namespace")
     return namespace
 
 
@@ -327,20 +329,22 @@ def validate_skill(
         TypeError: An argument is of the wrong type. No content and no file-system state raises.
     """
     findings = list(parse_skill(path, verdict=verdict, extra_fields=extra_fields).diagnostics)
-    place = Path(path)
-    folder = place.parent if place.name in {"SKILL.md", "skill.md"} and not is_folder(place) else place
+    skill_path = Path(path)
+    folder = (
+        skill_path.parent if skill_path.name in {"SKILL.md", "skill.md"} and not is_folder(skill_path) else skill_path
+    )
     if is_folder(folder):
         findings.extend(_companions(folder, verdict))
     return sorted(findings, key=lambda found: (found.path or "", found.line or 0, found.code, found.column or 0))
 
 
 def _companions(folder: Path, verdict: Verdict) -> list[Diagnostic]:
-    _, data, found = read_companion(folder, (COMPACT_FILE,), verdict)
-    findings = list(found)
+    _, data, companion_findings = read_companion(folder, (COMPACT_FILE,), verdict)
+    findings = list(companion_findings)
     if data is not None:
         findings.extend(read_compact(data, verdict=verdict).findings)
-    name, data, found = read_companion(folder, SOURCES_FILES, verdict)
-    findings.extend(found)
+    name, data, companion_findings = read_companion(folder, SOURCES_FILES, verdict)
+    findings.extend(companion_findings)
     if data is not None:
         findings.extend(read_sources(data, name=name, verdict=verdict).findings)
     return findings

@@ -23,8 +23,8 @@ DATABASE_SUFFIXES: Final = ("", "-wal", "-shm", "-journal")
 """Names of the files of one SQLite database, after the name of the first; SQLite makes the others with its mode."""
 
 _LOG = logging.getLogger("kdskills.files")
-_OTHERS: Final = 0o077
-_OTHERS_BEYOND_PASSING: Final = 0o066
+_OTHERS_BITS: Final = 0o077
+_OTHERS_BITS_BEYOND_PASSING: Final = 0o066
 
 
 def make_folder(path: Path, *, parents: int = FOLDER_MODE) -> Path:
@@ -145,7 +145,7 @@ def _narrow(path: Path) -> int | None:
     if not (stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)) or info.st_uid != os.geteuid():
         return None
     mode = stat.S_IMODE(info.st_mode)
-    if not mode & (_OTHERS_BEYOND_PASSING if stat.S_ISDIR(info.st_mode) else _OTHERS):
+    if not mode & (_OTHERS_BITS_BEYOND_PASSING if stat.S_ISDIR(info.st_mode) else _OTHERS_BITS):
         return None
     with suppress(FileNotFoundError):  # a log of a database that was just closed
         path.chmod(mode & FOLDER_MODE)

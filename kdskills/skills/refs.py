@@ -97,9 +97,13 @@ class Matcher(NamedTuple):
             rule = self.anywhere.get(full_id.partition(".")[2])
             if rule is not None:
                 return rule
-        found = None if self.joined is None else self.joined.match(full_id)
+        pattern_match = None if self.joined is None else self.joined.match(full_id)
         # Each alternative is one group and holds none of its own: the group's number is the pattern's.
-        return None if found is None or found.lastindex is None else self.patterns[found.lastindex - 1]
+        return (
+            None
+            if pattern_match is None or pattern_match.lastindex is None
+            else self.patterns[pattern_match.lastindex - 1]
+        )
 
     def unmatched(self, full_ids: Collection[str]) -> tuple[str, ...]:
         """Return the rules that match none of *full_ids*, in the order written."""
@@ -123,8 +127,8 @@ def compile_rules(entries: Iterable[str], *, bare: Literal["public", "anywhere"]
     exact: dict[str, str] = {}
     anywhere: dict[str, str] = {}
     patterns: list[str] = []
-    kept = tuple(entries)
-    for entry in kept:
+    written_rules = tuple(entries)
+    for entry in written_rules:
         if is_pattern(entry):
             patterns.append(entry)
             continue
@@ -134,4 +138,4 @@ def compile_rules(entries: Iterable[str], *, bare: Literal["public", "anywhere"]
         elif (full_id := ref.full_id()) is not None:
             exact.setdefault(full_id, entry)
     joined = re.compile("|".join(f"({translate(entry.strip())})" for entry in patterns)) if patterns else None
-    return Matcher(kept, exact, anywhere, tuple(patterns), joined)
+    return Matcher(written_rules, exact, anywhere, tuple(patterns), joined)

@@ -13,7 +13,7 @@ from kdskills.errors import CallerMustAct, Diagnostic
 from kdskills.errors.arguments import StrPath
 from kdskills.skills.bulk import collector_paused
 from kdskills.skills.content import ContentReader
-from kdskills.skills.discovery import SCAN_LIMITS, ScanLimits, Scanner
+from kdskills.skills.discovery import SCAN_LIMITS, RootScanner, ScanLimits
 from kdskills.skills.index import IndexStore
 from kdskills.skills.load import SkillLoader
 from kdskills.skills.marks import RootScan
@@ -24,7 +24,7 @@ from kdskills.skills.snapshot import InvalidSkill, RefreshReport, RootState, Sna
 Check = Callable[[Skill], Iterable[Diagnostic]]
 
 
-class _Run:
+class _DiscoveryRun:
     """One discovery under way, and who waits for it."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class _Run:
 class _Judged:
     """What plugins said of a skill, kept as long as the skill stays the same object."""
 
-    seen: Skill
+    checked: Skill
     skill: Skill | None
     findings: tuple[Diagnostic, ...]
 
@@ -78,7 +78,7 @@ class SkillRegistry:
         self._reader = ContentReader(verified=verified, clock=clock)
         self._lock = threading.Lock()
         self._building = threading.RLock()
-        self._run: _Run | None = None
+        self._run: _DiscoveryRun | None = None
         self._current: Snapshot | None = None
         self._scans: dict[int, RootScan] = {}
         self._index_notes: dict[int, Diagnostic] = {}
@@ -120,7 +120,7 @@ class SkillRegistry:
                 run = self._run
                 mine = run is None
                 if run is None:
-                    run = self._run = _Run()
+                    run = self._run = _DiscoveryRun()
             if mine:
                 return self._lead(run)
             if run.owner == threading.get_ident():
@@ -132,7 +132,7 @@ class SkillRegistry:
                 return run.outcome
             # The leader was interrupted (KeyboardInterrupt and the like): somebody else leads the next run.
 
-    def _lead(self, run: _Run) -> tuple[Snapshot, RefreshReport]:
+    def _lead(self, run: _DiscoveryRun) -> tuple[Snapshot, RefreshReport]:
         try:
             with self._building, collector_paused():
                 outcome = run.outcome = self._rebuild()
@@ -154,20 +154,20 @@ class SkillRegistry:
         for number, root in enumerate(self.roots):
             scans[number] = self._scan(number, root, index_notes)
         old = self._current
-        if old is not None and index_notes == self._index_notes and self._same(scans):
+        if old is not None and index_notes == self._index_notes and self._same_scans(scans):
             return old, RefreshReport((), (), (), old.diagnostics, old.generation)
-        found = [(root, scans[number]) for number, root in enumerate(self.roots)]
-        merged = merge(found)
+        root_scans = [(root, scans[number]) for number, root in enumerate(self.roots)]
+        merged = merge(root_scans)
         skills, invalid, judged = self._judge(merged.winners, merged.diagnostics)
         diagnostics = tuple(self._severe(note) for note in (*index_notes.values(), *merged.diagnostics))
-        states = tuple(RootState(root, scan.digest, scan.present) for root, scan in found)
+        states = tuple(RootState(root, scan.digest, scan.present) for root, scan in root_scans)
         added, changed, removed = differences(dict(old.skills) if old is not None else {}, skills)
-        kept = (
+        unchanged = (
             old is not None
             and not (added or changed or removed)
             and (old.roots, old.invalid, old.diagnostics) == (states, invalid, diagnostics)
         )
-        if old is not None and kept:
+        if old is not None and unchanged:
             snapshot = old
         else:
             self._generation += 1
@@ -183,7 +183,7 @@ class SkillRegistry:
         self._scans, self._index_notes, self._judged, self._current = scans, index_notes, judged, snapshot
         return snapshot, RefreshReport(added, changed, removed, snapshot.diagnostics, snapshot.generation)
 
-    def _same(self, scans: dict[int, RootScan]) -> bool:
+    def _same_scans(self, scans: dict[int, RootScan]) -> bool:
         """Whether every root was found exactly as before: then nothing has to be merged and judged again."""
         return all(scan is self._scans.get(number) for number, scan in scans.items())
 
@@ -201,7 +201,7 @@ class SkillRegistry:
             old, ignored = self._store.load(root, base, loader.content)
             if ignored is not None:
                 notes[number] = ignored
-        scanner = Scanner(root, old, loader, self._clock, self._limits, base)
+        scanner = RootScanner(root, old, loader, self._clock, self._limits, base)
         scan = scanner.run()
         # An index that is a little behind only makes the next start read a little more, and costs no writing now. Folders
         # are counted, not visits: one that changed a moment ago is listed at every look until its stamp proves something.
@@ -240,7 +240,7 @@ class SkillRegistry:
 
     def _verdict(self, name: str, skill: Skill) -> _Judged:
         before = self._judged.get(name)
-        if before is not None and before.seen is skill:
+        if before is not None and before.checked is skill:
             return before
         assert self._check is not None  # asked only then
         findings = tuple(self._check(skill))

@@ -109,22 +109,22 @@ def agent_skill_roots(
     names = tuple(dict.fromkeys((".agents", *(f".{client}" for client in clients))))
     roots: list[SkillRoot] = []
     findings: list[Diagnostic] = []
-    seen: set[Path] = set()
+    visited: set[Path] = set()
     if home:
         base = Path(os.path.expanduser("~")) if home is True else path_argument(home, "home")  # noqa: PTH111 - without a home there is none
         for name, folder in _present(base, names) if base.is_absolute() or home is not True else ():
-            if folder not in seen:
-                seen.add(folder)
+            if folder not in visited:
+                visited.add(folder)
                 roots.append(SkillRoot(f"user://{name}/skills", folder, f"user:{name}", "user"))
     accepted = {Path(os.path.realpath(path_argument(path, "trusted"))) for path in trusted}
     folders = _upwards(Path(os.path.realpath(path_argument(start, "start"))))
     for project in folders:
-        place = project.relative_to(folders[0]).as_posix()
-        prefix = "" if place == "." else f"{place}/"
+        relative = project.relative_to(folders[0]).as_posix()
+        prefix = "" if relative == "." else f"{relative}/"
         for name, folder in _present(project, names):
-            if folder in seen:
+            if folder in visited:
                 continue
-            seen.add(folder)
+            visited.add(folder)
             label = f"{prefix}{name}/skills"
             if folder in accepted or (project in accepted and folder.is_relative_to(project)):
                 roots.append(SkillRoot(f"project://{label}", folder, f"project:{prefix}{name}", "project"))
@@ -145,8 +145,8 @@ def _untrusted(label: str) -> Diagnostic:
 
 def _present(base: Path, names: Iterable[str]) -> list[tuple[str, Path]]:
     """Return the names whose `skills` folder is there, each with its canonical path."""
-    found = ((name, base / name / "skills") for name in names)
-    return [(name, Path(os.path.realpath(folder))) for name, folder in found if is_folder(folder)]
+    folders = ((name, base / name / "skills") for name in names)
+    return [(name, Path(os.path.realpath(folder))) for name, folder in folders if is_folder(folder)]
 
 
 def _upwards(start: Path) -> list[Path]:

@@ -88,10 +88,10 @@ def open_folder_at(parent: int, name: str, relative: str) -> int:
         if error.errno != errno.ENOTDIR:
             raise refused(error, relative) from error
     try:
-        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except OSError as error:
         raise refused(error, relative) from error
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         raise FileRefused(f"{relative!r} leads through a link", code="symlink", path=relative)
     raise FileRefused(f"{relative!r} is not a folder", code="not_a_directory", path=relative)
 
@@ -111,10 +111,10 @@ def open_file_at(parent: int, name: str, relative: str, *, listed: bool = False)
     try:
         if not listed:
             # Looked at first, because merely opening a device may already do something.
-            found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-            if stat.S_ISLNK(found.st_mode):
+            status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if stat.S_ISLNK(status.st_mode):
                 raise FileRefused(f"{relative!r} is a link", code="symlink", path=relative)
-            if not stat.S_ISREG(found.st_mode):
+            if not stat.S_ISREG(status.st_mode):
                 raise FileRefused(f"{relative!r} is not a regular file", code="not_regular", path=relative)
         return os.open(name, FILE_FLAGS, dir_fd=parent)
     except OSError as error:
@@ -127,22 +127,22 @@ def read_descriptor(descriptor: int, relative: str, limit: int) -> FileRead:
     Raises:
         FileRefused: `not_regular`, `too_large` beyond *limit* bytes, `unreadable` when the system fails.
     """
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         raise FileRefused(f"{relative!r} is not a regular file", code="not_regular", path=relative)
-    if found.st_size <= limit:
+    if status.st_size <= limit:
         try:
-            data = os.read(descriptor, found.st_size + 1)
-            if len(data) != found.st_size:  # it grew, or came in pieces: go on to the end, within the limit
-                data += _rest(descriptor, limit + 1 - len(data))
+            data = os.read(descriptor, status.st_size + 1)
+            if len(data) != status.st_size:  # it grew, or came in pieces: go on to the end, within the limit
+                data += _read_on(descriptor, limit + 1 - len(data))
         except OSError as error:
             raise refused(error, relative) from error
         if len(data) <= limit:
-            return FileRead(data, found)
+            return FileRead(data, status)
     raise FileRefused(f"{relative!r} has more than {limit} bytes", code="too_large", path=relative, limit=limit)
 
 
-def _rest(descriptor: int, most: int) -> bytes:
+def _read_on(descriptor: int, most: int) -> bytes:
     pieces = []
     while most > 0:
         piece = os.read(descriptor, most)
@@ -217,19 +217,19 @@ def walk_tree(root: str | Path, below: str = "") -> list[TreeEntry]:
         current = os.open(root, ROOT_FLAGS)
     except OSError as error:
         raise FileRefused("the tree's root cannot be opened", code="file_missing", path=below or ".") from error
-    found: list[TreeEntry] = []
+    entries: list[TreeEntry] = []
     try:
         for part in parts:
             deeper = open_folder_at(current, part, below)
             os.close(current)
             current = deeper
-        _walk(current, "", 0, found)
+        _walk(current, "", 0, entries)
     finally:
         os.close(current)
-    return sorted(found, key=lambda entry: os.fsencode(entry.path))
+    return sorted(entries, key=lambda entry: os.fsencode(entry.path))
 
 
-def _walk(folder: int, prefix: str, depth: int, found: list[TreeEntry]) -> None:
+def _walk(folder: int, prefix: str, depth: int, tree_entries: list[TreeEntry]) -> None:
     if depth > MAX_DEPTH:
         raise FileRefused(f"{prefix!r} is deeper than {MAX_DEPTH} folders", code="too_deep", path=prefix.rstrip("/"))
     with os.scandir(folder) as entries:
@@ -240,7 +240,7 @@ def _walk(folder: int, prefix: str, depth: int, found: list[TreeEntry]) -> None:
                 if stat.S_ISDIR(facts.st_mode):
                     deeper = open_folder_at(folder, entry.name, path)
                     try:
-                        _walk(deeper, path + "/", depth + 1, found)
+                        _walk(deeper, path + "/", depth + 1, tree_entries)
                     finally:
                         os.close(deeper)
                     continue
@@ -249,6 +249,8 @@ def _walk(folder: int, prefix: str, depth: int, found: list[TreeEntry]) -> None:
                 raise refused(error, path) from error
             mode = stat.S_IMODE(facts.st_mode)
             if stat.S_ISREG(facts.st_mode):
-                found.append(TreeEntry(path, "file", facts.st_size, mode))
+                tree_entries.append(TreeEntry(path, "file", facts.st_size, mode))
             else:
-                found.append(TreeEntry(path, "link" if stat.S_ISLNK(facts.st_mode) else "other", 0, mode, target))
+                tree_entries.append(
+                    TreeEntry(path, "link" if stat.S_ISLNK(facts.st_mode) else "other", 0, mode, target)
+                )

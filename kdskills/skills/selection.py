@@ -114,7 +114,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownSkills:
     """The skills there are, and ids known without a skill behind them: `{full id: refusal code}`."""
 
     skills: Mapping[str, Skill]
@@ -130,7 +130,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Rules, consumer and tools made ready for many decisions; build it with `Policy.of`.
+    """Rules, consumer and tools made ready for many decisions; build it with `Policy.compile`.
 
     `source` is where the consumer's rules stand, for explanations.
     """
@@ -146,7 +146,7 @@ class Policy:
     source: str
 
     @classmethod
-    def of(
+    def compile(
         cls,
         rules: Rules,
         *,
@@ -170,20 +170,20 @@ class Policy:
 
     def rule_findings(self, full_ids: frozenset[str]) -> tuple[Diagnostic, ...]:
         """Return `rule_matches_nothing` for each rule that matches none of *full_ids*."""
-        found: list[Diagnostic] = []
+        findings: list[Diagnostic] = []
         layers = (
             ("agents_config.*.disabled", self.denied_for_all),
             (f"{self.source}.disabled", self.denied),
             (f"{self.source}.enabled", self.enabled),
         )
-        for place, matcher in layers:
+        for source, matcher in layers:
             for entry in () if matcher is None else matcher.unmatched(full_ids):
-                message = f"{place}: the rule {entry!r} matches no skill"
-                found.append(Diagnostic("rule_matches_nothing", "warning", message, ref=entry))
-        return tuple(found)
+                message = f"{source}: the rule {entry!r} matches no skill"
+                findings.append(Diagnostic("rule_matches_nothing", "warning", message, ref=entry))
+        return tuple(findings)
 
 
-class Finding(NamedTuple):
+class StepRefusal(NamedTuple):
     """A step that refuses: its code, the sentence, the rule and where the rule stands."""
 
     code: str
@@ -198,10 +198,10 @@ class Finding(NamedTuple):
         return Refused(self.code, self.reason, ref, full_id, facts | dict(self.details))
 
 
-Check = Callable[[Policy, Skill], Finding | None]
+Check = Callable[[Policy, Skill], StepRefusal | None]
 
 
-def _denied(policy: Policy, skill: Skill) -> Finding | None:
+def _denied(policy: Policy, skill: Skill) -> StepRefusal | None:
     """Step 2: the deny layer for all, the consumer's own, then plugins."""
     full_id = skill.full_id
     source = "agents_config.*.disabled"
@@ -210,18 +210,18 @@ def _denied(policy: Policy, skill: Skill) -> Finding | None:
         rule = policy.denied.match(full_id)
         source = "" if rule is None else f"{policy.source}.disabled"
     if rule is not None:
-        return Finding("denied", f"{full_id} is disabled by {rule!r} in {source}", rule, source)
+        return StepRefusal("denied", f"{full_id} is disabled by {rule!r} in {source}", rule, source)
     reason = policy.plugin_denied.get(full_id)
     if reason is not None:
-        return Finding("plugin_denied", f"{full_id} is denied by a plugin: {reason}", reason, "plugin")
+        return StepRefusal("plugin_denied", f"{full_id} is denied by a plugin: {reason}", reason, "plugin")
     return None
 
 
-def _internal(policy: Policy, skill: Skill) -> Finding | None:
+def _internal(policy: Policy, skill: Skill) -> StepRefusal | None:
     """Step 3: the internal namespace, which `enabled` cannot open."""
     if skill.namespace != INTERNAL_NAMESPACE or policy.include_internal:
         return None
-    return Finding("internal", f"{skill.full_id} is internal: it is used through skills that import it")
+    return StepRefusal("internal", f"{skill.full_id} is internal: it is used through skills that import it")
 
 
 def for_consumer(skill: Skill, consumer: str | None) -> str | None:
@@ -232,25 +232,27 @@ def for_consumer(skill: Skill, consumer: str | None) -> str | None:
     return next((entry for entry in skill.include_for if fnmatchcase(lowered, entry)), None)
 
 
-def _not_for_consumer(policy: Policy, skill: Skill) -> Finding | None:
+def _not_for_consumer(policy: Policy, skill: Skill) -> StepRefusal | None:
     """Step 4: the skill names its consumers and this is none of them."""
     if not skill.include_for or for_consumer(skill, policy.consumer) is not None:
         return None
-    who = "an anonymous consumer" if policy.consumer is None else repr(policy.consumer)
-    meant = ", ".join(skill.include_for)
-    return Finding("not_for_consumer", f"{skill.full_id} is for {meant}, not for {who}", meant, "include_for")
+    consumer_name = "an anonymous consumer" if policy.consumer is None else repr(policy.consumer)
+    audience = ", ".join(skill.include_for)
+    return StepRefusal(
+        "not_for_consumer", f"{skill.full_id} is for {audience}, not for {consumer_name}", audience, "include_for"
+    )
 
 
-def _not_enabled(policy: Policy, skill: Skill) -> Finding | None:
+def _not_enabled(policy: Policy, skill: Skill) -> StepRefusal | None:
     """Step 5: there is an allow-list without this skill."""
     if policy.enabled is None or policy.enabled.match(skill.full_id) is not None:
         return None
-    return Finding(
+    return StepRefusal(
         "not_enabled", f"{skill.full_id} is not in {policy.source}.enabled", source=f"{policy.source}.enabled"
     )
 
 
-def _tools_missing(policy: Policy, skill: Skill) -> Finding | None:
+def _tools_missing(policy: Policy, skill: Skill) -> StepRefusal | None:
     """Step 6: a required tool is absent."""
     if policy.tools is None or not skill.tools:
         return None
@@ -258,7 +260,7 @@ def _tools_missing(policy: Policy, skill: Skill) -> Finding | None:
     if not missing:
         return None
     names = ", ".join(missing)
-    return Finding(
+    return StepRefusal(
         "tools_missing",
         f"{skill.full_id} needs tools that are not here: {names}",
         names,
@@ -294,7 +296,7 @@ def checks_in_force(policy: Policy) -> tuple[Check, ...]:
     return tuple(check for check in _IN_ORDER if check not in idle)
 
 
-def refuse(policy: Policy, skill: Skill, checks: tuple[Check, ...] | None = None) -> Finding | None:
+def refuse(policy: Policy, skill: Skill, checks: tuple[Check, ...] | None = None) -> StepRefusal | None:
     """Return the first of steps 2 to 6 that refuses *skill*, or None; *checks* as `checks_in_force` gives them."""
     for check in _IN_ORDER if checks is None else checks:
         finding = check(policy, skill)
@@ -303,25 +305,25 @@ def refuse(policy: Policy, skill: Skill, checks: tuple[Check, ...] | None = None
     return None
 
 
-def refuse_by(skill: Skill, by: By) -> Finding | None:
+def refuse_by(skill: Skill, starter: By) -> StepRefusal | None:
     """Step 7: what the skill itself keeps from a model, or from a person."""
-    if by == "model":
+    if starter == "model":
         if skill.disable_model_invocation:
-            return Finding(
+            return StepRefusal(
                 "user_only", f"{skill.full_id} is started by people only", "disable-model-invocation", "SKILL.md"
             )
         if skill.insert == "user-message":
-            return Finding(
+            return StepRefusal(
                 "user_only", f"{skill.full_id} is a message people insert", "insert: user-message", "SKILL.md"
             )
-    if by == "user" and not skill.user_invocable:
-        return Finding("model_only", f"{skill.full_id} is started by agents only", "user-invocable", "SKILL.md")
+    if starter == "user" and not skill.user_invocable:
+        return StepRefusal("model_only", f"{skill.full_id} is started by agents only", "user-invocable", "SKILL.md")
     return None
 
 
-def missing(known: Known, ref: str, full_id: str | None) -> Refused:
+def missing(known_skills: KnownSkills, ref: str, full_id: str | None) -> Refused:
     """Return the refusal of an id without a skill behind it (step 1, or a code recorded when the view was exported)."""
-    code = known.refused.get(full_id, "unknown_skill") if full_id is not None else "unknown_skill"
+    code = known_skills.refused.get(full_id, "unknown_skill") if full_id is not None else "unknown_skill"
     if code == "unknown_skill":
         return Refused(code, f"there is no skill {quoted(ref)}", ref, full_id)
     if code == "skill_invalid":
@@ -329,24 +331,26 @@ def missing(known: Known, ref: str, full_id: str | None) -> Refused:
     return Refused(code, f"{full_id} is refused ({code}) by the policy this view was exported with", ref, full_id)
 
 
-def decide(known: Known, policy: Policy, full_id: str, *, ref: str, by: By) -> Skill | Refused:
+def decide(known_skills: KnownSkills, policy: Policy, full_id: str, *, ref: str, starter: By) -> Skill | Refused:
     """Decide about one full id: the skill, or the first step that refuses it."""
-    skill = known.skills.get(full_id)
+    skill = known_skills.skills.get(full_id)
     if skill is None:
-        return missing(known, ref, full_id)
-    finding = refuse(policy, skill) or refuse_by(skill, by)
+        return missing(known_skills, ref, full_id)
+    finding = refuse(policy, skill) or refuse_by(skill, starter)
     return skill if finding is None else finding.refusal(ref, full_id)
 
 
-def decide_dependency(known: Known, policy: Policy, importer: Skill, full_id: str, *, ref: str) -> Skill | Refused:
+def decide_dependency(
+    known_skills: KnownSkills, policy: Policy, importer: Skill, full_id: str, *, ref: str
+) -> Skill | Refused:
     """Decide about a dependency of *importer*; step 7 is not applied.
 
     Under `private` a dependency need not be enabled, and may be internal when the importer's root is builtin, plugin or
     bundle. Deny, `include_for` and tool gates hold under each policy.
     """
-    skill = known.skills.get(full_id)
+    skill = known_skills.skills.get(full_id)
     if skill is None:
-        return missing(known, ref, full_id)
+        return missing(known_skills, ref, full_id)
     private = policy.imports == "private"
     trusted = importer.layer in {"builtin", "plugin", "bundle"}
     for step, check in CHECKS.items():

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kdskills.errors import Diagnostic
 from kdskills.skills.digest import rows_digest
-from kdskills.skills.listing import join, shown
+from kdskills.skills.listing import join, printable_path
 from kdskills.skills.marks import RootScan, SkillRecord
 from kdskills.skills.model import Skill
 from kdskills.skills.roots import SkillRoot
@@ -89,7 +89,7 @@ class Winner(NamedTuple):
     @property
     def path(self) -> str:
         """The skill file, posix and relative to the root."""
-        return shown(join(self.record.path, self.record.files[0]))
+        return printable_path(join(self.record.path, self.record.files[0]))
 
     def refused(self, extra: tuple[Diagnostic, ...] = ()) -> InvalidSkill:
         """Return the winner as a refused skill."""

@@ -14,13 +14,13 @@ NO_STAMP = _STAMP.pack(-1, -1, 0, -1)
 """What no file has, so that the next walk looks again."""
 
 
-def stamp_of(found: os.stat_result) -> bytes:
+def stamp_of(status: os.stat_result) -> bytes:
     """Return size, modification time, inode and change time of a file or folder, packed.
 
     The change time goes beyond the specification: it tells of an edit by a tool that put the modification time back.
     Packed, because ten thousand skills have more than twenty thousand stamps.
     """
-    return _STAMP.pack(found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
+    return _STAMP.pack(status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
 
 
 def stamps_of(root: int, paths: Iterable[str]) -> bytes:

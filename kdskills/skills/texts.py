@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, TypeVar
 from kdskills.skills.companions import COMPACT_FILE, SOURCES_FILES, limit_of, read_compact, read_sources
 from kdskills.skills.content import ContentRead, ContentReader, Decoded
 from kdskills.skills.digest import tree_digest
-from kdskills.skills.findings import shown
+from kdskills.skills.findings import printable_path
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES, read_body
 
 T = TypeVar("T")
 
 
-class Source(NamedTuple):
+class RootTexts(NamedTuple):
     """Where the skills of one root are read from: the registry's reader, and the resolved root."""
 
     reader: ContentReader
@@ -27,7 +27,9 @@ class RegistryContent:
 
     __slots__ = ("_digests", "_files", "_path", "_ref", "_source")
 
-    def __init__(self, source: Source, path: str, ref: str, files: tuple[str, ...], digests: tuple[str, ...]) -> None:
+    def __init__(
+        self, source: RootTexts, path: str, ref: str, files: tuple[str, ...], digests: tuple[str, ...]
+    ) -> None:
         self._source = source
         self._path = path
         self._ref = ref
@@ -54,14 +56,14 @@ class RegistryContent:
         return ContentRead(()) if number is None else self._read(number, limit_of(SOURCES_FILES[0]), _decode_sources)
 
     def _read(self, number: int, limit: int, decode: Callable[[bytes, str], Decoded[T]]) -> ContentRead[T]:
-        place = f"{self._path}/{self._files[number]}"
+        file_path = f"{self._path}/{self._files[number]}"
         return self._source.reader.read(
             self._source.base,
-            place,
+            file_path,
             limit=limit,
             expected=self._digests[number],
             ref=self._ref,
-            decode=lambda data: decode(data, place),
+            decode=lambda data: decode(data, file_path),
         )
 
     def _companion(self, names: tuple[str, ...]) -> int | None:
@@ -91,12 +93,12 @@ def _decode_body(data: bytes) -> Decoded[str]:
     return Decoded(text, sys.getsizeof(text))
 
 
-def _decode_compact(data: bytes, place: str) -> Decoded[str | None]:
-    got = read_compact(data, at=shown(place))
-    return Decoded(got.text, sys.getsizeof(got.text), got.findings)
+def _decode_compact(data: bytes, path: str) -> Decoded[str | None]:
+    compact = read_compact(data, path=printable_path(path))
+    return Decoded(compact.text, sys.getsizeof(compact.text), compact.findings)
 
 
-def _decode_sources(data: bytes, place: str) -> Decoded[tuple[Mapping[str, Any], ...]]:
-    got = read_sources(data, name=place.rpartition("/")[2], at=shown(place))
+def _decode_sources(data: bytes, path: str) -> Decoded[tuple[Mapping[str, Any], ...]]:
+    sources = read_sources(data, name=path.rpartition("/")[2], path=printable_path(path))
     # Objects weigh several times the text they were read from.
-    return Decoded(got.rows, 8 * len(data) + 1024, got.findings)
+    return Decoded(sources.rows, 8 * len(data) + 1024, sources.findings)

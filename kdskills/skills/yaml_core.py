@@ -69,7 +69,7 @@ def has_libyaml() -> bool:
     return hasattr(yaml, "CSafeLoader")
 
 
-class Limits(NamedTuple):
+class YamlLimits(NamedTuple):
     """Bounds of one YAML text."""
 
     depth: int = MAX_DEPTH
@@ -77,7 +77,7 @@ class Limits(NamedTuple):
     size: int = MAX_BYTES
 
 
-FRONTMATTER_LIMITS = Limits()
+FRONTMATTER_LIMITS = YamlLimits()
 
 
 class YamlRefused(Exception):  # internal to this room: every caller turns it into a finding
@@ -85,14 +85,14 @@ class YamlRefused(Exception):  # internal to this room: every caller turns it in
 
     Args:
         message: What is wrong, without a full stop.
-        place: 0-based line and column, or None.
+        position: 0-based line and column, or None.
         repairable: Whether it is a slip of syntax which quoting may mend.
     """
 
-    def __init__(self, message: str, place: tuple[int, int] | None = None, *, repairable: bool = False) -> None:
+    def __init__(self, message: str, position: tuple[int, int] | None = None, *, repairable: bool = False) -> None:
         super().__init__(message)
         self.message = message
-        self.place = place
+        self.position = position
         self.repairable = repairable
 
 
@@ -197,16 +197,16 @@ def to_python(node: Node | None, *, text_only: bool = False) -> Any:
     if node.__class__ is Items:
         return [to_python(item, text_only=text_only) for item in node.items]
     assert isinstance(node, Fields)
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, item in node.items.items():  # scalars here, without a call each: this is most of a frontmatter
         if item.__class__ is Scalar:
-            found[key] = item.text if text_only or not item.plain else core_value(item.text)
+            fields[key] = item.text if text_only or not item.plain else core_value(item.text)
         else:
-            found[key] = to_python(item, text_only=text_only)
-    return found
+            fields[key] = to_python(item, text_only=text_only)
+    return fields
 
 
-def load_yaml(text: str, limits: Limits = FRONTMATTER_LIMITS, *, text_only: bool = False) -> Document:
+def load_yaml(text: str, limits: YamlLimits = FRONTMATTER_LIMITS, *, text_only: bool = False) -> Document:
     """Return *text* as nodes.
 
     Args:
@@ -228,11 +228,13 @@ def load_yaml(text: str, limits: Limits = FRONTMATTER_LIMITS, *, text_only: bool
         document = Document(builder.run(text), text, builder.duplicates)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        place = (mark.line, mark.column) if mark is not None else None
-        raise YamlRefused(str(error.problem or error.context or "it cannot be read"), place, repairable=True) from error
+        position = (mark.line, mark.column) if mark is not None else None
+        raise YamlRefused(
+            str(error.problem or error.context or "it cannot be read"), position, repairable=True
+        ) from error
     except yaml.reader.ReaderError as error:
-        place = _place_of(text, error.position)
-        raise YamlRefused("a character there may not stand in YAML", place) from error
+        position = _position_of(text, error.position)
+        raise YamlRefused("a character there may not stand in YAML", position) from error
     except yaml.YAMLError as error:  # pragma: no cover - PyYAML raises nothing else today
         raise YamlRefused(str(error)) from error
     except (ValueError, OverflowError) as error:  # PyYAML's own parser, from "\Uffffffff"
@@ -265,7 +267,7 @@ class _LineReader:
         self._count = 0
         self.duplicates: list[tuple[str, Any]] = []
 
-    def read(self, limits: Limits) -> Document | None:
+    def read(self, limits: YamlLimits) -> Document | None:
         """Return the text as nodes; None sends it to libyaml, also when a bound may be exceeded."""
         text, size = self._text, len(self._text)
         root = Fields(_Mark(0, 0, 0), flow=False)
@@ -327,7 +329,7 @@ def _scalar(value: str, line: int, column: int, index: int) -> Scalar:
     return Scalar(_FOLD.sub(" ", value) if "\n" in value else value, plain=True, mark=mark)
 
 
-def _place_of(text: str, position: int) -> tuple[int, int] | None:
+def _position_of(text: str, position: int) -> tuple[int, int] | None:
     if not 0 <= position <= len(text):
         return None
     start = text.rfind("\n", 0, position) + 1
@@ -337,7 +339,7 @@ def _place_of(text: str, position: int) -> tuple[int, int] | None:
 class _Builder:
     """Makes nodes of events."""
 
-    def __init__(self, loader: Any, limits: Limits, text_only: bool) -> None:
+    def __init__(self, loader: Any, limits: YamlLimits, text_only: bool) -> None:
         self._next = loader.get_event
         self._limits = limits
         self._text_only = text_only
@@ -400,10 +402,10 @@ class _Builder:
                 assert isinstance(node, Scalar)  # a collection as a key is refused when it opens
                 key = node
             else:
-                self._put(holder, key, node)
+                self._add_field(holder, key, node)
                 key = None
 
-    def _put(self, holder: Any, key: Scalar, node: Node) -> None:
+    def _add_field(self, holder: Any, key: Scalar, node: Node) -> None:
         text = sys.intern(key.text)  # thousands of skills share their keys
         if text in holder.items:
             self.duplicates.append((text, key.mark))
@@ -414,17 +416,17 @@ class _Builder:
     def _open(
         self, event: Any, kind: Any, depth: int, holder: Items | Fields | None, key: Scalar | None
     ) -> Items | Fields:
-        place = (event.start_mark.line, event.start_mark.column)
+        position = (event.start_mark.line, event.start_mark.column)
         if kind is yaml.AliasEvent:
-            raise YamlRefused(f"aliases (`*{event.anchor}`) are not allowed", place)
+            raise YamlRefused(f"aliases (`*{event.anchor}`) are not allowed", position)
         if event.anchor is not None or event.tag is not None:
             self._refuse_properties(event)
         if holder.__class__ is Fields and key is None:
-            raise YamlRefused("a key is no text", place)
+            raise YamlRefused("a key is no text", position)
         if depth + (holder is not None) >= self._limits.depth:
-            raise YamlRefused(f"values are nested deeper than {self._limits.depth}", place)
+            raise YamlRefused(f"values are nested deeper than {self._limits.depth}", position)
         if self._text_only and event.flow_style:
-            raise YamlRefused("flow collections are not allowed in text-only YAML", place)
+            raise YamlRefused("flow collections are not allowed in text-only YAML", position)
         return (
             Fields(event.start_mark, event.flow_style)
             if kind is yaml.MappingStartEvent
@@ -433,8 +435,8 @@ class _Builder:
 
     @staticmethod
     def _refuse_properties(event: Any) -> None:
-        what = f"anchors (`&{event.anchor}`)" if event.anchor is not None else f"tags (`{event.tag}`)"
-        raise YamlRefused(f"{what} are not allowed", (event.start_mark.line, event.start_mark.column))
+        properties = f"anchors (`&{event.anchor}`)" if event.anchor is not None else f"tags (`{event.tag}`)"
+        raise YamlRefused(f"{properties} are not allowed", (event.start_mark.line, event.start_mark.column))
 
 
 def _refuse_halves(node: Node) -> None:

@@ -23,8 +23,7 @@ from kdskills.skills.parse import parse_parts
 from kdskills.skills.roots import SkillRoot
 from kdskills.skills.safe_open import read_file
 from kdskills.skills.snapshot import RefreshReport, RootState, Snapshot
-from kdskills.skills.texts import RegistryContent
-from kdskills.skills.texts import Source as Texts
+from kdskills.skills.texts import RegistryContent, RootTexts
 from kdskills.turn.context import Activation
 from kdskills.turn.exported import Export, ExportedSkill, is_export, read_export
 from kdskills.turn.mounts import locate, remap_mounts, split_uri
@@ -178,7 +177,7 @@ class RestoredRegistry:
         if self._verify != "none" and digest != row.digest:
             raise _changed(row.full_id, row.uri, row.digest, digest)
         files = {parts.file_name: digest, **_companions(location)}
-        texts = Texts(self._reader, location.base)
+        texts = RootTexts(self._reader, location.base)
         parsed = parse_parts(
             parts.data,
             folder=split_uri(row.uri)[1][-1],

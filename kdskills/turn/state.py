@@ -12,7 +12,7 @@ from kdskills.bundle.terms import Terms
 from kdskills.errors import PolicyUnavailable
 from kdskills.skills.digest import rows_digest
 from kdskills.skills.refs import INTERNAL_NAMESPACE
-from kdskills.skills.selection import STEP_OF, Known
+from kdskills.skills.selection import STEP_OF, KnownSkills
 from kdskills.skills.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -105,14 +105,14 @@ class SubsystemState:
         entries = self.entries.copy()
         return {full_id: entry for full_id, entry in entries.items() if now.get(full_id) is entry[0]}
 
-    def skill_index(self, include_internal: bool) -> Known:
+    def skill_index(self, include_internal: bool) -> KnownSkills:
         """Return the usable skills, and the ids of unusable ones with their refusal codes."""
         refused = dict.fromkeys(self.snapshot.invalid, "skill_invalid")
         if self.exported is not None:
             usable = self.snapshot.skills
             codes = self.exported.codes(include_internal)
             refused |= {full_id: code for full_id, code in codes.items() if full_id not in usable}
-        return Known(self.snapshot.skills, MappingProxyType(refused))
+        return KnownSkills(self.snapshot.skills, MappingProxyType(refused))
 
     @cached_property
     def fingerprint(self) -> str:

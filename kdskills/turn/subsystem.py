@@ -280,7 +280,7 @@ class SkillsSubsystem:
     ) -> Policy:
         recorded = self._source.exported.refused if self._source.exported is not None else EMPTY
         recorded_denials = {full_id: "as exported" for full_id, code in recorded.items() if code == "plugin_denied"}
-        return Policy.of(
+        return Policy.compile(
             self._terms.rules(consumer),
             consumer=consumer,
             tools=tools,

@@ -17,7 +17,7 @@ from kdskills.skills.refs import INTERNAL_NAMESPACE, compile_rules, is_number, p
 from kdskills.skills.selection import (
     By,
     Granted,
-    Known,
+    KnownSkills,
     Policy,
     Refused,
     Via,
@@ -59,7 +59,7 @@ class SkillView:
     short_ids: Mapping[str, str]
     names: Mapping[str, str]
     state: SubsystemState = field(repr=False)
-    index: Known = field(repr=False)
+    index: KnownSkills = field(repr=False)
     policy: Policy = field(repr=False)
     codes: Mapping[str, str] = field(repr=False)
 
@@ -91,7 +91,7 @@ class SkillView:
         full_id, via = self._target(ref, self.short_ids if numbers is None else numbers, names)
         if full_id is None:
             return _nothing(ref)
-        decision = decide(self.index, self.policy, full_id, ref=ref, by=by)
+        decision = decide(self.index, self.policy, full_id, ref=ref, starter=by)
         if isinstance(decision, Refused):
             return decision
         if full_id not in self.skills:

@@ -9,7 +9,7 @@ import pytest
 from kdskills.bundle import AgentRules
 from kdskills.skills import companions, content, discovery, fields, frontmatter, index, listing, marks, names, roots
 from kdskills.skills.refs import MOST_SAID
-from kdskills.skills.yaml_core import Limits
+from kdskills.skills.yaml_core import YamlLimits
 from kdskills.sources import rows, tokens
 from kdskills.turn import SkillsSubsystem
 
@@ -20,7 +20,7 @@ KIB, MIB = 1024, 1024 * 1024
     ("found", "published"),
     [
         (frontmatter.MAX_SKILL_BYTES, 2 * MIB),
-        ((Limits().depth, Limits().nodes, Limits().size), (20, 2_000, 64 * KIB)),
+        ((YamlLimits().depth, YamlLimits().nodes, YamlLimits().size), (20, 2_000, 64 * KIB)),
         ((names.MAX_NAME, fields.MAX_DESCRIPTION, fields.MAX_COMPATIBILITY), (64, 1_024, 500)),
         (names.RESERVED_NAMESPACES, {"skills", "skill", "sk"}),
         ((companions.MAX_COMPACT_BYTES, companions.MAX_SOURCES_BYTES), (256 * KIB, MIB)),

@@ -21,7 +21,7 @@ from kdskills.skills.closure import broken_imports, close
 from kdskills.skills.folder import TextContent
 from kdskills.skills.model import Skill
 from kdskills.skills.refs import compile_rules, is_pattern
-from kdskills.skills.selection import Known, Policy, refuse
+from kdskills.skills.selection import KnownSkills, Policy, refuse
 
 WORDS = (
     "custom_skills_root", "CUSTOM_SKILLS_ROOT", "agents_config", "AGENTS_CONFIG", "bundle_root", "version", "extra",
@@ -187,8 +187,8 @@ def _denies(found: SkillsDescriptor, draw: Draw) -> None:
 
 def _seen(found: SkillsDescriptor, consumer: str | None) -> tuple[set[str], set[str]]:
     """Return what a consumer may use, and that with all that is imported by it."""
-    policy = Policy.of(found.rules(consumer), consumer=consumer)
-    known = Known(_skills())
+    policy = Policy.compile(found.rules(consumer), consumer=consumer)
+    known = KnownSkills(_skills())
     policy.rule_findings(known.ids())
     passed: Iterable[Skill] = [skill for skill in known.skills.values() if refuse(policy, skill) is None]
     if policy.imports == "strict":

@@ -16,7 +16,7 @@ from kdskills.app.operations.table import Context, Implementation
 from kdskills.bundle.load import NAMES as DESCRIPTOR_NAMES
 from kdskills.errors import BadRequest, Diagnostic
 from kdskills.skills import parse_skill, validate_skill
-from kdskills.skills.listing import SKILL_FILES, SKILL_YAML, enters, shown, unreadable_note
+from kdskills.skills.listing import SKILL_FILES, SKILL_YAML, enters, printable_path, unreadable_note
 from kdskills.skills.safe_open import is_folder
 
 if TYPE_CHECKING:
@@ -64,7 +64,11 @@ def skill_folders(top: Path, findings: list[Diagnostic] | None = None, *, itself
 
     def unreadable(error: OSError) -> None:
         place = Path(error.filename or top)
-        path = shown(place.relative_to(top).as_posix()) if place.is_relative_to(top) else shown(str(place))
+        path = (
+            printable_path(place.relative_to(top).as_posix())
+            if place.is_relative_to(top)
+            else printable_path(str(place))
+        )
         if findings is not None:
             findings.append(unreadable_note("" if path == "." else path, error.strerror or "the system refused"))
 
@@ -111,8 +115,12 @@ def _bundle(host: Host, bundle: Bundle, findings: list[Diagnostic]) -> tuple[Pat
     for folder in folders:
         place = folder.relative_to(root)
         if len(place.parts) > 2:
-            message = f"{shown(place.as_posix())} lies deeper than <namespace>/<skill>, so that no agent gets it."
-            findings.append(Diagnostic("skill_too_deep", "warning", message, shown((place / "SKILL.md").as_posix())))
+            message = (
+                f"{printable_path(place.as_posix())} lies deeper than <namespace>/<skill>, so that no agent gets it."
+            )
+            findings.append(
+                Diagnostic("skill_too_deep", "warning", message, printable_path((place / "SKILL.md").as_posix()))
+            )
     return root, folders
 
 
@@ -145,7 +153,7 @@ def check_path(host: Host, given: CheckInput, *, trust: bool) -> CheckOutput:
     elif kind == "folder":
         folders = skill_folders(path, findings)
     for folder in folders:
-        place = "" if folder == base or kind == "skill" else shown(folder.relative_to(base).as_posix()) + "/"
+        place = "" if folder == base or kind == "skill" else printable_path(folder.relative_to(base).as_posix()) + "/"
         found = validate_skill(folder, verdict=given.verdict, extra_fields=given.extra_fields)
         skill = parse_skill(folder).skill
         found += host.answers.check_skill(skill) if skill is not None else ()
@@ -153,7 +161,7 @@ def check_path(host: Host, given: CheckInput, *, trust: bool) -> CheckOutput:
     unique = sorted(set(findings), key=lambda d: (d.path or "", d.line or 0, d.code, d.message))
     counts = [sum(d.severity == name for d in unique) for name in ("error", "warning", "info")]
     return CheckOutput(
-        path=shown(str(path)),
+        path=printable_path(str(path)),
         kind=kind,
         verdict=given.verdict,
         skills=len(folders),

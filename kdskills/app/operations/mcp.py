@@ -158,7 +158,7 @@ def _shown(change: SetChange) -> ChangedSkill:
         full_id=change.full_id,
         uri=change.uri,
         digest=change.digest,
-        known=change.known,
+        known=change.files_known,
         added=change.added,
         removed=change.removed,
         changed=change.changed,

@@ -14,7 +14,7 @@ from kdskills.app.operations.models import Input, Output
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.errors import BadRequest, FileRefused
 from kdskills.skills.fix import apply_fix, plan_fix
-from kdskills.skills.listing import shown
+from kdskills.skills.listing import printable_path
 from kdskills.skills.safe_open import is_folder
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _mend(place: Path, given: FixInput) -> tuple[Change | None, Path]:
             done, skipped = (), (*skipped, f"{refusal.message}.")
     if not (done or skipped):
         return None, file
-    return Change(path=shown(str(place)), done=done, skipped=skipped, diff=plan.diff if done else ""), file
+    return Change(path=printable_path(str(place)), done=done, skipped=skipped, diff=plan.diff if done else ""), file
 
 
 async def fix(host: Host, given: FixInput, context: Context) -> FixOutput:
@@ -82,7 +82,7 @@ def _fix(host: Host, given: FixInput, trust: bool) -> FixOutput:
         if place == top and not given.dry_run and file != place:  # it may have another name now
             top = file.parent if whole else file
     left = check_path(host, CheckInput(path=top, verdict=given.verdict), trust=trust)
-    return FixOutput(path=shown(str(top)), dry_run=given.dry_run, changes=tuple(changes), left=left)
+    return FixOutput(path=printable_path(str(top)), dry_run=given.dry_run, changes=tuple(changes), left=left)
 
 
 FIX = Implementation(FixInput, FixOutput, ("path_missing", "bundle_untrusted"), fix)

@@ -35,10 +35,10 @@ class ArchiveRefused(CallerMustAct):
     def __init__(
         self, code: str, reason: str, *, entry: str | None = None, diagnostics: Sequence[Diagnostic] = ()
     ) -> None:
-        where = "the archive" if entry is None else f"the archive's entry {entry!r}"
-        super().__init__(f"{where} is refused: {reason}", code=code, entry=entry, reason=reason)
+        subject = "the archive" if entry is None else f"the archive's entry {entry!r}"
+        super().__init__(f"{subject} is refused: {reason}", code=code, entry=entry, reason=reason)
         if diagnostics:
-            self.details["diagnostics"] = [found.to_json() for found in diagnostics]
+            self.details["diagnostics"] = [finding.to_json() for finding in diagnostics]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ _NTFS_LINK = 0x0400
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ZipEntry:
     """One entry as the central directory has it, and where its data begins.
 
     Attributes:
@@ -117,7 +117,7 @@ class Entry:
     data: int = 0
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """The name as it can be printed."""
         return printable(self.raw)
 
@@ -129,7 +129,7 @@ def printable(raw: bytes) -> str:
     return plain if len(plain) <= 300 else plain[:299] + "…"
 
 
-def read_directory(archive: BinaryIO, limits: ArchiveLimits) -> tuple[Entry, ...]:
+def read_directory(archive: BinaryIO, limits: ArchiveLimits) -> tuple[ZipEntry, ...]:
     """Return every entry of the zip, in the order of the directory.
 
     Args:
@@ -160,25 +160,25 @@ def _read_end(archive: BinaryIO, size: int) -> tuple[int, int, int]:
     tail_size = min(size, END.size + _COMMENT)
     archive.seek(size - tail_size)
     tail = archive.read(tail_size)
-    place = tail.rfind(END_MARK)
-    while place >= 0:
-        if place + END.size <= len(tail):
-            fields = END.unpack_from(tail, place)
-            if place + END.size + fields[7] == len(tail):
+    position = tail.rfind(END_MARK)
+    while position >= 0:
+        if position + END.size <= len(tail):
+            fields = END.unpack_from(tail, position)
+            if position + END.size + fields[7] == len(tail):
                 break
-        place = tail.rfind(END_MARK, 0, place)
+        position = tail.rfind(END_MARK, 0, position)
     else:
         cut = tail.startswith(LOCAL_MARK) or _begins_like_zip(archive)
         code, reason = (
             ("archive_truncated", "its end is missing") if cut else ("archive_not_zip", "it is not a zip archive")
         )
         raise ArchiveRefused(code, reason)
-    _, disk, first_disk, here, count, length, begin, _ = fields
-    if _WIDE16 in {disk, first_disk, here, count} or _WIDE32 in {length, begin}:
+    _, disk, first_disk, disk_count, count, length, begin, _ = fields
+    if _WIDE16 in {disk, first_disk, disk_count, count} or _WIDE32 in {length, begin}:
         raise ArchiveRefused("archive_zip64", "it uses Zip64, which nothing of this size needs")
-    if (disk, first_disk) != (0, 0) or here != count:
+    if (disk, first_disk) != (0, 0) or disk_count != count:
         raise ArchiveRefused("archive_split", "it is a part of several")
-    end = size - tail_size + place
+    end = size - tail_size + position
     if begin + length > end:
         raise ArchiveRefused("archive_directory_bad", "its directory lies outside the file")
     if begin + length != end:
@@ -191,18 +191,22 @@ def _begins_like_zip(archive: BinaryIO) -> bool:
     return archive.read(4) == LOCAL_MARK
 
 
-def _split(data: bytes, count: int) -> list[Entry]:
+def _split(data: bytes, count: int) -> list[ZipEntry]:
     """Return the directory's entries, without places of their data."""
-    entries: list[Entry] = []
-    place = 0
-    while place < len(data):
-        if len(entries) == count or place + CENTRAL.size > len(data) or data[place : place + 4] != CENTRAL_MARK:
+    entries: list[ZipEntry] = []
+    position = 0
+    while position < len(data):
+        if (
+            len(entries) == count
+            or position + CENTRAL.size > len(data)
+            or data[position : position + 4] != CENTRAL_MARK
+        ):
             raise ArchiveRefused("archive_directory_bad", "its directory is damaged")
-        fields = CENTRAL.unpack_from(data, place)
-        made_by, _, flags, method, _, _, crc, packed, size, name_size, extra_size, note_size, disk = fields[1:14]
+        fields = CENTRAL.unpack_from(data, position)
+        writer, _, flags, method, _, _, crc, packed, size, name_size, extra_size, note_size, disk = fields[1:14]
         attributes, offset = fields[15], fields[16]
-        after = place + CENTRAL.size + name_size + extra_size + note_size
-        raw = data[place + CENTRAL.size : place + CENTRAL.size + name_size]
+        after = position + CENTRAL.size + name_size + extra_size + note_size
+        raw = data[position + CENTRAL.size : position + CENTRAL.size + name_size]
         if after > len(data):
             raise ArchiveRefused("archive_directory_bad", "its directory is damaged", entry=printable(raw))
         if _WIDE32 in {packed, size, offset}:
@@ -212,46 +216,46 @@ def _split(data: bytes, count: int) -> list[Entry]:
         if disk != 0:
             raise ArchiveRefused("archive_split", "it lies in another part", entry=printable(raw))
         unix = attributes >> 16
-        windows = made_by >> 8 in {0, 10, 11, 14} or unix == 0
+        windows = writer >> 8 in {0, 10, 11, 14} or unix == 0
         reparse = windows and bool(attributes & _NTFS_LINK)
-        entries.append(Entry(raw, flags, method, crc, packed, size, unix, reparse, offset))
-        place = after
+        entries.append(ZipEntry(raw, flags, method, crc, packed, size, unix, reparse, offset))
+        position = after
     if len(entries) != count:
         raise ArchiveRefused("archive_directory_bad", f"its directory has {len(entries)} entries and says {count}")
     return entries
 
 
-def _located(archive: BinaryIO, entries: list[Entry], end: int) -> tuple[Entry, ...]:
+def _located(archive: BinaryIO, entries: list[ZipEntry], end: int) -> tuple[ZipEntry, ...]:
     """Return the entries with the places of their data, each compared with its local header; no two may overlap."""
     located = [_locate(archive, entry, end) for entry in entries]
     reached, before = 0, ""
     for entry in sorted(located, key=lambda each: (each.offset, each.data + each.packed)):
         if entry.offset < reached:
-            raise ArchiveRefused("archive_overlap", f"its bytes are also those of {before!r}", entry=entry.shown)
-        reached, before = entry.data + entry.packed, entry.shown
+            raise ArchiveRefused("archive_overlap", f"its bytes are also those of {before!r}", entry=entry.label)
+        reached, before = entry.data + entry.packed, entry.label
     return tuple(located)
 
 
-def _locate(archive: BinaryIO, entry: Entry, end: int) -> Entry:
+def _locate(archive: BinaryIO, entry: ZipEntry, end: int) -> ZipEntry:
     archive.seek(min(entry.offset, end))
     head = archive.read(LOCAL.size)
     if entry.offset + LOCAL.size > end or len(head) < LOCAL.size or not head.startswith(LOCAL_MARK):
-        raise ArchiveRefused("archive_directory_bad", "the directory points at nothing", entry=entry.shown)
+        raise ArchiveRefused("archive_directory_bad", "the directory points at nothing", entry=entry.label)
     _, _, flags, method, _, _, crc, packed, size, name_size, extra_size = LOCAL.unpack(head)
     raw = archive.read(name_size)
-    said = (flags & ~STREAMED, method, raw)
-    if said != (entry.flags & ~STREAMED, entry.method, entry.raw):
-        raise ArchiveRefused("archive_header_mismatch", "its two headers differ", entry=entry.shown)
-    known = (crc, packed, size)
-    blank = bool(flags & STREAMED) and known == (0, 0, 0)
-    if not blank and known != (entry.crc, entry.packed, entry.size):
+    local_header = (flags & ~STREAMED, method, raw)
+    if local_header != (entry.flags & ~STREAMED, entry.method, entry.raw):
+        raise ArchiveRefused("archive_header_mismatch", "its two headers differ", entry=entry.label)
+    local_sizes = (crc, packed, size)
+    blank = bool(flags & STREAMED) and local_sizes == (0, 0, 0)
+    if not blank and local_sizes != (entry.crc, entry.packed, entry.size):
         wide = _WIDE32 in {packed, size}
         code = "archive_zip64" if wide else "archive_header_mismatch"
-        raise ArchiveRefused(code, "its two headers differ", entry=entry.shown)
+        raise ArchiveRefused(code, "its two headers differ", entry=entry.label)
     data = entry.offset + LOCAL.size + name_size + extra_size
     if data + entry.packed > end:
-        raise ArchiveRefused("archive_directory_bad", "its content lies outside the file", entry=entry.shown)
-    return Entry(
+        raise ArchiveRefused("archive_directory_bad", "its content lies outside the file", entry=entry.label)
+    return ZipEntry(
         entry.raw,
         entry.flags,
         entry.method,
@@ -315,7 +319,7 @@ def reference_table() -> str:
 PIECE: Final = 64 * 1024
 
 
-def pieces(archive: BinaryIO, entry: Entry) -> Iterator[bytes]:
+def pieces(archive: BinaryIO, entry: ZipEntry) -> Iterator[bytes]:
     """Yield the content of *entry* in pieces of at most 64 KiB.
 
     Raises:
@@ -326,33 +330,33 @@ def pieces(archive: BinaryIO, entry: Entry) -> Iterator[bytes]:
     for piece in _stored(archive, entry) if entry.method == STORED else _inflated(archive, entry):
         total += len(piece)
         if total > entry.size:
-            raise ArchiveRefused("archive_size_lie", f"it unpacks to more than {entry.size} bytes", entry=entry.shown)
+            raise ArchiveRefused("archive_size_lie", f"it unpacks to more than {entry.size} bytes", entry=entry.label)
         checksum = zlib.crc32(piece, checksum)
         yield piece
     if total != entry.size:
         message = f"it unpacks to {total} bytes, not to {entry.size}"
-        raise ArchiveRefused("archive_size_lie", message, entry=entry.shown)
+        raise ArchiveRefused("archive_size_lie", message, entry=entry.label)
     if checksum != entry.crc:
-        raise ArchiveRefused("archive_damaged", "its checksum is wrong", entry=entry.shown)
+        raise ArchiveRefused("archive_damaged", "its checksum is wrong", entry=entry.label)
 
 
-def _packed(archive: BinaryIO, entry: Entry) -> Iterator[bytes]:
-    left, place = entry.packed, entry.data
-    while left:
-        archive.seek(place)
-        piece = archive.read(min(PIECE, left))
+def _packed(archive: BinaryIO, entry: ZipEntry) -> Iterator[bytes]:
+    remaining, position = entry.packed, entry.data
+    while remaining:
+        archive.seek(position)
+        piece = archive.read(min(PIECE, remaining))
         if not piece:
-            raise ArchiveRefused("archive_damaged", "its content ends early", entry=entry.shown)
-        left -= len(piece)
-        place += len(piece)
+            raise ArchiveRefused("archive_damaged", "its content ends early", entry=entry.label)
+        remaining -= len(piece)
+        position += len(piece)
         yield piece
 
 
-def _stored(archive: BinaryIO, entry: Entry) -> Iterator[bytes]:
+def _stored(archive: BinaryIO, entry: ZipEntry) -> Iterator[bytes]:
     return _packed(archive, entry)
 
 
-def _inflated(archive: BinaryIO, entry: Entry) -> Iterator[bytes]:
+def _inflated(archive: BinaryIO, entry: ZipEntry) -> Iterator[bytes]:
     machine = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
         for packed in _packed(archive, entry):
@@ -361,10 +365,10 @@ def _inflated(archive: BinaryIO, entry: Entry) -> Iterator[bytes]:
                 yield machine.decompress(waiting, PIECE)
                 waiting = machine.unconsumed_tail
             if machine.eof and machine.unused_data:
-                raise ArchiveRefused("archive_size_lie", "its packed size is wrong", entry=entry.shown)
+                raise ArchiveRefused("archive_size_lie", "its packed size is wrong", entry=entry.label)
         while not machine.eof and (piece := machine.decompress(machine.unconsumed_tail, PIECE)):
             yield piece
     except zlib.error:
-        raise ArchiveRefused("archive_damaged", "its content cannot be unpacked", entry=entry.shown) from None
+        raise ArchiveRefused("archive_damaged", "its content cannot be unpacked", entry=entry.label) from None
     if not machine.eof:
-        raise ArchiveRefused("archive_damaged", "its content ends early", entry=entry.shown)
+        raise ArchiveRefused("archive_damaged", "its content ends early", entry=entry.label)

@@ -26,12 +26,12 @@ from kdskills.skills.archives.directory import (
     STRONGLY_ENCRYPTED,
     ArchiveLimits,
     ArchiveRefused,
-    Entry,
+    ZipEntry,
     pieces,
     read_directory,
 )
 from kdskills.skills.archives.write import TreeFile, version_of
-from kdskills.skills.findings import Findings
+from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES
 from kdskills.skills.listing import SKILL_FILES
 from kdskills.skills.model import Skill
@@ -63,16 +63,16 @@ _ARCHIVES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedFile:
     """One file of the skill: where it goes below the skill's folder, and whether it may be run."""
 
     path: str
-    entry: Entry
+    entry: ZipEntry
     executable: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class UnpackPlan:
     """What would be unpacked.
 
     Attributes:
@@ -84,24 +84,24 @@ class Plan:
 
     root: str | None
     skill_file: str
-    files: tuple[Planned, ...]
+    files: tuple[PlannedFile, ...]
     notes: tuple[Diagnostic, ...]
 
     @property
-    def skill(self) -> Planned:
+    def skill(self) -> PlannedFile:
         """The skill file."""
         return next(planned for planned in self.files if planned.path == self.skill_file)
 
 
-def plan(entries: Sequence[Entry], limits: ArchiveLimits) -> Plan:
+def plan(entries: Sequence[ZipEntry], limits: ArchiveLimits) -> UnpackPlan:
     """Return what of *entries* makes the skill.
 
     Raises:
         ArchiveRefused: A rule is broken; the first entry that breaks it is named.
     """
-    files: list[tuple[tuple[str, ...], Entry]] = []
-    folders: list[tuple[tuple[str, ...], Entry]] = []
-    ignored: list[Entry] = []
+    files: list[tuple[tuple[str, ...], ZipEntry]] = []
+    folders: list[tuple[tuple[str, ...], ZipEntry]] = []
+    ignored: list[ZipEntry] = []
     for entry in entries:
         parts, folder = _parts(entry)
         _check_length(entry, parts, limits)
@@ -116,25 +116,25 @@ def plan(entries: Sequence[Entry], limits: ArchiveLimits) -> Plan:
     _check_distinct([*files, *folders], {entry.offset for _, entry in folders})
     root = _root([parts for parts, _ in files])
     below = 0 if root is None else 1
-    planned = [Planned("/".join(parts[below:]), entry, bool(entry.mode & EXECUTABLE)) for parts, entry in files]
+    planned = [PlannedFile("/".join(parts[below:]), entry, bool(entry.mode & EXECUTABLE)) for parts, entry in files]
     for each in planned:
         _check_path(each, limits)
     _check_amounts(planned, limits)
     skill_file = next(name for name in SKILL_FILES if any(each.path == name for each in planned))
-    return Plan(root, skill_file, tuple(sorted(planned, key=lambda each: each.path.encode())), _notes(ignored))
+    return UnpackPlan(root, skill_file, tuple(sorted(planned, key=lambda each: each.path.encode())), _notes(ignored))
 
 
 def check_skill_name(name: str, *, entry: str | None) -> None:
     """Refuse a folder or skill whose name is not one by the grammar of names."""
-    findings = Findings("spec", entry or "")
+    findings = FileFindings("spec", entry or "")
     check_name(name, "", findings, None)
-    wrong = [found for found in findings.items if found.severity == "error"]
-    if wrong or not name:
-        reason = wrong[0].message.rstrip(".") if wrong else "the skill has no name"
+    errors = [finding for finding in findings.items if finding.severity == "error"]
+    if errors or not name:
+        reason = errors[0].message.rstrip(".") if errors else "the skill has no name"
         raise ArchiveRefused("archive_name_invalid", reason, entry=entry)
 
 
-def _parts(entry: Entry) -> tuple[tuple[str, ...], bool]:
+def _parts(entry: ZipEntry) -> tuple[tuple[str, ...], bool]:
     """Return an entry's path and whether it is a folder's.
 
     Raises:
@@ -143,46 +143,46 @@ def _parts(entry: Entry) -> tuple[tuple[str, ...], bool]:
     try:
         name = entry.raw.decode("utf-8")
     except UnicodeDecodeError:
-        raise ArchiveRefused("archive_name_not_utf8", "its name is not UTF-8", entry=entry.shown) from None
+        raise ArchiveRefused("archive_name_not_utf8", "its name is not UTF-8", entry=entry.label) from None
     if not name:
         raise ArchiveRefused("archive_path_invalid", "it has no name", entry="")
     if "\\" in name:
-        raise ArchiveRefused("archive_path_backslash", "its name has a backslash", entry=entry.shown)
+        raise ArchiveRefused("archive_path_backslash", "its name has a backslash", entry=entry.label)
     if name.startswith("/"):
-        raise ArchiveRefused("archive_path_absolute", "its path is absolute", entry=entry.shown)
+        raise ArchiveRefused("archive_path_absolute", "its path is absolute", entry=entry.label)
     if _DRIVE.match(name):
-        raise ArchiveRefused("archive_path_drive", "its path begins with a drive", entry=entry.shown)
+        raise ArchiveRefused("archive_path_drive", "its path begins with a drive", entry=entry.label)
     folder = name.endswith("/")
     parts = tuple((name[:-1] if folder else name).split("/"))
     if ".." in parts:
-        raise ArchiveRefused("archive_path_parent", "its path leads upwards", entry=entry.shown)
+        raise ArchiveRefused("archive_path_parent", "its path leads upwards", entry=entry.label)
     if any(part in {"", "."} for part in parts):
-        raise ArchiveRefused("archive_path_invalid", "its path has an empty part", entry=entry.shown)
+        raise ArchiveRefused("archive_path_invalid", "its path has an empty part", entry=entry.label)
     if any(unicodedata.category(c) in {"Cc", "Cs", "Zl", "Zp"} for c in name):
-        raise ArchiveRefused("archive_path_invalid", "its name has control characters", entry=entry.shown)
+        raise ArchiveRefused("archive_path_invalid", "its name has control characters", entry=entry.label)
     return parts, folder
 
 
-def _check_kind(entry: Entry, *, folder: bool) -> None:
+def _check_kind(entry: ZipEntry, *, folder: bool) -> None:
     kind = stat.S_IFMT(entry.mode)
     if kind == stat.S_IFLNK or entry.reparse:
-        raise ArchiveRefused("archive_link", "it is a link", entry=entry.shown)
+        raise ArchiveRefused("archive_link", "it is a link", entry=entry.label)
     if kind not in {0, stat.S_IFREG, stat.S_IFDIR}:
-        raise ArchiveRefused("archive_special_file", "it is no regular file", entry=entry.shown)
+        raise ArchiveRefused("archive_special_file", "it is no regular file", entry=entry.label)
     if kind and (kind == stat.S_IFDIR) != folder:
-        raise ArchiveRefused("archive_special_file", "its name and its kind do not agree", entry=entry.shown)
+        raise ArchiveRefused("archive_special_file", "its name and its kind do not agree", entry=entry.label)
     if folder and entry.size:
-        raise ArchiveRefused("archive_special_file", "it is a folder with content", entry=entry.shown)
+        raise ArchiveRefused("archive_special_file", "it is a folder with content", entry=entry.label)
 
 
-def _check_packing(entry: Entry) -> None:
+def _check_packing(entry: ZipEntry) -> None:
     if entry.flags & (ENCRYPTED | STRONGLY_ENCRYPTED | MASKED):
-        raise ArchiveRefused("archive_encrypted", "it is encrypted", entry=entry.shown)
+        raise ArchiveRefused("archive_encrypted", "it is encrypted", entry=entry.label)
     if entry.method not in {STORED, DEFLATED} or entry.flags & PATCHED:
         message = f"it is packed by method {entry.method}; stored (0) and deflated (8) are read"
-        raise ArchiveRefused("archive_method", message, entry=entry.shown)
+        raise ArchiveRefused("archive_method", message, entry=entry.label)
     if entry.method == STORED and entry.packed != entry.size:
-        raise ArchiveRefused("archive_size_lie", "it is stored, but its two sizes differ", entry=entry.shown)
+        raise ArchiveRefused("archive_size_lie", "it is stored, but its two sizes differ", entry=entry.label)
 
 
 def _folded(path: str) -> str:
@@ -192,30 +192,30 @@ def _folded(path: str) -> str:
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", path).casefold())
 
 
-def _check_distinct(entries: Sequence[tuple[tuple[str, ...], Entry]], folders: set[int]) -> None:
+def _check_distinct(entries: Sequence[tuple[tuple[str, ...], ZipEntry]], folders: set[int]) -> None:
     """Refuse entries that would be one file, here or on a file system without case, and files used as folders."""
-    seen: set[str] = set()
+    paths: set[str] = set()
     files: set[str] = set()
-    above: dict[str, Entry] = {}
-    spelt: dict[str, str] = {}
+    above: dict[str, ZipEntry] = {}
+    spellings: dict[str, str] = {}
     for parts, entry in entries:
         path = "/".join(parts)
-        if path in seen:
-            raise ArchiveRefused("archive_duplicate", "it is there twice", entry=entry.shown)
-        seen.add(path)
+        if path in paths:
+            raise ArchiveRefused("archive_duplicate", "it is there twice", entry=entry.label)
+        paths.add(path)
         if entry.offset not in folders:
             files.add(path)
         for depth in range(len(parts), 0, -1):
             prefix = "/".join(parts[:depth])
-            other = spelt.setdefault(_folded(prefix), prefix)
-            if other != prefix:
-                message = f"it differs from {other!r} only by case or Unicode form"
-                raise ArchiveRefused("archive_case_collision", message, entry=entry.shown)
+            first_spelling = spellings.setdefault(_folded(prefix), prefix)
+            if first_spelling != prefix:
+                message = f"it differs from {first_spelling!r} only by case or Unicode form"
+                raise ArchiveRefused("archive_case_collision", message, entry=entry.label)
             if depth < len(parts) and above.setdefault(prefix, entry) is not entry:
                 break  # what lies above was looked at with its first entry
     used = sorted(files & above.keys())
     if used:
-        raise ArchiveRefused("archive_duplicate", "its folder is also a file", entry=above[used[0]].shown)
+        raise ArchiveRefused("archive_duplicate", "its folder is also a file", entry=above[used[0]].label)
 
 
 def _root(paths: Sequence[tuple[str, ...]]) -> str | None:
@@ -234,27 +234,29 @@ def _root(paths: Sequence[tuple[str, ...]]) -> str | None:
     return tops[0]
 
 
-def _check_length(entry: Entry, parts: tuple[str, ...], limits: ArchiveLimits) -> None:
+def _check_length(entry: ZipEntry, parts: tuple[str, ...], limits: ArchiveLimits) -> None:
     """Refuse a path no root folder could excuse, before its parts are looked at one by one."""
     if len(parts) > limits.depth + 1:
-        raise ArchiveRefused("archive_too_deep", f"its path has more than {limits.depth} parts", entry=entry.shown)
+        raise ArchiveRefused("archive_too_deep", f"its path has more than {limits.depth} parts", entry=entry.label)
     if len(entry.raw) > limits.path_bytes + ROOT_BYTES:
         message = f"its path has more than {limits.path_bytes} bytes"
-        raise ArchiveRefused("archive_path_too_long", message, entry=entry.shown)
+        raise ArchiveRefused("archive_path_too_long", message, entry=entry.label)
 
 
-def _check_path(planned: Planned, limits: ArchiveLimits) -> None:
-    shown = planned.entry.shown
+def _check_path(planned: PlannedFile, limits: ArchiveLimits) -> None:
+    entry_name = planned.entry.label
     if planned.path.count("/") >= limits.depth:
-        raise ArchiveRefused("archive_too_deep", f"its path has more than {limits.depth} parts", entry=shown)
+        raise ArchiveRefused("archive_too_deep", f"its path has more than {limits.depth} parts", entry=entry_name)
     if len(planned.path.encode()) > limits.path_bytes:
-        raise ArchiveRefused("archive_path_too_long", f"its path has more than {limits.path_bytes} bytes", entry=shown)
+        raise ArchiveRefused(
+            "archive_path_too_long", f"its path has more than {limits.path_bytes} bytes", entry=entry_name
+        )
     if planned.path.lower().endswith(_ARCHIVES):
         message = "it is an archive itself: put its files into the skill's folder"
-        raise ArchiveRefused("archive_nested", message, entry=shown)
+        raise ArchiveRefused("archive_nested", message, entry=entry_name)
 
 
-def _check_amounts(planned: Sequence[Planned], limits: ArchiveLimits) -> None:
+def _check_amounts(planned: Sequence[PlannedFile], limits: ArchiveLimits) -> None:
     total = sum(each.entry.size for each in planned)
     if total > limits.unpacked_bytes:
         message = f"it unpacks to {total} bytes, more than {limits.unpacked_bytes}"
@@ -262,16 +264,16 @@ def _check_amounts(planned: Sequence[Planned], limits: ArchiveLimits) -> None:
     for each in planned:
         if each.entry.size > limits.ratio * each.entry.packed:
             message = f"it unpacks to more than {limits.ratio} times its packed size"
-            raise ArchiveRefused("archive_ratio", message, entry=each.entry.shown)
+            raise ArchiveRefused("archive_ratio", message, entry=each.entry.label)
 
 
-def _notes(ignored: Sequence[Entry]) -> tuple[Diagnostic, ...]:
+def _notes(ignored: Sequence[ZipEntry]) -> tuple[Diagnostic, ...]:
     if not ignored:
         return ()
     count = len(ignored)
     words = "1 entry that a Mac adds was" if count == 1 else f"{count} entries that a Mac adds were"
-    message = f"{words} left out, such as {ignored[0].shown}."
-    return (Diagnostic("archive_ignored", "info", message, path=ignored[0].shown),)
+    message = f"{words} left out, such as {ignored[0].label}."
+    return (Diagnostic("archive_ignored", "info", message, path=ignored[0].label),)
 
 
 FILE_MODE: Final = 0o400
@@ -320,11 +322,11 @@ def unpack_skill(archive: Path, into: Path, *, limits: ArchiveLimits | None = No
     """
     bounds = limits or ArchiveLimits()
     with archive.open("rb") as stream:
-        chosen = plan(read_directory(stream, bounds), bounds)
-        name = _name(stream, chosen)
+        unpack_plan = plan(read_directory(stream, bounds), bounds)
+        name = _name(stream, unpack_plan)
         into.mkdir(mode=0o700)
         try:
-            return _unpacked(stream, chosen, name, into)
+            return _unpacked(stream, unpack_plan, name, into)
         except BaseException:  # raised again: nothing half-unpacked stays
             remove_tree(into)
             raise
@@ -332,54 +334,54 @@ def unpack_skill(archive: Path, into: Path, *, limits: ArchiveLimits | None = No
 
 def remove_tree(folder: Path) -> None:
     """Remove a folder whose folders may be read-only."""
-    for place, _, _ in os.walk(folder):
-        Path(place).chmod(0o700)
+    for directory, _, _ in os.walk(folder):
+        Path(directory).chmod(0o700)
     shutil.rmtree(folder)
 
 
 def seal(folder: Path) -> None:
     """Make every folder below *folder*, and itself, read-only."""
-    for place, _, _ in os.walk(folder, topdown=False):
-        Path(place).chmod(FOLDER_MODE)
+    for directory, _, _ in os.walk(folder, topdown=False):
+        Path(directory).chmod(FOLDER_MODE)
 
 
-def _name(stream: BinaryIO, chosen: Plan) -> str:
+def _name(stream: BinaryIO, unpack_plan: UnpackPlan) -> str:
     """Return the skill's name, from its file alone; a file that is no skill ends it before anything is written."""
-    planned = chosen.skill
-    shown = planned.entry.shown
+    planned = unpack_plan.skill
+    entry_name = planned.entry.label
     if planned.entry.size > MAX_SKILL_BYTES:
-        raise ArchiveRefused("archive_skill_invalid", f"it has more than {MAX_SKILL_BYTES} bytes", entry=shown)
+        raise ArchiveRefused("archive_skill_invalid", f"it has more than {MAX_SKILL_BYTES} bytes", entry=entry_name)
     data = b"".join(pieces(stream, planned.entry))
-    parsed = parse_skill_bytes(data, folder=chosen.root or "", file_name=chosen.skill_file)
+    parsed = parse_skill_bytes(data, folder=unpack_plan.root or "", file_name=unpack_plan.skill_file)
     if parsed.skill is None:
-        raise _invalid(shown, parsed.diagnostics)
+        raise _invalid(entry_name, parsed.diagnostics)
     name = parsed.skill.name
-    check_skill_name(name, entry=shown)
-    if chosen.root is not None and name != chosen.root:
-        message = f"the skill is called {name!r} and its folder {chosen.root!r}"
-        raise ArchiveRefused("archive_name_mismatch", message, entry=shown)
+    check_skill_name(name, entry=entry_name)
+    if unpack_plan.root is not None and name != unpack_plan.root:
+        message = f"the skill is called {name!r} and its folder {unpack_plan.root!r}"
+        raise ArchiveRefused("archive_name_mismatch", message, entry=entry_name)
     return name
 
 
 def _invalid(entry: str, findings: tuple[Diagnostic, ...]) -> ArchiveRefused:
-    errors = [found for found in findings if found.severity == "error"]
-    reason = "; ".join(f"{found.code}: {found.message.rstrip('.')}" for found in errors)
+    errors = [finding for finding in findings if finding.severity == "error"]
+    reason = "; ".join(f"{finding.code}: {finding.message.rstrip('.')}" for finding in errors)
     return ArchiveRefused("archive_skill_invalid", reason, entry=entry, diagnostics=findings)
 
 
-def _unpacked(stream: BinaryIO, chosen: Plan, name: str, into: Path) -> UnpackedSkill:
+def _unpacked(stream: BinaryIO, unpack_plan: UnpackPlan, name: str, into: Path) -> UnpackedSkill:
     folder = into / name
     make_folder(folder)
-    files = tuple(_write(stream, planned, folder) for planned in chosen.files)
+    files = tuple(_write(stream, planned, folder) for planned in unpack_plan.files)
     parsed = parse_skill(folder)
-    findings = (*chosen.notes, *validate_skill(folder))
+    findings = (*unpack_plan.notes, *validate_skill(folder))
     if parsed.skill is None:
-        raise _invalid(chosen.skill.entry.shown, findings)
+        raise _invalid(unpack_plan.skill.entry.label, findings)
     seal(folder)
     return UnpackedSkill(name, folder, version_of(files), files, parsed.skill, findings)
 
 
-def _write(stream: BinaryIO, planned: Planned, folder: Path) -> TreeFile:
+def _write(stream: BinaryIO, planned: PlannedFile, folder: Path) -> TreeFile:
     """Write one file in pieces; every folder above it was made by us, in a folder only we may enter."""
     target = folder / planned.path
     make_folder(target.parent)
@@ -391,7 +393,7 @@ def _write(stream: BinaryIO, planned: Planned, folder: Path) -> TreeFile:
         for piece in pieces(stream, planned.entry):
             if size == 0 and piece.startswith(_ZIP) and not planned.path.lower().endswith(_DOCUMENTS):
                 message = "it is an archive itself: put its files into the skill's folder"
-                raise ArchiveRefused("archive_nested", message, entry=planned.entry.shown)
+                raise ArchiveRefused("archive_nested", message, entry=planned.entry.label)
             out.write(piece)
             hasher.update(piece)
             size += len(piece)

@@ -56,7 +56,7 @@ def read_tree(folder: Path) -> tuple[TreeFile, ...]:
     Raises:
         FileRefused: Something in it is no regular file, or cannot be read.
     """
-    found = []
+    files = []
     for entry in walk_tree(folder):
         if entry.kind != "file":
             raise FileRefused(f"{entry.path!r} is not a regular file", code="not_regular", path=entry.path)
@@ -66,8 +66,8 @@ def read_tree(folder: Path) -> tuple[TreeFile, ...]:
             while piece := stream.read(PIECE):
                 hasher.update(piece)
                 size += len(piece)
-        found.append(TreeFile(entry.path, size, hasher.hexdigest(), bool(entry.mode & 0o111)))
-    return tuple(found)
+        files.append(TreeFile(entry.path, size, hasher.hexdigest(), bool(entry.mode & 0o111)))
+    return tuple(files)
 
 
 _VERSION = 20
@@ -99,24 +99,24 @@ def write_archive(folder: Path, out: BinaryIO, *, name: str | None = None) -> No
         FileRefused: Something in the folder is no regular file, cannot be read, or changed meanwhile.
     """
     top = name or folder.name
-    written: list[_Written] = []
-    place = 0
+    entries: list[_Written] = []
+    position = 0
     for file in read_tree(folder):
         entry_name = f"{top}/{file.path}".encode()
         crc = _crc(folder, file.path)
         mode = PROGRAM_MODE if file.executable else FILE_MODE
-        written.append(_Written(entry_name, crc, file.size, place, mode))
+        entries.append(_Written(entry_name, crc, file.size, position, mode))
         head = LOCAL.pack(
             *(LOCAL_MARK, _VERSION, UTF8_NAME, STORED, _TIME, _DATE, crc, file.size, file.size, len(entry_name), 0)
         )
-        place += out.write(head) + out.write(entry_name)
+        position += out.write(head) + out.write(entry_name)
         with open_file(folder, file.path) as stream:
             while piece := stream.read(PIECE):
-                place += out.write(piece)
-    begin = place
-    for each in written:
-        place += out.write(_central(each)) + out.write(each.name)
-    out.write(END.pack(END_MARK, 0, 0, len(written), len(written), place - begin, begin, 0))
+                position += out.write(piece)
+    begin = position
+    for each in entries:
+        position += out.write(_central(each)) + out.write(each.name)
+    out.write(END.pack(END_MARK, 0, 0, len(entries), len(entries), position - begin, begin, 0))
 
 
 def _central(each: _Written) -> bytes:

@@ -130,7 +130,7 @@ def test_changes_say_which_files(far, server):
     root.later()
     assert refused(root) == ["mcp-acme.tidy"]
     (change,) = root.listing.changes()
-    assert (change.uri, change.full_id, change.known) == ("skill://a/tidy/SKILL.md", "mcp-acme.tidy", True)
+    assert (change.uri, change.full_id, change.files_known) == ("skill://a/tidy/SKILL.md", "mcp-acme.tidy", True)
     assert (change.added, change.removed, change.changed) == (("new",), ("old",), ("guide",))
     assert refused(root) == ["mcp-acme.tidy"]  # looking accepts nothing
     root.listing.accept([change])
@@ -181,7 +181,7 @@ def test_accepting_one_where_nothing_can_be_read(far, server):
     root.folder.mkdir(parents=True)
     (root.folder / "accepted.json").write_text("[]")
     changes = root.listing.changes()
-    assert [(change.full_id, change.known) for change in changes] == [
+    assert [(change.full_id, change.files_known) for change in changes] == [
         ("mcp-acme.sweep", False), ("mcp-acme.tidy", False),
     ]  # fmt: skip
     root.listing.accept(changes[:1])
@@ -200,7 +200,7 @@ def test_sets_of_the_earlier_form(far, server):
     assert refused(far(server)) == []
     server.skills["skill://a/tidy"]["guide"] = b"two"
     (change,) = far(server).listing.changes()
-    assert (change.known, change.added, change.changed) == (False, (), ())
+    assert (change.files_known, change.added, change.changed) == (False, (), ())
 
 
 @pytest.mark.parametrize(

@@ -113,15 +113,15 @@ def test_the_cache_is_bounded_and_drops_the_longest_unused(tmp_path):
     decoders = {name: Decoder() for name in "abc"}
     for name in "ababcabc":  # a is dropped for c, b for a, c for b, a for c
         _read(reader, tmp_path, decoders[name], name)
-        assert reader.held <= 20
-    assert reader.held == 20
+        assert reader.cached_bytes <= 20
+    assert reader.cached_bytes == 20
     assert sum(decoder.calls for decoder in decoders.values()) == 6
 
 
 def test_what_costs_more_than_the_cache_is_served_and_not_kept(folder):
     """A huge text does not empty the cache, and is not kept."""
     reader = ContentReader(verified=False, clock=time.time_ns, cache_bytes=5)
-    assert (_read(reader, folder, Decoder(cost=6)).value, reader.held) == ("one", 0)
+    assert (_read(reader, folder, Decoder(cost=6)).value, reader.cached_bytes) == ("one", 0)
 
 
 def test_clear_forgets(folder, reader):
@@ -130,7 +130,7 @@ def test_clear_forgets(folder, reader):
     _read(reader, folder, decoder)
     reader.clear()
     _read(reader, folder, decoder)
-    assert (decoder.calls, reader.held) == (2, 10)
+    assert (decoder.calls, reader.cached_bytes) == (2, 10)
 
 
 def test_many_threads_share_the_cache(tmp_path):
@@ -146,7 +146,7 @@ def test_many_threads_share_the_cache(tmp_path):
         for _ in range(20):
             for name in names:
                 got = _read(reader, tmp_path, Decoder(), name, name.encode())
-                if got.value != name or reader.held > 55:
+                if got.value != name or reader.cached_bytes > 55:
                     wrong.append(name)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -154,4 +154,4 @@ def test_many_threads_share_the_cache(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert (wrong, reader.held <= 55) == ([], True)
+    assert (wrong, reader.cached_bytes <= 55) == ([], True)

@@ -470,7 +470,7 @@ def test_a_folder_changed_just_before_the_walk_is_listed_again(tmp_path, late, a
         raise AssertionError("there is no skill here")
 
     def walk(old, clock):
-        scanner = discovery.Scanner(SkillRoot("x://", tmp_path, "bundle", "bundle"), old, load, lambda: clock)
+        scanner = discovery.RootScanner(SkillRoot("x://", tmp_path, "bundle", "bundle"), old, load, lambda: clock)
         return scanner, scanner.run()
 
     newest = max(place.stat().st_ctime_ns for place in (tmp_path, tmp_path / "acme"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.skills import index as index_module
-from kdskills.skills.discovery import Scanner
+from kdskills.skills.discovery import RootScanner
 from kdskills.skills.registry import SkillRegistry
 from kdskills.skills.roots import SkillRoot
 
@@ -68,14 +68,14 @@ def make(root, store):
 def reads(monkeypatch):
     """Count the folders listed anew by each walk."""
     counts = []
-    run = Scanner.run
+    run = RootScanner.run
 
     def counted(self):
         scan = run(self)
         counts.append(self.reread)
         return scan
 
-    monkeypatch.setattr(Scanner, "run", counted)
+    monkeypatch.setattr(RootScanner, "run", counted)
     return counts
 
 

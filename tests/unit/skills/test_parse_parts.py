@@ -9,7 +9,7 @@ import pytest
 from kdskills.errors import Diagnostic
 from kdskills.skills import SkillTool
 from kdskills.skills.digest import bytes_digest
-from kdskills.skills.findings import Findings, code_row
+from kdskills.skills.findings import FileFindings, code_row
 from kdskills.skills.folder import TextContent
 from kdskills.skills.parse import parse_parts
 
@@ -50,7 +50,7 @@ def test_digest_size_and_tokens(plain: bytes) -> None:
 
 def test_findings_name_the_place_given() -> None:
     """Findings carry the path relative to the root."""
-    found = parse_parts(b"junk", folder="brief", at="acme/brief/SKILL.md", layout_namespace="acme")
+    found = parse_parts(b"junk", folder="brief", path="acme/brief/SKILL.md", layout_namespace="acme")
     assert [(f.path, f.code) for f in found.diagnostics] == [("acme/brief/SKILL.md", "no_frontmatter")]
     assert (found.skill, found.full_id) == (None, "acme.brief")
 
@@ -86,9 +86,9 @@ def test_skill_values_are_frozen(plain: bytes) -> None:
 
 def test_findings_follow_the_table() -> None:
     """A finding has the table's severity and cure; what a verdict does not report is dropped."""
-    lenient, tool = Findings("lenient", "SKILL.md"), Findings("skills-ref", "SKILL.md")
+    lenient, tool = FileFindings("lenient", "SKILL.md"), FileFindings("skills-ref", "SKILL.md")
     for notes in (lenient, tool):
-        notes.add("field_type", "Odd.", place=(3, 1), ref="tags")
+        notes.add("field_type", "Odd.", position=(3, 1), ref="tags")
     assert [(f.severity, f.line, f.fix) for f in lenient.items] == [("warning", 3, code_row("field_type").cure)]
     assert (tool.items, lenient.refused) == ([], False)
     lenient.add("field_type", "Odd.", severity="error")
@@ -98,4 +98,4 @@ def test_findings_follow_the_table() -> None:
 def test_unknown_codes_are_a_mistake_of_ours() -> None:
     """A code outside the table cannot be reported."""
     with pytest.raises(KeyError):
-        Findings("lenient", "x").add("no_such_code", "Odd.")
+        FileFindings("lenient", "x").add("no_such_code", "Odd.")

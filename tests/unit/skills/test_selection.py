@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kdskills.skills.model import Skill, SkillTool
 from kdskills.skills.selection import (
     STEP_OF,
-    Known,
+    KnownSkills,
     Policy,
     Refused,
     Rules,
@@ -49,14 +49,14 @@ def skill(full_id: str, **fields) -> Skill:
     return Skill(name=name, namespace=namespace, id=name, description=f"About {name}.", content=Text(), **fields)
 
 
-def known(*skills: Skill, refused=()) -> Known:
+def known(*skills: Skill, refused=()) -> KnownSkills:
     """Return what there is."""
-    return Known({entry.full_id: entry for entry in skills}, dict(refused))
+    return KnownSkills({entry.full_id: entry for entry in skills}, dict(refused))
 
 
-def code(world: Known, rules: Rules, full_id: str, *, by="model", **policy) -> str:
+def code(world: KnownSkills, rules: Rules, full_id: str, *, by="model", **policy) -> str:
     """Return `granted` or the code of the refusal."""
-    found = decide(world, Policy.of(rules, **policy), full_id, ref=full_id, by=by)
+    found = decide(world, Policy.compile(rules, **policy), full_id, ref=full_id, starter=by)
     return found.code if isinstance(found, Refused) else "granted"
 
 
@@ -132,7 +132,7 @@ def test_step_6_tools() -> None:
     assert code(world, OPEN, "acme.a", tools=frozenset({"web.search"})) == "tools_missing"
     assert code(world, OPEN, "acme.a", tools=frozenset({"io.save"})) == "granted"
     assert code(world, OPEN, "acme.free", tools=frozenset()) == "granted"
-    refused = decide(world, Policy.of(OPEN, tools=frozenset()), "acme.a", ref="acme.a", by="model")
+    refused = decide(world, Policy.compile(OPEN, tools=frozenset()), "acme.a", ref="acme.a", starter="model")
     assert refused.details["missing"] == ["io.save"]
 
 
@@ -189,10 +189,10 @@ def test_steps_are_numbered_as_documented() -> None:
 
 def test_refusals_name_rule_and_source() -> None:
     """A refusal says which rule decided and where it stands."""
-    policy = Policy.of(Rules(disabled=("acme.*",), disabled_for_all=("b",)), consumer="writer")
+    policy = Policy.compile(Rules(disabled=("acme.*",), disabled_for_all=("b",)), consumer="writer")
     world = known(skill("acme.a"), skill("zeta.b"))
-    own = decide(world, policy, "acme.a", ref="sk:acme.a", by="model")
-    everyone = decide(world, policy, "zeta.b", ref="zeta.b", by="model")
+    own = decide(world, policy, "acme.a", ref="sk:acme.a", starter="model")
+    everyone = decide(world, policy, "zeta.b", ref="zeta.b", starter="model")
     assert (own.ref, own.full_id, own.details) == (
         "sk:acme.a",
         "acme.a",
@@ -205,9 +205,9 @@ def test_refusals_name_rule_and_source() -> None:
 def test_public_refusal_reads_like_unknown() -> None:
     """To a model a refused skill reads exactly like one that does not exist."""
     world = known(skill("acme.a"))
-    policy = Policy.of(Rules(disabled=("acme.a",)))
-    denied = decide(world, policy, "acme.a", ref="x", by="model").public()
-    absent = decide(world, policy, "acme.zzz", ref="x", by="model").public()
+    policy = Policy.compile(Rules(disabled=("acme.a",)))
+    denied = decide(world, policy, "acme.a", ref="x", starter="model").public()
+    absent = decide(world, policy, "acme.zzz", ref="x", starter="model").public()
     assert denied == absent
     assert (denied.code, denied.full_id, denied.details) == ("unknown_skill", None, {})
 
@@ -215,7 +215,7 @@ def test_public_refusal_reads_like_unknown() -> None:
 def test_dependency_private() -> None:
     """Under `private` a dependency need not be enabled, and may be internal for a trusted root's importer."""
     world = known(skill("acme.dep"), skill("internal.dep"))
-    policy = Policy.of(Rules(enabled=("acme.top",)), consumer="w")
+    policy = Policy.compile(Rules(enabled=("acme.top",)), consumer="w")
     for layer, expected in [("builtin", True), ("plugin", True), ("bundle", True), ("user", False), ("project", False)]:
         importer = skill("acme.top", layer=layer)
         assert not isinstance(decide_dependency(world, policy, importer, "acme.dep", ref="dep"), Refused)
@@ -227,7 +227,7 @@ def test_dependency_private() -> None:
 def test_dependency_listed_must_be_grantable_itself(imports: str) -> None:
     """Under `listed` and `strict` a dependency needs to be enabled and not internal."""
     world = known(skill("acme.dep"), skill("internal.dep"))
-    policy = Policy.of(Rules(enabled=("acme.top", "internal.*"), imports=imports), consumer="w")
+    policy = Policy.compile(Rules(enabled=("acme.top", "internal.*"), imports=imports), consumer="w")
     top = skill("acme.top")
     assert decide_dependency(world, policy, top, "acme.dep", ref="dep").code == "not_enabled"
     assert decide_dependency(world, policy, top, "internal.dep", ref="dep").code == "internal"
@@ -243,7 +243,7 @@ def test_deny_for_and_tools_hold_under_each_policy(imports: str) -> None:
         skill("a.tooled", tools=NEEDS_IO),
         skill("a.user", disable_model_invocation=True, user_invocable=False),
     )
-    policy = Policy.of(
+    policy = Policy.compile(
         Rules(disabled=("denied",), imports=imports), consumer="w", tools=frozenset(), plugin_denied={"a.plugged": "no"}
     )
     found = {
@@ -283,7 +283,7 @@ IDS = ["a.x", "a.y", "b.x", "b.y", "public.x", "internal.x"]
 
 def visible(rules: Rules, **policy) -> set[str]:
     """Return the ids the gate lets through."""
-    compiled = Policy.of(rules, **policy)
+    compiled = Policy.compile(rules, **policy)
     return {name for name in IDS if refuse(compiled, skill(name, tools=NEEDS_IO if name == "b.y" else ())) is None}
 
 
@@ -327,7 +327,7 @@ def test_checks_in_force_refuse_what_all_checks_refuse():
     options = product(rules, ("w1", "x", None), (None, frozenset()), (False, True), ({}, {"public.s2": "a plugin"}))
     seen = set()
     for rule, consumer, tools, internal, denied in options:
-        policy = Policy.of(rule, consumer=consumer, tools=tools, include_internal=internal, plugin_denied=denied)
+        policy = Policy.compile(rule, consumer=consumer, tools=tools, include_internal=internal, plugin_denied=denied)
         checks = checks_in_force(policy)
         for skill in skills:
             found = refuse(policy, skill, checks)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdskills.skills import yaml_core
-from kdskills.skills.yaml_core import Fields, Items, Limits, Scalar, YamlRefused, core_value, load_yaml, to_python
+from kdskills.skills.yaml_core import Fields, Items, Scalar, YamlLimits, YamlRefused, core_value, load_yaml, to_python
 
 
 def values(text: str):
@@ -165,7 +165,7 @@ def test_nodes_and_bytes_are_bounded() -> None:
 
 def test_limits_can_be_widened() -> None:
     """A caller with a larger file gives larger bounds."""
-    assert len(to_python(load_yaml("[" + "1," * 3000 + "]", Limits(nodes=4000)).root)) == 3000
+    assert len(to_python(load_yaml("[" + "1," * 3000 + "]", YamlLimits(nodes=4000)).root)) == 3000
 
 
 def test_alias_bomb_is_refused_before_it_grows() -> None:
@@ -196,14 +196,14 @@ def test_syntax_errors_have_a_place_and_may_be_repaired() -> None:
     """A slip of syntax says where it is."""
     with pytest.raises(YamlRefused) as caught:
         load_yaml("a: b: c")
-    assert (caught.value.place, caught.value.repairable) == ((0, 4), True)
+    assert (caught.value.position, caught.value.repairable) == ((0, 4), True)
 
 
 def test_control_characters_are_refused_with_their_place() -> None:
     """A character YAML does not allow is found by line and column."""
     with pytest.raises(YamlRefused) as caught:
         load_yaml("a: b\nc: d\x7f")
-    assert (caught.value.place, caught.value.repairable) == ((1, 4), False)
+    assert (caught.value.position, caught.value.repairable) == ((1, 4), False)
 
 
 @pytest.mark.parametrize("character", ["\x85", "\u2028", "\u2029"])

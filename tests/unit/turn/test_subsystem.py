@@ -62,7 +62,7 @@ def test_failing_refresh_keeps_the_old_snapshot(write, build, monkeypatch) -> No
         raise OSError("no more files")
 
     with monkeypatch.context() as patched:
-        patched.setattr("kdskills.skills.registry.Scanner.run", broken)
+        patched.setattr("kdskills.skills.registry.RootScanner.run", broken)
         with pytest.raises(OSError, match="no more files"):
             subsystem.view()
         assert subsystem.registry is first

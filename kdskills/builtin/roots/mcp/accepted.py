@@ -46,7 +46,7 @@ class FileSet:
             uri=uri,
             full_id=full_id,
             digest=self.digest,
-            known=has_files,
+            files_known=has_files,
             added=tuple(sorted(new.keys() - old.keys())) if has_files else (),
             removed=tuple(sorted(old.keys() - new.keys())),
             changed=tuple(sorted(path for path in new.keys() & old.keys() if new[path] != old[path])),

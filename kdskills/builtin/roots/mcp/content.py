@@ -14,7 +14,7 @@ from urllib.parse import quote
 from kdskills.builtin.roots.mcp.entries import MAX_BYTES, SKILL_FILE, ListedSkill, same_value
 from kdskills.builtin.roots.mcp.wire import Server, ServerFailed
 from kdskills.errors import FileRefused
-from kdskills.skills.findings import Findings
+from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import read_frontmatter
 from kdskills.skills.parse import parse_skill_bytes
 from kdskills.skills.private_files import make_folder, private_folder, write_private
@@ -163,7 +163,7 @@ def digest_of(data: bytes) -> str:
 
 
 def _agrees(data: bytes, frontmatter: Mapping[str, Any]) -> bool:
-    header = read_frontmatter(data, Findings("lenient", SKILL_FILE))
+    header = read_frontmatter(data, FileFindings("lenient", SKILL_FILE))
     if header is None or header.repairs or header.document.duplicates:
         return False
     fields: dict[str, Any] = to_python(header.fields)
