@@ -126,7 +126,7 @@ class House:
     @cached_property
     def one_importer_modules(self) -> list[str]:
         """Modules below 250 lines that one other module imports."""
-        importers = self._importers()
+        importers = self.importers()
         return sorted(
             name
             for name, path in self._modules().items()
@@ -143,7 +143,8 @@ class House:
             for path in self.product
         }
 
-    def _importers(self) -> dict[str, set[str]]:
+    def importers(self) -> dict[str, set[str]]:
+        """Return the modules that import each module of the product."""
         modules = self._modules()
         importers: dict[str, set[str]] = defaultdict(set)
         for module, path in modules.items():

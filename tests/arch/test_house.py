@@ -7,6 +7,7 @@ import ast
 import pytest
 
 from tests.arch.house import PAPERS, House, Measure, bound_names, is_empty, long_parts
+from tests.arch.rooms import PAGE, draw
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +76,8 @@ def test_a_function_and_a_class_over_budget_are_seen() -> None:
     function = "def f():\n" + "    x = 1\n" * 60
     assert long_parts(ast.parse(function)) == ["f: 61 lines"]
     assert long_parts(ast.parse("class C:\n" + "    x = 1\n" * 400)) == ["C: 401 lines"]
+
+
+def test_the_picture_of_the_rooms_is_current(house: House) -> None:
+    """docs/explanation/rooms.svg shows today's imports; `python -m tests.arch.rooms` draws it anew."""
+    assert PAGE.read_text(encoding="utf-8") == draw(house)
