@@ -98,7 +98,7 @@ def test_an_old_index_is_replaced(bundle, tmp_path):
     folder = tmp_path / "index"
     folder.mkdir(mode=0o700)
     path = IndexStore(folder).file(root, str(bundle / "skills"))
-    path.write_text((FIXTURES / "index.json").read_text().replace("/home/kd/bundle", str(bundle)))
+    path.write_text((FIXTURES / "index.json").read_text().replace("/home/alice/bundle", str(bundle)))
     path.chmod(0o600)
     skills, codes = registry_skills(root, folder)
     assert (skills, codes) == (registry_skills(root, None)[0], ["index_ignored"])
@@ -125,7 +125,7 @@ async def test_an_old_snapshot_comes_back(bundle):
 
 def test_an_old_descriptor_under_way_is_understood(bundle):
     """A program started by 0.1.0 and run by today's library sees the view that was exported."""
-    text = (FIXTURES / "descriptor.json").read_text().replace("/home/kd/bundle", str(bundle))
+    text = (FIXTURES / "descriptor.json").read_text().replace("/home/alice/bundle", str(bundle))
     subsystem = set_skills_descriptor(json.loads(text))
     with subsystem.activate("desk") as view:
         assert (sorted(view.skills), view.consumer) == (["acme.brief", "acme.low"], "desk")
