@@ -1,7 +1,7 @@
 """The descriptor of a bundle, and loading a bundle from its folder.
 
-`terms` understands what people write, strictly: a typo must not lose a denial. `rules` and `descriptor` are the models of
-it that programs build and read. `load` finds the one descriptor file of a folder and fixes it to that folder.
+`terms` understands what people write, strictly: a typo must not lose a denial. `descriptor` has the models of it that
+programs build and read. `load` finds the one descriptor file of a folder and fixes it to that folder.
 
 Each name is loaded when it is first used: a process that only restores an export needs few of them.
 """
@@ -13,17 +13,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kdskills.bundle.descriptor import SkillsDescriptor
+    from kdskills.bundle.descriptor import AgentRules, SkillsDescriptor
     from kdskills.bundle.load import Bundle, load_bundle
-    from kdskills.bundle.rules import AgentRules
 
 __all__ = ["AgentRules", "Bundle", "SkillsDescriptor", "load_bundle"]
 
 _MODULE_NAMES = MappingProxyType(
     {
-        "kdskills.bundle.descriptor": ("SkillsDescriptor",),
         "kdskills.bundle.load": ("Bundle", "load_bundle"),
-        "kdskills.bundle.rules": ("AgentRules",),
+        "kdskills.bundle.descriptor": ("AgentRules", "SkillsDescriptor"),
     }
 )
 

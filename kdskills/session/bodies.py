@@ -14,9 +14,9 @@ from kdskills.errors import FileRefused, ToolCallRefused
 from kdskills.session.codes import not_found, refuse
 from kdskills.session.flights import Abandoned, Flights
 from kdskills.session.receipts import bytes_digest
-from kdskills.skills.far import FarContent, far_content
 from kdskills.skills.model import Skill
 from kdskills.skills.parse import parse_skill_bytes
+from kdskills.skills.roots import FarContent, far_content
 from kdskills.skills.safe_open import open_file
 
 CACHE_BYTES: Final = 16 * 1024 * 1024

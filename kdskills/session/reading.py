@@ -19,8 +19,8 @@ from kdskills.session.receipts import Encoding, ReadResult, SkillReceipt, bytes_
 from kdskills.session.source import names_by_id
 from kdskills.session.state import LoadedSkill, most_recent
 from kdskills.session.workspace import media_type
-from kdskills.skills.far import FarContent, far_content
 from kdskills.skills.model import Skill
+from kdskills.skills.roots import FarContent, far_content
 from kdskills.skills.safe_open import ROOT_FLAGS, open_folder_at, read_file
 from kdskills.skills.selection import Refused
 

@@ -24,8 +24,8 @@ from kdskills.session.paths import clean_path, script_path, suffix_of
 from kdskills.session.reading import Target, check_script, entries_of, find_target, fresh_tree
 from kdskills.session.receipts import ScriptResult, ScriptStatus
 from kdskills.session.workspace import Collected
-from kdskills.skills.far import far_content
 from kdskills.skills.model import Skill
+from kdskills.skills.roots import far_content
 from kdskills.skills.safe_open import TreeEntry, walk_tree
 
 MISSING_PROGRAM: Final = frozenset({"program_not_found", "program_missing", "interpreter_missing", "not_found"})

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kdskills.skills.arguments import render_body
     from kdskills.skills.model import (
         ParsedSkill,
         RenderedBody,
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
         SkillTool,
         Verdict,
         estimate_tokens,
+        render_body,
     )
     from kdskills.skills.parse import parse_skill, parse_skill_bytes, validate_skill
     from kdskills.skills.registry import SkillRegistry
@@ -53,7 +53,6 @@ __all__ = [
 
 _MODULE_NAMES = MappingProxyType(
     {
-        "kdskills.skills.arguments": ("render_body",),
         "kdskills.skills.model": (
             "ParsedSkill",
             "RenderedBody",
@@ -63,6 +62,7 @@ _MODULE_NAMES = MappingProxyType(
             "SkillTool",
             "Verdict",
             "estimate_tokens",
+            "render_body",
         ),
         "kdskills.skills.parse": ("parse_skill", "parse_skill_bytes", "validate_skill"),
         "kdskills.skills.registry": ("SkillRegistry",),

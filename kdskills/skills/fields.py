@@ -1,8 +1,9 @@
-"""Fields of the frontmatter as typed values, read so that doubt restricts."""
+"""Names, ids and namespaces, and the fields of the frontmatter as typed values, read so that doubt restricts."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 
@@ -10,6 +11,7 @@ from kdskills.errors import Severity
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import Frontmatter
 from kdskills.skills.model import Disclosure, Insert, SkillArgument
+from kdskills.skills.refs import DEFAULT_NAMESPACE
 from kdskills.skills.yaml_core import Fields, Items, Node, Scalar, core_value, to_python
 
 MAX_ARGUMENTS = 64
@@ -183,9 +185,8 @@ NOBODY = "\0nobody"
 
 _AS_WRITTEN = frozenset({"name", "description", "compatibility", "version", "author", "created"})
 _TRUE = frozenset({"true", "yes", "on"})
-_FALSE = frozenset({"false", "no", "off"})
+FALSE_WORDS = frozenset({"false", "no", "off"})
 _PRIVATE = frozenset({"hidden", "private", "non-disclosable", "nondisclosable"})
-_COMMAS_BLANKS = re.compile(r"[,\s]+")
 
 
 class FieldReader:
@@ -382,7 +383,7 @@ class FieldReader:
         if entries is None:
             return ()
         texts, listed = entries
-        return tuple(texts) if listed else tuple(part for part in _COMMAS_BLANKS.split(texts[0]) if part)
+        return tuple(texts) if listed else tuple(part for part in _SEPARATORS.split(texts[0]) if part)
 
     def include_for(self) -> tuple[str, ...]:
         """Return the consumers the skill is for, lower-cased; a value not understood is for nobody."""
@@ -393,7 +394,7 @@ class FieldReader:
         if isinstance(node, Scalar) and not node.text.strip():
             return ()
         texts, listed = entries if entries is not None else ([], True)
-        parts = texts if listed else [part for part in _COMMAS_BLANKS.split(texts[0]) if part]
+        parts = texts if listed else [part for part in _SEPARATORS.split(texts[0]) if part]
         return tuple(part.lower() for part in parts) or (NOBODY,)
 
     # ---- words ---------------------------------------------------------------------------------------------------
@@ -419,7 +420,7 @@ class FieldReader:
             if isinstance(node.value, bool) and not self._text_only:
                 return bool(node.value)
             word = node.text.strip().lower()
-            if word in _TRUE or word in _FALSE:
+            if word in _TRUE or word in FALSE_WORDS:
                 self._odd(field, f"`{field}` is a word and counts as {str(word in _TRUE).lower()}.")
                 return word in _TRUE
         self._odd(field, f"`{field}` is neither true nor false; it counts as {str(restrictive).lower()}.")
@@ -436,3 +437,80 @@ class FieldReader:
         if word != "user-message":
             self._odd("insert", "`insert` is neither `instructions` nor `user-message`; it counts as `user-message`.")
         return "user-message"
+
+
+MAX_NAME = 64
+RESERVED_NAMESPACES = frozenset({"skills", "skill", "sk"})
+
+_CLEAN = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+_ID = re.compile(r"[A-Za-z0-9_]+(?:-[A-Za-z0-9_]+)*")
+
+
+def clean_name(text: str) -> str:
+    """Return *text* stripped and in Unicode form NFKC."""
+    text = text.strip()
+    return text if text.isascii() else unicodedata.normalize("NFKC", text).strip()
+
+
+def unsafe_name(name: str) -> bool:
+    """Whether *name* has a path or control character or bytes that are no text, or is `.` or `..`."""
+    if _CLEAN.fullmatch(name):
+        return False
+    return name in {".", ".."} or any(c in "/\\" or unicodedata.category(c) in {"Cc", "Cs"} for c in name)
+
+
+def valid_name(name: str) -> bool:
+    """Whether the published format takes *name*: lower-case letters, digits and single inner hyphens, at most 64."""
+    if len(name) > MAX_NAME or name != name.lower() or unsafe_name(name):
+        return False
+    return all(part and part.isalnum() for part in name.split("-"))
+
+
+def check_name(name: str, folder: str, findings: FileFindings, position: Position) -> None:
+    """Report all that is wrong with a given *name*; *folder* is "" when there is none."""
+
+    def say(code: str, message: str) -> None:
+        findings.add(code, message, position=position, ref="name")
+
+    clean = _CLEAN.fullmatch(name) is not None and len(name) <= MAX_NAME
+    if not clean and unsafe_name(name):
+        say("name_unsafe", f"The name {name!r} has path or control characters.")
+    if not clean:
+        if not all(c.isalnum() or c == "-" for c in name):
+            say("name_bad_chars", f"The name {name!r} has something but letters, digits and hyphens.")
+        if name != name.lower():
+            say("name_not_lowercase", f"The name {name!r} is not in lower case.")
+        if len(name) > MAX_NAME:
+            say("name_too_long", f"The name has {len(name)} characters, more than {MAX_NAME}.")
+        if name.startswith("-") or name.endswith("-"):
+            say("name_edge_hyphen", f"The name {name!r} begins or ends with a hyphen.")
+        if "--" in name:
+            say("name_double_hyphen", f"The name {name!r} has two hyphens in a row.")
+        if not name.isascii():
+            say("name_not_ascii", f"The name {name!r} has letters outside ASCII.")
+    if folder and name != clean_folder(folder):
+        say("name_dir_mismatch", f"The name {name!r} is not that of its folder {folder!r}.")
+
+
+def clean_folder(folder: str) -> str:
+    """Return the name of a folder in Unicode form NFKC."""
+    return folder if folder.isascii() else unicodedata.normalize("NFKC", folder)
+
+
+def normal_id(text: str) -> str:
+    """Return *text* with runs of anything but letters, marks, digits, `-`, `_` as one `-`, edges trimmed; case is kept."""
+    if _ID.fullmatch(text):
+        return text
+    text = clean_name(text)
+    pieces: list[str] = []
+    for character in text:
+        if character.isalnum() or character in "-_" or unicodedata.category(character)[0] == "M":
+            pieces.append(character)
+        elif pieces and pieces[-1] != " ":
+            pieces.append(" ")  # stands for a run; blanks themselves never get here as themselves
+    return "".join(pieces).strip(" ").replace(" ", "-").strip("-")
+
+
+def fallback_id(folder: str, layout_namespace: str | None) -> tuple[str, str]:
+    """Return namespace and id of a skill whose own words cannot be read."""
+    return normal_id(layout_namespace or DEFAULT_NAMESPACE) or DEFAULT_NAMESPACE, normal_id(folder) or "unnamed"

@@ -212,8 +212,3 @@ class FileFindings:
     def refused(self) -> bool:
         """Whether one of them is an error."""
         return bool(self.items) and any(item.severity == "error" for item in self.items)
-
-
-def printable_path(path: str) -> str:
-    """Return *path* as text that can be printed; bytes that are no UTF-8 become U+FFFD."""
-    return path if path.isascii() else path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kdskills.errors import FileRefused
-from kdskills.skills.fields import FIELD_OF, read_allowed_tools
+from kdskills.skills.fields import FIELD_OF, clean_folder, read_allowed_tools, valid_name
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.folder import FolderParts, open_skill
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES, Frontmatter, read_frontmatter, single_quoted
 from kdskills.skills.model import ParsedSkill, Skill
-from kdskills.skills.names import clean_folder, valid_name
 from kdskills.skills.parse import parse_parts
 from kdskills.skills.safe_open import read_file
 from kdskills.skills.yaml_core import Fields, Items, Scalar, YamlRefused, load_yaml

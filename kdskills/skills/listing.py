@@ -1,15 +1,137 @@
-"""List folders for discovery: what is entered, what is left out and why."""
+"""Folders as discovery sees them: what is entered, what is left out and why, and the stamps and records kept for next time.
+
+A stamp packs what the file system says about a file or folder, so that a change is seen without reading it.
+"""
 
 from __future__ import annotations
 
 import os
+import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kdskills.errors import Diagnostic, FileRefused
-from kdskills.skills.findings import printable_path
-from kdskills.skills.marks import stamp_of
+from kdskills.skills.model import Skill, maker_of
 from kdskills.skills.safe_open import MAX_DEPTH, open_folder_at
+
+RACY_NS = 2_000_000_000
+
+_STAMP = struct.Struct("<qqQq")
+STAMP_BYTES = _STAMP.size
+NO_STAMP = _STAMP.pack(-1, -1, 0, -1)
+"""What no file has, so that the next walk looks again."""
+
+
+def stamp_of(status: os.stat_result) -> bytes:
+    """Return size, modification time, inode and change time of a file or folder, packed.
+
+    The change time goes beyond the specification: it tells of an edit by a tool that put the modification time back.
+    Packed, because ten thousand skills have more than twenty thousand stamps.
+    """
+    return _STAMP.pack(status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
+
+
+def stamps_of(root: int, paths: Iterable[str]) -> bytes:
+    """Return the stamps of files or folders below an open folder, packed one after the other. Raises `OSError`."""
+    look, pack = os.stat, _STAMP.pack  # asked relative to the folder, the system has shorter ways to go
+    return b"".join(
+        [
+            pack(facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_ctime_ns)
+            for path in paths
+            for facts in (look(path, dir_fd=root, follow_symlinks=False),)
+        ]
+    )
+
+
+def newest_of(stamps: bytes) -> int:
+    """Return the latest modification time among packed stamps."""
+    newest: int = max([stamp[1] for stamp in _STAMP.iter_unpack(stamps)])
+    return newest
+
+
+def sizes_of(stamps: bytes) -> list[int]:
+    """Return the sizes in packed stamps."""
+    return [stamp[0] for stamp in _STAMP.iter_unpack(stamps)]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainFolder:
+    """A folder on the way to skills: which folders below were entered, and what was noted in it."""
+
+    stamp: bytes
+    children: tuple[str, ...]
+    notes: tuple[Diagnostic, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SkillRecord:
+    """A skill's folder as last seen, and what was made of it.
+
+    Attributes:
+        path: The folder, posix and relative to the root.
+        layout_namespace: The namespace the layout gave it.
+        below: Folders entered below it, relative to the root.
+        files: The skill file, then its companions, by name.
+        digests: The digest of each of `files`; empty for one that was not read (a link, too large, unreadable).
+        stamps: Of the folder, `below` and `files`, packed one after the other.
+        newest: The latest modification time in `stamps`.
+        nested: Folders below with skill files of their own.
+        notes: Findings of the walk, not of the parser.
+        full_id: What the skill is known as, refused or not.
+        skill: The skill, or None when it was refused.
+        diagnostics: The parser's findings.
+    """
+
+    path: str
+    layout_namespace: str
+    below: tuple[str, ...]
+    files: tuple[str, ...]
+    digests: tuple[str, ...]
+    stamps: bytes
+    newest: int
+    nested: tuple[str, ...]
+    notes: tuple[Diagnostic, ...]
+    full_id: str
+    skill: Skill | None
+    diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def digest(self) -> str:
+        """Digest of the skill file."""
+        return self.digests[0]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Sizes of `files`."""
+        return sizes_of(self.stamps[-STAMP_BYTES * len(self.files) :])
+
+
+make_record = maker_of(SkillRecord)
+"""Makes a `SkillRecord` as `SkillRecord(…)` does, for who makes thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class RootScan:
+    """Everything found in one root.
+
+    Attributes:
+        checked_at: When the scan began. A stamp whose modification time is later than two seconds before proves
+            nothing, for the file may have changed again within the same tick of the clock.
+        folders: Folders on the way, by path; "" is the root.
+        skills: Skill folders by path, in the order they were met, which is sorted part by part.
+        notes: Findings about the root as a whole.
+        digest: The root's digest.
+        present: Whether the root was there.
+    """
+
+    checked_at: int
+    folders: dict[str, PlainFolder]
+    skills: dict[str, SkillRecord]
+    notes: tuple[Diagnostic, ...]
+    digest: str
+    present: bool
+
 
 SKILL_FILES = ("SKILL.md", "skill.md")
 SKILL_YAML = ("skill.yaml", "skill.yml")
@@ -29,6 +151,11 @@ def enters(name: str) -> bool:
 def join(folder: str, name: str) -> str:
     """Return the posix path of *name* in *folder*; "" is the root."""
     return f"{folder}/{name}" if folder else name
+
+
+def printable_path(path: str) -> str:
+    """Return *path* as text that can be printed; bytes that are no UTF-8 become U+FFFD."""
+    return path if path.isascii() else path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 @dataclass(slots=True)
@@ -209,18 +336,3 @@ def _nested_note(path: str) -> Diagnostic:
     return Diagnostic(
         "nested_skill", "info", f"{printable} lies inside another skill and is one of its resources.", printable
     )
-
-
-__all__ = [
-    "MAX_BYTES",
-    "MAX_FILES",
-    "FolderListing",
-    "FolderMark",
-    "Subtree",
-    "enters",
-    "join",
-    "list_folder",
-    "printable_path",
-    "unreadable_note",
-    "walk_subtree",
-]

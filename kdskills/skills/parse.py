@@ -13,12 +13,35 @@ from typing import Any, NamedTuple, get_args
 
 from kdskills.errors import Diagnostic
 from kdskills.errors.arguments import StrPath, path_argument
-from kdskills.skills.companions import COMPACT_FILE, SOURCES_FILES, read_compact, read_sources
 from kdskills.skills.digest import bytes_digest
-from kdskills.skills.fields import FieldReader, read_allowed_tools, read_arguments, read_metadata, tool_names
+from kdskills.skills.fields import (
+    RESERVED_NAMESPACES,
+    FieldReader,
+    check_name,
+    clean_folder,
+    clean_name,
+    fallback_id,
+    normal_id,
+    read_allowed_tools,
+    read_arguments,
+    read_metadata,
+    tool_names,
+    unsafe_name,
+)
 from kdskills.skills.findings import FileFindings
-from kdskills.skills.folder import DiskContent, FolderParts, TextContent, open_skill, read_companion
+from kdskills.skills.folder import (
+    COMPACT_FILE,
+    SOURCES_FILES,
+    DiskContent,
+    FolderParts,
+    TextContent,
+    open_skill,
+    read_compact,
+    read_companion,
+    read_sources,
+)
 from kdskills.skills.frontmatter import Frontmatter, read_frontmatter
+from kdskills.skills.listing import SKILL_FILES
 from kdskills.skills.model import (
     ParsedSkill,
     RootKind,
@@ -29,16 +52,7 @@ from kdskills.skills.model import (
     estimate_tokens,
     make_skill,
 )
-from kdskills.skills.names import (
-    DEFAULT_NAMESPACE,
-    RESERVED_NAMESPACES,
-    check_name,
-    clean_folder,
-    clean_name,
-    fallback_id,
-    normal_id,
-    unsafe_name,
-)
+from kdskills.skills.refs import DEFAULT_NAMESPACE
 from kdskills.skills.safe_open import is_folder
 from kdskills.skills.yaml_core import to_python
 
@@ -330,9 +344,7 @@ def validate_skill(
     """
     findings = list(parse_skill(path, verdict=verdict, extra_fields=extra_fields).diagnostics)
     skill_path = Path(path)
-    folder = (
-        skill_path.parent if skill_path.name in {"SKILL.md", "skill.md"} and not is_folder(skill_path) else skill_path
-    )
+    folder = skill_path.parent if skill_path.name in SKILL_FILES and not is_folder(skill_path) else skill_path
     if is_folder(folder):
         findings.extend(_companions(folder, verdict))
     return sorted(findings, key=lambda found: (found.path or "", found.line or 0, found.code, found.column or 0))

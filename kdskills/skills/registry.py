@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from kdskills.errors import CallerMustAct, Diagnostic
 from kdskills.errors.arguments import StrPath
-from kdskills.skills.bulk import collector_paused
 from kdskills.skills.content import ContentReader
-from kdskills.skills.discovery import SCAN_LIMITS, RootScanner, ScanLimits
+from kdskills.skills.discovery import SCAN_LIMITS, RootScanner, ScanLimits, SkillLoader
 from kdskills.skills.index import IndexStore
-from kdskills.skills.load import SkillLoader
-from kdskills.skills.marks import RootScan
+from kdskills.skills.listing import RootScan
 from kdskills.skills.model import Skill
 from kdskills.skills.roots import SkillRoot, order_roots
 from kdskills.skills.snapshot import InvalidSkill, RefreshReport, RootState, Snapshot, Winner, differences, merge
 
 Check = Callable[[Skill], Iterable[Diagnostic]]
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keep the garbage collector from running inside: it would look at all skills again for every few hundred new ones.
+
+    The collector is one for the process: another thread's cycles wait as long. It is turned on again by whoever turned it
+    off, never by anybody else.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class _DiscoveryRun:

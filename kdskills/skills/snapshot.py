@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from kdskills.errors import Diagnostic
 from kdskills.skills.digest import rows_digest
-from kdskills.skills.listing import join, printable_path
-from kdskills.skills.marks import RootScan, SkillRecord
+from kdskills.skills.listing import RootScan, SkillRecord, join, printable_path
 from kdskills.skills.model import Skill
 from kdskills.skills.roots import SkillRoot
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kdskills.skills.closure import Closure
-    from kdskills.skills.explain import ExplainedStep, Explanation
-    from kdskills.skills.selection import Granted, Refused
+    from kdskills.skills.selection import ExplainedStep, Explanation, Granted, Refused
     from kdskills.turn.blocks import instruction_block
     from kdskills.turn.context import (
         Activation,
@@ -70,8 +69,7 @@ __all__ = [
 _MODULES = MappingProxyType(
     {
         "kdskills.skills.closure": ("Closure",),
-        "kdskills.skills.explain": ("ExplainedStep", "Explanation"),
-        "kdskills.skills.selection": ("Granted", "Refused"),
+        "kdskills.skills.selection": ("ExplainedStep", "Explanation", "Granted", "Refused"),
         "kdskills.turn.blocks": ("instruction_block",),
         "kdskills.turn.context": (
             "Activation",

@@ -7,8 +7,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from kdskills.bundle.terms import EVERYONE
-from kdskills.skills.far import far_content
 from kdskills.skills.model import Skill
+from kdskills.skills.roots import far_content
 from kdskills.skills.snapshot import RootState
 from kdskills.turn.mounts import EXPORT_KEY, below
 from kdskills.turn.state import SubsystemState

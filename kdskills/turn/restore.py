@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from kdskills.bundle.terms import Terms
 from kdskills.errors import Diagnostic, FileRefused, RootChanged, RootMissing
 from kdskills.errors.arguments import StrPath
-from kdskills.skills.companions import COMPACT_FILE, SOURCES_FILES, TOOLS_FILES, limit_of
-from kdskills.skills.content import ContentReader
+from kdskills.skills.content import ContentReader, RegistryContent, RootTexts
 from kdskills.skills.digest import bytes_digest, tree_digest
-from kdskills.skills.folder import FolderParts, open_skill
+from kdskills.skills.folder import COMPACT_FILE, SOURCES_FILES, TOOLS_FILES, FolderParts, limit_of, open_skill
 from kdskills.skills.model import Skill
 from kdskills.skills.parse import parse_parts
 from kdskills.skills.roots import SkillRoot
 from kdskills.skills.safe_open import read_file
 from kdskills.skills.snapshot import RefreshReport, RootState, Snapshot
-from kdskills.skills.texts import RegistryContent, RootTexts
 from kdskills.turn.context import Activation
 from kdskills.turn.exported import Export, ExportedSkill, is_export, read_export
 from kdskills.turn.mounts import locate, remap_mounts, split_uri

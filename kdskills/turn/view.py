@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, get_args
 from kdskills.errors import Diagnostic
 from kdskills.skills.closure import Closure, broken_imports, close, import_refusal
 from kdskills.skills.digest import rows_digest
-from kdskills.skills.far import far_content
 from kdskills.skills.model import Skill, TokenCounter, estimate_tokens
 from kdskills.skills.refs import INTERNAL_NAMESPACE, compile_rules, is_number, parse_ref, quoted
+from kdskills.skills.roots import far_content
 from kdskills.skills.selection import (
     By,
     Granted,
@@ -32,7 +32,7 @@ from kdskills.turn.state import SubsystemState
 
 if TYPE_CHECKING:
     from kdskills.prompts import Catalog, CatalogEntry, CatalogFormat, Locations
-    from kdskills.skills.explain import Explanation
+    from kdskills.skills.selection import Explanation
 
 _STARTERS = frozenset(get_args(By))
 
@@ -129,7 +129,7 @@ class SkillView:
 
     def explain(self, ref: str, *, by: By = "model") -> Explanation:
         """Return every step of the gate about *ref*, with rule, source and result."""
-        from kdskills.skills.explain import Explanation, explain_steps, needs_scripts
+        from kdskills.skills.selection import Explanation, explain_steps, needs_scripts
 
         outcome = self.gate(ref, by=by)
         full_id, via = self._target(ref, self.short_ids, True)

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from kdskills.bundle import AgentRules
-from kdskills.skills import companions, content, discovery, fields, frontmatter, index, listing, marks, names, roots
+from kdskills.skills import content, discovery, fields, folder, frontmatter, index, listing, refs
 from kdskills.skills.refs import MOST_SAID
 from kdskills.skills.yaml_core import YamlLimits
 from kdskills.sources import rows, tokens
@@ -21,16 +21,16 @@ KIB, MIB = 1024, 1024 * 1024
     [
         (frontmatter.MAX_SKILL_BYTES, 2 * MIB),
         ((YamlLimits().depth, YamlLimits().nodes, YamlLimits().size), (20, 2_000, 64 * KIB)),
-        ((names.MAX_NAME, fields.MAX_DESCRIPTION, fields.MAX_COMPATIBILITY), (64, 1_024, 500)),
-        (names.RESERVED_NAMESPACES, {"skills", "skill", "sk"}),
-        ((companions.MAX_COMPACT_BYTES, companions.MAX_SOURCES_BYTES), (256 * KIB, MIB)),
-        (companions.MAX_SOURCES_ROWS, 2_000),
+        ((fields.MAX_NAME, fields.MAX_DESCRIPTION, fields.MAX_COMPATIBILITY), (64, 1_024, 500)),
+        (fields.RESERVED_NAMESPACES, {"skills", "skill", "sk"}),
+        ((folder.MAX_COMPACT_BYTES, folder.MAX_SOURCES_BYTES), (256 * KIB, MIB)),
+        (folder.MAX_SOURCES_ROWS, 2_000),
         ((discovery.ScanLimits().folders, discovery.ScanLimits().skills), (50_000, 20_000)),
         ((listing.MAX_FILES, listing.MAX_BYTES), (512, 16 * MIB)),
         (discovery.DEEPEST, 6),
         (content.CACHE_BYTES, 16 * MIB),
-        (marks.RACY_NS, 2_000_000_000),
-        (roots.DEFAULT_NAMESPACE, "public"),
+        (listing.RACY_NS, 2_000_000_000),
+        (refs.DEFAULT_NAMESPACE, "public"),
         (rows.MAX_FIELD, 64 * KIB),
         ((tokens.MAX_ITEMS, tokens.MAX_INLINE_CODE, tokens.MAX_FREE_RANGE), (200, 2_000, 1_000)),
         (AgentRules().imports, "private"),

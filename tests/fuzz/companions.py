@@ -12,7 +12,7 @@ sys.path.append(os.fspath(Path(__file__).parent))
 from draw import Draw, scratch
 
 from kdskills.skills import parse_skill, validate_skill
-from kdskills.skills.companions import read_compact, read_sources, read_tools
+from kdskills.skills.folder import read_compact, read_sources, read_tools
 from kdskills.skills.model import Verdict
 from kdskills.sources import SourcesPool, adopt_citations, normalize_sources, render_citations
 from kdskills.sources.rows import MAX_SID

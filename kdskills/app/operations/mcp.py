@@ -14,7 +14,7 @@ from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.errors import Conflict, NotFound
 from kdskills.skills.digest import rows_digest
-from kdskills.skills.far import ApprovedListing, SetChange
+from kdskills.skills.roots import ApprovedListing, SetChange
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host

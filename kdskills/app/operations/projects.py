@@ -15,7 +15,7 @@ from kdskills.app.operations.paging import PageInput, PageOutput, page_by_name, 
 from kdskills.app.operations.scoped import ProjectInput, readable, readable_skill, who
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.errors import BadRequest
-from kdskills.skills.archives.directory import RULES
+from kdskills.skills.archives.zip_format import RULES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable

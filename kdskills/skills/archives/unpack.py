@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from kdskills.errors import Diagnostic
-from kdskills.skills.archives.directory import (
+from kdskills.skills.archives.zip_format import (
     DEFLATED,
     ENCRYPTED,
     MASKED,
@@ -26,16 +26,17 @@ from kdskills.skills.archives.directory import (
     STRONGLY_ENCRYPTED,
     ArchiveLimits,
     ArchiveRefused,
+    TreeFile,
     ZipEntry,
     pieces,
     read_directory,
+    version_of,
 )
-from kdskills.skills.archives.write import TreeFile, version_of
+from kdskills.skills.fields import MAX_NAME, check_name
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES
 from kdskills.skills.listing import SKILL_FILES
 from kdskills.skills.model import Skill
-from kdskills.skills.names import MAX_NAME, check_name
 from kdskills.skills.parse import parse_skill, parse_skill_bytes, validate_skill
 from kdskills.skills.private_files import make_folder
 

@@ -10,7 +10,7 @@ from threading import Barrier
 import pytest
 from pydantic import ValidationError
 
-from kdskills.bundle.late import LateModel
+from kdskills.bundle.descriptor import LateModel
 
 THREADS = 8
 

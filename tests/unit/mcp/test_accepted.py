@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kdskills.builtin.roots.mcp.accepted import AcceptedSets, FileSet
 from kdskills.builtin.roots.mcp.wire import ServerFailed
 from kdskills.errors import Conflict, MissingExtra
-from kdskills.skills.far import ApprovedListing
+from kdskills.skills.roots import ApprovedListing
 
 WAIT_S = 60
 

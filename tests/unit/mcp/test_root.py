@@ -10,7 +10,7 @@ import pytest
 from kdskills.builtin.roots.mcp.wire import ServerFailed
 from kdskills.errors import FileRefused, ToolCallRefused
 from kdskills.session import SkillRuntime, allow, deny
-from kdskills.skills.far import far_content
+from kdskills.skills.roots import far_content
 from kdskills.skills.snapshot import InvalidSkill
 
 

@@ -8,7 +8,8 @@ from dataclasses import FrozenInstanceError, dataclass, field, replace
 
 import pytest
 
-from kdskills.skills.bulk import collector_paused, maker_of
+from kdskills.skills.model import maker_of
+from kdskills.skills.registry import collector_paused
 
 
 @dataclass(frozen=True, slots=True)

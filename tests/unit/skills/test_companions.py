@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kdskills.errors import FileRefused
 from kdskills.skills import SkillTool, parse_skill, validate_skill
-from kdskills.skills.companions import code_of, limit_of, read_compact, read_sources, read_tools, unusable
+from kdskills.skills.folder import code_of, limit_of, read_compact, read_sources, read_tools, unusable
 
 
 def tools(text: str) -> tuple[SkillTool, ...] | str:

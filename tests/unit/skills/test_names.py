@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.skills import parse_skill_bytes
-from kdskills.skills.names import clean_name, fallback_id, normal_id, unsafe_name
+from kdskills.skills.fields import clean_name, fallback_id, normal_id, unsafe_name
 from kdskills.skills.parse import parse_parts
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from kdskills.builtin.roots.mcp.entries import ListedSkill
-from kdskills.skills.far import SetChange
 from kdskills.skills.private_files import open_private, private_folder
+from kdskills.skills.roots import SetChange
 
 ACCEPTED: Final = "accepted.json"
 NEVER: Final = ""

@@ -42,7 +42,7 @@ def verify(entry: ListedSkill, path: str, data: bytes) -> str | None:
 
 
 class FarFiles:
-    """Content of a remote skill; implements `kdskills.skills.far.FarContent`.
+    """Content of a remote skill; implements `kdskills.skills.roots.FarContent`.
 
     Args:
         entry: What the listing says.

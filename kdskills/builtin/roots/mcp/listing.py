@@ -18,9 +18,9 @@ from kdskills.builtin.roots.mcp.wire import Server, ServerFailed
 from kdskills.errors import Conflict, Diagnostic, KdskillsError, NotFound
 from kdskills.skills import Skill
 from kdskills.skills.digest import rows_digest
-from kdskills.skills.far import SetChange
-from kdskills.skills.marks import NO_STAMP, RootScan, SkillRecord
+from kdskills.skills.listing import NO_STAMP, RootScan, SkillRecord
 from kdskills.skills.parse import parse_skill_bytes
+from kdskills.skills.roots import SetChange
 
 FRESH_S: Final = 60.0
 
@@ -33,7 +33,7 @@ class _CheckedRow:
 
 
 class McpListing:
-    """Lists a server's skills; implements `kdskills.skills.far.ApprovedListing`. Safe from any thread.
+    """Lists a server's skills; implements `kdskills.skills.roots.ApprovedListing`. Safe from any thread.
 
     Args:
         label: Name the operator gave the server.

@@ -13,7 +13,7 @@ import pytest
 
 from kdskills.errors import CallerMustAct
 from kdskills.skills.archives import ArchiveRefused, unpack_skill
-from kdskills.skills.archives.directory import RULES, reference_table
+from kdskills.skills.archives.zip_format import RULES, reference_table
 
 MIB = 1024 * 1024
 
