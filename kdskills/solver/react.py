@@ -17,7 +17,8 @@ from kdskills.session import TurnScope
 from kdskills.session.config import Budget
 from kdskills.session.core import uuid7
 from kdskills.session.scope import TurnSources
-from kdskills.skills.selection import Refused, needs_scripts
+from kdskills.skills.explain import needs_scripts
+from kdskills.skills.selection import Refused
 from kdskills.solver.bus import EventBus, Reader
 from kdskills.solver.events import Event, SourcesMerged, TurnFinished, TurnStarted
 from kdskills.solver.finish import finish, tell_started

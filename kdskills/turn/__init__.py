@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kdskills.skills.closure import Closure
-    from kdskills.skills.selection import ExplainedStep, Explanation, Granted, Refused
+    from kdskills.skills.explain import ExplainedStep, Explanation
+    from kdskills.skills.selection import Granted, Refused
     from kdskills.turn.blocks import instruction_block
     from kdskills.turn.context import (
         Activation,
@@ -69,7 +70,8 @@ __all__ = [
 _MODULES = MappingProxyType(
     {
         "kdskills.skills.closure": ("Closure",),
-        "kdskills.skills.selection": ("ExplainedStep", "Explanation", "Granted", "Refused"),
+        "kdskills.skills.explain": ("ExplainedStep", "Explanation"),
+        "kdskills.skills.selection": ("Granted", "Refused"),
         "kdskills.turn.blocks": ("instruction_block",),
         "kdskills.turn.context": (
             "Activation",

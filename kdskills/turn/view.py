@@ -32,7 +32,7 @@ from kdskills.turn.state import SubsystemState
 
 if TYPE_CHECKING:
     from kdskills.prompts import Catalog, CatalogEntry, CatalogFormat, Locations
-    from kdskills.skills.selection import Explanation
+    from kdskills.skills.explain import Explanation
 
 _STARTERS = frozenset(get_args(By))
 
@@ -129,7 +129,7 @@ class SkillView:
 
     def explain(self, ref: str, *, by: By = "model") -> Explanation:
         """Return every step of the gate about *ref*, with rule, source and result."""
-        from kdskills.skills.selection import Explanation, explain_steps, needs_scripts
+        from kdskills.skills.explain import Explanation, explain_steps, needs_scripts
 
         outcome = self.gate(ref, by=by)
         full_id, via = self._target(ref, self.short_ids, True)

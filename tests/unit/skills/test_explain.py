@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kdskills.skills.explain import TITLES, Explanation, explain_steps
 from kdskills.skills.model import Skill, SkillTool
-from kdskills.skills.selection import (
-    STEP_OF,
-    TITLES,
-    Explanation,
-    Granted,
-    KnownSkills,
-    Policy,
-    Refused,
-    Rules,
-    decide,
-    explain_steps,
-)
+from kdskills.skills.selection import STEP_OF, Granted, KnownSkills, Policy, Refused, Rules, decide
 
 NEEDED = (SkillTool("io.save", required=True), SkillTool("io.load", required=True), SkillTool("web.search"))
 

@@ -648,7 +648,7 @@ def test_restoring_loads_only_what_it_needs(world, tmp_path: Path) -> None:
         "turn.set_skills_descriptor(json.load(sys.stdin), verify='tree')\n"
         "absent = {'pydantic', 'jinja2', 'importlib.metadata', 'kdskills.prompts', 'kdskills.sources',\n"
         "          'kdskills.bundle.descriptor', 'kdskills.skills.registry', 'kdskills.skills.discovery',\n"
-        "          'kdskills.skills.index', 'kdskills.skills.index', 'kdskills.skills.selection'}\n"
+        "          'kdskills.skills.index', 'kdskills.skills.explain'}\n"
         "loaded = sorted(absent & set(sys.modules))\n"
         "descriptor = turn.get_active_skills_subsystem().descriptor\n"
         "print(json.dumps([loaded, type(descriptor).__name__, descriptor.to_json()]))\n"
