@@ -53,9 +53,9 @@ async def of_header(host: Host, header: str | None, *, open_on_loopback: bool) -
     """
     scheme, _, token = (header or "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
-        found: Identity | None = await host.tokens.authenticate(token.strip())
-        if found is not None:
-            return found
+        caller: Identity | None = await host.tokens.authenticate(token.strip())
+        if caller is not None:
+            return caller
         raise Unauthenticated("this token is not known")
     if open_on_loopback and header is None:
         return Identity(scopes=OPEN_SCOPES)

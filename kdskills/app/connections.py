@@ -140,8 +140,8 @@ class Guarded(H11Protocol):
 
     crowd: Crowd
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._deadline: asyncio.TimerHandle | None = None
         self._body_of: object = None
         self._began = self._heard = 0.0
@@ -267,15 +267,15 @@ class BoundedServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen; the system then keeps more connections waiting than the loop, which has one number for both, takes."""
         await super().startup(sockets)
-        for one in sockets or ():
-            one.listen(BACKLOG)
-            name, port = one.getsockname()[:2]
-            shown = f"[{name}]" if ":" in name else name
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
+            name, port = listener.getsockname()[:2]
+            address = f"[{name}]" if ":" in name else name
             words = "Uvicorn running on http://%s:%d (Press CTRL+C to quit)"
-            logging.getLogger("uvicorn.error").info(words, shown, port)
+            logging.getLogger("uvicorn.error").info(words, address, port)
 
 
-def server_config(app: ASGIApp, name: str, port: int, crowd: Crowd, **more: Any) -> uvicorn.Config:
+def server_config(app: ASGIApp, name: str, port: int, crowd: Crowd, **options: Any) -> uvicorn.Config:
     """Return the configuration of a server whose connections are *crowd*."""
     protocol = type("Guarded", (Guarded,), {"crowd": crowd})
     return uvicorn.Config(
@@ -289,7 +289,7 @@ def server_config(app: ASGIApp, name: str, port: int, crowd: Crowd, **more: Any)
         access_log=False,
         server_header=False,
         lifespan="on",
-        **more,
+        **options,
     )
 
 
@@ -303,7 +303,7 @@ async def serve(server: BoundedServer, crowd: Crowd) -> None:
     loop = asyncio.get_running_loop()
     before = loop.get_exception_handler()
 
-    def told(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def log_exhaustion(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if "out of system resource" in str(context.get("message")):
             crowd.say.warn(f"no connection can be taken: {context.get('exception')}")
         elif before is not None:
@@ -318,14 +318,14 @@ async def serve(server: BoundedServer, crowd: Crowd) -> None:
         message = f"cannot listen on {config.host}:{config.port}: the address is taken or not of this machine"
         raise ListenRefused(message) from error
     log.addFilter(quiet)
-    loop.set_exception_handler(told)
+    loop.set_exception_handler(log_exhaustion)
     try:
         await server.serve(sockets=sockets)
     finally:
         loop.set_exception_handler(before)
         log.removeFilter(quiet)
-        for one in sockets:
-            one.close()
+        for listener in sockets:
+            listener.close()
 
 
 def _sockets(name: str, port: int) -> list[socket.socket]:
@@ -335,15 +335,15 @@ def _sockets(name: str, port: int) -> list[socket.socket]:
         for family, kind, number, _, address in sorted(
             set(socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))
         ):
-            one = socket.socket(family, kind, number)
-            bound.append(one)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener = socket.socket(family, kind, number)
+            bound.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            one.setblocking(False)
-            one.bind(address)
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.setblocking(False)
+            listener.bind(address)
     except OSError:
-        for one in bound:
-            one.close()
+        for listener in bound:
+            listener.close()
         raise
     return bound

@@ -62,13 +62,13 @@ class Conversations:
 
     async def _open(self, identity: Identity, session_id: str) -> tuple[SkillRuntime, str, TurnScope]:
         """Return the runtime of the caller's project, the key of the session there, and the caller's view as it is now."""
-        found = await self._host.project_skills(identity.project)
+        project_skills = await self._host.project_skills(identity.project)
         async with self._lock:
-            known = self._runtimes.get(identity.project)
-            if known is None or known[0] is not found.subsystem:
-                known = (found.subsystem, await self._runtime(found.subsystem))
-                self._runtimes[identity.project] = known
-        runtime = known[1]
+            entry = self._runtimes.get(identity.project)
+            if entry is None or entry[0] is not project_skills.subsystem:
+                entry = (project_skills.subsystem, await self._runtime(project_skills.subsystem))
+                self._runtimes[identity.project] = entry
+        runtime = entry[1]
         scope = Scope(tenant=identity.tenant, project=identity.project, agent=identity.agent, alias=identity.alias)
         key = scope.session_key(session_id)
         try:
@@ -81,7 +81,11 @@ class Conversations:
                     raise
         if identity.held_tools is None:
             return runtime, key, NO_TURN
-        return runtime, key, TurnScope(view=found.subsystem.view(identity.consumer or ANONYMOUS, identity.held_tools))
+        return (
+            runtime,
+            key,
+            TurnScope(view=project_skills.subsystem.view(identity.consumer or ANONYMOUS, identity.held_tools)),
+        )
 
     async def _runtime(self, subsystem: SkillsSubsystem) -> SkillRuntime:
         """Return a runtime over *subsystem*; without a working engine it has no scripts, and `run_script` asks again."""

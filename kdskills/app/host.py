@@ -20,7 +20,7 @@ from kdskills.app.logs import OperatorLog
 from kdskills.app.operations.calling import require_allowed, require_own_words, require_text, validated
 from kdskills.app.operations.overloads import OperationCalls
 from kdskills.app.operations.table import RUNS, Context
-from kdskills.app.plugins import Answers, Filter, PluginManager, Registers, collect, made_by, plugin_manager
+from kdskills.app.plugins import Filter, HookAnswers, PluginManager, Registers, collect, make_part, plugin_manager
 from kdskills.app.project_skills import ProjectSkills
 from kdskills.app.settings import Settings
 from kdskills.app.telemetry import Telemetry
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kdskills.app.conversations import Conversations
     from kdskills.app.operations import Operation
     from kdskills.app.projects import Projects
-    from kdskills.app.publication import Entry, Publication
+    from kdskills.app.publication import Publication, PublishedEntry
     from kdskills.app.readiness import Readiness
     from kdskills.app.storage import Storage
     from kdskills.app.tokens import Tokens
@@ -69,12 +69,12 @@ class Host(OperationCalls):
         self, settings: Settings | None = None, *, plugins: Sequence[object] = (), entry_points: bool | None = None
     ) -> None:
         self.settings = settings if settings is not None else Settings.load()
-        wanted = self.settings.entry_points if entry_points is None else entry_points
+        load_installed = self.settings.entry_points if entry_points is None else entry_points
         self.plugins: PluginManager = plugin_manager(
-            *plugins, entry_points=wanted, blocked=self.settings.plugins_blocked
+            *plugins, entry_points=load_installed, blocked=self.settings.plugins_blocked
         )
         self.registers: Registers = collect(self.plugins)
-        self.answers = Answers(self.plugins)
+        self.answers = HookAnswers(self.plugins)
         self._reaped: set[str] = set()
         self._bundle_lock = threading.Lock()
         self._parts_lock = threading.Lock()
@@ -119,7 +119,7 @@ class Host(OperationCalls):
 
         options = self.settings.execution_options()
         executors = self.registers.executors
-        return tuple(made_by(executors, name, Executor, options) for name in executors)
+        return tuple(make_part(executors, name, Executor, options) for name in executors)
 
     def engines(self) -> tuple[Executor, ...]:
         """Return every registered engine, built once for this Host. Raises PluginFailed."""
@@ -135,7 +135,7 @@ class Host(OperationCalls):
         """
         from kdskills.session import SessionStore
 
-        return made_by(self.registers.stores, url.partition(":")[0], SessionStore, url)
+        return make_part(self.registers.stores, url.partition(":")[0], SessionStore, url)
 
     def bundle(self, path: StrPath, *, python: PythonPolicy = "execute") -> Bundle:
         """Load the bundle at *path*; its code runs, unless *python* says otherwise. Raises BundleError."""
@@ -203,17 +203,19 @@ class Host(OperationCalls):
 
         return Conversations(self)
 
-    async def publication(self, identity: Identity, kept: dict[tuple[str, str], Entry]) -> Publication:
-        """Return what a caller's view of its project publishes; *kept* holds entries from one call to the next.
+    async def publication(
+        self, identity: Identity, cached_entries: dict[tuple[str, str], PublishedEntry]
+    ) -> Publication:
+        """Return what a caller's view of its project publishes; *cached_entries* holds entries from one call to the next.
 
         Raises:
             BadRequest: `no_bundle`.
         """
         from kdskills.app.publication import Publication
 
-        found = await self.project_skills(identity.project)
-        view = found.subsystem.view(identity.consumer, identity.held_tools)
-        return Publication(view, kept, by="code" if identity.sees_all else identity.starter)
+        skills = await self.project_skills(identity.project)
+        view = skills.subsystem.view(identity.consumer, identity.held_tools)
+        return Publication(view, cached_entries, starter="code" if identity.sees_all else identity.starter)
 
     async def project_skills(self, project: str) -> ProjectSkills:
         """Return the skills of a project.
@@ -223,9 +225,9 @@ class Host(OperationCalls):
             BundleError: Its bundle cannot be loaded.
         """
         if self.storage.present:
-            made = await self.projects.known_skills(project)
-            if made is not None:
-                return made
+            skills = await self.projects.known_skills(project)
+            if skills is not None:
+                return skills
         path = self.settings.bundle
         if path is None or project != LOCAL.project:
             raise BadRequest(f"project {project!r} has no bundle: name one", code="no_bundle", project=project)
@@ -238,9 +240,9 @@ class Host(OperationCalls):
             if self._bundle_skills is None or self._bundle_skills[0] != mark:
                 bundle = self.bundle(path)
                 self._bundle_skills = mark, ProjectSkills(bundle.name, self.subsystem(bundle), bundle.diagnostics)
-            found = self._bundle_skills[1]
-        found.subsystem.refresh()
-        return found
+            skills = self._bundle_skills[1]
+        skills.subsystem.refresh()
+        return skills
 
     def interpreters(self) -> dict[str, tuple[str, ...]]:
         """Return how each script suffix is started: the shipped table and what plugins added."""
@@ -287,18 +289,18 @@ class Host(OperationCalls):
             CallRefused: The caller may not run this operation.
             KdskillsError: As the operation documents.
         """
-        found = self.operations.get(operation)
-        if found is None:
+        entry = self.operations.get(operation)
+        if entry is None:
             raise BadRequest(f"there is no operation {operation!r}", code="unknown_operation", operation=operation)
         with self.telemetry.operation(operation, context.identity.door):
-            require_allowed(found, context.identity)
+            require_allowed(entry, context.identity)
             require_text(context)
-            given = validated(found, arguments)
-            if found.runs_command(dict(given)):
+            checked = validated(entry, arguments)
+            if entry.runs_command(dict(checked)):
                 require_allowed(self.operations[RUNS], context.identity)
-            require_own_words(found, given, context.identity)
+            require_own_words(entry, checked, context.identity)
             with self.telling_operator():
-                return await found.run(self, given, context)
+                return await entry.run(self, checked, context)
 
     @cached_property
     def operator_log(self) -> OperatorLog:

@@ -112,8 +112,8 @@ class Identity:
         """The tools the gate of skills is asked with: those held, and the runtime's own that the caller may run."""
         if self.tools is None:
             return None
-        own = {name for name, scope in RUNTIME_TOOLS.items() if self.may(scope)}
-        return self.tools | (own if self.allowed_tools is None else own & self.allowed_tools)
+        runtime_tools = {name for name, scope in RUNTIME_TOOLS.items() if self.may(scope)}
+        return self.tools | (runtime_tools if self.allowed_tools is None else runtime_tools & self.allowed_tools)
 
 
 RUNTIME_TOOLS: Final[dict[str, Scope]] = {
@@ -142,10 +142,10 @@ def wider(new: Identity, maker: Identity) -> tuple[str, ...]:
     """
     if maker.account:
         return ()
-    own = SCOPES if "admin" in maker.scopes else maker.scopes
+    maker_scopes = SCOPES if "admin" in maker.scopes else maker.scopes
     beyond = {
         "project": new.project != maker.project,
-        "scopes": not new.scopes <= own,
+        "scopes": not new.scopes <= maker_scopes,
         "allowed_tools": not _within(new.allowed_tools, maker.allowed_tools),
         "tools": not _within(new.tools, maker.tools),
         "person": new.person and not maker.person,

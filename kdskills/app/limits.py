@@ -11,7 +11,7 @@ from typing import Final
 from kdskills.app.identity import Identity
 from kdskills.errors import CallerMustAct
 
-KNOWN: Final = 10_000
+MAX_BUCKETS: Final = 10_000
 
 
 class RateLimited(CallerMustAct):
@@ -23,10 +23,10 @@ class RateLimited(CallerMustAct):
 @dataclass(slots=True)
 class _Bucket:
     tokens: float
-    at: float
+    filled_at: float
 
 
-class Limits:
+class RequestLimits:
     """Counts requests by token: a bucket that fills at the allowed rate and holds a minute's worth.
 
     Args:
@@ -45,18 +45,18 @@ class Limits:
         Raises:
             RateLimited: The bucket is empty; nothing is counted then.
         """
-        own = identity.limits.requests_per_minute
-        size = self._size if own is None else float(own)
+        token_limit = identity.limits.requests_per_minute
+        size = self._size if token_limit is None else float(token_limit)
         if not size:
             return
         now, rate = self._clock(), size / 60
         key = identity.token or f"{identity.project}/{identity.agent}"
         bucket = self._buckets.setdefault(key, _Bucket(size, now))
         self._buckets.move_to_end(key)
-        while len(self._buckets) > KNOWN:
+        while len(self._buckets) > MAX_BUCKETS:
             self._buckets.popitem(last=False)
-        bucket.tokens = min(size, bucket.tokens + (now - bucket.at) * rate)
-        bucket.at = now
+        bucket.tokens = min(size, bucket.tokens + (now - bucket.filled_at) * rate)
+        bucket.filled_at = now
         if bucket.tokens < 1:
             wait = max(1, round((1 - bucket.tokens) / rate + 0.5))
             raise RateLimited(f"more requests than this token allows: wait {wait} s", retry_after=wait)

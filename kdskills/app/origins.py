@@ -47,21 +47,21 @@ def require_own_origin(scope: Mapping[str, Any], names: Collection[str]) -> None
     """
     hosts = _values(scope, b"host")
     host = _authority(f"http://{hosts[0]}") if len(hosts) == 1 else None
-    if host is None or not _own(host[0], scope, names):
+    if host is None or not _is_own_name(host[0], scope, names):
         raise CallRefused(
             "this service is not called by that name: the operator adds it to the setting host_names",
             code="host_refused",
         )
     for origin in _values(scope, b"origin"):
         page = _authority(origin)
-        same = page is not None and (page[0] == host[0] and page[1] == _port(hosts[0], origin))
-        if page is None or not (same or page[0] in names):
+        same_origin = page is not None and (page[0] == host[0] and page[1] == _port(hosts[0], origin))
+        if page is None or not (same_origin or page[0] in names):
             raise CallRefused("a page of another origin may not call this service", code="origin_refused")
     if "cross-site" in _values(scope, b"sec-fetch-site"):
         raise CallRefused("a page of another site may not call this service", code="origin_refused")
 
 
-def _own(name: str, scope: Mapping[str, Any], names: Collection[str]) -> bool:
+def _is_own_name(name: str, scope: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether a name is of loopback, one of the service's, or the address the connection came in at."""
     server = scope.get("server")
     return name in names or on_loopback(name) or (server is not None and name == _plain(str(server[0])))
@@ -95,5 +95,5 @@ def _authority(url: str) -> tuple[str, int] | None:
 
 def _port(host: str, origin: str) -> int | None:
     """Return the port of a Host header as a page of *origin*'s scheme means it."""
-    found = _authority(f"{origin.partition('://')[0]}://{host}")
-    return None if found is None else found[1]
+    authority = _authority(f"{origin.partition('://')[0]}://{host}")
+    return None if authority is None else authority[1]

@@ -77,12 +77,12 @@ class PluginManager(pluggy.PluginManager):
             PluginInvalid: A hook of it is async, a wrapper, unknown, or takes an argument the hook does not have; or it is
                 registered already.
         """
-        shown = name or self.get_canonical_name(plugin)
+        plugin_name = name or self.get_canonical_name(plugin)
         try:
             registered = super().register(plugin, name)
             self.check_pending()
         except (pluggy.PluginValidationError, ValueError) as error:
-            raise PluginInvalid(f"plugin {shown}: {error}", plugin=shown) from error
+            raise PluginInvalid(f"plugin {plugin_name}: {error}", plugin=plugin_name) from error
         return registered
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
@@ -152,8 +152,8 @@ class HookCalls:
         Raises:
             PluginFailed: A plugin raised, or gave what *accept* does not take.
         """
-        found = (self._ask(hook, call, accept, arguments) for call in reversed(self._calls(hook)))
-        return [answer for answer in found if answer is not None]
+        answers = (self._ask(hook, call, accept, arguments) for call in reversed(self._calls(hook)))
+        return [answer for answer in answers if answer is not None]
 
     def first(self, hook: str, accept: Callable[[Any], T | None], **arguments: Any) -> T | None:
         """Return the first answer that is not None; plugins registered last are asked first. As `answers`."""
@@ -217,23 +217,23 @@ class HookCalls:
             raise self._failed(hook, call, f"the answer {shortened(answer)}")
         return accepted
 
-    def _failed(self, hook: str, call: pluggy.HookImpl, found: str) -> PluginFailed:
+    def _failed(self, hook: str, call: pluggy.HookImpl, problem: str) -> PluginFailed:
         expected = str(inspect.signature(getattr(hookspecs, hook)).return_annotation)
-        return plugin_failed(call.plugin_name, hook, expected, found)
+        return plugin_failed(call.plugin_name, hook, expected, problem)
 
 
 _FILTERS: Final = frozenset({"kdskills_hide_skills", "kdskills_deny"})
 """Hooks whose failure is never another error's: whatever they raise, nothing is granted."""
 
 
-def plugin_failed(plugin: str, hook: str, expected: str, found: str) -> PluginFailed:
+def plugin_failed(plugin: str, hook: str, expected: str, problem: str) -> PluginFailed:
     """Return the error of a plugin that failed, and write it to the log for the operator."""
     error = PluginFailed(
-        f"plugin {plugin} failed in {hook}: {found}; expected {expected}",
+        f"plugin {plugin} failed in {hook}: {problem}; expected {expected}",
         plugin=plugin,
         hook=hook,
         expected=expected,
-        found=found,
+        found=problem,
     )
     _LOG.error("%s", error.message)
     return error
@@ -313,7 +313,7 @@ def _no_interpreter(name: str, entry: object) -> str | None:
     return None
 
 
-def made_by(register: Register[Callable[..., T]], name: str, expected: type[Any], *arguments: Any) -> T:
+def make_part(register: Register[Callable[..., T]], name: str, expected: type[Any], *arguments: Any) -> T:
     """Return what the factory registered under *name* makes of *arguments*, held to the protocol *expected*.
 
     Raises:
@@ -334,7 +334,7 @@ def made_by(register: Register[Callable[..., T]], name: str, expected: type[Any]
     return entry
 
 
-class Answers:
+class HookAnswers:
     """Asks hooks and combines what plugins answer, by the rule in each hook's docstring.
 
     Filters are monotone: hidden is the union of all answers, one denial denies, so the order of plugins cannot open
@@ -363,7 +363,7 @@ class Answers:
         """Return the first plugin's answer for *uri*. Raises PluginFailed."""
         from kdskills.skills import SkillRoot
 
-        return self._calls.first("kdskills_open_skill_root", _one_of(SkillRoot), uri=uri, base=base)
+        return self._calls.first("kdskills_open_skill_root", _instance_of(SkillRoot), uri=uri, base=base)
 
     def check_skill(self, skill: Skill) -> tuple[Diagnostic, ...]:
         """Join the problems all plugins find in *skill*; a plugin that fails is a problem of its own, an error."""
@@ -384,12 +384,12 @@ class Answers:
         """Return the first denial, or None when no plugin denies. Raises PluginFailed: then nothing is granted."""
         from kdskills.session.wiring import Denial
 
-        denials = self._calls.answers("kdskills_deny", _one_of(Denial), request=request)
+        denials = self._calls.answers("kdskills_deny", _instance_of(Denial), request=request)
         return denials[0] if denials else None
 
     def source_key(self, source: Mapping[str, Any]) -> str | None:
         """Return the first plugin's merge key for a source row. Raises PluginFailed."""
-        return self._calls.first("kdskills_source_key", _one_of(str), source=source)
+        return self._calls.first("kdskills_source_key", _instance_of(str), source=source)
 
     def turn_started(self, turn: Any) -> None:
         """Tell plugins that *turn* became active. Raises PluginFailed when all have been told."""
@@ -400,7 +400,7 @@ class Answers:
         self._calls.tell("kdskills_turn_finished", turn=turn, outcome=outcome)
 
 
-def _one_of(kind: type[T]) -> Callable[[object], T | None]:
+def _instance_of(kind: type[T]) -> Callable[[object], T | None]:
     return lambda answer: answer if isinstance(answer, kind) else None
 
 

@@ -57,7 +57,7 @@ class PublishedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PublishedEntry:
     """A published skill: where it is, what its frontmatter says, and every file with digest and size."""
 
     uri: str
@@ -99,28 +99,33 @@ class Publication:
     """
 
     def __init__(
-        self, view: SkillView, kept: dict[tuple[str, str], Entry], cache: Path | None = None, *, by: By = "code"
+        self,
+        view: SkillView,
+        cached_entries: dict[tuple[str, str], PublishedEntry],
+        cache: Path | None = None,
+        *,
+        starter: By = "code",
     ) -> None:
         self._view = view
-        self._by = by
-        self._kept = kept
+        self._by = starter
+        self._kept = cached_entries
         self._cache = cache or cache_dir()
 
-    def entries(self) -> tuple[tuple[Entry, ...], tuple[Diagnostic, ...]]:
+    def entries(self) -> tuple[tuple[PublishedEntry, ...], tuple[Diagnostic, ...]]:
         """Return every published skill, sorted by uri, and why others are not."""
-        found: list[Entry] = []
+        entries: list[PublishedEntry] = []
         notes: list[Diagnostic] = []
         for skill in self._view.skills.values():
             try:
-                found.append(self._entry(skill))
+                entries.append(self._entry(skill))
             except Unpublishable as reason:
                 notes.append(_note(skill, str(reason)))
-        return tuple(sorted(found, key=lambda entry: entry.uri)), tuple(notes)
+        return tuple(sorted(entries, key=lambda entry: entry.uri)), tuple(notes)
 
-    def get(self, uri: str) -> Entry:
+    def get(self, uri: str) -> PublishedEntry:
         """Return the skill whose SKILL.md has this uri. Raises NotFound."""
-        namespace, _, rest = uri.removeprefix("skill://").partition("/")
-        name, _, file = rest.partition("/")
+        namespace, _, path = uri.removeprefix("skill://").partition("/")
+        name, _, file = path.partition("/")
         skill = self._view.skills.get(f"{namespace}.{name}")
         if not uri.startswith("skill://") or file != SKILL_FILE or skill is None:
             raise NotFound(NOT_FOUND)
@@ -129,7 +134,7 @@ class Publication:
         except Unpublishable as reason:
             raise NotFound(NOT_FOUND) from reason
 
-    def owner(self, uri: str) -> Entry:
+    def owner(self, uri: str) -> PublishedEntry:
         """Return the skill a file or directory belongs to. Raises NotFound."""
         parts = uri.removeprefix("skill://").split("/")
         if not uri.startswith("skill://") or len(parts) < 2:
@@ -153,21 +158,21 @@ class Publication:
         if uri != entry.base and not uri.startswith(f"{entry.base}/"):
             raise NotFound(NOT_FOUND)
         inside = f"{uri}/"
-        found: dict[str, Child] = {}
+        children: dict[str, Child] = {}
         for file in entry.files:
             if file.uri.startswith(inside):
                 first, deeper, _ = file.uri.removeprefix(inside).partition("/")
                 name = file.path.split("/")[uri.count("/") - entry.base.count("/")]
-                found[first] = (
+                children[first] = (
                     Child(inside + first, name, "inode/directory")
                     if deeper
                     else Child(file.uri, name, file.media_type, file.size)
                 )
-        if not found and uri not in self._empty_directories(entry):
+        if not children and uri not in self._empty_directories(entry):
             raise NotFound(NOT_FOUND)
-        return tuple(found[name] for name in sorted(found))
+        return tuple(children[name] for name in sorted(children))
 
-    def _empty_directories(self, entry: Entry) -> set[str]:
+    def _empty_directories(self, entry: PublishedEntry) -> set[str]:
         top = self._copy(entry.tree)
         folders = (path for path in top.rglob("*") if path.is_dir() and not path.is_symlink())
         return {_uri(entry.base, path.relative_to(top).as_posix()) for path in folders}
@@ -175,7 +180,7 @@ class Publication:
     def _copy(self, tree: str) -> Path:
         return self._cache / "stage" / tree.removeprefix("sha256:")
 
-    def _entry(self, skill: Skill) -> Entry:
+    def _entry(self, skill: Skill) -> PublishedEntry:
         if skill.hidden:
             raise Unpublishable("it is hidden")
         if refuse_by(skill, self._by) is not None:
@@ -190,9 +195,9 @@ class Publication:
             raise Unpublishable(f"its file is not called {SKILL_FILE}")
         try:
             tree = skill.tree_digest()
-            known = self._kept.get((skill.full_id, tree))
-            if known is not None and self._copy(tree).is_dir():
-                return known
+            cached = self._kept.get((skill.full_id, tree))
+            if cached is not None and self._copy(tree).is_dir():
+                return cached
             copy = stage_skill(SkillMount(skill.full_id, skill.folder, tree), self._cache)
         except (RootChanged, RootMissing, FileRefused) as error:
             raise Unpublishable(error.message) from error
@@ -203,7 +208,7 @@ class Publication:
         return entry
 
 
-def _entry_of(skill: Skill, tree: str, copy: Path) -> Entry:
+def _entry_of(skill: Skill, tree: str, copy: Path) -> PublishedEntry:
     """Return the entry of the copy of a skill. Raises Unpublishable."""
     base = skill.location.removesuffix(f"/{SKILL_FILE}")
     files: list[PublishedFile] = []
@@ -220,7 +225,7 @@ def _entry_of(skill: Skill, tree: str, copy: Path) -> Entry:
             raise Unpublishable("the name of a file is no UTF-8") from error
         data = read_file(copy, item.path, limit=MAX_BYTES).data
         files.append(PublishedFile(item.path, _uri(base, item.path), len(data), _digest(data)))
-    return Entry(
+    return PublishedEntry(
         uri=skill.location,
         full_id=skill.full_id,
         name=skill.name,
@@ -233,10 +238,10 @@ def _entry_of(skill: Skill, tree: str, copy: Path) -> Entry:
 
 def _frontmatter(data: bytes) -> Mapping[str, Any]:
     """Return all fields of a SKILL.md as JSON has them. Raises Unpublishable."""
-    found = read_frontmatter(data, FileFindings("lenient", SKILL_FILE))
-    if found is None or found.repairs or found.document.duplicates:
+    frontmatter = read_frontmatter(data, FileFindings("lenient", SKILL_FILE))
+    if frontmatter is None or frontmatter.repairs or frontmatter.document.duplicates:
         raise Unpublishable("its frontmatter is no clean YAML, so that others would read it differently")
-    fields: dict[str, Any] = to_python(found.fields)
+    fields: dict[str, Any] = to_python(frontmatter.fields)
     try:
         json.dumps(fields, allow_nan=False)
     except ValueError as error:

@@ -51,24 +51,24 @@ async def readiness(host: Host, *, patience_s: float = PATIENCE_S) -> Readiness:
         host: Who is asked.
         patience_s: Seconds each part may take.
     """
-    asked = {
+    checks = {
         "database": _database(host),
         "engine": host.wiring.executor(host.settings.executor),
         "disk": asyncio.to_thread(check_writable, host.settings.state_dir),
         "artifacts": _artifacts(host),
         "workers": _workers(host),
     }
-    words = dict(zip(asked, await asyncio.gather(*(_word(each, patience_s) for each in asked.values())), strict=True))
+    words = dict(zip(checks, await asyncio.gather(*(_word(each, patience_s) for each in checks.values())), strict=True))
     workers = words.pop("workers")
     if workers == NoWorker.code:
         _LOG.warning("work waits and no worker is alive: `kdskills worker` starts one")
     return Readiness(words, {} if workers == "ok" else {"workers": workers})
 
 
-async def _word(asked: Awaitable[object], patience_s: float) -> str:
+async def _word(check: Awaitable[object], patience_s: float) -> str:
     try:
         async with asyncio.timeout(patience_s):
-            await asked
+            await check
     except KdskillsError as error:
         return error.code
     except TimeoutError:

@@ -80,8 +80,8 @@ def user_config() -> Path | None:
 
 def config_files() -> tuple[Path, ...]:
     """Return where settings files may be, the strongest first."""
-    own = user_config()
-    return (SYSTEM_CONFIG,) if own is None else (own, SYSTEM_CONFIG)
+    user_file = user_config()
+    return (SYSTEM_CONFIG,) if user_file is None else (user_file, SYSTEM_CONFIG)
 
 
 class BusSettings(BaseModel):
@@ -336,7 +336,7 @@ def _check_variables(environ: Mapping[str, str]) -> None:
     Raises:
         SettingsInvalid: With the nearest name, with what the variable must be, or with the files that may set it.
     """
-    forbidden = sorted(name for name in FILE_ONLY if variable_of(name) in {given.upper() for given in environ})
+    forbidden = sorted(name for name in FILE_ONLY if variable_of(name) in {variable.upper() for variable in environ})
     if forbidden:
         names = ", ".join(map(variable_of, forbidden))
         raise SettingsInvalid(
@@ -351,8 +351,8 @@ def _check_variables(environ: Mapping[str, str]) -> None:
         if not upper.startswith(PREFIX) or upper.startswith(OTHER_PREFIXES) or upper.startswith(tables):
             continue
         if upper not in known_variables():
-            near = get_close_matches(upper, known_variables(), 1, 0.5)
-            problems[name] = "there is no such setting" + (f"; the nearest name is {near[0]}" if near else "")
+            matches = get_close_matches(upper, known_variables(), 1, 0.5)
+            problems[name] = "there is no such setting" + (f"; the nearest name is {matches[0]}" if matches else "")
         elif upper in fields and (kind := kind_of(fields[upper])) and not _is_json(value, kind):
             problems[name] = f"must be a {kind} in JSON, such as {name}='{example_of(fields[upper])}'"
     if problems:
@@ -370,11 +370,15 @@ def _is_json(value: str, kind: str) -> bool:
 def _not_understood(error: ValidationError) -> SettingsInvalid:
     """Return what is wrong with values, each under the name of the variable it came from, if it came from one."""
     problems = {}
-    given = {name.upper() for name in os.environ}
+    set_variables = {name.upper() for name in os.environ}
     for item in error.errors():
         name = ".".join(str(part) for part in item["loc"])
         variable = variable_of(".".join(str(part) for part in item["loc"][:2]))
-        variables = [one for one in (variable, variable_of(str(item["loc"][0]) if item["loc"] else "")) if one in given]
+        variables = [
+            candidate
+            for candidate in (variable, variable_of(str(item["loc"][0]) if item["loc"] else ""))
+            if candidate in set_variables
+        ]
         problems[variables[0] if variables else name] = item["msg"]
     words = "; ".join(f"{field}: {problem}" for field, problem in problems.items())
     return SettingsInvalid(f"settings are not understood: {words}", errors=problems)
@@ -382,13 +386,13 @@ def _not_understood(error: ValidationError) -> SettingsInvalid:
 
 def _merged(weak: Mapping[str, Any], strong: Mapping[str, Any]) -> dict[str, Any]:
     """Return both; tables that both have are merged in their turn, so that one variable does not hide a file's table."""
-    both = {
+    merged = {
         name: _merged(weak[name], value)
         if isinstance(value, Mapping) and isinstance(weak.get(name), Mapping)
         else value
         for name, value in strong.items()
     }
-    return {**weak, **both}
+    return {**weak, **merged}
 
 
 def _env_source(cls: type[BaseSettings]) -> PydanticBaseSettingsSource:

@@ -13,7 +13,7 @@ from kdskills.errors import KdskillsError
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
 
-    from kdskills.app.pulse import Pulse
+    from kdskills.app.upkeep import Pulse
 
 NAME: Final = "kdskills"
 DEPTH: Final = "kdskills.queue.depth"
@@ -72,12 +72,12 @@ class Telemetry:
         """Record how long a command ran."""
         self._record(RUNS, seconds, {"engine": engine, "status": status})
 
-    def pulse(self, found: Pulse) -> None:
+    def pulse(self, measurement: Pulse) -> None:
         """Record how the work stands."""
-        for state, count in found.depth.items():
+        for state, count in measurement.depth.items():
             self._set(DEPTH, count, {"state": state})
-        self._set(WORKERS, found.workers, {})
-        self._set(LEASE, found.lease_age_s, {})
+        self._set(WORKERS, measurement.workers, {})
+        self._set(LEASE, measurement.lease_age_s, {})
 
     @contextmanager
     def _span(self, name: str, door: str) -> Iterator[Any]:

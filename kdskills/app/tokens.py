@@ -14,14 +14,42 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from kdskills.app.identity import LOCAL, SCOPES, Identity, Scope, TokenLimits, wider
 from kdskills.app.projects.model import check_project
-from kdskills.app.projects.records import Records
-from kdskills.app.projects.tables import ProjectTables
-from kdskills.app.token_tables import TokenTables
+from kdskills.app.projects.records import ProjectRecords, ProjectTables
 from kdskills.errors import BadRequest, CallRefused, NotFound
-from kdskills.jobs.database import Database, micros, moment_of, utc_now
+from kdskills.jobs.database import Database, micros, moment_of, utc_now, word_type
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+
+class TokenTables:
+    """The table, described once per database."""
+
+    def __init__(self) -> None:
+        import sqlalchemy as sa
+
+        self.metadata = sa.MetaData()
+        self.tokens = sa.Table(
+            "kd_tokens",
+            self.metadata,
+            sa.Column("id", word_type(32), primary_key=True),
+            sa.Column("secret_hash", sa.String(80), nullable=False),
+            sa.Column("label", sa.String(200), nullable=False),
+            sa.Column("project", word_type(64), nullable=False, index=True),
+            sa.Column("agent", sa.String(128), nullable=False),
+            sa.Column("scopes", sa.Text, nullable=False),
+            sa.Column("allowed_tools", sa.Text),
+            sa.Column("requests_per_minute", sa.Integer),
+            sa.Column("concurrent_work", sa.Integer),
+            sa.Column("body_bytes", sa.BigInteger),
+            sa.Column("created_at", sa.BigInteger, nullable=False),
+            sa.Column("created_by", sa.String(200), nullable=False),
+            sa.Column("expires_at", sa.BigInteger),
+            sa.Column("revoked_at", sa.BigInteger),
+            sa.Column("person", sa.Boolean, nullable=False, server_default=sa.false()),
+            sa.Column("tools", sa.Text, nullable=False, server_default="[]"),
+        )
+
 
 TOKEN: Final = re.compile(r"kd_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 AGENT: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -30,7 +58,7 @@ NOBODY: Final = hashlib.sha256(b"").hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class IssuedToken:
     """What is known of a token; the secret is not.
 
     Attributes:
@@ -97,7 +125,7 @@ class Tokens:
         self._database = database
         self._clock = clock
         self._tables = TokenTables()
-        self._records = Records(ProjectTables(), clock)
+        self._records = ProjectRecords(ProjectTables(), clock)
         table = self._tables.tokens
         self._by_id = table.select().where(table.c.id == sa.bindparam("token_id"))  # asked by every request
 
@@ -116,11 +144,11 @@ class Tokens:
         who: str,
         request_id: str = "",
         maker: Identity = LOCAL,
-    ) -> tuple[Token, str]:
+    ) -> tuple[IssuedToken, str]:
         """Make a token, and its project if that is not there.
 
         Args:
-            project: As at `Token`.
+            project: As at `IssuedToken`.
             agent: As there, and so all up to `tools`.
             scopes: What it may do.
             label: What it is for.
@@ -143,7 +171,7 @@ class Tokens:
         bounds = limits or TokenLimits()
         _check(project, agent, scopes, bounds)
         token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-        values = _made(token_id, secret, self._clock(), who) | {
+        values = _origin_columns(token_id, secret, self._clock(), who) | {
             "label": label[:200],
             "project": project,
             "agent": agent,
@@ -160,7 +188,7 @@ class Tokens:
         await self._database.write(change)
         return _token(values), f"kd_{token_id}_{secret}"
 
-    async def list(self, project: str | None = None) -> Sequence[Token]:
+    async def list(self, project: str | None = None) -> Sequence[IssuedToken]:
         """Return the tokens of a project, or of all, the latest first; revoked and expired ones too."""
         table = self._tables.tokens
         query = table.select().order_by(table.c.created_at.desc(), table.c.id)
@@ -168,7 +196,7 @@ class Tokens:
             query = query.where(table.c.project == project)
         return await self._database.read(lambda link: [_token(row) for row in link.execute(query).mappings()])
 
-    async def revoke(self, token_id: str, *, project: str | None = None, who: str, request_id: str = "") -> Token:
+    async def revoke(self, token_id: str, *, project: str | None = None, who: str, request_id: str = "") -> IssuedToken:
         """End a token, from the next request on; ending it twice changes nothing.
 
         Args:
@@ -185,7 +213,7 @@ class Tokens:
         if project is not None:
             mine &= table.c.project == project
 
-        def change(link: sa.Connection) -> Token:
+        def change(link: sa.Connection) -> IssuedToken:
             now = micros(self._clock())
             fresh = link.execute(table.update().where(mine, table.c.revoked_at.is_(None)).values(revoked_at=now))
             row = link.execute(table.select().where(mine)).mappings().first()
@@ -197,13 +225,13 @@ class Tokens:
 
         return await self._database.write(change)
 
-    async def find(self, text: str) -> Token | None:
+    async def find(self, text: str) -> IssuedToken | None:
         """Return the token whose text this is, if it opens anything now; else None, whatever is wrong with it."""
         parts = TOKEN.fullmatch(text)
         token_id, secret = parts.groups() if parts else ("", "")
         row = await self._row(token_id)
-        same = hmac.compare_digest(_hash(secret), NOBODY if row is None else row["secret_hash"])
-        if row is None or not same:
+        fits = hmac.compare_digest(_hash(secret), NOBODY if row is None else row["secret_hash"])
+        if row is None or not fits:
             return None
         token = _token(row)
         return token if token.valid(self._clock()) else None
@@ -263,13 +291,13 @@ def _limit_values(limits: TokenLimits) -> dict[str, int | None]:
     }
 
 
-def _made(token_id: str, secret: str, at: datetime, who: str) -> dict[str, Any]:
+def _origin_columns(token_id: str, secret: str, created_at: datetime, author: str) -> dict[str, Any]:
     """Return who made a token and when, as its row has it, with its id and the hash of its secret."""
     return {
         "id": token_id,
         "secret_hash": _hash(secret),
-        "created_at": micros(at),
-        "created_by": who[:200],
+        "created_at": micros(created_at),
+        "created_by": author[:200],
         "revoked_at": None,
     }
 
@@ -293,7 +321,7 @@ def _powers(
     }
 
 
-def _require_not_wider(token: Token, maker: Identity) -> None:
+def _require_not_wider(token: IssuedToken, maker: Identity) -> None:
     """Refuse a token that may do what its maker may not.
 
     Raises:
@@ -309,9 +337,9 @@ def _require_not_wider(token: Token, maker: Identity) -> None:
         raise CallRefused(message, code="token_wider", fields=list(beyond))
 
 
-def _token(row: Mapping[Any, Any]) -> Token:
+def _token(row: Mapping[Any, Any]) -> IssuedToken:
     allowed = row["allowed_tools"]
-    return Token(
+    return IssuedToken(
         id=row["id"],
         label=row["label"],
         project=row["project"],

@@ -3,18 +3,103 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from kdskills.app.pulse import pulse
 from kdskills.errors import KdskillsError
-from kdskills.jobs.database import utc_now
-from kdskills.jobs.states import OPEN
+from kdskills.jobs.database import micros, utc_now
+from kdskills.jobs.states import OPEN, TERMINAL
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from kdskills.app.host import Host
+    from kdskills.jobs.tables import WorkTables
+
+
+LIVE: Final = ("queued", "starting", "running")
+MOST: Final = 1000
+"""Most ended runs that one measurement tells of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A command that ended; `seconds` from its start."""
+
+    engine: str
+    status: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """One measurement.
+
+    Attributes:
+        measured_at: When it was taken.
+        depth: Tasks that wait or run, by state.
+        workers: Workers that are not known to be dead.
+        lease_age_s: Seconds since the one of them was heard of that was silent longest; 0 without any.
+        ran: What ended since the measurement before.
+    """
+
+    measured_at: datetime
+    depth: Mapping[str, int]
+    workers: int
+    lease_age_s: float
+    ran: tuple[Ran, ...]
+
+
+async def pulse(host: Host, since: datetime) -> Pulse:
+    """Measure.
+
+    Args:
+        host: Whose work.
+        since: When the measurement before was taken.
+
+    Raises:
+        DatabaseUnavailable: The database does not answer.
+    """
+    work = await host.work.client.work()
+    return await work.database.read(lambda link: _measured(link, work.tables, since))
+
+
+def _measured(link: sa.Connection, tables: WorkTables, since: datetime) -> Pulse:
+    import sqlalchemy as sa
+
+    now, tasks, workers = utc_now(), tables.tasks, tables.workers
+    counted = sa.select(tasks.c.status, sa.func.count()).where(tasks.c.status.in_(LIVE)).group_by(tasks.c.status)
+    depth = dict.fromkeys(LIVE, 0) | {str(state): int(count) for state, count in link.execute(counted)}
+    beats = [
+        int(beat) for beat in link.execute(sa.select(workers.c.beat_at).where(workers.c.state != "dead")).scalars()
+    ]
+    ended = (
+        sa.select(tasks.c.spec, tasks.c.status, tasks.c.started_at, tasks.c.finished_at)
+        .where(tasks.c.status.in_(sorted(TERMINAL)))
+        .where(tasks.c.finished_at > micros(since), tasks.c.finished_at <= micros(now), tasks.c.started_at.is_not(None))
+        .order_by(tasks.c.finished_at)
+        .limit(MOST)
+    )
+    return Pulse(
+        measured_at=now,
+        depth=depth,
+        workers=len(beats),
+        lease_age_s=max(0.0, (micros(now) - min(beats)) / 1e6) if beats else 0.0,
+        ran=tuple(
+            Ran(_engine(row.spec), row.status, max(0, row.finished_at - row.started_at) / 1e6)
+            for row in link.execute(ended)
+        ),
+    )
+
+
+def _engine(spec: str) -> str:
+    return str(json.loads(spec)["placement"]["engine"])
+
 
 WORK: Final = ("task_", "job_")
 _LOG = logging.getLogger("kdskills.service")
@@ -36,11 +121,11 @@ async def upkeep(host: Host) -> None:
 
 async def measure(host: Host, since: datetime) -> datetime:
     """Record how the work stands, and return when that was."""
-    found = await pulse(host, since)
-    host.telemetry.pulse(found)
-    for run in found.ran:
+    measurement = await pulse(host, since)
+    host.telemetry.pulse(measurement)
+    for run in measurement.ran:
         host.telemetry.ran(run.engine, run.status, run.seconds)
-    return found.at
+    return measurement.measured_at
 
 
 async def collect(host: Host) -> int:
@@ -54,11 +139,11 @@ async def collect(host: Host) -> int:
 
 async def release(host: Host) -> int:
     """Let go of the versions held by work that is over or gone; return how many that were."""
-    held = [(project, holder) for project, holder in await host.projects.holders() if holder.startswith(WORK)]
-    if not held:
+    pins = [(project, holder) for project, holder in await host.projects.holders() if holder.startswith(WORK)]
+    if not pins:
         return 0
-    going = await _going(host, {holder for _, holder in held})
-    return sum([await host.projects.unpin(project, holder) for project, holder in held if holder not in going])
+    going = await _going(host, {holder for _, holder in pins})
+    return sum([await host.projects.unpin(project, holder) for project, holder in pins if holder not in going])
 
 
 async def _going(host: Host, holders: set[str]) -> set[str]:
@@ -68,10 +153,10 @@ async def _going(host: Host, holders: set[str]) -> set[str]:
     work = await host.work.client.work()
 
     def look(link: sa.Connection) -> set[str]:
-        found: set[str] = set()
+        open_ids: set[str] = set()
         for table in (work.tables.tasks, work.tables.jobs):
             query = sa.select(table.c.id).where(table.c.status.in_(OPEN))
-            found |= {str(item) for item in link.execute(query).scalars() if item in holders}
-        return found
+            open_ids |= {str(item) for item in link.execute(query).scalars() if item in holders}
+        return open_ids
 
     return await work.database.read(look)

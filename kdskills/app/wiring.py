@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kdskills.app.plugins import made_by
+from kdskills.app.plugins import make_part
 from kdskills.execution.choose import choose
 from kdskills.models import ModelProvider
 from kdskills.models.names import split_name
@@ -29,8 +29,8 @@ class HostWiring:
 
     def model(self, name: str) -> ModelProvider:
         """Return the provider a model string names. Raises UnknownName, PluginFailed."""
-        prefix, rest = split_name(name)
-        return made_by(self._host.registers.models, prefix, ModelProvider, rest)
+        prefix, model_name = split_name(name)
+        return make_part(self._host.registers.models, prefix, ModelProvider, model_name)
 
     async def executor(self, name: str) -> Executor:
         """Return the engine of that name, or for `auto` the first that works here. Raises ExecRefused."""

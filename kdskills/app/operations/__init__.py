@@ -158,7 +158,7 @@ _ROWS: Final = (
     Shipped(
         "project_skills.archive",
         "Give a version as a zip archive.",
-        "project_files:ARCHIVE",
+        "projects:ARCHIVE",
         profile="author",
         reads=True,
         ui_allowed=True,
@@ -166,7 +166,7 @@ _ROWS: Final = (
     Shipped(
         "project_skills.file",
         "Give one file of a version.",
-        "project_files:FILE",
+        "projects:FILE",
         profile="author",
         reads=True,
         ui_allowed=True,

@@ -29,21 +29,21 @@ def open_bundle(host: Host, path: Path, context: Context, *, tools: bool = False
     Raises:
         BundleError: It cannot be loaded; `bundle_untrusted` where that takes running code that nobody trusted.
     """
-    bundle = host.bundle(path, python="execute" if context.trust or _own(host, path, context) else "read")
+    bundle = host.bundle(path, python="execute" if context.trust or _runs_anyway(host, path, context) else "read")
     if tools and bundle.tools_path is not None and not bundle.trusted:
         raise untrusted(bundle.tools_path, 1, "it holds tools of the bundle")
     return bundle
 
 
-def _own(host: Host, path: Path, context: Context) -> bool:
+def _runs_anyway(host: Host, path: Path, context: Context) -> bool:
     """Whether *path* leads to a folder whose code the caller runs anyway; links and `..` are followed first."""
     try:
-        place = path.resolve()
+        target = path.resolve()
         folders = list(shipped_folders())
         if context.identity.door in {"library", "cli"}:
             folders.append(Path.cwd())
         if host.settings.bundle is not None:
             folders.append(host.settings.bundle)
-        return any(place.is_relative_to(folder.resolve()) for folder in folders)
+        return any(target.is_relative_to(folder.resolve()) for folder in folders)
     except (OSError, ValueError, RuntimeError):
         return False  # a working folder that is gone, a path that is none

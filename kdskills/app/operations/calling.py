@@ -67,7 +67,7 @@ def _names_a_path(annotation: object) -> bool:
     return annotation is Path or any(_names_a_path(part) for part in get_args(annotation))
 
 
-def require_own_words(operation: Operation, given: BaseModel, identity: Identity) -> None:
+def require_own_words(operation: Operation, arguments: BaseModel, identity: Identity) -> None:
     """Refuse arguments that are the host's to say, from a caller who is not the host.
 
     What an argument is by itself may be said, and so may a caller's own agent, and who starts skills by its token.
@@ -80,11 +80,15 @@ def require_own_words(operation: Operation, given: BaseModel, identity: Identity
         "machine": identity.local,
         "program": identity.account,
     }
-    own = {"consumer": identity.agent, "by": identity.starter}
+    caller_values = {"consumer": identity.agent, "by": identity.starter}
     for name, right in host_words(operation).items():
-        value = getattr(given, name)
-        field = type(given).model_fields[name]
-        if rights[right] or value == field.get_default(call_default_factory=True) or value == own.get(name, ...):
+        value = getattr(arguments, name)
+        field = type(arguments).model_fields[name]
+        if (
+            rights[right]
+            or value == field.get_default(call_default_factory=True)
+            or value == caller_values.get(name, ...)
+        ):
             continue
         raise CallRefused(
             f"{operation.name}: {name} is for the host to say, not for a caller elsewhere: leave it out",
@@ -145,8 +149,8 @@ def validated(operation: Operation, arguments: Mapping[str, Any]) -> BaseModel:
     try:
         return operation.input.model_validate(dict(arguments))
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        raise misshapen(operation, [(pointer(item["loc"]), item["msg"]) for item in found]) from None
+        errors = error.errors(include_url=False, include_input=False)
+        raise misshapen(operation, [(pointer(item["loc"]), item["msg"]) for item in errors]) from None
 
 
 def misshapen(operation: Operation, problems: Sequence[tuple[str, str]]) -> KdskillsError:
@@ -204,8 +208,14 @@ def text_problems(model: type[BaseModel], arguments: Mapping[str, Any]) -> Itera
                 yield path, problem
         elif isinstance(value, Mapping):
             inner = [((*loc, str(key)), item) for key, item in value.items()]
-            yield from ((pointer(at), "has a name that is no text") for at, _ in inner if HALF.search(str(at[-1])))
-            yield from ((pointer(at), "has a name that holds NUL") for at, _ in inner if "\0" in str(at[-1]))
+            yield from (
+                (pointer(item_loc), "has a name that is no text")
+                for item_loc, _ in inner
+                if HALF.search(str(item_loc[-1]))
+            )
+            yield from (
+                (pointer(item_loc), "has a name that holds NUL") for item_loc, _ in inner if "\0" in str(item_loc[-1])
+            )
             pending += reversed(inner)
         elif isinstance(value, list | tuple):
             pending += reversed([((*loc, number), item) for number, item in enumerate(value)])

@@ -63,30 +63,30 @@ def skill_folders(top: Path, findings: list[Diagnostic] | None = None, *, itself
     """
 
     def unreadable(error: OSError) -> None:
-        place = Path(error.filename or top)
+        folder = Path(error.filename or top)
         path = (
-            printable_path(place.relative_to(top).as_posix())
-            if place.is_relative_to(top)
-            else printable_path(str(place))
+            printable_path(folder.relative_to(top).as_posix())
+            if folder.is_relative_to(top)
+            else printable_path(str(folder))
         )
         if findings is not None:
             findings.append(unreadable_note("" if path == "." else path, error.strerror or "the system refused"))
 
-    found = []
-    for where, names, files in os.walk(top, onerror=unreadable):
-        folder = Path(where)
+    folders = []
+    for directory, names, files in os.walk(top, onerror=unreadable):
+        folder = Path(directory)
         depth = len(folder.relative_to(top).parts)
-        held = {*files, *names}  # of another kind than a file it is a skill that cannot be read
+        entries = {*files, *names}  # of another kind than a file it is a skill that cannot be read
         names[:] = sorted(name for name in names if enters(name))
         owner = depth or itself
-        if owner and any(name in held for name in SKILL_FILES):
-            found.append(folder)
+        if owner and any(name in entries for name in SKILL_FILES):
+            folders.append(folder)
             names.clear()
         elif owner and any(name in files for name in SKILL_YAML):
-            found.append(folder)  # not a skill, and worth a word; skills below it are
+            folders.append(folder)  # not a skill, and worth a word; skills below it are
         if depth >= DEPTH:
             names.clear()
-    return found
+    return folders
 
 
 def _kind(path: Path) -> Literal["skill", "folder", "bundle"]:
@@ -107,26 +107,28 @@ def _bundle(host: Host, bundle: Bundle, findings: list[Diagnostic]) -> tuple[Pat
     root = Path(roots[-1].root.path) if roots else bundle.root / "skills"
     unread: list[Diagnostic] = []
     folders = skill_folders(root, unread, itself=False)
-    for found in subsystem.diagnostics:
+    for finding in subsystem.diagnostics:
         # What discovery says of a skill's own files is found by validating it; what it left out is not.
-        beside = found.code in DISCOVERED and found.severity != "error"
-        if found.path is None or (beside and (found.code == "unreadable" or os.path.lexists(root / found.path))):
-            findings.append(replace(found, severity="error") if found.code in LOST else found)
+        seen_by_validation = finding.code in DISCOVERED and finding.severity != "error"
+        if finding.path is None or (
+            seen_by_validation and (finding.code == "unreadable" or os.path.lexists(root / finding.path))
+        ):
+            findings.append(replace(finding, severity="error") if finding.code in LOST else finding)
     for folder in folders:
-        place = folder.relative_to(root)
-        if len(place.parts) > 2:
+        path = folder.relative_to(root)
+        if len(path.parts) > 2:
             message = (
-                f"{printable_path(place.as_posix())} lies deeper than <namespace>/<skill>, so that no agent gets it."
+                f"{printable_path(path.as_posix())} lies deeper than <namespace>/<skill>, so that no agent gets it."
             )
             findings.append(
-                Diagnostic("skill_too_deep", "warning", message, printable_path((place / "SKILL.md").as_posix()))
+                Diagnostic("skill_too_deep", "warning", message, printable_path((path / "SKILL.md").as_posix()))
             )
     return root, folders
 
 
-async def check(host: Host, given: CheckInput, context: Context) -> CheckOutput:
+async def check(host: Host, arguments: CheckInput, context: Context) -> CheckOutput:
     """Check a skill, a folder of skills or a bundle."""
-    return await asyncio.to_thread(check_path, host, given, trust=context.trust)
+    return await asyncio.to_thread(check_path, host, arguments, trust=context.trust)
 
 
 def checked_bundle(host: Host, path: Path, *, trust: bool) -> Bundle | None:
@@ -138,9 +140,9 @@ def checked_bundle(host: Host, path: Path, *, trust: bool) -> Bundle | None:
     return host.bundle(path, python="execute" if trust else "read") if _kind(path) == "bundle" else None
 
 
-def check_path(host: Host, given: CheckInput, *, trust: bool) -> CheckOutput:
+def check_path(host: Host, arguments: CheckInput, *, trust: bool) -> CheckOutput:
     """Check a skill, a folder of skills or a bundle, and wait for it; code of a bundle runs only with *trust*."""
-    path = given.path
+    path = arguments.path
     if not os.path.lexists(path):
         raise BadRequest(f"{path} is not there", code="path_missing", path=str(path))
     kind = _kind(path)
@@ -153,17 +155,17 @@ def check_path(host: Host, given: CheckInput, *, trust: bool) -> CheckOutput:
     elif kind == "folder":
         folders = skill_folders(path, findings)
     for folder in folders:
-        place = "" if folder == base or kind == "skill" else printable_path(folder.relative_to(base).as_posix()) + "/"
-        found = validate_skill(folder, verdict=given.verdict, extra_fields=given.extra_fields)
+        prefix = "" if folder == base or kind == "skill" else printable_path(folder.relative_to(base).as_posix()) + "/"
+        skill_findings = validate_skill(folder, verdict=arguments.verdict, extra_fields=arguments.extra_fields)
         skill = parse_skill(folder).skill
-        found += host.answers.check_skill(skill) if skill is not None else ()
-        findings += [replace(d, path=place + (d.path or "SKILL.md")) for d in found]
+        skill_findings += host.answers.check_skill(skill) if skill is not None else ()
+        findings += [replace(d, path=prefix + (d.path or "SKILL.md")) for d in skill_findings]
     unique = sorted(set(findings), key=lambda d: (d.path or "", d.line or 0, d.code, d.message))
     counts = [sum(d.severity == name for d in unique) for name in ("error", "warning", "info")]
     return CheckOutput(
         path=printable_path(str(path)),
         kind=kind,
-        verdict=given.verdict,
+        verdict=arguments.verdict,
         skills=len(folders),
         errors=counts[0],
         warnings=counts[1],

@@ -115,30 +115,33 @@ class ReceiptsOutput(Output):
     receipts: tuple[TurnReceipt, ...]
 
 
-async def probe_codex(host: Host, given: ProbeInput, context: Context) -> ProbeOutput:
+async def probe_codex(host: Host, arguments: ProbeInput, context: Context) -> ProbeOutput:
     """Probe a program with an empty home and a fake model."""
     from kdskills.remote.probe import probe
 
-    binary = given.binary or host.settings.codex_binary
-    report = await probe(binary, state=host.settings.state_dir, force=given.force)
-    strategy = next((way for way in ("native", "reload") if getattr(report.profile, way)), "dispatcher")
-    said = report.to_json()
+    binary = arguments.binary or host.settings.codex_binary
+    report = await probe(binary, state=host.settings.state_dir, force=arguments.force)
+    strategy = next(
+        (strategy_name for strategy_name in ("native", "reload") if getattr(report.profile, strategy_name)),
+        "dispatcher",
+    )
+    facts = report.to_json()
     return ProbeOutput(
         ok=report.complete,
         strategy=strategy,
-        binary=said["binary"],
+        binary=facts["binary"],
         fingerprint=report.fingerprint,
         cached=report.cached,
-        seconds=said["seconds"],
-        facts=ServerFacts.model_validate(said["profile"]),
-        findings=tuple(ProbeFinding.model_validate(one) for one in said["findings"]),
+        seconds=facts["seconds"],
+        facts=ServerFacts.model_validate(facts["profile"]),
+        findings=tuple(ProbeFinding.model_validate(finding) for finding in facts["findings"]),
     )
 
 
-async def show_receipts(host: Host, given: ReceiptsInput, context: Context) -> ReceiptsOutput:
+async def show_receipts(host: Host, arguments: ReceiptsInput, context: Context) -> ReceiptsOutput:
     """Read a session's receipts from the journal of this state folder."""
-    found = await asyncio.to_thread(_read, host.settings.state_dir, given.session)
-    return ReceiptsOutput(session=given.session, receipts=found)
+    receipts = await asyncio.to_thread(_read, host.settings.state_dir, arguments.session)
+    return ReceiptsOutput(session=arguments.session, receipts=receipts)
 
 
 def _read(state: Path, session: str) -> tuple[TurnReceipt, ...]:
@@ -149,7 +152,7 @@ def _read(state: Path, session: str) -> tuple[TurnReceipt, ...]:
         return ()  # reading makes no database
     journal = SqlJournal(journal_url(state))
     try:
-        return tuple(TurnReceipt.model_validate(one.to_json()) for one in Receipts(journal).receipts(session))
+        return tuple(TurnReceipt.model_validate(receipt.to_json()) for receipt in Receipts(journal).receipts(session))
     finally:
         journal.close()
 

@@ -36,20 +36,22 @@ def rule_findings(bundle: Bundle) -> list[Diagnostic]:
     a warning when it is merely like one.
     """
     listed = bundle.descriptor.consumers
-    known = dict.fromkeys((*listed, *SOLVER, *demo_consumers(demo_of(bundle.root))))
+    consumers = dict.fromkeys((*listed, *SOLVER, *demo_consumers(demo_of(bundle.root))))
     findings = []
     for consumer in bundle.descriptor.agents_config:
-        if consumer == EVERYONE or consumer in known:
+        if consumer == EVERYONE or consumer in consumers:
             continue
-        near, ratio = nearest(consumer, known)
+        nearest_name, ratio = nearest(consumer, consumers)
         if not listed and ratio < ALIKE:
             continue
         severity: Severity = "error" if listed or ratio >= TYPO else "warning"
         reason = (
-            "is not among the consumers of this bundle" if listed else f"is like {near}, and no agent has that name"
+            "is not among the consumers of this bundle"
+            if listed
+            else f"is like {nearest_name}, and no agent has that name"
         )
-        meant = f"write {near!r}, or " if ratio >= ALIKE else ""
-        path, line = _place(bundle, consumer)
+        advice = f"write {nearest_name!r}, or " if ratio >= ALIKE else ""
+        path, line = _descriptor_line(bundle, consumer)
         findings.append(
             Diagnostic(
                 "consumer_unknown",
@@ -58,7 +60,7 @@ def rule_findings(bundle: Bundle) -> list[Diagnostic]:
                 path=path,
                 line=line,
                 ref=f"agents_config.{consumer}",
-                fix=f"{meant}list {consumer!r} under `consumers` in the descriptor",
+                fix=f"{advice}list {consumer!r} under `consumers` in the descriptor",
             )
         )
     return findings
@@ -73,14 +75,18 @@ def asker_findings(subsystem: SkillsSubsystem, consumer: str | None, demo: Casse
         demo: The bundle's recording, whose roles are known.
     """
     terms = subsystem.descriptor
-    known = dict.fromkeys((*terms.agents_config, *terms.consumers, *SOLVER, *demo_consumers(demo)))
-    if consumer is None or consumer in known or consumer == EVERYONE:
+    consumers = dict.fromkeys((*terms.agents_config, *terms.consumers, *SOLVER, *demo_consumers(demo)))
+    if consumer is None or consumer in consumers or consumer == EVERYONE:
         return ()
     patterns = [entry for skill in subsystem.registry.values() for entry in skill.include_for]
     if any(fnmatchcase(consumer.lower(), entry) for entry in patterns):
         return ()
-    near, ratio = nearest(consumer, known)
-    fix = f"ask as {near!r}" if ratio >= ALIKE else "list it under `consumers` in the descriptor, or give it rules"
+    nearest_name, ratio = nearest(consumer, consumers)
+    fix = (
+        f"ask as {nearest_name!r}"
+        if ratio >= ALIKE
+        else "list it under `consumers` in the descriptor, or give it rules"
+    )
     message = f"no rule, skill or agent names {consumer}: only what holds for every consumer is in force"
     return (Diagnostic("consumer_unknown", "warning", message, ref=consumer, fix=fix),)
 
@@ -91,8 +97,8 @@ def demo_of(folder: Path | None) -> Cassette | None:
         return None
     path = folder / "demo.yaml"
     try:
-        found = path.lstat()
-        return read_cassette(path) if stat.S_ISREG(found.st_mode) and found.st_size <= MAX_DEMO else None
+        status = path.lstat()
+        return read_cassette(path) if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_DEMO else None
     except (ReplayError, OSError, ValueError):
         return None
 
@@ -105,20 +111,24 @@ def demo_consumers(demo: Cassette | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*(reply.role for reply in demo.replies), *((role,) if isinstance(role, str) else ()))))
 
 
-def nearest(name: str, known: Iterable[str]) -> tuple[str, float]:
+def nearest(name: str, candidates: Iterable[str]) -> tuple[str, float]:
     """Return the known name most like *name*, and how alike they are, from 0 to 1; case does not count."""
-    rated = ((other, _likeness(name.casefold(), other.casefold())) for other in known if other != EVERYONE)
+    rated = (
+        (candidate, _likeness(name.casefold(), candidate.casefold()))
+        for candidate in candidates
+        if candidate != EVERYONE
+    )
     return max(rated, key=lambda pair: pair[1], default=("", 0.0))
 
 
-def _likeness(name: str, other: str) -> float:
-    shorter, both = min(len(name), len(other)), len(name) + len(other)
-    if not both or 2 * shorter < LEAST * both:  # cannot be alike: a name of a megabyte is not even compared
+def _likeness(name: str, candidate: str) -> float:
+    shorter, total = min(len(name), len(candidate)), len(name) + len(candidate)
+    if not total or 2 * shorter < LEAST * total:  # cannot be alike: a name of a megabyte is not even compared
         return 0.0
-    return SequenceMatcher(None, name, other, autojunk=False).ratio()
+    return SequenceMatcher(None, name, candidate, autojunk=False).ratio()
 
 
-def _place(bundle: Bundle, consumer: str) -> tuple[str | None, int | None]:
+def _descriptor_line(bundle: Bundle, consumer: str) -> tuple[str | None, int | None]:
     """Return the descriptor's file and the line a consumer stands in, as far as they can be seen."""
     for name in DESCRIPTOR_NAMES:
         try:

@@ -75,32 +75,34 @@ class ToolAnswer(Output):
     instructions: tuple[LoadedSkillText, ...] = ()
 
 
-async def load(host: Host, given: LoadCall, context: Context) -> ToolAnswer:
+async def load(host: Host, arguments: LoadCall, context: Context) -> ToolAnswer:
     """Load skills and return their instructions."""
-    found = await host.conversations.load(context.identity, given.session_id, given.names, given.mode)
-    texts = tuple(LoadedSkillText(name=skill.name, body=skill.body) for skill in found.bodies)
-    return ToolAnswer(result=found.to_json(), instructions=texts)
+    receipt = await host.conversations.load(context.identity, arguments.session_id, arguments.names, arguments.mode)
+    texts = tuple(LoadedSkillText(name=skill.name, body=skill.body) for skill in receipt.bodies)
+    return ToolAnswer(result=receipt.to_json(), instructions=texts)
 
 
-async def unload(host: Host, given: UnloadCall, context: Context) -> ToolAnswer:
+async def unload(host: Host, arguments: UnloadCall, context: Context) -> ToolAnswer:
     """Unload skills."""
-    found = await host.conversations.unload(context.identity, given.session_id, given.names, everything=given.all)
-    return ToolAnswer(result=found.to_json())
-
-
-async def read(host: Host, given: ReadCall, context: Context) -> ToolAnswer:
-    """Read a file of a loaded skill."""
-    found = await host.conversations.read(
-        context.identity, given.session_id, given.path, given.skill, given.encoding, given.offset
+    receipt = await host.conversations.unload(
+        context.identity, arguments.session_id, arguments.names, everything=arguments.all
     )
-    return ToolAnswer(result=found.to_json())
+    return ToolAnswer(result=receipt.to_json())
 
 
-async def run_script(host: Host, given: RunCall, context: Context) -> ToolAnswer:
+async def read(host: Host, arguments: ReadCall, context: Context) -> ToolAnswer:
+    """Read a file of a loaded skill."""
+    piece = await host.conversations.read(
+        context.identity, arguments.session_id, arguments.path, arguments.skill, arguments.encoding, arguments.offset
+    )
+    return ToolAnswer(result=piece.to_json())
+
+
+async def run_script(host: Host, arguments: RunCall, context: Context) -> ToolAnswer:
     """Run a script of a loaded skill."""
-    options = given.model_dump(include={"skill", "args", "env", "workdir", "timeout_s"})
-    found = await host.conversations.run_script(context.identity, given.session_id, given.path, options)
-    return ToolAnswer(result=found.to_json())
+    options = arguments.model_dump(include={"skill", "args", "env", "workdir", "timeout_s"})
+    result = await host.conversations.run_script(context.identity, arguments.session_id, arguments.path, options)
+    return ToolAnswer(result=result.to_json())
 
 
 LOAD = Implementation(LoadCall, ToolAnswer, REFUSALS, load, DESCRIPTIONS["skills.load"])

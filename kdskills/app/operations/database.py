@@ -34,7 +34,7 @@ class UpgradeOut(Output):
     parts: tuple[UpgradedPart, ...]
 
 
-async def upgrade_all(host: Host, given: UpgradeInput, context: Context) -> UpgradeOut:
+async def upgrade_all(host: Host, arguments: UpgradeInput, context: Context) -> UpgradeOut:
     """Upgrade every part, one after the other; what is up to date stays as it is."""
     return await asyncio.to_thread(_upgrade, host.settings.work_database, host.settings.state_dir)
 
@@ -44,12 +44,12 @@ def _upgrade(url: str, state_dir: Path) -> UpgradeOut:
     database = Database(url, label="the service's database")
     try:
         done = {part: upgrade(database, part) for part in sorted(HEADS)}
-        at = database.ask(current)
+        revisions = database.ask(current)
     finally:
         database.close()
     return UpgradeOut(
         parts=tuple(
-            UpgradedPart(part=part, revision=HEADS[part] if HEADS[part] in at else "", changed=changed)
+            UpgradedPart(part=part, revision=HEADS[part] if HEADS[part] in revisions else "", changed=changed)
             for part, changed in done.items()
         )
     )

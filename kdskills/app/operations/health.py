@@ -68,7 +68,7 @@ class DoctorOutput(Output):
 
 
 def _basics() -> list[Check]:
-    found = [
+    checks = [
         Check(
             name="python",
             ok=sys.version_info >= (3, 11),
@@ -84,11 +84,11 @@ def _basics() -> list[Check]:
     ]
     for extra, distribution in EXTRAS.items():
         try:
-            found.append(Check(name=f"extra {extra}", ok=True, found=f"{distribution} {version(distribution)}"))
+            checks.append(Check(name=f"extra {extra}", ok=True, found=f"{distribution} {version(distribution)}"))
         except PackageNotFoundError:
             cure = f"pip install 'kdskills[{extra}]'"
-            found.append(Check(name=f"extra {extra}", ok=False, found="not installed; only needed if used", cure=cure))
-    return found
+            checks.append(Check(name=f"extra {extra}", ok=False, found="not installed; only needed if used", cure=cure))
+    return checks
 
 
 def _engine(report: ProbeReport) -> Engine:
@@ -129,8 +129,8 @@ async def _parts(host: Host) -> list[Check]:
         looks["codex"] = asyncio.to_thread(_program, settings.codex_binary), "install it, or mend `codex_binary`"
     words = await asyncio.gather(*(_look(look) for look, _ in looks.values()))
     return [
-        Check(name=name, ok=ok, found=found, cure=None if ok else cure)
-        for (name, (_, cure)), (ok, found) in zip(looks.items(), words, strict=True)
+        Check(name=name, ok=ok, found=answer, cure=None if ok else cure)
+        for (name, (_, cure)), (ok, answer) in zip(looks.items(), words, strict=True)
     ]
 
 
@@ -220,14 +220,14 @@ async def _bus(url: str) -> str:
 
     troubles: list[Exception] = []
 
-    async def told(error: Exception) -> None:
+    async def note_trouble(error: Exception) -> None:
         """Note what keeps the bus away: the error that is raised does not say it."""
         troubles.append(error)
 
     connection = Client()
     try:
         await connection.connect(
-            url, error_cb=told, allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0
+            url, error_cb=note_trouble, allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0
         )
         try:
             await connection.jetstream().account_info()
@@ -254,13 +254,13 @@ def _roots(host: Host) -> str:
 
 
 def _program(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         raise FileNotFoundError(errno.ENOENT, "there is no such program", name)
-    return found
+    return path
 
 
-async def doctor(host: Host, given: DoctorInput, context: Context) -> DoctorOutput:
+async def doctor(host: Host, arguments: DoctorInput, context: Context) -> DoctorOutput:
     """Run every self-check."""
     engines = [_engine(await engine.probe()) for engine in host.engines()]
     chosen = refusal = None

@@ -47,11 +47,11 @@ def _build(host: Host, tar: bool) -> tuple[Rootfs, tuple[Path, str] | None]:
     return tree, rootfs_for_image(options.cache_dir, packages=options.image_packages) if tar else None
 
 
-async def build(host: Host, given: ImageInput, context: Context) -> ImageOutput:
+async def build(host: Host, arguments: ImageInput, context: Context) -> ImageOutput:
     """Build the tree, or find it built."""
-    if not given.offline:
+    if not arguments.offline:
         raise BadRequest("with a registry at hand, build runtime/images/Dockerfile with docker", code="not_offline")
-    tree, archive = await asyncio.to_thread(_build, host, given.tar)
+    tree, archive = await asyncio.to_thread(_build, host, arguments.tar)
     size, files = await asyncio.to_thread(_measure, tree.path)
     return ImageOutput(
         path=str(tree.path),

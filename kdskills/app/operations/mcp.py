@@ -39,8 +39,8 @@ class PublishedInput(Input):
 
     @model_validator(mode="after")
     def _token_says_all(self) -> Self:
-        rest = (self.project, self.agent, self.profile, self.tools)
-        if self.token is not None and rest != ("local", "local", "skills", None):
+        token_facts = (self.project, self.agent, self.profile, self.tools)
+        if self.token is not None and token_facts != ("local", "local", "skills", None):
             raise ValueError("a token says its project, agent and tools, and its profile is skills")
         return self
 
@@ -63,9 +63,9 @@ class PublishedOut(Output):
     diagnostics: tuple[Finding, ...]
 
 
-async def published(host: Host, given: PublishedInput, context: Context) -> PublishedOut:
+async def published(host: Host, arguments: PublishedInput, context: Context) -> PublishedOut:
     """Tell what a client of this project and agent is offered."""
-    client = await _client(host, given)
+    client = await _client(host, arguments)
     require_allowed(host.operations["skills.list"], client)
     publication = await host.publication(client, {})
     entries, notes = await asyncio.to_thread(publication.entries)
@@ -85,12 +85,12 @@ async def published(host: Host, given: PublishedInput, context: Context) -> Publ
     )
 
 
-async def _client(host: Host, given: PublishedInput) -> Identity:
+async def _client(host: Host, arguments: PublishedInput) -> Identity:
     """Return the client that is asked about. Raises NotFound for a token that opens nothing."""
-    if given.token is not None:
-        return replace(await host.tokens.client(given.token), door="mcp", profile="skills")
-    held = None if given.tools is None else frozenset(given.tools)
-    return replace(own_client(given.profile, given.project, given.agent, held), door="mcp")
+    if arguments.token is not None:
+        return replace(await host.tokens.client(arguments.token), door="mcp", profile="skills")
+    tools = None if arguments.tools is None else frozenset(arguments.tools)
+    return replace(own_client(arguments.profile, arguments.project, arguments.agent, tools), door="mcp")
 
 
 class AcceptInput(Input):
@@ -124,36 +124,38 @@ class AcceptOut(Output):
     skills: tuple[ChangedSkill, ...]
 
 
-async def accept(host: Host, given: AcceptInput, context: Context) -> AcceptOut:
+async def accept(host: Host, arguments: AcceptInput, context: Context) -> AcceptOut:
     """Ask the server what it lists now, show what is not as it was accepted, and accept it unless told not to."""
-    return await asyncio.to_thread(_accept, host, given)
+    return await asyncio.to_thread(_accept, host, arguments)
 
 
-def _accept(host: Host, given: AcceptInput) -> AcceptOut:
-    listing = _listing(host, given.server)
+def _accept(host: Host, arguments: AcceptInput) -> AcceptOut:
+    listing = _listing(host, arguments.server)
     changes = listing.changes()
     digest = rows_digest([(change.uri, change.digest) for change in sorted(changes, key=lambda one: one.uri)])
-    if given.digest is not None and given.digest != digest:
-        raise Conflict(f"what {given.server} changed is not what you looked at: look again", code=CHANGED)
-    if changes and not given.dry_run:
+    if arguments.digest is not None and arguments.digest != digest:
+        raise Conflict(f"what {arguments.server} changed is not what you looked at: look again", code=CHANGED)
+    if changes and not arguments.dry_run:
         listing.accept(changes)
-    return AcceptOut(server=given.server, digest=digest, dry_run=given.dry_run, skills=tuple(map(_shown, changes)))
+    return AcceptOut(
+        server=arguments.server, digest=digest, dry_run=arguments.dry_run, skills=tuple(map(_changed_skill, changes))
+    )
 
 
 def _listing(host: Host, label: str) -> ApprovedListing:
     """Return the listing of a server, opened anew. Raises NotFound."""
-    known: list[str] = []
+    labels: list[str] = []
     for uri in host.settings.skill_roots:
         root = host.answers.open_skill_root(uri, host.settings.state_dir)
         if root is not None and isinstance(root.listing, ApprovedListing):
             if root.listing.label == label:
                 return root.listing
-            known.append(root.listing.label)
-    there = f"there are {', '.join(sorted(known))}" if known else "the setting skill_roots names none"
-    raise NotFound(f"no server is called {label!r}: {there}", code="mcp_server_unknown", server=label)
+            labels.append(root.listing.label)
+    choice = f"there are {', '.join(sorted(labels))}" if labels else "the setting skill_roots names none"
+    raise NotFound(f"no server is called {label!r}: {choice}", code="mcp_server_unknown", server=label)
 
 
-def _shown(change: SetChange) -> ChangedSkill:
+def _changed_skill(change: SetChange) -> ChangedSkill:
     return ChangedSkill(
         full_id=change.full_id,
         uri=change.uri,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MOST_SUGGESTED = 3
 
 
-def meant(subsystem: SkillsSubsystem, view: SkillView, ref: str) -> str:
+def meant_id(subsystem: SkillsSubsystem, view: SkillView, ref: str) -> str:
     """Return the full id a reference means: *ref* itself, but the one skill of a bare id that the view does not know.
 
     A bare id means a skill of namespace `public` where nothing else is said. To people it means the only skill of that
@@ -23,8 +23,8 @@ def meant(subsystem: SkillsSubsystem, view: SkillView, ref: str) -> str:
     answer = view.resolve(ref, by="code")
     if not isinstance(answer, Refused) or answer.code != "unknown_skill" or parse_ref(ref).kind != "bare":
         return ref
-    found = _of_id(subsystem, parse_ref(ref).value)
-    return found[0] if len(found) == 1 else ref
+    full_ids = _of_id(subsystem, parse_ref(ref).value)
+    return full_ids[0] if len(full_ids) == 1 else ref
 
 
 def suggestions(subsystem: SkillsSubsystem, ref: str) -> tuple[str, ...]:
@@ -32,13 +32,13 @@ def suggestions(subsystem: SkillsSubsystem, ref: str) -> tuple[str, ...]:
     parsed = parse_ref(ref)
     if parsed.kind not in {"bare", "full"}:
         return ()
-    same = _of_id(subsystem, parsed.value.rpartition(".")[2])
-    if same:
-        return tuple(same[:MOST_SUGGESTED])
-    known = _all(subsystem)
-    rated = [(nearest(parsed.value, (full_id, full_id.partition(".")[2]))[1], full_id) for full_id in known]
-    near = sorted((-ratio, full_id) for ratio, full_id in rated if ratio >= LEAST)
-    return tuple(full_id for _, full_id in near[:MOST_SUGGESTED])
+    full_ids = _of_id(subsystem, parsed.value.rpartition(".")[2])
+    if full_ids:
+        return tuple(full_ids[:MOST_SUGGESTED])
+    candidates = _all(subsystem)
+    rated = [(nearest(parsed.value, (full_id, full_id.partition(".")[2]))[1], full_id) for full_id in candidates]
+    similar = sorted((-ratio, full_id) for ratio, full_id in rated if ratio >= LEAST)
+    return tuple(full_id for _, full_id in similar[:MOST_SUGGESTED])
 
 
 def _of_id(subsystem: SkillsSubsystem, bare: str) -> list[str]:

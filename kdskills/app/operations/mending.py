@@ -48,41 +48,41 @@ class FixOutput(Output):
     left: CheckOutput
 
 
-def _mend(place: Path, given: FixInput) -> tuple[Change | None, Path]:
+def _mend(path: Path, arguments: FixInput) -> tuple[Change | None, Path]:
     """Mend one skill; return what was done, if anything, and where the skill file lies now."""
-    plan = plan_fix(place, rename=given.rename)
+    plan = plan_fix(path, rename=arguments.rename)
     if plan is None:
-        return None, place
+        return None, path
     done, skipped, file = plan.done, plan.skipped, plan.folder / plan.file_name
-    if plan.changed and not given.dry_run:
+    if plan.changed and not arguments.dry_run:
         try:
             file = apply_fix(plan)
         except FileRefused as refusal:
             done, skipped = (), (*skipped, f"{refusal.message}.")
     if not (done or skipped):
         return None, file
-    return Change(path=printable_path(str(place)), done=done, skipped=skipped, diff=plan.diff if done else ""), file
+    return Change(path=printable_path(str(path)), done=done, skipped=skipped, diff=plan.diff if done else ""), file
 
 
-async def fix(host: Host, given: FixInput, context: Context) -> FixOutput:
+async def fix(host: Host, arguments: FixInput, context: Context) -> FixOutput:
     """Mend skill files; one that cannot be mended costs only itself."""
-    return await asyncio.to_thread(_fix, host, given, context.trust)
+    return await asyncio.to_thread(_fix, host, arguments, context.trust)
 
 
-def _fix(host: Host, given: FixInput, trust: bool) -> FixOutput:
-    top = given.path
+def _fix(host: Host, arguments: FixInput, trust: bool) -> FixOutput:
+    top = arguments.path
     if not os.path.lexists(top):
         raise BadRequest(f"{top} is not there", code="path_missing", path=str(top))
     checked_bundle(host, top, trust=trust)  # what cannot be judged afterwards is not mended
-    whole = is_folder(top)
+    is_directory = is_folder(top)
     changes = []
-    for place in skill_folders(top) if whole else [top]:
-        change, file = _mend(place, given)
+    for path in skill_folders(top) if is_directory else [top]:
+        change, file = _mend(path, arguments)
         changes += [] if change is None else [change]
-        if place == top and not given.dry_run and file != place:  # it may have another name now
-            top = file.parent if whole else file
-    left = check_path(host, CheckInput(path=top, verdict=given.verdict), trust=trust)
-    return FixOutput(path=printable_path(str(top)), dry_run=given.dry_run, changes=tuple(changes), left=left)
+        if path == top and not arguments.dry_run and file != path:  # it may have another name now
+            top = file.parent if is_directory else file
+    report = check_path(host, CheckInput(path=top, verdict=arguments.verdict), trust=trust)
+    return FixOutput(path=printable_path(str(top)), dry_run=arguments.dry_run, changes=tuple(changes), left=report)
 
 
 FIX = Implementation(FixInput, FixOutput, ("path_missing", "bundle_untrusted"), fix)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from kdskills.app.operations.images import ImageOutput
     from kdskills.app.operations.mcp import AcceptOut, PublishedOut
     from kdskills.app.operations.mending import FixOutput
-    from kdskills.app.operations.project_files import PieceOut
     from kdskills.app.operations.projects import (
         DeletedOut,
+        PieceOut,
         ProjectOut,
         ProjectsOut,
         SkillOut,

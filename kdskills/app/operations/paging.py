@@ -77,27 +77,27 @@ def storable_text(text: str) -> str:
     return text
 
 
-def page_by_name(rows: Sequence[Row], given: PageInput, name: Callable[[Row], str]) -> tuple[list[Row], str | None]:
+def page_by_name(rows: Sequence[Row], arguments: PageInput, name: Callable[[Row], str]) -> tuple[list[Row], str | None]:
     """Return a page of rows that are sorted by name, and the cursor of the page after it. Raises BadRequest."""
-    if given.cursor is not None:
-        (last,) = decode_cursor(given.cursor, str)
+    if arguments.cursor is not None:
+        (last,) = decode_cursor(arguments.cursor, str)
         rows = [row for row in rows if name(row) > str(last)]
-    more = len(rows) > given.limit
-    page = list(rows[: given.limit])
-    return page, encode_cursor(name(page[-1])) if more else None
+    has_next = len(rows) > arguments.limit
+    page = list(rows[: arguments.limit])
+    return page, encode_cursor(name(page[-1])) if has_next else None
 
 
 def page_by_time(
-    rows: Sequence[Row], given: PageInput, key: Callable[[Row], tuple[datetime, str]]
+    rows: Sequence[Row], arguments: PageInput, key: Callable[[Row], tuple[datetime, str]]
 ) -> tuple[list[Row], str | None]:
     """Return a page of rows that are sorted newest first, those of one moment by id, and the cursor of the next page.
 
     Raises:
         BadRequest: The cursor is of no such list.
     """
-    if given.cursor is not None:
-        moment, item = decode_moment(given.cursor)
+    if arguments.cursor is not None:
+        moment, item = decode_moment(arguments.cursor)
         rows = [row for row in rows if key(row)[0] < moment or (key(row)[0] == moment and key(row)[1] > item)]
-    more = len(rows) > given.limit
-    page = list(rows[: given.limit])
-    return page, encode_moment(*key(page[-1])) if more else None
+    has_next = len(rows) > arguments.limit
+    page = list(rows[: arguments.limit])
+    return page, encode_moment(*key(page[-1])) if has_next else None

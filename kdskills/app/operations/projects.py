@@ -1,7 +1,11 @@
-"""`projects.*` and `project_skills.*`: the projects of the service and what is uploaded to them."""
+"""`projects.*` and `project_skills.*`: the projects of the service and what is uploaded to them.
+
+Archives and files are answered in pieces, which fit through every door.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator
 from datetime import datetime
@@ -12,8 +16,9 @@ from pydantic import Field
 
 from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.app.operations.paging import PageInput, PageOutput, page_by_name, page_by_time
-from kdskills.app.operations.scoped import ProjectInput, readable, readable_skill, who
+from kdskills.app.operations.scoped import ProjectInput, audit_name, readable, readable_skill
 from kdskills.app.operations.table import Context, Implementation
+from kdskills.app.projects.folders import file_digest
 from kdskills.errors import BadRequest
 from kdskills.skills.archives.zip_format import RULES
 
@@ -21,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable
 
     from kdskills.app.host import Host
-    from kdskills.app.projects import Project, SkillState, SkillVersion
+    from kdskills.app.projects import Project, SkillFile, SkillState, SkillVersion
+
 
 INLINE: Final = 1024 * 1024
 """Most bytes of an archive given within arguments; larger ones go by file or by HTTP's own upload."""
@@ -152,20 +158,20 @@ class VersionOut(Output):
     diagnostics: tuple[Finding, ...]
 
     @classmethod
-    def of(cls, found: SkillVersion) -> VersionOut:
-        """Return *found* as an answer."""
+    def of(cls, version: SkillVersion) -> VersionOut:
+        """Return *version* as an answer."""
         return cls(
-            version=found.version,
-            full_id=found.full_id,
-            description=found.description,
-            active=found.active,
-            pins=found.pins,
-            size=found.size,
-            files=tuple(FileRow.model_validate(file._asdict()) for file in found.files),
-            tree_digest=found.tree_digest,
-            created_at=found.created_at,
-            created_by=found.created_by,
-            diagnostics=tuple(Finding.of(each) for each in found.diagnostics),
+            version=version.version,
+            full_id=version.full_id,
+            description=version.description,
+            active=version.active,
+            pins=version.pins,
+            size=version.size,
+            files=tuple(FileRow.model_validate(file._asdict()) for file in version.files),
+            tree_digest=version.tree_digest,
+            created_at=version.created_at,
+            created_by=version.created_by,
+            diagnostics=tuple(Finding.of(each) for each in version.diagnostics),
         )
 
 
@@ -183,41 +189,47 @@ class DeletedOut(Output):
     deleted: bool = True
 
 
-def _project(found: Project, *, local: bool) -> ProjectOut:
-    bundle = found.bundle if local else None
-    return ProjectOut(project=found.name, generation=found.generation, created_at=found.created_at, bundle=bundle)
+def _project(project: Project, *, local: bool) -> ProjectOut:
+    bundle = project.bundle if local else None
+    return ProjectOut(project=project.name, generation=project.generation, created_at=project.created_at, bundle=bundle)
 
 
-async def list_projects(host: Host, given: PageInput, context: Context) -> ProjectsOut:
+async def list_projects(host: Host, arguments: PageInput, context: Context) -> ProjectsOut:
     """List all projects; for callers elsewhere their own."""
     identity = context.identity
-    found = await host.projects.projects()
-    mine = [each for each in found if identity.account or each.name == identity.project]
-    page, following = page_by_name(mine, given, lambda each: each.name)
+    projects = await host.projects.projects()
+    mine = [each for each in projects if identity.account or each.name == identity.project]
+    page, following = page_by_name(mine, arguments, lambda each: each.name)
     rows = tuple(_project(each, local=identity.local) for each in page)
     return ProjectsOut(projects=rows, next_cursor=following)
 
 
-async def create_project(host: Host, given: CreateProject, context: Context) -> ProjectOut:
+async def create_project(host: Host, arguments: CreateProject, context: Context) -> ProjectOut:
     """Make a project, or change the bundle of one."""
     request = context.request_id
-    made = await host.projects.create(given.project, bundle=given.bundle, who=who(context), request_id=request)
-    return _project(made, local=True)
+    project = await host.projects.create(
+        arguments.project, bundle=arguments.bundle, who=audit_name(context), request_id=request
+    )
+    return _project(project, local=True)
 
 
-async def upload(host: Host, given: UploadInput, context: Context) -> UploadOut:
+async def upload(host: Host, arguments: UploadInput, context: Context) -> UploadOut:
     """Take a skill from an archive on this machine or within the arguments."""
-    if (given.path is None) == (given.data is None):
+    if (arguments.path is None) == (arguments.data is None):
         raise BadRequest("give either path or data", errors=[{"path": "/path", "problem": "one of path and data"}])
-    if given.path is not None:
-        if not given.path.is_file():
-            raise BadRequest(f"there is no file at {given.path}", errors=[{"path": "/path", "problem": "no file"}])
-        return await upload_from(host, given.path, context, project=given.of(context), activate=given.activate)
+    if arguments.path is not None:
+        if not arguments.path.is_file():
+            raise BadRequest(f"there is no file at {arguments.path}", errors=[{"path": "/path", "problem": "no file"}])
+        return await upload_from(
+            host, arguments.path, context, project=arguments.project_of(context), activate=arguments.activate
+        )
     try:
-        data = base64.b64decode(given.data or "", validate=True)
+        data = base64.b64decode(arguments.data or "", validate=True)
     except ValueError:  # of base64's own kind for wrong letters, of the plain kind for letters beyond ASCII
         raise BadRequest("data is not base64", errors=[{"path": "/data", "problem": "not base64"}]) from None
-    return await upload_from(host, _once(data), context, project=given.of(context), activate=given.activate)
+    return await upload_from(
+        host, _once(data), context, project=arguments.project_of(context), activate=arguments.activate
+    )
 
 
 async def upload_from(
@@ -229,7 +241,7 @@ async def upload_from(
         ArchiveRefused: The archive breaks a rule; nothing is kept.
     """
     request = context.request_id
-    done = await host.projects.upload(project, source, activate=activate, who=who(context), request_id=request)
+    done = await host.projects.upload(project, source, activate=activate, who=audit_name(context), request_id=request)
     return UploadOut(
         skill=done.skill,
         version=done.version,
@@ -244,47 +256,53 @@ async def _once(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-async def list_skills(host: Host, given: SkillListInput, context: Context) -> SkillsOut:
+async def list_skills(host: Host, arguments: SkillListInput, context: Context) -> SkillsOut:
     """List the uploaded skills the caller may read."""
-    project = given.of(context)
-    found = await readable(host, context, project, await host.projects.list(project))
-    page, following = page_by_name(found, given, lambda each: each.name)
+    project = arguments.project_of(context)
+    states = await readable(host, context, project, await host.projects.list(project))
+    page, following = page_by_name(states, arguments, lambda each: each.name)
     return SkillsOut(project=project, skills=tuple(SkillOut.of(each) for each in page), next_cursor=following)
 
 
-async def get_skill(host: Host, given: SkillInput, context: Context) -> SkillOut:
+async def get_skill(host: Host, arguments: SkillInput, context: Context) -> SkillOut:
     """Show one uploaded skill."""
-    return SkillOut.of(await readable_skill(host, context, given.of(context), given.skill))
+    return SkillOut.of(await readable_skill(host, context, arguments.project_of(context), arguments.skill))
 
 
-async def patch_skill(host: Host, given: PatchInput, context: Context) -> SkillOut:
+async def patch_skill(host: Host, arguments: PatchInput, context: Context) -> SkillOut:
     """Enable or disable a skill."""
-    project, request = given.of(context), context.request_id
-    done = await host.projects.patch(project, given.skill, enabled=given.enabled, who=who(context), request_id=request)
+    project, request = arguments.project_of(context), context.request_id
+    done = await host.projects.patch(
+        project, arguments.skill, enabled=arguments.enabled, who=audit_name(context), request_id=request
+    )
     return SkillOut.of(done)
 
 
-async def delete_skill(host: Host, given: SkillInput, context: Context) -> DeletedOut:
+async def delete_skill(host: Host, arguments: SkillInput, context: Context) -> DeletedOut:
     """Delete a skill; versions in use stay until their work ends."""
-    await host.projects.delete(given.of(context), given.skill, who=who(context), request_id=context.request_id)
-    return DeletedOut(skill=given.skill)
+    await host.projects.delete(
+        arguments.project_of(context), arguments.skill, who=audit_name(context), request_id=context.request_id
+    )
+    return DeletedOut(skill=arguments.skill)
 
 
-async def activate_version(host: Host, given: ActivateInput, context: Context) -> SkillOut:
+async def activate_version(host: Host, arguments: ActivateInput, context: Context) -> SkillOut:
     """Put a version in use."""
-    project, request = given.of(context), context.request_id
-    done = await host.projects.activate(project, given.skill, given.version_hash, who=who(context), request_id=request)
+    project, request = arguments.project_of(context), context.request_id
+    done = await host.projects.activate(
+        project, arguments.skill, arguments.version_hash, who=audit_name(context), request_id=request
+    )
     return SkillOut.of(done)
 
 
-async def list_versions(host: Host, given: VersionListInput, context: Context) -> VersionsOut:
+async def list_versions(host: Host, arguments: VersionListInput, context: Context) -> VersionsOut:
     """List a skill's versions with their files."""
-    project = given.of(context)
-    await readable_skill(host, context, project, given.skill)
-    found = await host.projects.versions(project, given.skill)
-    page, following = page_by_time(found, given, lambda each: (each.created_at, each.version))
+    project = arguments.project_of(context)
+    await readable_skill(host, context, project, arguments.skill)
+    all_versions = await host.projects.versions(project, arguments.skill)
+    page, following = page_by_time(all_versions, arguments, lambda each: (each.created_at, each.version))
     versions = tuple(VersionOut.of(each) for each in page)
-    return VersionsOut(skill=given.skill, versions=versions, next_cursor=following)
+    return VersionsOut(skill=arguments.skill, versions=versions, next_cursor=following)
 
 
 LIST_PROJECTS = Implementation(PageInput, ProjectsOut, ("database_unavailable",), list_projects)
@@ -298,3 +316,105 @@ PATCH_SKILL = Implementation(PatchInput, SkillOut, READ, patch_skill)
 DELETE_SKILL = Implementation(SkillInput, DeletedOut, READ, delete_skill)
 LIST_VERSIONS = Implementation(VersionListInput, VersionsOut, READ, list_versions)
 ACTIVATE = Implementation(ActivateInput, SkillOut, ("id_taken", *READ), activate_version)
+
+
+VERSION: Final = "Hash of a version; none means the active one."
+
+
+class VersionInput(SkillInput):
+    """A version of a skill."""
+
+    version: str | None = Field(None, max_length=80, description=VERSION)
+
+
+class PieceInput(VersionInput):
+    """A piece of a file, so that no answer is larger than asked for."""
+
+    offset: int = Field(0, ge=0, description="Where to begin, in bytes.")
+    limit: int = Field(256 * 1024, ge=0, le=INLINE, description="Most bytes of the piece.")
+
+
+class FileInput(PieceInput):
+    """A piece of one file of a skill."""
+
+    path: str = Field(min_length=1, max_length=1024, description="Path below the skill's folder, as listed.")
+
+
+class PieceOut(Output):
+    """A piece in base64 of something with `size` bytes; `next_offset` is None at the end."""
+
+    skill: str
+    version: str
+    path: str | None
+    size: int
+    sha256: str
+    offset: int
+    next_offset: int | None
+    data: str
+
+
+async def archive_of(host: Host, arguments: VersionInput, context: Context) -> tuple[str, Path]:
+    """Return a version and its zip on this machine, for doors that stream files.
+
+    Raises:
+        NotFound: There is none, or the caller may not read it.
+    """
+    project = arguments.project_of(context)
+    await readable_skill(host, context, project, arguments.skill)
+    version = (await host.projects.version(project, arguments.skill, arguments.version)).version
+    return version, await host.projects.archive(project, arguments.skill, version)
+
+
+async def file_of(host: Host, arguments: FileInput, context: Context) -> tuple[str, SkillFile]:
+    """Return a version and one of its files on this machine, for doors that stream files.
+
+    Raises:
+        NotFound: There is none, or the caller may not read it.
+    """
+    project = arguments.project_of(context)
+    await readable_skill(host, context, project, arguments.skill)
+    version = (await host.projects.version(project, arguments.skill, arguments.version)).version
+    return version, await host.projects.file(project, arguments.skill, arguments.path, version)
+
+
+def _read(path: Path, offset: int, limit: int) -> bytes:
+    with path.open("rb") as stream:
+        stream.seek(offset)
+        return stream.read(limit)
+
+
+async def _piece(
+    arguments: PieceInput, version: str, path: str | None, source: Path, size: int, sha256: str
+) -> PieceOut:
+    data = await asyncio.to_thread(_read, source, arguments.offset, arguments.limit)
+    after = arguments.offset + len(data)
+    return PieceOut(
+        skill=arguments.skill,
+        version=version,
+        path=path,
+        size=size,
+        sha256=sha256,
+        offset=arguments.offset,
+        next_offset=after if after < size else None,
+        data=base64.b64encode(data).decode("ascii"),
+    )
+
+
+async def archive(host: Host, arguments: PieceInput, context: Context) -> PieceOut:
+    """Give a piece of a version as a zip archive, the same bytes everywhere."""
+    version, zip_path = await archive_of(host, arguments, context)
+    size = (await asyncio.to_thread(zip_path.stat)).st_size
+    sha256 = await asyncio.to_thread(file_digest, zip_path)
+    return await _piece(arguments, version, None, zip_path, size, sha256)
+
+
+async def file(host: Host, arguments: FileInput, context: Context) -> PieceOut:
+    """Give a piece of one file of a version."""
+    version, skill_file = await file_of(host, arguments, context)
+    return await _piece(
+        arguments, version, arguments.path, skill_file.path, skill_file.file.size, skill_file.file.sha256
+    )
+
+
+ARCHIVE = Implementation(PieceInput, PieceOut, READ, archive)
+FILE = Implementation(FileInput, PieceOut, READ, file)

@@ -41,40 +41,42 @@ class NewOutput(Output):
     files: tuple[str, ...]
 
 
-async def new(host: Host, given: NewInput, context: Context) -> NewOutput:
+async def new(host: Host, arguments: NewInput, context: Context) -> NewOutput:
     """Make a folder with the files to begin with, whole or not at all."""
-    return await asyncio.to_thread(_make, given)
+    return await asyncio.to_thread(_make, arguments)
 
 
-def _make(given: NewInput) -> NewOutput:
-    target = given.into / given.name
-    if not given.into.is_dir():
-        raise BadRequest(f"{given.into} is not a folder", code="path_missing", path=str(given.into))
+def _make(arguments: NewInput) -> NewOutput:
+    target = arguments.into / arguments.name
+    if not arguments.into.is_dir():
+        raise BadRequest(f"{arguments.into} is not a folder", code="path_missing", path=str(arguments.into))
     if os.path.lexists(target):
         raise Conflict(f"{target} is there already", code="path_exists", path=str(target))
-    work = Path(tempfile.mkdtemp(prefix=f".{given.name}-", dir=given.into))
+    work = Path(tempfile.mkdtemp(prefix=f".{arguments.name}-", dir=arguments.into))
     try:
-        files = tuple(sorted(_fill(resources.files("kdskills.app") / "templates" / given.kind, work, "", given.name)))
+        files = tuple(
+            sorted(_fill(resources.files("kdskills.app") / "templates" / arguments.kind, work, "", arguments.name))
+        )
         work.chmod(0o755)
         work.rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return NewOutput(kind=given.kind, path=str(target), files=files)
+    return NewOutput(kind=arguments.kind, path=str(target), files=files)
 
 
 def _fill(source: Traversable, target: Path, below: str, name: str) -> list[str]:
     """Write the templates of *source* below *target*; return their paths."""
-    made: list[str] = []
+    paths: list[str] = []
     for item in source.iterdir():
         path = f"{below}{_filled(item.name, name)}"
         if item.is_dir():
             (target / path).mkdir()
-            made += _fill(item, target, f"{path}/", name)
+            paths += _fill(item, target, f"{path}/", name)
         else:
             path = path.removesuffix(SUFFIX)
             (target / path).write_text(_filled(item.read_text(encoding="utf-8"), name), encoding="utf-8")
-            made.append(path)
-    return made
+            paths.append(path)
+    return paths
 
 
 def _filled(text: str, name: str) -> str:
@@ -107,7 +109,7 @@ class PluginsOutput(Output):
     registered: dict[str, tuple[str, ...]]
 
 
-async def plugins(host: Host, given: PluginsInput, context: Context) -> PluginsOutput:
+async def plugins(host: Host, arguments: PluginsInput, context: Context) -> PluginsOutput:
     """List plugins and what they registered."""
     rows = []
     for name, plugin in host.plugins.list_name_plugin():
@@ -115,14 +117,14 @@ async def plugins(host: Host, given: PluginsInput, context: Context) -> PluginsO
         hooks = tuple(sorted({caller.name for caller in callers}))
         rows.append(PluginRow(name=name, shipped=name.startswith("kdskills.builtin."), hooks=hooks))
     registers = host.registers
-    named = {
+    names = {
         "executors": tuple(name for name, _ in registers.executors.items()),
         "models": tuple(name for name, _ in registers.models.items()),
         "stores": tuple(name for name, _ in registers.stores.items()),
         "tools": tuple(name for name, _ in registers.tools.items()),
         "interpreters": tuple(name for name, _ in registers.interpreters.items()),
     }
-    return PluginsOutput(plugins=tuple(rows), registered=named)
+    return PluginsOutput(plugins=tuple(rows), registered=names)
 
 
 NEW = Implementation(NewInput, NewOutput, ("path_missing", "path_exists"), new)

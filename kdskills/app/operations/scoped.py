@@ -24,7 +24,7 @@ class ProjectInput(Input):
 
     project: str | None = Field(None, max_length=64, description="The project; none means the caller's own.")
 
-    def of(self, context: Context) -> str:
+    def project_of(self, context: Context) -> str:
         """Return the project.
 
         Raises:
@@ -39,7 +39,7 @@ class ProjectInput(Input):
         return self.project
 
 
-def who(context: Context) -> str:
+def audit_name(context: Context) -> str:
     """Return the caller as audit rows name it."""
     identity = context.identity
     name = f"token:{identity.token}" if identity.token else identity.agent
@@ -52,11 +52,11 @@ async def readable(host: Host, context: Context, project: str, states: list[Skil
     if identity.may("skills:write") or not states:
         return states
     view = await host.projects.view(project, identity.consumer, identity.held_tools)
-    shown = shown_to(view, identity)
-    return [state for state in states if state.full_id in shown and shown[state.full_id].layer == "project"]
+    visible = visible_skills(view, identity)
+    return [state for state in states if state.full_id in visible and visible[state.full_id].layer == "project"]
 
 
-def shown_to(view: SkillView, identity: Identity) -> dict[str, Skill]:
+def visible_skills(view: SkillView, identity: Identity) -> dict[str, Skill]:
     """Return the skills a caller elsewhere is told of: those it may start, without hidden ones; all others do not exist."""
     return {
         full_id: skill

@@ -10,9 +10,9 @@ from pydantic import Field
 
 from kdskills.app.operations.bundles import open_bundle
 from kdskills.app.operations.consumers import asker_findings, demo_of
-from kdskills.app.operations.meaning import meant, suggestions
+from kdskills.app.operations.meaning import meant_id, suggestions
 from kdskills.app.operations.models import Finding, Input, Output
-from kdskills.app.operations.scoped import shown_to
+from kdskills.app.operations.scoped import visible_skills
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.app.project_skills import ProjectSkills
 from kdskills.bundle.terms import DECISION
@@ -132,18 +132,18 @@ def _only(row: SkillRow, visible: Collection[str]) -> SkillRow:
     return row.model_copy(update={"imports": tuple(each for each in row.imports if each in visible)})
 
 
-async def list_skills(host: Host, given: ViewInput, context: Context) -> ListOutput:
+async def list_skills(host: Host, arguments: ViewInput, context: Context) -> ListOutput:
     """List every skill of a bundle as one consumer sees it."""
-    found = await given.skills(host, context)
-    subsystem = found.subsystem
-    view = given.view_of(subsystem, context)
+    skills = await arguments.skills(host, context)
+    subsystem = skills.subsystem
+    view = arguments.view_of(subsystem, context)
     numbers = {full_id: short for short, full_id in view.short_ids.items()}
     if not context.identity.sees_all:
-        visible = shown_to(view, context.identity)
+        visible = visible_skills(view, context.identity)
         rows = [_only(_row(view, skill, numbers), visible) for skill in visible.values()]
         return ListOutput(
-            bundle=found.name,
-            consumer=given.consumer_of(context),
+            bundle=skills.name,
+            consumer=arguments.consumer_of(context),
             skills=tuple(sorted(rows, key=lambda row: row.full_id)),
             visible=tuple(visible),
         )
@@ -155,18 +155,18 @@ async def list_skills(host: Host, given: ViewInput, context: Context) -> ListOut
         for bad in subsystem.snapshot.invalid.values()
     ]
     return ListOutput(
-        bundle=found.name,
-        consumer=given.consumer_of(context),
+        bundle=skills.name,
+        consumer=arguments.consumer_of(context),
         skills=tuple(sorted(rows, key=lambda row: row.full_id)),
         visible=tuple(view.listed),
         diagnostics=tuple(
             Finding.of(d)
             for d in dict.fromkeys(
                 (
-                    *found.diagnostics,
+                    *skills.diagnostics,
                     *subsystem.diagnostics,
                     *view.diagnostics,
-                    *given.asker_findings(subsystem, context),
+                    *arguments.asker_findings(subsystem, context),
                 )
             )
         ),
@@ -188,10 +188,10 @@ class RefInput(ViewInput):
     def answer(self, view: SkillView, context: Context, subsystem: SkillsSubsystem) -> Granted | Refused:
         """Return what the gate says, and to callers elsewhere that what it keeps from them does not exist."""
         if context.identity.sees_all:
-            return view.resolve(meant(subsystem, view, self.ref), by=self.starter(context))
+            return view.resolve(meant_id(subsystem, view, self.ref), by=self.starter(context))
         answer = view.resolve(self.ref, by=self.starter(context))
-        known = isinstance(answer, Granted) and not answer.skill.hidden
-        return answer if known else Refused("unknown_skill", "", self.ref).public()
+        visible = isinstance(answer, Granted) and not answer.skill.hidden
+        return answer if visible else Refused("unknown_skill", "", self.ref).public()
 
 
 class ShowOutput(Output):
@@ -218,18 +218,22 @@ class ShowOutput(Output):
     diagnostics: tuple[Finding, ...]
 
 
-async def show_skill(host: Host, given: RefInput, context: Context) -> ShowOutput:
+async def show_skill(host: Host, arguments: RefInput, context: Context) -> ShowOutput:
     """Show one skill in full, if the consumer may have it."""
-    subsystem = (await given.skills(host, context)).subsystem
-    view = given.view_of(subsystem, context)
-    answer = given.answer(view, context, subsystem)
+    subsystem = (await arguments.skills(host, context)).subsystem
+    view = arguments.view_of(subsystem, context)
+    answer = arguments.answer(view, context, subsystem)
     if isinstance(answer, Refused):
-        near = suggestions(subsystem, given.ref) if context.identity.sees_all and answer.code == "unknown_skill" else ()
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        message = f"{given.ref}: {answer.reason}{hint}"
-        raise BadRequest(message, code=answer.code, ref=given.ref, full_id=answer.full_id)
+        similar = (
+            suggestions(subsystem, arguments.ref)
+            if context.identity.sees_all and answer.code == "unknown_skill"
+            else ()
+        )
+        hint = f"; did you mean {' or '.join(similar)}?" if similar else ""
+        message = f"{arguments.ref}: {answer.reason}{hint}"
+        raise BadRequest(message, code=answer.code, ref=arguments.ref, full_id=answer.full_id)
     skill = answer.skill
-    visible: Collection[str] | None = None if context.identity.sees_all else shown_to(view, context.identity)
+    visible: Collection[str] | None = None if context.identity.sees_all else visible_skills(view, context.identity)
     return ShowOutput(
         full_id=skill.full_id,
         name=skill.name,
@@ -242,8 +246,8 @@ async def show_skill(host: Host, given: RefInput, context: Context) -> ShowOutpu
         size=skill.size,
         tokens=skill.tokens,
         disclosure=skill.disclosure,
-        imports=_told(skill.imports, visible),
-        closure=_told((s.full_id for s in answer.closure), visible),
+        imports=_visible_ids(skill.imports, visible),
+        closure=_visible_ids((s.full_id for s in answer.closure), visible),
         tools=tuple(f"{tool.id}{' (required)' if tool.required else ''}" for tool in skill.tools),
         frontmatter=dict(skill.frontmatter),
         body=skill.body,
@@ -254,13 +258,13 @@ async def show_skill(host: Host, given: RefInput, context: Context) -> ShowOutpu
             for d in (
                 *skill.diagnostics,
                 *(answer.diagnostics if visible is None else ()),
-                *given.asker_findings(subsystem, context),
+                *arguments.asker_findings(subsystem, context),
             )
         ),
     )
 
 
-def _told(full_ids: Iterable[str], visible: Collection[str] | None) -> tuple[str, ...]:
+def _visible_ids(full_ids: Iterable[str], visible: Collection[str] | None) -> tuple[str, ...]:
     """Return the ids a caller is told of; all of them when *visible* is None."""
     return tuple(each for each in full_ids if visible is None or each in visible)
 
@@ -305,20 +309,20 @@ class RenderOutput(Output):
     diagnostics: tuple[Finding, ...] = ()
 
 
-async def render(host: Host, given: RenderInput, context: Context) -> RenderOutput:
+async def render(host: Host, arguments: RenderInput, context: Context) -> RenderOutput:
     """Render the prompt a solver would send, a consumer's catalog, or the instruction block of some skills."""
-    if given.whole_prompt:
-        return await _prompt(host, given, context)
-    if given.skills_loaded:
+    if arguments.whole_prompt:
+        return await _prompt(host, arguments, context)
+    if arguments.skills_loaded:
         raise BadRequest(
             "a prompt takes no refs: name skills that are loaded first as skills_loaded", code="form_mixed"
         )
-    subsystem = (await given.skills(host, context)).subsystem
-    asker = given.asker_findings(subsystem, context)
-    if not given.refs:
-        view = given.view_of(subsystem, context)
-        form = given.form if given.form is not None and given.form != "prompt" else "gallery"
-        catalog = view.catalog(form, budget=given.budget)
+    subsystem = (await arguments.skills(host, context)).subsystem
+    asker = arguments.asker_findings(subsystem, context)
+    if not arguments.refs:
+        view = arguments.view_of(subsystem, context)
+        form = arguments.form if arguments.form is not None and arguments.form != "prompt" else "gallery"
+        catalog = view.catalog(form, budget=arguments.budget)
         return RenderOutput(
             form=form,
             text=catalog.text,
@@ -328,50 +332,52 @@ async def render(host: Host, given: RenderInput, context: Context) -> RenderOutp
             total=catalog.total,
             diagnostics=tuple(Finding.of(d) for d in (*catalog.diagnostics, *asker)),
         )
-    tools, identity = given.tools_of(context), context.identity
-    with subsystem.activate(given.consumer_of(context), tools, include_internal=given.include_internal) as view:
-        kept_away = () if identity.sees_all else tuple(ref for ref in given.refs if not _told_of(view, ref, identity))
-        refs = tuple(ref for ref in given.refs if ref not in kept_away)
-        block = build_skills_instruction_block(refs, variant=given.variant, by=identity.starter)
+    tools, identity = arguments.tools_of(context), context.identity
+    with subsystem.activate(arguments.consumer_of(context), tools, include_internal=arguments.include_internal) as view:
+        invisible = (
+            () if identity.sees_all else tuple(ref for ref in arguments.refs if not _is_visible(view, ref, identity))
+        )
+        refs = tuple(ref for ref in arguments.refs if ref not in invisible)
+        block = build_skills_instruction_block(refs, variant=arguments.variant, by=identity.starter)
     return RenderOutput(
         form="block",
         text=str(block),
         tokens=estimate_tokens(str(block)),
         granted=tuple(granted.full_id for granted in block.granted),
-        refused={each.ref: each.code for each in block.refused} | dict.fromkeys(kept_away, "unknown_skill"),
+        refused={each.ref: each.code for each in block.refused} | dict.fromkeys(invisible, "unknown_skill"),
         sources=tuple(dict(row) for row in block.pool.to_json()["rows"]),
         diagnostics=tuple(Finding.of(d) for d in (*block.diagnostics, *asker)) if identity.sees_all else (),
     )
 
 
-async def _prompt(host: Host, given: RenderInput, context: Context) -> RenderOutput:
+async def _prompt(host: Host, arguments: RenderInput, context: Context) -> RenderOutput:
     """Render what a solver would send first, as `run` with the same bundle, consumer and skills does."""
     from kdskills.app.operations.previewing import preview  # nothing else here needs a solver
 
-    if given.refs or given.budget is not None or given.tools is not None or given.include_internal:
+    if arguments.refs or arguments.budget is not None or arguments.tools is not None or arguments.include_internal:
         message = (
             "a prompt is what the solver makes of it: refs, tools, budget and include_internal belong to other forms"
         )
         raise BadRequest(message, code="form_mixed")
-    if given.bundle is None or not context.identity.local:
+    if arguments.bundle is None or not context.identity.local:
         raise CallRefused("prompts are rendered of a bundle's folder, for this machine's account", code="local_only")
-    bundle = open_bundle(host, given.bundle, context, tools=True)
-    consumer = given.consumer_of(context) or DECISION
-    model = given.model or host.settings.model
-    made = await preview(host, bundle, consumer=consumer, skills=given.skills_loaded, model=model)
-    asker = given.asker_findings(host.subsystem(bundle), context)
+    bundle = open_bundle(host, arguments.bundle, context, tools=True)
+    consumer = arguments.consumer_of(context) or DECISION
+    model = arguments.model or host.settings.model
+    prompt = await preview(host, bundle, consumer=consumer, skills=arguments.skills_loaded, model=model)
+    asker = arguments.asker_findings(host.subsystem(bundle), context)
     return RenderOutput(
         form="prompt",
-        text=made.instructions,
-        tokens=made.instruction_tokens + made.tool_tokens,
-        instruction_tokens=made.instruction_tokens,
-        tool_tokens=made.tool_tokens,
-        offered=made.tools,
-        diagnostics=tuple(Finding.of(d) for d in (*made.diagnostics, *asker)),
+        text=prompt.instructions,
+        tokens=prompt.instruction_tokens + prompt.tool_tokens,
+        instruction_tokens=prompt.instruction_tokens,
+        tool_tokens=prompt.tool_tokens,
+        offered=prompt.tools,
+        diagnostics=tuple(Finding.of(d) for d in (*prompt.diagnostics, *asker)),
     )
 
 
-def _told_of(view: SkillView, ref: str, identity: Identity) -> bool:
+def _is_visible(view: SkillView, ref: str, identity: Identity) -> bool:
     """Whether a caller elsewhere is told of the skill a reference means."""
     answer = view.resolve(ref, by=identity.starter)
     return isinstance(answer, Granted) and not answer.skill.hidden
@@ -402,35 +408,35 @@ class WhyOutput(Output):
     notes: tuple[str, ...] = ()
 
 
-async def why(host: Host, given: RefInput, context: Context) -> WhyOutput:
+async def why(host: Host, arguments: RefInput, context: Context) -> WhyOutput:
     """Explain, rule by rule, why a skill is granted or refused; the rules are told to administrators alone."""
-    subsystem = (await given.skills(host, context)).subsystem
-    view = given.view_of(subsystem, context)
+    subsystem = (await arguments.skills(host, context)).subsystem
+    view = arguments.view_of(subsystem, context)
     if not context.identity.sees_all:
-        answer = given.answer(view, context, subsystem)
+        answer = arguments.answer(view, context, subsystem)
         refused = isinstance(answer, Refused)
         return WhyOutput(
-            ref=given.ref,
-            consumer=given.consumer_of(context),
+            ref=arguments.ref,
+            consumer=arguments.consumer_of(context),
             full_id=answer.full_id,
             granted=not refused,
             code=answer.code if isinstance(answer, Refused) else "granted",
             reason=answer.reason if isinstance(answer, Refused) else None,
             steps=(),
         )
-    ref = meant(subsystem, view, given.ref)
-    notes = [f"{given.ref} was read as {ref}, the only skill of that id"] if ref != given.ref else []
-    explained = view.explain(ref, by=given.starter(context))
-    if explained.code == "unknown_skill" and (near := suggestions(subsystem, given.ref)):
-        notes.append(f"did you mean {' or '.join(near)}?")
-    notes += [f"{found.message}; {found.fix}" for found in given.asker_findings(subsystem, context)]
-    found = explained.to_json()
-    found["notes"] = [*found["notes"], *notes]
-    return WhyOutput.model_validate({name: found[name] for name in WhyOutput.model_fields})
+    ref = meant_id(subsystem, view, arguments.ref)
+    notes = [f"{arguments.ref} was read as {ref}, the only skill of that id"] if ref != arguments.ref else []
+    explained = view.explain(ref, by=arguments.starter(context))
+    if explained.code == "unknown_skill" and (similar := suggestions(subsystem, arguments.ref)):
+        notes.append(f"did you mean {' or '.join(similar)}?")
+    notes += [f"{finding.message}; {finding.fix}" for finding in arguments.asker_findings(subsystem, context)]
+    facts = explained.to_json()
+    facts["notes"] = [*facts["notes"], *notes]
+    return WhyOutput.model_validate({name: facts[name] for name in WhyOutput.model_fields})
 
 
-ASKED = ("no_bundle", "bundle_untrusted", "not_yours_to_say")
-LIST = Implementation(ViewInput, ListOutput, ASKED, list_skills)
-SHOW = Implementation(RefInput, ShowOutput, ("unknown_skill", "denied", *ASKED), show_skill)
-RENDER = Implementation(RenderInput, RenderOutput, ("form_mixed", "local_only", *ASKED), render)
-WHY = Implementation(RefInput, WhyOutput, ASKED, why)
+VIEW_ERRORS = ("no_bundle", "bundle_untrusted", "not_yours_to_say")
+LIST = Implementation(ViewInput, ListOutput, VIEW_ERRORS, list_skills)
+SHOW = Implementation(RefInput, ShowOutput, ("unknown_skill", "denied", *VIEW_ERRORS), show_skill)
+RENDER = Implementation(RenderInput, RenderOutput, ("form_mixed", "local_only", *VIEW_ERRORS), render)
+WHY = Implementation(RefInput, WhyOutput, VIEW_ERRORS, why)

@@ -118,7 +118,7 @@ class Shipped(Operation):
     Args:
         name: Dotted name, the same at every door.
         summary: One sentence; None for that of the implementation.
-        at: Where the implementation is, as `module:NAME` within this room.
+        source: Where the implementation is, as `module:NAME` within this room.
         scope: What the caller must be allowed to do.
         local: Whether it works on files of this machine, for the local account only.
         reads: Whether it changes nothing.
@@ -128,13 +128,13 @@ class Shipped(Operation):
         commands: Arguments that make it run a command.
     """
 
-    at: str
+    source: str
 
     def __init__(
         self,
         name: str,
         summary: str | None,
-        at: str,
+        source: str,
         *,
         profile: Profile,
         scope: Scope = "skills:read",
@@ -144,7 +144,7 @@ class Shipped(Operation):
         for_models: bool = False,
         commands: tuple[str, ...] = (),
     ) -> None:
-        facts: dict[str, object] = {"name": name, "at": at, "scope": scope, "local": local, "reads": reads}
+        facts: dict[str, object] = {"name": name, "source": source, "scope": scope, "local": local, "reads": reads}
         facts |= {"profile": profile, "ui_allowed": ui_allowed, "for_models": for_models}
         facts["commands"] = commands
         facts |= {} if summary is None else {"summary": summary}
@@ -155,7 +155,7 @@ class Shipped(Operation):
         """Return what only the implementation knows; asked for what this object has not got yet."""
         if name not in IMPLEMENTED:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        module, _, constant = self.at.partition(":")
-        found = getattr(getattr(import_module(f"{__package__}.{module}"), constant), name)
-        object.__setattr__(self, name, found)
-        return found
+        module, _, constant = self.source.partition(":")
+        value = getattr(getattr(import_module(f"{__package__}.{module}"), constant), name)
+        object.__setattr__(self, name, value)
+        return value

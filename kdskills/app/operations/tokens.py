@@ -10,14 +10,14 @@ from pydantic import Field, StringConstraints
 
 from kdskills.app.operations.models import Output
 from kdskills.app.operations.paging import PageInput, PageOutput, page_by_time
-from kdskills.app.operations.scoped import ProjectInput, who
+from kdskills.app.operations.scoped import ProjectInput, audit_name
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.errors import BadRequest
 from kdskills.jobs.database import utc_now
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
-    from kdskills.app.tokens import Token
+    from kdskills.app.tokens import IssuedToken
 
 ERRORS: Final = ("not_found", "project_invalid", "database_unavailable")
 
@@ -89,7 +89,7 @@ class RevokeToken(ProjectInput):
     id: str = Field(min_length=1, max_length=64, description="The token's public id.")
 
 
-def _facts(token: Token) -> dict[str, object]:
+def _facts(token: IssuedToken) -> dict[str, object]:
     return {
         "id": token.id,
         "label": token.label,
@@ -113,48 +113,50 @@ def _check_tools(host: Host, allowed: tuple[str, ...] | None) -> None:
     """Refuse names of no operation: such a token would open less than its maker thinks."""
     unknown = [name for name in allowed or () if name not in host.operations]
     if unknown:
-        near = {name: get_close_matches(name, host.operations, 1) for name in unknown[:5]}
-        words = ", ".join(f"{name!r}" + "".join(f" (near: {other})" for other in near[name]) for name in near)
+        matches = {name: get_close_matches(name, host.operations, 1) for name in unknown[:5]}
+        words = ", ".join(f"{name!r}" + "".join(f" (near: {match})" for match in matches[name]) for name in matches)
         raise BadRequest(f"there is no operation {words}", code="tool_unknown", unknown=unknown)
 
 
-async def create(host: Host, given: CreateToken, context: Context) -> NewTokenOut:
+async def create(host: Host, arguments: CreateToken, context: Context) -> NewTokenOut:
     """Make a token, and its project if that is not there."""
     from kdskills.app.identity import TokenLimits
 
-    project = given.of(context)
-    _check_tools(host, given.allowed_tools)
-    days = given.expires_in_days
+    project = arguments.project_of(context)
+    _check_tools(host, arguments.allowed_tools)
+    days = arguments.expires_in_days
     token, text = await host.tokens.create(
         project,
-        given.agent,
-        given.scopes,
-        label=given.label,
-        allowed_tools=given.allowed_tools,
-        limits=TokenLimits(given.requests_per_minute, given.concurrent_work, given.body_bytes),
+        arguments.agent,
+        arguments.scopes,
+        label=arguments.label,
+        allowed_tools=arguments.allowed_tools,
+        limits=TokenLimits(arguments.requests_per_minute, arguments.concurrent_work, arguments.body_bytes),
         expires_at=None if days is None else utc_now() + timedelta(days=days),
-        person=given.person,
-        tools=given.tools,
-        who=who(context),
+        person=arguments.person,
+        tools=arguments.tools,
+        who=audit_name(context),
         request_id=context.request_id,
         maker=context.identity,
     )
     return NewTokenOut.model_validate({**_facts(token), "token": text})
 
 
-async def list_tokens(host: Host, given: TokenListInput, context: Context) -> TokensOut:
+async def list_tokens(host: Host, arguments: TokenListInput, context: Context) -> TokensOut:
     """List the tokens of a project; the machine's own account sees all unless it names one."""
-    everything = context.identity.account and given.project is None
-    found = await host.tokens.list(None if everything else given.of(context))
-    page, following = page_by_time(found, given, lambda token: (token.created_at, token.id))
+    everything = context.identity.account and arguments.project is None
+    tokens = await host.tokens.list(None if everything else arguments.project_of(context))
+    page, following = page_by_time(tokens, arguments, lambda token: (token.created_at, token.id))
     return TokensOut(tokens=tuple(TokenOut.model_validate(_facts(token)) for token in page), next_cursor=following)
 
 
-async def revoke(host: Host, given: RevokeToken, context: Context) -> TokenOut:
+async def revoke(host: Host, arguments: RevokeToken, context: Context) -> TokenOut:
     """End a token, from the next request on."""
-    anywhere = context.identity.account and given.project is None
-    project = None if anywhere else given.of(context)
-    done = await host.tokens.revoke(given.id, project=project, who=who(context), request_id=context.request_id)
+    anywhere = context.identity.account and arguments.project is None
+    project = None if anywhere else arguments.project_of(context)
+    done = await host.tokens.revoke(
+        arguments.id, project=project, who=audit_name(context), request_id=context.request_id
+    )
     return TokenOut.model_validate(_facts(done))
 
 

@@ -68,35 +68,37 @@ class ShowTurnOutput(Output):
 
 
 def _citations(read: Transcript, result: TurnResult) -> tuple[CitedSource, ...]:
-    brought: dict[int, list[str]] = {}
+    skills_of_source: dict[int, list[str]] = {}
     for event in read.events:
         if isinstance(event, SourcesMerged):
             for sid in (*event.added, *event.merged_sids):
-                brought.setdefault(sid, []).append(event.skill)
+                skills_of_source.setdefault(sid, []).append(event.skill)
     rows = {row.get("sid"): row for row in result.sources}
-    found = []
+    citations = []
     for sid in result.cited:
         row = rows.get(sid, {})
-        place = str(row.get("url") or row.get("physical_path") or "")
-        skills = tuple(dict.fromkeys(brought.get(sid, ())))
-        found.append(CitedSource(sid=sid, known=True, title=str(row.get("title", "")), place=place, skills=skills))
+        location = str(row.get("url") or row.get("physical_path") or "")
+        skills = tuple(dict.fromkeys(skills_of_source.get(sid, ())))
+        citations.append(
+            CitedSource(sid=sid, known=True, title=str(row.get("title", "")), place=location, skills=skills)
+        )
     unknown = dict.fromkeys(issue.sid for issue in result.citation_issues)
-    return (*found, *(CitedSource(sid=sid, known=False) for sid in unknown))
+    return (*citations, *(CitedSource(sid=sid, known=False) for sid in unknown))
 
 
-async def show_turn(host: Host, given: ShowTurnInput, context: Context) -> ShowTurnOutput:
+async def show_turn(host: Host, arguments: ShowTurnInput, context: Context) -> ShowTurnOutput:
     """Read the transcript of a turn."""
-    read = await asyncio.to_thread(read_transcript, given.transcript)
+    read = await asyncio.to_thread(read_transcript, arguments.transcript)
     result = read.result
     return ShowTurnOutput(
-        transcript=str(given.transcript),
+        transcript=str(arguments.transcript),
         turn_id=read.events[0].turn_id if read.events else "",
         ended=result is not None,
         events=tuple(event for event in read.events if not isinstance(event, TurnFinished)),
         result=result,
         footnoted="" if result is None else footnoted(result),
         citations=() if result is None else _citations(read, result),
-        diagnostics=tuple(Finding.of(found) for found in read.diagnostics),
+        diagnostics=tuple(Finding.of(finding) for finding in read.diagnostics),
     )
 
 

@@ -61,13 +61,13 @@ def _demo(bundle: Bundle) -> Cassette | None:
 
 def _lacking(demo: Cassette | None, result: TurnResult) -> dict[str, MissingExtra]:
     """Return the files of a demo that were not made because an optional part is not installed, with the error saying so."""
-    said = None if demo is None else demo.expect.get("extras")
-    extras = {name: str(extra) for name, extra in said.items()} if isinstance(said, dict) else {}
-    made = {file.path for file in result.files}
+    expected = None if demo is None else demo.expect.get("extras")
+    extras = {name: str(extra) for name, extra in expected.items()} if isinstance(expected, dict) else {}
+    produced = {file.path for file in result.files}
     return {
         name: MissingExtra(name, extra)
         for name, extra in extras.items()
-        if name not in made and extra in EXTRAS and not installed(EXTRAS[extra])
+        if name not in produced and extra in EXTRAS and not installed(EXTRAS[extra])
     }
 
 
@@ -77,8 +77,8 @@ def _unmet(demo: Cassette | None, result: TurnResult, lacking: Mapping[str, Miss
         return ()
     used = {use.id for use in result.skills_used}
     missing = [f"skill {name} was not used" for name in demo.expect.get("skills", ()) if name not in used]
-    made = {file.path for file in result.files} | lacking.keys()
-    missing += [f"file {name} was not made" for name in demo.expect.get("files", ()) if name not in made]
+    produced = {file.path for file in result.files} | lacking.keys()
+    missing += [f"file {name} was not made" for name in demo.expect.get("files", ()) if name not in produced]
     if result.status != demo.expect.get("status", "final"):
         missing.append(f"the turn ended {result.status} ({result.stop_reason})")
     missing += [f"citation {issue.sid} does not resolve" for issue in result.citation_issues]
@@ -89,54 +89,58 @@ def _unmet(demo: Cassette | None, result: TurnResult, lacking: Mapping[str, Miss
 
 def _deliver(result: TurnResult, out: Path) -> tuple[str, ...]:
     """Copy the turn's files to *out* and return their paths."""
-    made = []
+    paths = []
     for file in result.files:
         target = out / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file.location, target)
-        made.append(str(target))
-    return tuple(made)
+        paths.append(str(target))
+    return tuple(paths)
 
 
-async def run(host: Host, given: RunInput, context: Context) -> RunOutput:
+async def run(host: Host, arguments: RunInput, context: Context) -> RunOutput:
     """Run one turn."""
-    bundle = open_bundle(host, given.bundle, context, tools=True)
+    bundle = open_bundle(host, arguments.bundle, context, tools=True)
     demo = _demo(bundle)
-    model = given.model or host.settings.model
-    request = given.request or (demo.request if demo else "")
+    model = arguments.model or host.settings.model
+    request = arguments.request or (demo.request if demo else "")
     if not request:
         raise BadRequest(f"{bundle.name} has no demo.yaml with a request: say what to do", code="request_missing")
-    files: tuple[Path, ...] = given.files
-    if given.request is None and demo is not None:
+    files: tuple[Path, ...] = arguments.files
+    if arguments.request is None and demo is not None:
         files += tuple(bundle.root / name for name in demo.files)
-    options: dict[str, Any] = {"answer_role": given.answer_role or (demo.expect.get("answer_role") if demo else None)}
-    if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
-        options["transcripts"] = given.out
+    options: dict[str, Any] = {
+        "answer_role": arguments.answer_role or (demo.expect.get("answer_role") if demo else None)
+    }
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        options["transcripts"] = arguments.out
     system = SolverSystem(
         bundle=bundle,
         model=model,
-        executor=given.executor or host.settings.executor,
+        executor=arguments.executor or host.settings.executor,
         settings=SolverSettings(**options),
         wiring=host.wiring,
         sinks=() if context.emit is None else (context.emit,),
     )
     async with system:
-        result = await ReactSolver(system, consumer=given.consumer).run(request, files=files, skills=given.skills)
+        result = await ReactSolver(system, consumer=arguments.consumer).run(
+            request, files=files, skills=arguments.skills
+        )
         engine = None if system.executor is None else system.executor.name
-    left = tuple(str(file.location) for file in result.files)
-    delivered = left if given.out is None else await asyncio.to_thread(_deliver, result, given.out)
-    lacking = _lacking(demo, result) if given.request is None else {}
+    turn_files = tuple(str(file.location) for file in result.files)
+    delivered = turn_files if arguments.out is None else await asyncio.to_thread(_deliver, result, arguments.out)
+    lacking = _lacking(demo, result) if arguments.request is None else {}
     findings = [Diagnostic(error.code, "warning", error.message, ref=name) for name, error in lacking.items()]
-    findings += asker_findings(system.subsystem, given.consumer, demo)
+    findings += asker_findings(system.subsystem, arguments.consumer, demo)
     return RunOutput(
         result=result,
         footnoted=footnoted(result),
         engine=engine,
-        out=None if given.out is None else str(given.out),
+        out=None if arguments.out is None else str(arguments.out),
         files=delivered,
-        transcript=None if given.out is None else str(given.out / f"{result.turn_id}.jsonl"),
-        unmet=_unmet(demo, result, lacking) if given.request is None else (),
+        transcript=None if arguments.out is None else str(arguments.out / f"{result.turn_id}.jsonl"),
+        unmet=_unmet(demo, result, lacking) if arguments.request is None else (),
         diagnostics=tuple(Finding.of(d) for d in findings),
     )
 

@@ -118,8 +118,8 @@ class StartJobInput(Program, Arguments):
     @field_validator("steps")
     @classmethod
     def _graph(cls, value: tuple[Step, ...]) -> tuple[Step, ...]:
-        for said in graph_problems({step.name: step.needs for step in value}, [step.name for step in value]):
-            raise problem(said)
+        for text in graph_problems({step.name: step.needs for step in value}, [step.name for step in value]):
+            raise problem(text)
         return value
 
 
@@ -249,15 +249,15 @@ def graph_problems(needs: dict[str, tuple[str, ...]], names: list[str]) -> Itera
         yield f"steps have one name: {', '.join(twice)}"
         return
     for name, needed in needs.items():
-        unknown = [other for other in needed if other not in needs]
+        unknown = [need for need in needed if need not in needs]
         if unknown:
             yield f"step {name} needs {', '.join(unknown)}, which is no step of this job"
             return
-    left = {name: set(needed) for name, needed in needs.items()}
-    while left:
-        free = [name for name, needed in left.items() if not needed & left.keys()]
+    waiting = {name: set(needed) for name, needed in needs.items()}
+    while waiting:
+        free = [name for name, needed in waiting.items() if not needed & waiting.keys()]
         if not free:
-            yield f"steps need one another in a ring: {', '.join(sorted(left))}"
+            yield f"steps need one another in a ring: {', '.join(sorted(waiting))}"
             return
         for name in free:
-            del left[name]
+            del waiting[name]

@@ -63,60 +63,60 @@ class ArtifactOutput(Output):
     data_base64: str
 
 
-async def list_tasks(host: Host, given: TaskListInput, context: Context) -> TaskList:
+async def list_tasks(host: Host, arguments: TaskListInput, context: Context) -> TaskList:
     """List the caller's tasks; administrators see those of every agent."""
     heads = await host.work.client.list_tasks(
-        scope_of(context.identity), job_id=given.job_id, steps=given.steps, **_wanted(given, context)
+        scope_of(context.identity), job_id=arguments.job_id, steps=arguments.steps, **_filters(arguments, context)
     )
-    page, following = _page(heads, given)
+    page, following = _page(heads, arguments)
     return TaskList(tasks=tuple(map(task_row, page)), next_cursor=following)
 
 
-async def list_jobs(host: Host, given: ListInput, context: Context) -> JobList:
+async def list_jobs(host: Host, arguments: ListInput, context: Context) -> JobList:
     """List the caller's jobs; administrators see those of every agent."""
-    heads = await host.work.client.list_jobs(scope_of(context.identity), **_wanted(given, context))
-    page, following = _page(heads, given)
+    heads = await host.work.client.list_jobs(scope_of(context.identity), **_filters(arguments, context))
+    page, following = _page(heads, arguments)
     return JobList(jobs=tuple(map(job_row, page)), next_cursor=following)
 
 
-def _wanted(given: ListInput, context: Context) -> dict[str, Any]:
+def _filters(arguments: ListInput, context: Context) -> dict[str, Any]:
     """Return what tasks and jobs are listed by; one row more than asked for tells whether there is a next page."""
     return {
-        "status": () if given.status is None else (given.status,),
-        "session_id": given.session_id,
-        "before": None if given.cursor is None else decode_moment(given.cursor),
-        "limit": given.limit + 1,
+        "status": () if arguments.status is None else (arguments.status,),
+        "session_id": arguments.session_id,
+        "before": None if arguments.cursor is None else decode_moment(arguments.cursor),
+        "limit": arguments.limit + 1,
         "any_agent": context.identity.may("admin"),
     }
 
 
-def _page(heads: list[Head], given: ListInput) -> tuple[list[Head], str | None]:
-    page = heads[: given.limit]
-    return page, encode_moment(page[-1].created_at, page[-1].id) if len(heads) > given.limit else None
+def _page(heads: list[Head], arguments: ListInput) -> tuple[list[Head], str | None]:
+    page = heads[: arguments.limit]
+    return page, encode_moment(page[-1].created_at, page[-1].id) if len(heads) > arguments.limit else None
 
 
-async def get_artifact(host: Host, given: ArtifactInput, context: Context) -> ArtifactOutput:
+async def get_artifact(host: Host, arguments: ArtifactInput, context: Context) -> ArtifactOutput:
     """Read an artifact of the caller's project back."""
     keeper = await host.work.keeper()
-    found = await keeper.find(scope_of(context.identity), given.artifact_id)
-    url = await keeper.store.link(found.project, found.sha256, timedelta(seconds=given.link_sec))
-    begin = min(given.offset, found.size)
-    end = min(begin + given.limit, found.size)
-    data = await keeper.store.piece(found.project, found.sha256, begin, end)
+    record = await keeper.find(scope_of(context.identity), arguments.artifact_id)
+    url = await keeper.store.link(record.project, record.sha256, timedelta(seconds=arguments.link_sec))
+    begin = min(arguments.offset, record.size)
+    end = min(begin + arguments.limit, record.size)
+    data = await keeper.store.piece(record.project, record.sha256, begin, end)
     return ArtifactOutput(
-        artifact_id=found.id,
-        path=found.path,
-        size=found.size,
-        sha256=found.sha256,
-        mime=found.mime,
-        task_id=found.task_id,
-        job_id=found.job_id,
-        agent=found.agent,
-        skill_name=found.skill_name,
-        version_hash=found.version_hash,
-        created_at=found.created_at,
+        artifact_id=record.id,
+        path=record.path,
+        size=record.size,
+        sha256=record.sha256,
+        mime=record.mime,
+        task_id=record.task_id,
+        job_id=record.job_id,
+        agent=record.agent,
+        skill_name=record.skill_name,
+        version_hash=record.version_hash,
+        created_at=record.created_at,
         url=url,
-        expires_in_sec=None if url is None else given.link_sec,
+        expires_in_sec=None if url is None else arguments.link_sec,
         offset=begin,
         next_offset=end,
         data_base64=base64.b64encode(data).decode(),

@@ -64,11 +64,11 @@ class InputFile(Part):
         return _clean(value)
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
-        given = [name for name in ("text", "content_base64", "artifact_id") if getattr(self, name) is not None]
-        if len(given) != 1:
-            said = " and ".join(given) or "none of them"
-            raise problem(f"exactly one of text, content_base64 and artifact_id must be given, not {said}")
+    def _exactly_one(self) -> Self:
+        sources = [name for name in ("text", "content_base64", "artifact_id") if getattr(self, name) is not None]
+        if len(sources) != 1:
+            listed = " and ".join(sources) or "none of them"
+            raise problem(f"exactly one of text, content_base64 and artifact_id must be given, not {listed}")
         return self
 
 
@@ -110,7 +110,7 @@ class Ready(Part):
         return value
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
+    def _exactly_one(self) -> Self:
         if sum(value is not None for value in (self.pattern, self.tcp_port, self.http)) != 1:
             raise problem("exactly one of pattern, tcp_port and http must be given")
         return self
@@ -150,8 +150,8 @@ class Program(BaseModel):
     @field_validator("env", check_fields=False)
     @classmethod
     def _env(cls, value: dict[str, str] | None) -> dict[str, str] | None:
-        for place, said in call_env_problems(value or {}, MAX_ENV):
-            raise problem(f"{place.removeprefix('/env').lstrip('/') or 'it'} {said}")
+        for path, text in call_env_problems(value or {}, MAX_ENV):
+            raise problem(f"{path.removeprefix('/env').lstrip('/') or 'it'} {text}")
         return value
 
     @field_validator("workdir", check_fields=False)
@@ -169,30 +169,30 @@ class Program(BaseModel):
     @field_validator("inputs", check_fields=False)
     @classmethod
     def _inputs(cls, value: tuple[InputFile, ...]) -> tuple[InputFile, ...]:
-        for said in _clashes([item.path for item in value]):
-            raise problem(said)
+        for text in _clashes([item.path for item in value]):
+            raise problem(text)
         return value
 
 
-def problem(said: str) -> PydanticCustomError:
-    """Return a finding about an argument whose text holds nothing but *said*."""
-    return PydanticCustomError("work", "{said}", {"said": said})
+def problem(text: str) -> PydanticCustomError:
+    """Return a finding about an argument whose text holds nothing but *text*."""
+    return PydanticCustomError("work", "{text}", {"text": text})
 
 
 def _clean(path: str) -> str:
-    said = path_problem(path)
-    if said:
-        raise problem(f"{path[:80]!r} {said}")
+    text = path_problem(path)
+    if text:
+        raise problem(f"{path[:80]!r} {text}")
     return path
 
 
 def _clashes(paths: list[str]) -> Iterator[str]:
-    seen = set(paths)
-    if len(seen) != len(paths):
+    unique = set(paths)
+    if len(unique) != len(paths):
         yield f"a path is given twice: {next(path for path in paths if paths.count(path) > 1)!r}"
-    for path in sorted(seen):
+    for path in sorted(unique):
         parts = path.split("/")
         for depth in range(1, len(parts)):
             above = "/".join(parts[:depth])
-            if above in seen:
+            if above in unique:
                 yield f"{above!r} is both a file and a folder"

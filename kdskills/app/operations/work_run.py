@@ -17,7 +17,7 @@ from kdskills.app.operations.work_outputs import (
 )
 from kdskills.app.operations.work_specs import body_hash, job_spec, task_spec
 from kdskills.app.operations.work_views import run_output, workdir_of
-from kdskills.app.work import Asked, Placed, scope_of
+from kdskills.app.work import RunPlace, SkillCall, scope_of
 from kdskills.errors import BadRequest, Conflict, ExecFailed, ExecRefused, KdskillsError, NotFound
 from kdskills.execution.request import IsolationLevel
 from kdskills.jobs.model import Command, TaskSpec
@@ -41,35 +41,39 @@ CALLERS_ERRORS: Final[Mapping[str, type[KdskillsError]]] = {
 """What the caller changes when a command could not be started; everything else is for the operator."""
 
 
-async def _placed(host: Host, operation: str, given: Any, context: Context) -> Placed:
-    arguments = {name: value for name, value in given.model_dump(mode="json").items() if name != "skill_name"}
-    return await host.work.place(context.identity, given.skill_name, Asked(operation, given.session_id, arguments))
+async def _run_place(host: Host, operation: str, arguments: Any, context: Context) -> RunPlace:
+    policy_arguments = {
+        name: value for name, value in arguments.model_dump(mode="json").items() if name != "skill_name"
+    }
+    return await host.work.run_place(
+        context.identity, arguments.skill_name, SkillCall(operation, arguments.session_id, policy_arguments)
+    )
 
 
-async def activate(host: Host, given: ActivateInput, context: Context) -> ActivateOutput:
+async def activate(host: Host, arguments: ActivateInput, context: Context) -> ActivateOutput:
     """Make a skill's files ready where commands run."""
-    placed = await _placed(host, "skills.activate", given, context)
-    placement = placed.placement
-    remote = placed.level == IsolationLevel.VM
+    run_place = await _run_place(host, "skills.activate", arguments, context)
+    placement = run_place.placement
+    remote = run_place.level == IsolationLevel.VM
     if remote:
-        await _delivered(host, given, context, placed)
+        await _delivered(host, arguments, context, run_place)
     return ActivateOutput(
         mode="remote" if remote else "local",
         skill_name=placement.skill_name,
         version_hash=placement.version_hash,
         tree_digest=placement.tree_digest,
         active_path=f"/skills/{placement.skill_name}",
-        session_id=given.session_id,
+        session_id=arguments.session_id,
     )
 
 
-async def _delivered(host: Host, given: ActivateInput, context: Context, placed: Placed) -> None:
+async def _delivered(host: Host, arguments: ActivateInput, context: Context, run_place: RunPlace) -> None:
     """Let the engine deliver the files into the session's sandbox; it checks their digest there."""
     spec = TaskSpec(
         scope=scope_of(context.identity),
-        session_id=given.session_id,
-        command=Command(argv=("/bin/true",), timeout_s=given.timeout_sec),
-        placement=placed.placement,
+        session_id=arguments.session_id,
+        command=Command(argv=("/bin/true",), timeout_s=arguments.timeout_sec),
+        placement=run_place.placement,
     )
     head = await host.work.run(context.identity, spec, None, "")
     if head.status != "succeeded":
@@ -80,12 +84,12 @@ async def _delivered(host: Host, given: ActivateInput, context: Context, placed:
         )
 
 
-async def run_cmd(host: Host, given: RunInput, context: Context) -> RunOutput:
+async def run_cmd(host: Host, arguments: RunInput, context: Context) -> RunOutput:
     """Run a command and return what it did."""
-    placed = await _placed(host, "skills.run_cmd", given, context)
-    spec = task_spec(given, placed, scope_of(context.identity), host.work.limits, sync=True)
+    run_place = await _run_place(host, "skills.run_cmd", arguments, context)
+    spec = task_spec(arguments, run_place, scope_of(context.identity), host.work.limits, sync=True)
     head = await host.work.run(
-        context.identity, spec, context.idempotency_key, body_hash("skills.run_cmd", given, spec.scope)
+        context.identity, spec, context.idempotency_key, body_hash("skills.run_cmd", arguments, spec.scope)
     )
     _require_ran(head)
     return run_output(head, await host.work.tails(head, host.work.limits.result_bytes))
@@ -104,31 +108,33 @@ def early_failure(head: TaskHead) -> KdskillsError:
     return kind(head.error_message or "the command could not be started", code=code)
 
 
-async def run_cmd_async(host: Host, given: RunAsyncInput, context: Context) -> StartedOutput:
+async def run_cmd_async(host: Host, arguments: RunAsyncInput, context: Context) -> StartedOutput:
     """Start a command in the background."""
-    head = await _submitted(host, "skills.run_cmd_async", given, context)
+    head = await _submitted(host, "skills.run_cmd_async", arguments, context)
     return StartedOutput(**_started(head))
 
 
-async def run_service(host: Host, given: RunServiceInput, context: Context) -> ServiceOutput:
+async def run_service(host: Host, arguments: RunServiceInput, context: Context) -> ServiceOutput:
     """Start a program that stays up."""
-    head = await _submitted(host, "skills.run_service", given, context)
+    head = await _submitted(host, "skills.run_service", arguments, context)
     return ServiceOutput(
-        **_started(head), exposed_endpoints=tuple(ExposedEndpoint(port=port) for port in given.expose_ports)
+        **_started(head), exposed_endpoints=tuple(ExposedEndpoint(port=port) for port in arguments.expose_ports)
     )
 
 
-async def _submitted(host: Host, operation: str, given: RunAsyncInput | RunServiceInput, context: Context) -> TaskHead:
-    placed = await _placed(host, operation, given, context)
-    if isinstance(given, RunServiceInput) and placed.level == IsolationLevel.VM:
+async def _submitted(
+    host: Host, operation: str, arguments: RunAsyncInput | RunServiceInput, context: Context
+) -> TaskHead:
+    run_place = await _run_place(host, operation, arguments, context)
+    if isinstance(arguments, RunServiceInput) and run_place.level == IsolationLevel.VM:
         raise ExecRefused(
-            f"services need an engine of this machine; {placed.placement.engine} is remote",
+            f"services need an engine of this machine; {run_place.placement.engine} is remote",
             code="service_not_supported",
             who="caller",
         )
-    spec = task_spec(given, placed, scope_of(context.identity), host.work.limits)
+    spec = task_spec(arguments, run_place, scope_of(context.identity), host.work.limits)
     return await host.work.submit_task(
-        context.identity, spec, context.idempotency_key, body_hash(operation, given, spec.scope)
+        context.identity, spec, context.idempotency_key, body_hash(operation, arguments, spec.scope)
     )
 
 
@@ -143,14 +149,14 @@ def _started(head: TaskHead) -> dict[str, Any]:
     }
 
 
-async def start_job(host: Host, given: StartJobInput, context: Context) -> StartedJobOutput:
+async def start_job(host: Host, arguments: StartJobInput, context: Context) -> StartedJobOutput:
     """Start steps that run as tasks of one session."""
-    placed = await _placed(host, "skills.start_job", given, context)
-    spec = job_spec(given, placed, scope_of(context.identity), host.work.limits)
+    run_place = await _run_place(host, "skills.start_job", arguments, context)
+    spec = job_spec(arguments, run_place, scope_of(context.identity), host.work.limits)
     head = await host.work.submit_job(
-        context.identity, spec, context.idempotency_key, body_hash("skills.start_job", given, spec.scope)
+        context.identity, spec, context.idempotency_key, body_hash("skills.start_job", arguments, spec.scope)
     )
-    return StartedJobOutput(job_id=head.id, status="queued", session_id=given.session_id)
+    return StartedJobOutput(job_id=head.id, status="queued", session_id=arguments.session_id)
 
 
 ACTIVATE = Implementation(ActivateInput, ActivateOutput, REFUSALS, activate)

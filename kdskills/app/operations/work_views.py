@@ -45,11 +45,11 @@ def workdir_of(cwd: str) -> str:
 
 def endpoints_of(head: TaskHead) -> tuple[ExposedEndpoint, ...]:
     """Return a service's ports, with their addresses when it runs."""
-    known = {item.port: item for item in head.endpoints} if head.status == "running" else {}
+    running = {item.port: item for item in head.endpoints} if head.status == "running" else {}
     ports = head.spec.service.expose_ports if head.spec.service is not None else ()
     return tuple(
-        ExposedEndpoint(port=port, host_port=known[port].host_port, url=known[port].url)
-        if port in known
+        ExposedEndpoint(port=port, host_port=running[port].host_port, url=running[port].url)
+        if port in running
         else ExposedEndpoint(port=port)
         for port in ports
     )

@@ -138,7 +138,7 @@ class PinnedVersion:
 class SkillFile:
     """One file of a version, on this machine."""
 
-    place: Path
+    path: Path
     file: TreeFile
 
 

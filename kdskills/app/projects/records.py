@@ -1,4 +1,7 @@
-"""What is asked of and written into the tables of projects, each within a transaction the caller holds."""
+"""The tables of projects and their skills, and what is asked of them, each within a transaction the caller holds.
+
+Nothing of SQLAlchemy is imported before a database is opened.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,104 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kdskills.app.projects.model import AuditRow, Project, SkillState, SkillVersion
-from kdskills.app.projects.tables import ProjectTables
 from kdskills.errors import Conflict, Diagnostic, NotFound
-from kdskills.jobs.database import micros, moment_of, upsert
+from kdskills.jobs.database import micros, moment_of, upsert, word_type
 from kdskills.skills.archives import TreeFile
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+
+class ProjectTables:
+    """The tables, described once per database."""
+
+    def __init__(self) -> None:
+        import sqlalchemy as sa
+
+        self.metadata = sa.MetaData()
+        self.projects = sa.Table(
+            "kd_projects",
+            self.metadata,
+            sa.Column("project", word_type(64), primary_key=True),
+            sa.Column("bundle", sa.Text),
+            sa.Column("generation", sa.BigInteger, nullable=False),
+            sa.Column("created_at", sa.BigInteger, nullable=False),
+        )
+        self.skills = self._skills()
+        self.versions = self._versions()
+        self.pins = self._pins()
+        self.audit = self._audit()
+
+    def _key_columns(self) -> tuple[sa.Column[str], sa.Column[str]]:
+        import sqlalchemy as sa
+
+        return (
+            sa.Column("project", word_type(64), primary_key=True),
+            sa.Column("name", word_type(256), primary_key=True),
+        )
+
+    def _skills(self) -> sa.Table:
+        import sqlalchemy as sa
+
+        return sa.Table(
+            "kd_project_skills",
+            self.metadata,
+            *self._key_columns(),
+            sa.Column("full_id", word_type(256), nullable=False),
+            sa.Column("enabled", sa.Boolean, nullable=False),
+            sa.Column("active", sa.String(80)),
+            sa.Column("created_at", sa.BigInteger, nullable=False),
+            sa.Column("changed_at", sa.BigInteger, nullable=False),
+            sa.Column("deleted_at", sa.BigInteger),
+        )
+
+    def _versions(self) -> sa.Table:
+        import sqlalchemy as sa
+
+        return sa.Table(
+            "kd_skill_versions",
+            self.metadata,
+            *self._key_columns(),
+            sa.Column("version", sa.String(80), primary_key=True),
+            sa.Column("full_id", word_type(256), nullable=False),
+            sa.Column("description", sa.Text, nullable=False),
+            sa.Column("tree_digest", sa.String(80), nullable=False),
+            sa.Column("files", sa.Text, nullable=False),
+            sa.Column("diagnostics", sa.Text, nullable=False),
+            sa.Column("created_at", sa.BigInteger, nullable=False),
+            sa.Column("created_by", sa.String(200), nullable=False),
+            sa.Column("unused_since", sa.BigInteger),
+        )
+
+    def _pins(self) -> sa.Table:
+        import sqlalchemy as sa
+
+        return sa.Table(
+            "kd_skill_pins",
+            self.metadata,
+            sa.Column("project", word_type(64), primary_key=True),
+            sa.Column("holder", word_type(200), primary_key=True),
+            sa.Column("name", word_type(256), primary_key=True),
+            sa.Column("version", sa.String(80), primary_key=True),
+            sa.Column("pinned_at", sa.BigInteger, nullable=False),
+        )
+
+    def _audit(self) -> sa.Table:
+        import sqlalchemy as sa
+
+        number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+        return sa.Table(
+            "kd_audit",
+            self.metadata,
+            sa.Column("id", number, primary_key=True, autoincrement=True),
+            sa.Column("at", sa.BigInteger, nullable=False),
+            sa.Column("project", word_type(64), nullable=False, index=True),
+            sa.Column("who", sa.String(200), nullable=False),
+            sa.Column("action", sa.String(80), nullable=False),
+            sa.Column("subject", sa.Text, nullable=False),
+            sa.Column("facts", sa.Text, nullable=False),
+            sa.Column("request_id", sa.String(200), nullable=False),
+        )
 
 
 class SkillsInUse(NamedTuple):
@@ -32,7 +126,7 @@ class SkillsInUse(NamedTuple):
     skills: tuple[tuple[str, str, str | None, bool], ...]
 
 
-class Records:
+class ProjectRecords:
     """Reads and writes rows; every method runs in the caller's transaction.
 
     Args:
@@ -126,14 +220,14 @@ class Records:
         query = table.select().where(table.c.project == project, table.c.deleted_at.is_(None)).order_by(table.c.name)
         if name is not None:
             query = query.where(table.c.name == name)
-        said = self._descriptions(link, project)
+        descriptions = self._descriptions(link, project)
         return [
             SkillState(
                 row["name"],
                 row["full_id"],
                 row["enabled"],
                 row["active"],
-                said.get((row["name"], row["active"]), said.get((row["name"], None), "")),
+                descriptions.get((row["name"], row["active"]), descriptions.get((row["name"], None), "")),
                 moment_of(row["created_at"]),
                 moment_of(row["changed_at"]),
             )
@@ -154,10 +248,10 @@ class Records:
         """Return what each version says it does; under None what the latest of a skill says."""
         table = self._tables.versions
         query = table.select().with_only_columns(table.c.name, table.c.version, table.c.description)
-        said: dict[tuple[str, str | None], str] = {}
+        descriptions: dict[tuple[str, str | None], str] = {}
         for name, version, text in link.execute(query.where(table.c.project == project).order_by(table.c.created_at)):
-            said[name, version] = said[name, None] = text
-        return said
+            descriptions[name, version] = descriptions[name, None] = text
+        return descriptions
 
     def claim_skill(self, link: sa.Connection, project: str, name: str, full_id: str) -> Mapping[str, Any]:
         """Make the skill's row, or take it up again if it was deleted; what was said about `enabled` stays.
@@ -166,13 +260,13 @@ class Records:
             Conflict: `id_taken`; another skill of the project has this full id.
         """
         table = self._tables.skills
-        other = table.select().where(
+        query = table.select().where(
             table.c.project == project, table.c.full_id == full_id, table.c.name != name, table.c.deleted_at.is_(None)
         )
-        taken = link.execute(other).mappings().first()
-        if taken is not None:
-            message = f"the skill {taken['name']!r} of project {project!r} has the id {full_id!r} already"
-            raise Conflict(message, code="id_taken", skill=taken["name"], full_id=full_id)
+        holder = link.execute(query).mappings().first()
+        if holder is not None:
+            message = f"the skill {holder['name']!r} of project {project!r} has the id {full_id!r} already"
+            raise Conflict(message, code="id_taken", skill=holder["name"], full_id=full_id)
         now = self.now()
         fresh = {"created_at": now, "changed_at": now, "enabled": True}
         new = upsert(link.dialect.name, table).values(project=project, name=name, full_id=full_id, **fresh)
@@ -188,24 +282,24 @@ class Records:
 
     # ---- versions ------------------------------------------------------------------------------------------------
 
-    def add_version(self, link: sa.Connection, project: str, given: SkillVersion) -> bool:
+    def add_version(self, link: sa.Connection, project: str, version: SkillVersion) -> bool:
         """Keep a version; False when it is there already, which then counts as in use again."""
         table = self._tables.versions
         values = {
-            "full_id": given.full_id,
-            "description": given.description,
-            "tree_digest": given.tree_digest,
-            "files": json.dumps([list(file) for file in given.files], ensure_ascii=False),
-            "diagnostics": json.dumps([found.to_json() for found in given.diagnostics], ensure_ascii=False),
-            "created_at": micros(given.created_at),
-            "created_by": given.created_by,
+            "full_id": version.full_id,
+            "description": version.description,
+            "tree_digest": version.tree_digest,
+            "files": json.dumps([list(file) for file in version.files], ensure_ascii=False),
+            "diagnostics": json.dumps([finding.to_json() for finding in version.diagnostics], ensure_ascii=False),
+            "created_at": micros(version.created_at),
+            "created_by": version.created_by,
         }
         new = upsert(link.dialect.name, table).values(
-            project=project, name=given.skill, version=given.version, **values
+            project=project, name=version.skill, version=version.version, **values
         )
         done = link.execute(new.on_conflict_do_nothing().returning(table.c.version)).first()
         if done is None:
-            mine = self._mine(project, given.skill, given.version)
+            mine = self._mine(project, version.skill, version.version)
             link.execute(table.update().where(mine).values(unused_since=None))
         return done is not None
 
@@ -280,12 +374,12 @@ class Records:
 
     def hold(self, link: sa.Connection, project: str, name: str, version: str, holder: str) -> bool:
         """As `pin`, for a version nobody else changes until the transaction ends; False when there is none."""
-        wanted = {"of_project": project, "of_name": name, "of_version": version}
+        key = {"of_project": project, "of_name": name, "of_version": version}
         if self._new_hold is None:
             self._new_hold = self._pin_of_version(link.dialect.name)
-        if link.execute(self._new_hold, {**wanted, "of_holder": holder, "now": self.now()}).first() is not None:
+        if link.execute(self._new_hold, {**key, "of_holder": holder, "now": self.now()}).first() is not None:
             return True
-        return link.execute(self._held_version, wanted).first() is not None  # it is there, and was held already
+        return link.execute(self._held_version, key).first() is not None  # it is there, and was held already
 
     def _pin_of_version(self, dialect: str) -> Any:
         """Return the statement that pins a version if there is one, and returns nothing where it was pinned before."""
@@ -315,10 +409,10 @@ class Records:
         return {row[0]: row[1] for row in link.execute(query.group_by(table.c.version))}
 
     def note(
-        self, link: sa.Connection, project: str, who: str, action: str, subject: str, request_id: str, **facts: Any
+        self, link: sa.Connection, project: str, author: str, action: str, subject: str, request_id: str, **facts: Any
     ) -> None:
         """Write an audit row, in the same transaction as the change it tells of."""
-        values = {"at": self.now(), "project": project, "who": who[:200], "action": action, "subject": subject}
+        values = {"at": self.now(), "project": project, "who": author[:200], "action": action, "subject": subject}
         text = json.dumps(facts, ensure_ascii=False, sort_keys=True)
         link.execute(self._tables.audit.insert().values(facts=text, request_id=request_id[:200], **values))
 
@@ -353,5 +447,5 @@ def version_of_row(row: Mapping[Any, Any], active: bool, pins: int) -> SkillVers
         pins=pins,
         created_at=moment_of(row["created_at"]),
         created_by=row["created_by"],
-        diagnostics=tuple(Diagnostic(**found) for found in json.loads(row["diagnostics"])),
+        diagnostics=tuple(Diagnostic(**finding) for finding in json.loads(row["diagnostics"])),
     )

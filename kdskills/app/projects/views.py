@@ -20,7 +20,7 @@ UPLOADED: Final = "project"
 """Layer of uploaded skills: stronger than what the machine brings, weaker than the project's own bundle, and always in
 namespace `public`, so that no upload takes a place in `internal` or replaces a bundle's skill."""
 WEAKER: Final = frozenset(KIND_ORDER[: KIND_ORDER.index(UPLOADED)])
-KEPT: Final = 64
+MAX_CACHED: Final = 64
 
 
 class Build(Protocol):
@@ -70,7 +70,7 @@ def descriptor_mark(bundle: Path | None) -> tuple[int, ...]:
     """Return what changes when the descriptor of a bundle does."""
     if bundle is None:
         return ()
-    return tuple(place.stat().st_mtime_ns for name in DESCRIPTORS if (place := bundle / name).exists())
+    return tuple(path.stat().st_mtime_ns for name in DESCRIPTORS if (path := bundle / name).exists())
 
 
 class ProjectViews:
@@ -94,21 +94,21 @@ class ProjectViews:
             BundleError: The project's bundle cannot be loaded.
         """
         with self._lock:
-            kept = self._kept.get(project)
-            if kept is not None and kept[0] == ingredients:
+            entry = self._kept.get(project)
+            if entry is not None and entry[0] == ingredients:
                 self._kept.move_to_end(project)
-                return kept[1]
-        made = self._made(project, ingredients)
+                return entry[1]
+        skills = self._build_skills(project, ingredients)
         with self._lock:
-            kept = self._kept.get(project)
-            if kept is None or kept[0].generation <= ingredients.generation:
-                self._kept[project] = (ingredients, made)
+            entry = self._kept.get(project)
+            if entry is None or entry[0].generation <= ingredients.generation:
+                self._kept[project] = (ingredients, skills)
                 self._kept.move_to_end(project)
-            while len(self._kept) > KEPT:
+            while len(self._kept) > MAX_CACHED:
                 self._kept.popitem(last=False)
-        return made
+        return skills
 
-    def _made(self, project: str, ingredients: Ingredients) -> ProjectSkills:
+    def _build_skills(self, project: str, ingredients: Ingredients) -> ProjectSkills:
         bundle = None if ingredients.bundle is None else self._load(ingredients.bundle)
         roots = [
             SkillRoot(f"uploaded://{project}/{each.name}", each.root, f"uploaded:{each.name}", UPLOADED)
@@ -116,13 +116,13 @@ class ProjectViews:
         ]
 
         def denied(consumer: str | None, skills: Sequence[Skill]) -> Mapping[str, str]:
-            found: dict[str, str] = {}
+            reasons: dict[str, str] = {}
             for skill in skills:
                 if skill.layer == UPLOADED and skill.full_id in ingredients.disabled:
-                    found[skill.full_id] = f"it is disabled in project {project}"
+                    reasons[skill.full_id] = f"it is disabled in project {project}"
                 elif skill.layer in WEAKER and skill.full_id in ingredients.missing:
-                    found[skill.full_id] = f"the files of project {project}'s own version are missing"
-            return found
+                    reasons[skill.full_id] = f"the files of project {project}'s own version are missing"
+            return reasons
 
         subsystem = self._build(bundle, roots=roots, filters=(denied,))
         name = project if bundle is None else bundle.name

@@ -4,22 +4,29 @@
 from what they watch, `texts` turns bytes of programs into text.
 """
 
-from kdskills.app.work.owning import scope_of
-from kdskills.app.work.placing import Asked, Placed
-from kdskills.app.work.revisions import job_revision, task_revision
-from kdskills.app.work.service import WorkService
+from kdskills.app.work.placing import RunPlace, SkillCall
+from kdskills.app.work.service import WorkService, scope_of
 from kdskills.app.work.texts import Text, text_of
-from kdskills.app.work.watching import Event, Look, Seen, Watch, Watched, Watches
+from kdskills.app.work.watching import (
+    Look,
+    ProgressEvent,
+    Snapshot,
+    Watch,
+    WatchEnd,
+    Watches,
+    job_revision,
+    task_revision,
+)
 
 __all__ = [
-    "Asked",
-    "Event",
     "Look",
-    "Placed",
-    "Seen",
+    "ProgressEvent",
+    "RunPlace",
+    "SkillCall",
+    "Snapshot",
     "Text",
     "Watch",
-    "Watched",
+    "WatchEnd",
     "Watches",
     "WorkService",
     "job_revision",

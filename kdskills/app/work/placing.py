@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class RunPlace:
     """A skill a caller may run commands of, and where they run.
 
     Attributes:
@@ -39,7 +39,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SkillCall:
     """What is about to be done with a skill, as policy plugins see it."""
 
     tool: str
@@ -47,7 +47,7 @@ class Asked:
     arguments: Mapping[str, Any]
 
 
-async def place(host: Host, identity: Identity, skill_name: str, asked: Asked) -> Placed:
+async def run_place(host: Host, identity: Identity, skill_name: str, call: SkillCall) -> RunPlace:
     """Return where commands of a skill run for this caller.
 
     Raises:
@@ -57,19 +57,19 @@ async def place(host: Host, identity: Identity, skill_name: str, asked: Asked) -
         ExecRefused: No engine may be used.
         Conflict: `skill_changed`; its files cannot be read as they are.
     """
-    found = await host.project_skills(identity.project)
-    view = found.subsystem.view(identity.consumer, identity.held_tools)
+    skills = await host.project_skills(identity.project)
+    view = skills.subsystem.view(identity.consumer, identity.held_tools)
     answer = view.resolve(skill_name, by="code" if identity.local else identity.starter)
     if isinstance(answer, Refused):
         raise NotFound(answer.public().reason, code="unknown_skill", skill_name=skill_name)
     request = AccessRequest(
         "run",
         identity.consumer,
-        asked.session_id or "",
+        call.session_id or "",
         answer.full_id,
         None,
-        asked.tool,
-        arguments_digest(asked.arguments),
+        call.tool,
+        arguments_digest(call.arguments),
     )
     denial = denial_of(host.answers.deny, request)
     if denial is not None:
@@ -84,8 +84,8 @@ async def place(host: Host, identity: Identity, skill_name: str, asked: Asked) -
     shared = not host.settings.work_database.startswith("sqlite")
     mounts, tree = await asyncio.to_thread(_pinned, answer.skill, answer.closure, shared=shared)
     uploaded = _uploaded(answer.closure)
-    kept = host.settings.jobs.result_bytes
-    return Placed(
+    output_bytes = host.settings.jobs.result_bytes
+    return RunPlace(
         placement=Placement(
             engine=engine.name,
             skill_name=answer.full_id,
@@ -93,7 +93,7 @@ async def place(host: Host, identity: Identity, skill_name: str, asked: Asked) -
             tree_digest=tree,
             uploaded=uploaded,
             skills=mounts,
-            limits=Limits(stdout=kept, stderr=kept),
+            limits=Limits(stdout=output_bytes, stderr=output_bytes),
         ),
         level=engine.level,
         has_files=answer.skill.folder is not None,
@@ -106,13 +106,13 @@ def _mounts(skills: tuple[Skill, ...], *, shared: bool) -> tuple[SkillMount, ...
     On one host the copies are mounted from, so that later edits change nothing; a pool of hosts shares the originals only,
     and a command whose skill was edited meanwhile is refused there.
     """
-    made = []
+    mounts = []
     for skill in skills:
         if skill.folder is None:
             continue
         mount = SkillMount(skill.full_id, skill.folder, _digest(skill))
-        made.append(mount if shared else SkillMount(mount.id, stage_skill(mount, cache_dir()), mount.tree))
-    return tuple(made)
+        mounts.append(mount if shared else SkillMount(mount.id, stage_skill(mount, cache_dir()), mount.tree))
+    return tuple(mounts)
 
 
 def _pinned(skill: Skill, closure: tuple[Skill, ...], *, shared: bool) -> tuple[tuple[SkillMount, ...], str]:

@@ -1,24 +1,26 @@
-"""What a Host knows of background work: the client, the store of artifacts and the running watches."""
+"""Background work of a Host: submitting within the limits of a token, output, artifacts and the running watches.
+
+Large inputs leave the record of their task, which is read many times a second while somebody waits, for the store of
+artifacts.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeGuard
 
-from kdskills.app.work.owning import scope_of
-from kdskills.app.work.placing import Asked, Placed, place
-from kdskills.app.work.room import limit_of, require_room
-from kdskills.app.work.spooling import large, spooled_job, spooled_task
+from kdskills.app.work.placing import RunPlace, SkillCall, run_place
 from kdskills.app.work.watching import Watches
+from kdskills.errors import CallerMustAct
 from kdskills.execution.logfile import LogPiece
 from kdskills.jobs.artifacts import ArtifactKeeper, artifacts_url, open_artifacts
 from kdskills.jobs.client import JobsClient, new_id
-from kdskills.jobs.model import FromArtifact
+from kdskills.jobs.model import Command, FromArtifact, Inline, InputSpec, JobSpec, Scope, TaskSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import sqlalchemy as sa
 
     from kdskills.app.host import Host
@@ -27,8 +29,91 @@ if TYPE_CHECKING:
     from kdskills.jobs.canceling import Kind
     from kdskills.jobs.client import SubmissionHook
     from kdskills.jobs.heads import JobHead, TaskHead
-    from kdskills.jobs.model import Command, JobSpec, Scope, TaskSpec
+    from kdskills.jobs.records import WorkRecords
     from kdskills.jobs.settings import JobsSettings
+
+
+def scope_of(identity: Identity) -> Scope:
+    """Return whose work it is that *identity* starts and sees."""
+    return Scope(tenant=identity.tenant, project=identity.project, agent=identity.agent, alias=identity.alias)
+
+
+class TooMuchWork(CallerMustAct):
+    """The caller has as many tasks and jobs as its token allows; `details["limit"]` tells how many."""
+
+    code = "too_much_work"
+
+
+def limit_of(host: Host, identity: Identity) -> int:
+    """Return how many tasks and jobs a caller may have at one time; 0 for any number."""
+    if identity.token is None:
+        return 0
+    token_limit = identity.limits.concurrent_work
+    return host.settings.concurrent_work if token_limit is None else token_limit
+
+
+def require_room(records: WorkRecords, link: sa.Connection, scope: Scope, limit: int, *, additional: int) -> None:
+    """Refuse an agent that has too much work; in the transaction that adds to it, the count is exact in every process.
+
+    Work belongs to an agent: tokens of one agent share what they have.
+
+    Args:
+        records: Rows of tasks and jobs.
+        link: The connection.
+        scope: Whose work.
+        limit: The most; 0 for any number.
+        additional: How many are to come: none in the transaction that has added one.
+
+    Raises:
+        TooMuchWork: There would be more than *limit*.
+    """
+    if not limit:
+        return
+    if link.dialect.name == "postgresql":  # SQLite has one writer anyway
+        whose = "\n".join(("room", scope.tenant, scope.project, scope.agent))
+        link.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (whose,))
+    if records.open_work(link, scope, limit + 1) + additional > limit:
+        raise TooMuchWork(
+            f"this token may have {limit} tasks and jobs at one time: wait until one is over",
+            limit=limit,
+            retry_after=1,
+        )
+
+
+MOST: Final = 64 * 1024
+"""Characters of base64 that stay in the record."""
+
+Keeper = Callable[[], Awaitable[ArtifactKeeper]]
+
+
+def large(item: InputSpec) -> TypeGuard[Inline]:
+    """Whether an input is too large for the record of its task."""
+    return isinstance(item, Inline) and len(item.content_base64) > MOST
+
+
+async def spooled_task(keeper: Keeper, spec: TaskSpec) -> TaskSpec:
+    """Return *spec* with its large inputs in the store of artifacts, which is opened only for those."""
+    return spec.model_copy(update={"command": await _command(keeper, spec.scope, spec.command)})
+
+
+async def spooled_job(keeper: Keeper, spec: JobSpec) -> JobSpec:
+    """Return *spec* with the large inputs of its steps in the store of artifacts."""
+    steps = [
+        step.model_copy(update={"command": await _command(keeper, spec.scope, step.command)}) for step in spec.steps
+    ]
+    return spec.model_copy(update={"steps": tuple(steps)})
+
+
+async def _command(keeper: Keeper, scope: Scope, command: Command) -> Command:
+    inputs: list[InputSpec] = []
+    for item in command.inputs:
+        if large(item):
+            artifact_id = await (await keeper()).keep_input(scope, base64.b64decode(item.content_base64))
+            inputs.append(FromArtifact(path=item.path, artifact_id=artifact_id))
+        else:
+            inputs.append(item)
+    return command.model_copy(update={"inputs": tuple(inputs)})
+
 
 Stream = Literal["stdout", "stderr"]
 
@@ -76,9 +161,9 @@ class WorkService:
             self._artifacts = open_artifacts(artifacts_url(settings.artifacts, settings.state_dir))
         return self._artifacts
 
-    async def place(self, identity: Identity, skill_name: str, asked: Asked) -> Placed:
-        """Return where commands of a skill run for this caller; raises as `placing.place`."""
-        return await place(self._host, identity, skill_name, asked)
+    async def run_place(self, identity: Identity, skill_name: str, call: SkillCall) -> RunPlace:
+        """Return where commands of a skill run for this caller; raises as `placing.run_place`."""
+        return await run_place(self._host, identity, skill_name, call)
 
     async def task(self, identity: Identity, item: str) -> TaskHead:
         """Return a task of the caller; administrators see those of every agent of their project. Raises NotFound."""
@@ -98,27 +183,27 @@ class WorkService:
         limit = limit_of(self._host, identity)
         await self._require_possible("task", spec.scope, key, (spec.command,), limit)
         spec = await spooled_task(self.keeper, spec)
-        beside = await self._beside(spec, limit)
-        return await self.client.submit_task(spec, key=key, body_hash=body, hook=beside)
+        hook = await self._submission_hook(spec, limit)
+        return await self.client.submit_task(spec, key=key, body_hash=body, hook=hook)
 
     async def submit_job(self, identity: Identity, spec: JobSpec, key: str | None, body: str) -> JobHead:
         """Submit a job; as `submit_task`."""
         limit = limit_of(self._host, identity)
         await self._require_possible("job", spec.scope, key, [step.command for step in spec.steps], limit)
         spec = await spooled_job(self.keeper, spec)
-        beside = await self._beside(spec, limit)
-        return await self.client.submit_job(spec, key=key, body_hash=body, hook=beside)
+        hook = await self._submission_hook(spec, limit)
+        return await self.client.submit_job(spec, key=key, body_hash=body, hook=hook)
 
-    async def _beside(self, spec: TaskSpec | JobSpec, limit: int) -> SubmissionHook:
+    async def _submission_hook(self, spec: TaskSpec | JobSpec, limit: int) -> SubmissionHook:
         """Return what is done in the transaction of a submission: count against the limit, and hold the versions it uses."""
         work, uploaded = await self.client.work(), spec.placement.uploaded
 
-        def beside(link: sa.Connection, item: str) -> None:
-            require_room(work.records, link, spec.scope, limit, more=0)
+        def count_and_hold(link: sa.Connection, item: str) -> None:
+            require_room(work.records, link, spec.scope, limit, additional=0)
             if uploaded:
                 self._host.projects.hold(link, spec.scope.project, item, uploaded)
 
-        return beside
+        return count_and_hold
 
     async def _require_possible(
         self, kind: Kind, scope: Scope, key: str | None, commands: Sequence[Command], limit: int
@@ -129,8 +214,8 @@ class WorkService:
             NotFound: An input artifact is unknown, or another project's.
             TooMuchWork: There is no room, and large inputs would be kept for nothing.
         """
-        items = [one.artifact_id for command in commands for one in command.inputs if isinstance(one, FromArtifact)]
-        bulky = any(large(one) for command in commands for one in command.inputs)
+        items = [file.artifact_id for command in commands for file in command.inputs if isinstance(file, FromArtifact)]
+        bulky = any(large(file) for command in commands for file in command.inputs)
         if not items and not bulky:
             return
         work = await self.client.work()
@@ -141,7 +226,7 @@ class WorkService:
         if items:
             await (await self.keeper()).require(scope, items)
         if bulky:
-            await work.database.read(lambda link: require_room(work.records, link, scope, limit, more=1))
+            await work.database.read(lambda link: require_room(work.records, link, scope, limit, additional=1))
 
     async def run(self, identity: Identity, spec: TaskSpec, key: str | None, body: str) -> TaskHead:
         """Run a task to its end; a caller who goes away takes it along, unless it may come back with its key.

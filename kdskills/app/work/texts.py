@@ -15,12 +15,12 @@ class Text:
     Attributes:
         text: The characters; bytes that are no UTF-8 are U+FFFD.
         skipped: Bytes left out at the front: the rest of a character that began before.
-        held: Bytes left out at the end: the beginning of a character that is not there yet.
+        incomplete: Bytes left out at the end: the beginning of a character that is not there yet.
     """
 
     text: str
     skipped: int = 0
-    held: int = 0
+    incomplete: int = 0
 
 
 def text_of(data: bytes, *, cut_before: bool, more_after: bool) -> Text:
@@ -32,9 +32,9 @@ def text_of(data: bytes, *, cut_before: bool, more_after: bool) -> Text:
         more_after: Whether bytes may follow, so that a character at the end may be incomplete.
     """
     skipped = _rest_of_character(data) if cut_before else 0
-    held = _begun_character(data[skipped:]) if more_after else 0
-    whole = data[skipped : len(data) - held]
-    return Text(whole.decode("utf-8", "replace"), skipped, held)
+    incomplete = _begun_character(data[skipped:]) if more_after else 0
+    complete = data[skipped : len(data) - incomplete]
+    return Text(complete.decode("utf-8", "replace"), skipped, incomplete)
 
 
 def _rest_of_character(data: bytes) -> int:

@@ -1,7 +1,8 @@
 """Watches: they look at heads and tell what changed; what is watched never knows.
 
 A watch is one task that looks at intervals. Callers with the same key join it; when the last of them leaves, it ends.
-Numbers of events are made from the state itself, so that they go on growing in whichever process a watch is taken up again.
+Numbers of events are made from the state's revision, which grows with each change and is the same in every process, so that
+they go on growing in whichever process a watch is taken up again.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from typing import Final, Generic, Literal, TypeVar
 
 from kdskills.errors import Conflict
 from kdskills.jobs.database import utc_now
+from kdskills.jobs.heads import JobHead, StepHead, TaskHead
+from kdskills.jobs.states import TERMINAL
 
 EventKind = Literal["state", "output", "heartbeat"]
 
 SHIFT: Final = 20
-KEPT: Final = 1024
+MAX_EVENTS: Final = 1024
 """Events a watch keeps for those who join it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Snapshot:
     """What one look found.
 
     Attributes:
@@ -44,25 +47,25 @@ F = TypeVar("F")
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ProgressEvent:
     """Something a watch tells; `facts` are those of the look it was found by."""
 
     seq: int
     kind: EventKind
-    at: datetime
+    time: datetime
     facts: object
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchEnd:
     """How a watch ended for one caller: `timed_out` when the state was not final yet."""
 
     facts: object
     timed_out: bool
 
 
-Look = Callable[[], Awaitable[Seen]]
-Tell = Callable[[Event], None]
+Look = Callable[[], Awaitable[Snapshot]]
+Tell = Callable[[ProgressEvent], None]
 
 
 @dataclass(eq=False)
@@ -70,7 +73,7 @@ class _Listener:
     tell: Tell | None
     heartbeat_s: float
     last: int
-    heard_at: float
+    last_event_s: float
     failure: BaseException | None = None
 
 
@@ -88,14 +91,14 @@ class Watch(Generic[F]):
     look: Look
     interval_s: float
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    events: list[Event] = field(default_factory=list)
+    events: list[ProgressEvent] = field(default_factory=list)
     listeners: list[_Listener] = field(default_factory=list)
-    seen: Seen | None = None
+    latest: Snapshot | None = None
     last: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
-    async def listen(self, tell: Tell | None, *, heartbeat_s: float, timeout_s: float, after: int) -> Watched:
+    async def listen(self, tell: Tell | None, *, heartbeat_s: float, timeout_s: float, after: int) -> WatchEnd:
         """Hear events until the end or the timeout; the answer is given once, here and nowhere else."""
         self.last = max(self.last, after)
         mine = _Listener(tell, heartbeat_s, after, self.loop.time())
@@ -105,8 +108,8 @@ class Watch(Generic[F]):
                 self._give(mine, event)
             if self.task is None:
                 self.task = self.loop.create_task(self._run())
-            elif self.seen is not None and mine.last < self.seen.revision << SHIFT:
-                self._give(mine, Event(self.last, "state", utc_now(), self.seen.facts))
+            elif self.latest is not None and mine.last < self.latest.revision << SHIFT:
+                self._give(mine, ProgressEvent(self.last, "state", utc_now(), self.latest.facts))
             return await self._until_over(mine, timeout_s)
         finally:
             self.listeners.remove(mine)
@@ -115,28 +118,28 @@ class Watch(Generic[F]):
                 with suppress(asyncio.CancelledError):
                     await asyncio.gather(self.task, return_exceptions=True)
 
-    async def _until_over(self, mine: _Listener, timeout_s: float) -> Watched:
+    async def _until_over(self, mine: _Listener, timeout_s: float) -> WatchEnd:
         assert self.task is not None
         end = self.loop.time() + timeout_s
         while True:
-            seen = self.seen
+            snapshot = self.latest
             if mine.failure is not None:
                 raise mine.failure
-            if seen is not None and seen.over:
-                return Watched(seen.facts, timed_out=False)
+            if snapshot is not None and snapshot.over:
+                return WatchEnd(snapshot.facts, timed_out=False)
             if self.task.done():
                 self.task.result()
             now = self.loop.time()
-            if seen is not None and now >= end:
-                return Watched(seen.facts, timed_out=True)
-            quiet = mine.heard_at + mine.heartbeat_s - now
-            if seen is not None and quiet <= 0:
-                self._give(mine, Event(mine.last, "heartbeat", utc_now(), seen.facts))
+            if snapshot is not None and now >= end:
+                return WatchEnd(snapshot.facts, timed_out=True)
+            quiet = mine.last_event_s + mine.heartbeat_s - now
+            if snapshot is not None and quiet <= 0:
+                self._give(mine, ProgressEvent(mine.last, "heartbeat", utc_now(), snapshot.facts))
                 continue
             changed = self.changed
             waiting = self.loop.create_task(changed.wait())
-            patience = quiet if seen is not None else None
-            if seen is not None:
+            patience = quiet if snapshot is not None else None
+            if snapshot is not None:
                 patience = min(quiet, end - now)
             try:
                 await asyncio.wait({waiting, self.task}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
@@ -145,36 +148,36 @@ class Watch(Generic[F]):
 
     async def _run(self) -> None:
         while True:
-            seen = await self.look()
-            self._found(seen)
-            if seen.over:
+            snapshot = await self.look()
+            self._take_snapshot(snapshot)
+            if snapshot.over:
                 return
             await asyncio.sleep(self.interval_s)
 
-    def _found(self, seen: Seen) -> None:
-        before, self.seen = self.seen, seen
+    def _take_snapshot(self, snapshot: Snapshot) -> None:
+        before, self.latest = self.latest, snapshot
         kind: EventKind | None = None
         if before is None:
             # Whoever comes back with the number of this very state knows it already.
-            kind = "state" if seen.revision > self.last >> SHIFT else None
-        elif seen.revision > before.revision:
+            kind = "state" if snapshot.revision > self.last >> SHIFT else None
+        elif snapshot.revision > before.revision:
             kind = "state"
-        elif seen.output > before.output:
+        elif snapshot.output > before.output:
             kind = "output"
         if kind is not None:
-            self.last = max(self.last + 1, seen.revision << SHIFT)
-            event = Event(self.last, kind, utc_now(), seen.facts)
-            self.events = [*self.events[1 - KEPT :], event]
+            self.last = max(self.last + 1, snapshot.revision << SHIFT)
+            event = ProgressEvent(self.last, kind, utc_now(), snapshot.facts)
+            self.events = [*self.events[1 - MAX_EVENTS :], event]
             for listener in list(self.listeners):
                 self._give(listener, event)
         signal, self.changed = self.changed, asyncio.Event()
         signal.set()
 
-    def _give(self, listener: _Listener, event: Event) -> None:
+    def _give(self, listener: _Listener, event: ProgressEvent) -> None:
         if event.kind != "heartbeat" and event.seq <= listener.last:
             return
         listener.last = max(listener.last, event.seq)
-        listener.heard_at = self.loop.time()
+        listener.last_event_s = self.loop.time()
         if listener.tell is None:
             return
         try:
@@ -197,12 +200,38 @@ class Watches:
         """
         if key is None:
             return Watch(about, look, interval_s)
-        found = self._running.get(key)
-        if found is not None and found.listeners and found.loop is asyncio.get_running_loop():
-            if found.about != about:
-                raise Conflict(f"this dedupe_key is of a watch of {found.about}", code="watch_key_taken")
-            return found
-        self._running = {known: watch for known, watch in self._running.items() if watch.listeners}
-        made: Watch[object] = Watch(about, look, interval_s)
-        self._running[key] = made
-        return made
+        running = self._running.get(key)
+        if running is not None and running.listeners and running.loop is asyncio.get_running_loop():
+            if running.about != about:
+                raise Conflict(f"this dedupe_key is of a watch of {running.about}", code="watch_key_taken")
+            return running
+        self._running = {running_key: watch for running_key, watch in self._running.items() if watch.listeners}
+        new_watch: Watch[object] = Watch(about, look, interval_s)
+        self._running[key] = new_watch
+        return new_watch
+
+
+_RANKS: Final = {"queued": 1, "starting": 2, "running": 3}
+_OVER: Final = 9
+_ATTEMPT: Final = 20
+_TRY: Final = 10_000
+
+
+def _rank(status: str) -> int:
+    return _OVER if status in TERMINAL else _RANKS[status]
+
+
+def task_revision(head: TaskHead) -> int:
+    """Return the number of a task's state: attempts count most, then the state, then whether a cancel was asked for."""
+    return head.attempt * _ATTEMPT + 2 * _rank(head.status) + (head.cancel_at is not None)
+
+
+def job_revision(head: JobHead) -> int:
+    """Return the number of a job's state: what its steps have been through, and its own."""
+    return sum(map(_step, head.steps)) + 2 * _rank(head.status) + (head.cancel_at is not None)
+
+
+def _step(step: StepHead) -> int:
+    if step.task is None:
+        return _TRY - 1 if step.status in TERMINAL else 0
+    return step.tries * _TRY + min(task_revision(step.task), _TRY - 1)

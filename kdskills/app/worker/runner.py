@@ -38,7 +38,7 @@ def run_order(folder: Path, host: Host) -> int:
     facts = shim.read_json(folder / shim.ORDER) or {}
     order = AttemptOrder.model_validate(facts["order"])
     try:
-        verdict = asyncio.run(_Run(folder, order, host).main())
+        verdict = asyncio.run(AttemptRunner(folder, order, host).main())
         shim.write_json(folder / shim.RESULT, verdict.model_dump(mode="json"))
     except OSError as error:
         if error.errno not in shim.FULL:
@@ -47,7 +47,7 @@ def run_order(folder: Path, host: Host) -> int:
     return 0
 
 
-class _Run:
+class AttemptRunner:
     """One attempt."""
 
     def __init__(self, folder: Path, order: AttemptOrder, host: Host) -> None:
@@ -69,17 +69,17 @@ class _Run:
         order, engine = self._order, self._engine()
         session = None if order.session_dir is None else SessionFolder(order.session_dir)
         if session is None:
-            handle, given = await self._start(engine, {}), None
+            handle, snapshot = await self._start(engine, {}), None
         else:
             with session.reading() as snapshot:
-                handle, given = await self._start(engine, snapshot.files), snapshot
+                handle = await self._start(engine, snapshot.files)
         started_at = time.time()
         result, instead = await self._over(handle, engine, started_at)
-        left = None if session is None else workdir_files(result)
+        files = None if session is None else workdir_files(result)
         errors: list[OutputError] = []
-        if session is not None and left is not None and given is not None:
+        if session is not None and files is not None and snapshot is not None:
             limits = order.spec.placement.limits
-            errors = session.commit(given, left, Bounds(order.session_files, limits.work_size))
+            errors = session.commit(snapshot, files, Bounds(order.session_files, limits.work_size))
         return to_verdict(order, self._folder, result, started_at=started_at, session_errors=errors, override=instead)
 
     async def _over(
@@ -92,7 +92,7 @@ class _Run:
         facts = AttemptFacts(started_at=started_at, ready_at=ready_at, engine=engine.name, runner=me)
         self._tell(facts)
         waiting = asyncio.create_task(handle.wait())
-        ends = [asyncio.create_task(self._asked())]
+        ends = [asyncio.create_task(self._wait_for_cancel())]
         if service is not None:
             logs = [self._folder / shim.STDOUT, self._folder / shim.STDERR]
             supervisor = ServiceSupervisor(service, handle, logs, self._order.host_ports, facts, self._tell)
@@ -110,7 +110,7 @@ class _Run:
                 raise cause
         return await waiting, instead
 
-    async def _asked(self) -> None:
+    async def _wait_for_cancel(self) -> None:
         await self._cancelled.wait()
 
     async def _start(self, engine: Executor, session: Mapping[str, tuple[Path, int]]) -> Handle:

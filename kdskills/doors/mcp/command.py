@@ -13,7 +13,7 @@ from kdskills.app import Host
 from kdskills.app.authentication import address, of_header, on_loopback
 from kdskills.app.connections import BoundedServer, Crowd, serve, server_config
 from kdskills.app.identity import SCOPES_OF, Identity, Profile
-from kdskills.app.limits import Limits
+from kdskills.app.limits import RequestLimits
 from kdskills.app.origins import answered_names
 from kdskills.doors.mcp.http import McpHttp
 from kdskills.doors.mcp.profiles import client_identity, profile_of
@@ -68,7 +68,7 @@ def http_app(
         agent: The agent, without a token.
         tools: Tools a client holds, without a token; None when that is not asked for.
     """
-    limits = Limits(host.settings.requests_per_minute)
+    limits = RequestLimits(host.settings.requests_per_minute)
 
     async def authenticate(header: str | None) -> Identity:
         caller = await of_header(host, header, open_on_loopback=on_loopback(listen))

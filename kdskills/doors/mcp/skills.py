@@ -17,7 +17,7 @@ from mcp.shared.exceptions import MCPError
 from kdskills.app import Host
 from kdskills.app.identity import Identity
 from kdskills.app.operations.calling import require_allowed
-from kdskills.app.publication import NOT_FOUND, Entry, Publication
+from kdskills.app.publication import NOT_FOUND, Publication, PublishedEntry
 from kdskills.errors import KdskillsError, NotFound
 
 _LOG = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Skills:
     def __init__(self, host: Host, caller_of: WhoAsks) -> None:
         self._host = host
         self._caller_of = caller_of
-        self._kept: dict[tuple[str, str], Entry] = {}
+        self._kept: dict[tuple[str, str], PublishedEntry] = {}
         self._told: set[str] = set()
 
     def add_to(self, server: Server[Any]) -> None:
@@ -85,7 +85,7 @@ class Skills:
         except KdskillsError as error:
             raise MCPError(types.INVALID_PARAMS, error.message, error.to_json()["error"]) from error
 
-    async def _entries(self, ctx: Ctx) -> tuple[Entry, ...]:
+    async def _entries(self, ctx: Ctx) -> tuple[PublishedEntry, ...]:
         """Return what the caller may see; why a skill is left out stands in the log, once."""
         publication = await self._publication(ctx)
         entries, notes = await look_up(publication.entries)
@@ -146,7 +146,7 @@ async def look_up(look: Callable[[], T]) -> T:
         raise MCPError(types.INVALID_PARAMS, NOT_FOUND) from error
 
 
-def entry_json(entry: Entry) -> dict[str, Any]:
+def entry_json(entry: PublishedEntry) -> dict[str, Any]:
     """Return an entry as the extension has it."""
     return {
         "uri": entry.uri,
@@ -155,7 +155,9 @@ def entry_json(entry: Entry) -> dict[str, Any]:
     }
 
 
-def page_of(entries: tuple[Entry, ...], cursor: str | None) -> tuple[tuple[Entry, ...], dict[str, str]]:
+def page_of(
+    entries: tuple[PublishedEntry, ...], cursor: str | None
+) -> tuple[tuple[PublishedEntry, ...], dict[str, str]]:
     """Return a page of whole entries, and the cursor of the next. Raises MCPError for a cursor that is none of ours."""
     start = position([entry.uri for entry in entries], cursor)
     page = entries[start : start + PAGE]

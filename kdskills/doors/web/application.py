@@ -16,7 +16,7 @@ from starlette.routing import Route
 from kdskills.app import Host
 from kdskills.app.authentication import of_header
 from kdskills.app.identity import Identity
-from kdskills.app.limits import Limits
+from kdskills.app.limits import RequestLimits
 from kdskills.app.origins import answered_names
 from kdskills.doors.web.bodies import BodyLimit
 from kdskills.doors.web.draining import Drain
@@ -45,7 +45,7 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
             then.
         listen: The host it listens on, a name it is called by.
     """
-    limits = Limits(host.settings.requests_per_minute)
+    limits = RequestLimits(host.settings.requests_per_minute)
 
     async def authenticate(header: str | None) -> Identity:
         identity = await of_header(host, header, open_on_loopback=open_on_loopback)

@@ -18,7 +18,7 @@ from kdskills.app import Host
 from kdskills.app.authentication import of_header
 from kdskills.app.connections import HEALTH
 from kdskills.app.identity import OPEN_SCOPES, Identity
-from kdskills.app.limits import Limits
+from kdskills.app.limits import RequestLimits
 from kdskills.app.logs import REQUEST, in_request, number_of
 from kdskills.app.origins import require_own_origin
 from kdskills.doors.web.draining import Drain
@@ -130,7 +130,7 @@ class Entrance:
         open_on_loopback: Whether requests without a token have every scope but `admin`.
     """
 
-    def __init__(self, app: ASGIApp, host: Host, limits: Limits, *, open_on_loopback: bool) -> None:
+    def __init__(self, app: ASGIApp, host: Host, limits: RequestLimits, *, open_on_loopback: bool) -> None:
         self._app = app
         self._host = host
         self._limits = limits

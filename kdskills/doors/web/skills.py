@@ -21,13 +21,16 @@ from kdskills.app import Host
 from kdskills.app.identity import Identity
 from kdskills.app.operations import Context, Input, Operation
 from kdskills.app.operations.calling import require_allowed, validated
-from kdskills.app.operations.project_files import FileInput, VersionInput, archive_of, file_of
 from kdskills.app.operations.projects import (
     DeletedOut,
+    FileInput,
     SkillOut,
     SkillsOut,
     UploadOut,
+    VersionInput,
     VersionsOut,
+    archive_of,
+    file_of,
     upload_from,
 )
 from kdskills.app.wire import json_text
@@ -173,7 +176,7 @@ async def _file(request: Request, identity: Caller, name: Name, path: str, versi
     arguments = validated(row, {"skill": name, "version": version, "path": path})
     assert isinstance(arguments, FileInput)
     version_hash, file = await file_of(host, arguments, _context(request, identity))
-    return _download(file.place, PurePosixPath(path).name, "application/octet-stream", version_hash)
+    return _download(file.path, PurePosixPath(path).name, "application/octet-stream", version_hash)
 
 
 def _download(path: Any, name: str, kind: str, version: str) -> Response:

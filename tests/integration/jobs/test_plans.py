@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from kdskills.app.pulse import _measured
+from kdskills.app.upkeep import _measured
 from kdskills.jobs.client import JobsClient
 from kdskills.jobs.database import micros, utc_now
 from kdskills.jobs.model import Command, JobSpec, Placement, Scope, StepSpec, TaskSpec

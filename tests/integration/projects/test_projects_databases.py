@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.app.projects.tables import ProjectTables
-from kdskills.app.token_tables import TokenTables
+from kdskills.app.projects.records import ProjectTables
+from kdskills.app.tokens import TokenTables
 from kdskills.errors import NotFound
 from kdskills.skills.archives import read_tree, unpack_skill, version_of
 from kdskills.turn import Granted

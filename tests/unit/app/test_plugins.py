@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from kdskills import hookspecs
 from kdskills.app import BUILTIN, Host, Settings
-from kdskills.app.plugins import Answers, collect, plugin_manager
+from kdskills.app.plugins import HookAnswers, collect, plugin_manager
 from kdskills.builtin.executors.subprocess import SubprocessExecutor
 from kdskills.doors.cli.main import build_cli
 from kdskills.errors import Diagnostic, NameTaken, PluginFailed, PluginInvalid, UnknownName
@@ -35,9 +35,9 @@ def host(*plugins: object) -> Host:
     return Host(Settings(), plugins=plugins, entry_points=False)
 
 
-def answers(*plugins: object) -> Answers:
+def answers(*plugins: object) -> HookAnswers:
     """Combined answers of the shipped plugins and *plugins*."""
-    return Answers(plugin_manager(*plugins, entry_points=False))
+    return HookAnswers(plugin_manager(*plugins, entry_points=False))
 
 
 def test_register_refuses_a_taken_name() -> None:

@@ -12,9 +12,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from kdskills.app import Host, Settings
 from kdskills.app.identity import Identity
 from kdskills.app.operations import Context
-from kdskills.app.pulse import Pulse, Ran
 from kdskills.app.telemetry import Telemetry
-from kdskills.app.upkeep import measure
+from kdskills.app.upkeep import Pulse, Ran, measure
 from kdskills.errors import KdskillsError
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.app.identity import Identity, TokenLimits
-from kdskills.app.limits import KNOWN, Limits, RateLimited
+from kdskills.app.limits import MAX_BUCKETS, RateLimited, RequestLimits
 from kdskills.doors.web.bodies import BodyLimit
 from kdskills.doors.web.entrance import IDENTITY, project_of
 
@@ -41,7 +41,7 @@ def allowed(limits, identity, asked):
 def test_no_minute_has_more_than_allowed(rate, waits):
     """Whatever the waits between, a bucket holds one minute's worth and fills at the rate."""
     clock = Clock()
-    limits = Limits(rate, clock)
+    limits = RequestLimits(rate, clock)
     total = allowed(limits, ONE, rate + 5)
     for wait in waits:
         clock.now += wait
@@ -52,7 +52,7 @@ def test_no_minute_has_more_than_allowed(rate, waits):
 def test_the_time_to_wait_is_true():
     """Who waits as long as told is let through."""
     clock = Clock()
-    limits = Limits(2, clock)
+    limits = RequestLimits(2, clock)
     assert allowed(limits, ONE, 3) == 2
     with pytest.raises(RateLimited) as refused:
         limits.count(ONE)
@@ -62,19 +62,19 @@ def test_the_time_to_wait_is_true():
 
 def test_tokens_do_not_share_a_bucket_and_have_their_own_size():
     """One token's haste is not another's, and a token's own limit beats the setting."""
-    limits = Limits(3, Clock())
+    limits = RequestLimits(3, Clock())
     own = replace(ONE, token="two", limits=TokenLimits(requests_per_minute=5))
     assert (allowed(limits, ONE, 9), allowed(limits, own, 9)) == (3, 5)
-    assert allowed(Limits(0), ONE, 5000) == 5000
-    assert allowed(Limits(0, Clock()), own, 9) == 5
+    assert allowed(RequestLimits(0), ONE, 5000) == 5000
+    assert allowed(RequestLimits(0, Clock()), own, 9) == 5
 
 
 def test_buckets_are_bounded():
     """A stream of tokens does not fill the memory."""
-    limits = Limits(1, Clock())
-    for number in range(KNOWN + 50):
+    limits = RequestLimits(1, Clock())
+    for number in range(MAX_BUCKETS + 50):
         limits.count(replace(ONE, token=str(number)))
-    assert len(limits._buckets) == KNOWN
+    assert len(limits._buckets) == MAX_BUCKETS
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ import pytest
 
 from kdskills.app import Host, Settings
 from kdskills.app.projects import Projects
-from kdskills.app.projects.presence import VersionMissing
+from kdskills.app.projects.folders import VersionMissing, to_its_end
 from kdskills.app.projects.views import ProjectViews
-from kdskills.app.projects.whole import whole
 from kdskills.errors import BadRequest, Conflict, NotFound
 from kdskills.hooks import hookimpl
 from kdskills.skills import SkillRoot
@@ -325,7 +324,7 @@ async def test_leftovers_of_processes_that_died_go(host, archive) -> None:
     assert isinstance(await answer(host), Granted)
 
 
-@pytest.mark.parametrize("step", ["place", "write"])
+@pytest.mark.parametrize("step", ["install", "write"])
 async def test_a_crash_leaves_the_old_state(host, archive, monkeypatch, step) -> None:
     """Wherever an upload dies, the old version stays in use, and the next upload succeeds."""
     first = await host.projects.upload("acme", archive(body="One."), who="ann")
@@ -347,7 +346,7 @@ async def test_files_and_archives_are_read_by_what_was_listed(host, archive) -> 
     """A file is one of the version's files and nothing else; the archive unpacks to the version."""
     await host.projects.upload("acme", archive(**{"references/a.txt": "hello"}), who="ann")
     found = await host.projects.file("acme", "brief", "references/a.txt")
-    assert (found.place.read_text(), found.file.size) == ("hello", 5)
+    assert (found.path.read_text(), found.file.size) == ("hello", 5)
     for path in ("references", "../SKILL.md", "/etc/passwd", "references/../SKILL.md", "", "SKILL.md\x00", "skill.md"):
         with pytest.raises(NotFound):
             await host.projects.file("acme", "brief", path)
@@ -572,7 +571,7 @@ async def test_a_step_is_not_interrupted() -> None:
         ended.append(True)
         raise BufferError
 
-    task = asyncio.create_task(whole(step()))
+    task = asyncio.create_task(to_its_end(step()))
     for _ in range(3):
         await asyncio.sleep(0.001)
         task.cancel()
@@ -580,4 +579,4 @@ async def test_a_step_is_not_interrupted() -> None:
         await task
     assert ended == [True]
     with pytest.raises(BufferError):
-        await whole(step())
+        await to_its_end(step())

@@ -14,7 +14,7 @@ from kdskills.app.operations import OPERATIONS, Context
 from kdskills.app.operations.calling import validated
 from kdskills.app.operations.work_inputs import graph_problems
 from kdskills.app.operations.work_specs import body_hash, inputs_of, job_spec, task_spec, timeout_of
-from kdskills.app.work import Placed
+from kdskills.app.work import RunPlace
 from kdskills.errors import BadRequest
 from kdskills.execution import IsolationLevel
 from kdskills.jobs.model import FromArtifact, Inline, OnHttp, OnPattern, OnPort, Placement, Scope
@@ -28,7 +28,7 @@ TWELVE = (
 RUN = {"skill_name": "acme.main", "command": "ls"}
 SERVICE = RUN | {"session_id": "s"}
 JOB = {"skill_name": "acme.main", "session_id": "s", "steps": [{"name": "a", "command": "ls"}]}
-PLACED = Placed(
+PLACED = RunPlace(
     Placement(engine="wall", skill_name="acme.main", version_hash="sha256:0"), IsolationLevel.NAMESPACE, has_files=True
 )
 LIMITS = JobsSettings()
@@ -259,7 +259,7 @@ def test_where_a_command_starts(workdir: str, cwd: str) -> None:
 
 def test_a_skill_without_files_has_no_folder() -> None:
     """Starting in the folder of a skill that has none is refused, with what to say instead."""
-    bare = Placed(PLACED.placement, PLACED.level, has_files=False)
+    bare = RunPlace(PLACED.placement, PLACED.level, has_files=False)
     given = validated(OPERATIONS["skills.run_cmd"], RUN)
     with pytest.raises(BadRequest) as refused:
         task_spec(given, bare, Scope(), LIMITS)

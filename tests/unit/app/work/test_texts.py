@@ -20,7 +20,7 @@ def test_a_tail_never_begins_within_a_character(text: str, cut: int) -> None:
     assert text.endswith(found.text)
     assert "\ufffd" not in found.text or "\ufffd" in text
     assert len(found.text.encode()) + found.skipped == len(data) - begin
-    assert (found.held, found.skipped <= 3) == (0, True)
+    assert (found.incomplete, found.skipped <= 3) == (0, True)
 
 
 @given(text=TEXTS, sizes=st.lists(st.integers(1, 9), min_size=1, max_size=100))
@@ -32,7 +32,7 @@ def test_pieces_join_to_the_text(text: str, sizes: list[int]) -> None:
         piece = data[at : at + size]
         found = text_of(piece, cut_before=False, more_after=at + size < len(data))
         said += found.text
-        at += len(piece) - found.held
+        at += len(piece) - found.incomplete
         number += 1
     assert said == text
 
@@ -41,9 +41,9 @@ def test_pieces_join_to_the_text(text: str, sizes: list[int]) -> None:
 def test_any_bytes_become_text(data: bytes, cut: bool, more: bool) -> None:
     """Bytes of any kind give text, with at most three left out at either end."""
     found = text_of(data, cut_before=cut, more_after=more)
-    middle = data[found.skipped : len(data) - found.held]
+    middle = data[found.skipped : len(data) - found.incomplete]
     assert found.text == middle.decode("utf-8", "replace")
-    assert (found.skipped <= 3, found.held <= 3) == (True, True)
+    assert (found.skipped <= 3, found.incomplete <= 3) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def test_any_bytes_become_text(data: bytes, cut: bool, more: bool) -> None:
         (b"", True, True, Text("")),
         (b"\xbc", True, False, Text("", skipped=1)),
         (b"\xbc", False, False, Text("\ufffd")),
-        (b"a\xc3", False, True, Text("a", held=1)),
+        (b"a\xc3", False, True, Text("a", incomplete=1)),
         (b"a\xc3", False, False, Text("a\ufffd")),
         ("ä€😀".encode(), False, True, Text("ä€😀")),
-        ("😀".encode()[:3], False, True, Text("", held=3)),
+        ("😀".encode()[:3], False, True, Text("", incomplete=3)),
         (b"\x80\x80\x80\x80x", True, False, Text("\ufffd" * 4 + "x")),
         (b"nul\0inside", False, False, Text("nul\0inside")),
         (b"\xff\xfe", False, True, Text("\ufffd\ufffd")),

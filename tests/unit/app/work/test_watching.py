@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kdskills.app.work import Event, Seen, Watches
+from kdskills.app.work import ProgressEvent, Snapshot, Watches
 from kdskills.errors import Conflict, NotFound
 
 QUICK = 0.01
@@ -24,15 +24,15 @@ class Thing:
     over: bool = False
     looks: int = 0
     failure: Exception | None = None
-    told: list[Event] = field(default_factory=list)
+    told: list[ProgressEvent] = field(default_factory=list)
 
-    async def look(self) -> Seen:
+    async def look(self) -> Snapshot:
         """Look at it."""
         self.looks += 1
         await asyncio.sleep(0)
         if self.failure is not None:
             raise self.failure
-        return Seen(self.revision, self.output, self.over, (self.revision, self.output))
+        return Snapshot(self.revision, self.output, self.over, (self.revision, self.output))
 
     async def until(self, truth: Callable[[], bool]) -> None:
         """Wait until something is so."""
@@ -151,7 +151,7 @@ async def test_one_key_is_one_watch() -> None:
     thing, watches = Thing(), Watches()
     first = asyncio.create_task(watch(thing, watches, key=("p", "k")))
     await thing.until(lambda: kinds(thing) == ["state"])
-    other: list[Event] = []
+    other: list[ProgressEvent] = []
     second = asyncio.create_task(watch(thing, watches, key=("p", "k"), tell=other.append))
     await thing.until(lambda: len(other) == 1)
     thing.revision = 2
@@ -209,7 +209,7 @@ async def test_one_who_joins_late_hears_the_present() -> None:
     known = thing.told[-1].seq
     first = asyncio.create_task(watch(thing, watches, key=("k",), after=known, tell=None))
     await thing.until(lambda: thing.looks >= 3)
-    late: list[Event] = []
+    late: list[ProgressEvent] = []
     second = asyncio.create_task(watch(thing, watches, key=("k",), tell=late.append))
     await thing.until(lambda: len(late) == 1)
     assert (late[0].kind, late[0].facts, late[0].seq >= known) == ("state", (4, 0), True)
@@ -221,7 +221,7 @@ async def test_a_failing_listener_fails_alone() -> None:
     """A door whose channel broke gets its own error; the other one goes on hearing."""
     thing, watches = Thing(), Watches()
 
-    def broken(event: Event) -> None:
+    def broken(event: ProgressEvent) -> None:
         raise ConnectionResetError("gone")
 
     good = asyncio.create_task(watch(thing, watches, key=("k",)))
