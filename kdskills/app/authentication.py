@@ -1,12 +1,14 @@
-"""Who calls, by a token, and where the service may listen without one; for every door on a network."""
+"""Who calls, where the service may listen without a token, which names it answers to and whose web pages may call it."""
 
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.app.identity import OPEN_SCOPES, Identity
-from kdskills.errors import CallerMustAct, OperatorMustAct
+from kdskills.errors import CallerMustAct, CallRefused, OperatorMustAct
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
@@ -60,3 +62,88 @@ async def of_header(host: Host, header: str | None, *, open_on_loopback: bool) -
     if open_on_loopback and header is None:
         return Identity(scopes=OPEN_SCOPES)
     raise Unauthenticated("send a token: Authorization: Bearer …")
+
+
+PORTS: Final = {"http": 80, "https": 443}
+LAST_PORT: Final = 65535
+ORIGIN: Final = re.compile(r"(https?)://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{0,5}))?")
+"""Scheme, host and port in lower case, and nothing else; browsers send names of other scripts as `xn--…`."""
+EVERYWHERE: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - what is listened on, compared with and never bound
+
+
+def answered_names(listen: str, names: Iterable[str]) -> frozenset[str]:
+    """Return the names a service is called by, whose pages may call it; loopback and addresses are known by themselves.
+
+    The address that is listened on is none of them: a page of another port there is another program's.
+
+    Args:
+        listen: The host it listens on.
+        names: The setting `host_names`.
+    """
+    listened = () if on_loopback(_plain(listen)) or _is_address(_plain(listen)) else (listen,)
+    return frozenset(_plain(name) for name in (*listened, *names)) - EVERYWHERE
+
+
+def require_own_origin(scope: Mapping[str, Any], names: Collection[str]) -> None:
+    """Refuse a request for another host, or of another site's page.
+
+    Args:
+        scope: The request, as ASGI has it.
+        names: Names the service is called by, in lower case.
+
+    Raises:
+        CallRefused: `host_refused` when the header Host is missing, doubled or names another host; `origin_refused` when a
+            page of another origin sent it.
+    """
+    hosts = _values(scope, b"host")
+    host = _authority(f"http://{hosts[0]}") if len(hosts) == 1 else None
+    if host is None or not _is_own_name(host[0], scope, names):
+        raise CallRefused(
+            "this service is not called by that name: the operator adds it to the setting host_names",
+            code="host_refused",
+        )
+    for origin in _values(scope, b"origin"):
+        page = _authority(origin)
+        same_origin = page is not None and (page[0] == host[0] and page[1] == _port(hosts[0], origin))
+        if page is None or not (same_origin or page[0] in names):
+            raise CallRefused("a page of another origin may not call this service", code="origin_refused")
+    if "cross-site" in _values(scope, b"sec-fetch-site"):
+        raise CallRefused("a page of another site may not call this service", code="origin_refused")
+
+
+def _is_own_name(name: str, scope: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Whether a name is of loopback, one of the service's, or the address the connection came in at."""
+    server = scope.get("server")
+    return name in names or on_loopback(name) or (server is not None and name == _plain(str(server[0])))
+
+
+def _values(scope: Mapping[str, Any], name: bytes) -> list[str]:
+    return [value.decode("latin-1").strip().lower() for key, value in scope["headers"] if key.lower() == name]
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _plain(name: str) -> str:
+    return name.lower().removeprefix("[").removesuffix("]").removesuffix(".")
+
+
+def _authority(url: str) -> tuple[str, int] | None:
+    """Return host and port of an origin; None for what is none, such as `null`."""
+    parts = ORIGIN.fullmatch(url)
+    if parts is None:
+        return None
+    scheme, host, port = parts.groups()
+    number = int(port) if port else PORTS[scheme]
+    return (_plain(host), number) if number <= LAST_PORT else None
+
+
+def _port(host: str, origin: str) -> int | None:
+    """Return the port of a Host header as a page of *origin*'s scheme means it."""
+    authority = _authority(f"{origin.partition('://')[0]}://{host}")
+    return None if authority is None else authority[1]

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from kdskills.app.operations import Operation
     from kdskills.app.projects import Projects
     from kdskills.app.publication import Publication, PublishedEntry
-    from kdskills.app.readiness import Readiness
     from kdskills.app.storage import Storage
     from kdskills.app.tokens import Tokens
+    from kdskills.app.upkeep import Readiness
     from kdskills.app.wiring import HostWiring
     from kdskills.app.work import WorkService
     from kdskills.execution import Executor, ReapReport
@@ -257,7 +257,7 @@ class Host(OperationCalls):
 
     async def ready(self) -> Readiness:
         """Tell whether new work can be taken: an engine works, and the database, the disk and the store of artifacts do."""
-        from kdskills.app.readiness import readiness
+        from kdskills.app.upkeep import readiness
 
         return await readiness(self)
 

@@ -1,4 +1,4 @@
-"""Logs of a service: one JSON object a line, with the request's id and without secrets."""
+"""Logs of a service, one JSON object a line with the request's id and without secrets; names of processes in `ps`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 if TYPE_CHECKING:
     from kdskills.errors import KdskillsError
+
 
 REQUEST: Final = "request_id"
 NUMBER: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -122,3 +123,16 @@ def json_logs(stream: TextIO | None = None, level: int = logging.INFO) -> Iterat
         root.removeHandler(handler)
         for name, was in before.items():
             logging.getLogger(name).setLevel(was)
+
+
+def be_called(words: str) -> None:
+    """Give this process a title, `kdskills: …`; without the library that does it, it keeps the words it was started with.
+
+    Args:
+        words: What it is, such as `worker 0`.
+    """
+    try:
+        from setproctitle import setproctitle
+    except ImportError:  # of the extras for background work and the service; nothing but the sight of it depends on it
+        return
+    setproctitle(f"kdskills: {words}")

@@ -1,4 +1,7 @@
-"""Build the plugin manager, and combine the answers of hooks in one place. One manager per Host, never a global."""
+"""Build the plugin manager, take what plugins register, and combine the answers of hooks in one place.
+
+There is one manager per Host, never a global one.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import importlib
 import inspect
 import itertools
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -15,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import pluggy
 
 from kdskills import hookspecs
-from kdskills.app.operations.registering import OperationRegister
-from kdskills.errors import BadRequest, Diagnostic, KdskillsError, PluginFailed, PluginInvalid
+from kdskills.errors import BadRequest, Diagnostic, KdskillsError, NameTaken, PluginFailed, PluginInvalid
 from kdskills.hooks import NAME, Register
 
 if TYPE_CHECKING:
@@ -31,6 +34,49 @@ if TYPE_CHECKING:
     from kdskills.session.wiring import AccessRequest, Denial
     from kdskills.skills import Skill, SkillRoot
     from kdskills.solver import SolverTool
+
+
+RESERVED: Final = ("skills.", "kd.")
+OPERATION_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}(\.[a-z][a-z0-9_]{0,62}){1,3}")
+
+
+class OperationRegister(Register["Operation"]):
+    """Takes operations of plugins; shipped names and reserved ones are not to be had, whatever order plugins come in."""
+
+    def __init__(self) -> None:
+        super().__init__("operation")
+
+    def __call__(self, name: str, entry: Operation) -> None:
+        """Add an operation.
+
+        Raises:
+            PluginInvalid: The name is none, or not the operation's own.
+            NameTaken: `name_reserved`, or another plugin has it.
+        """
+        from kdskills.app.operations import OPERATIONS
+        from kdskills.app.operations.table import Operation
+
+        if not isinstance(entry, Operation):
+            raise PluginInvalid(
+                f"the operation {name!r} of plugin {self.plugin or 'unknown'} cannot be used: it is no Operation",
+                plugin=self.plugin,
+                kind=self.kind,
+                name=str(name),
+            )
+        if not OPERATION_NAME.fullmatch(name) or name != entry.name:
+            raise PluginInvalid(
+                f"{name!r} is no name of an operation: words in lower case joined by dots, as in `acme.report`",
+                plugin=name,
+            )
+        if name.startswith(RESERVED) or name in OPERATIONS:
+            raise NameTaken(
+                f"the operation {name!r} is kdskills' own, and so is all that begins with {' or '.join(RESERVED)}",
+                code="name_reserved",
+                name=name,
+                kind=self.kind,
+            )
+        super().__call__(name, entry)
+
 
 T = TypeVar("T")
 

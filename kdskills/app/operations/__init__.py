@@ -23,7 +23,7 @@ _ROWS: Final = (
         local=True,
         reads=True,
     ),
-    Shipped("skills.fix", "Mend skill files without touching a body.", "mending:FIX", profile="author", local=True),
+    Shipped("skills.fix", "Mend skill files without touching a body.", "checking:FIX", profile="author", local=True),
     Shipped(
         "skills.list",
         "List skills as a consumer sees them.",
@@ -53,7 +53,7 @@ _ROWS: Final = (
     Shipped(
         "turns.show",
         "Show what happened in a turn, from its transcript.",
-        "transcripts:SHOW_TURN",
+        "turns:SHOW_TURN",
         profile="author",
         local=True,
         reads=True,
@@ -61,14 +61,19 @@ _ROWS: Final = (
     Shipped(
         "doctor",
         "Run the self-checks of every part.",
-        "health:DOCTOR",
+        "machine:DOCTOR",
         profile="operator",
         scope="admin",
         reads=True,
         ui_allowed=True,
     ),
     Shipped(
-        "image.build", "Build the tree sandboxes run in.", "images:IMAGE", profile="operator", scope="admin", local=True
+        "image.build",
+        "Build the tree sandboxes run in.",
+        "machine:IMAGE",
+        profile="operator",
+        scope="admin",
+        local=True,
     ),
     Shipped("skills.load", None, "conversation:LOAD", profile="skills", for_models=True),
     Shipped("skills.unload", None, "conversation:UNLOAD", profile="skills", for_models=True),
@@ -183,7 +188,7 @@ _ROWS: Final = (
     Shipped(
         "db.upgrade",
         "Bring the service's tables up to date.",
-        "database:UPGRADE",
+        "machine:UPGRADE",
         profile="operator",
         scope="admin",
         local=True,
@@ -288,7 +293,7 @@ _ROWS: Final = (
     Shipped(
         "tasks.list",
         "List tasks, the newest first.",
-        "work_list:TASKS",
+        "work_follow:TASKS",
         profile="skills",
         scope="work:read",
         reads=True,
@@ -297,7 +302,7 @@ _ROWS: Final = (
     Shipped(
         "jobs.list",
         "List jobs, the newest first.",
-        "work_list:JOBS",
+        "work_follow:JOBS",
         profile="skills",
         scope="work:read",
         reads=True,
@@ -306,7 +311,7 @@ _ROWS: Final = (
     Shipped(
         "artifacts.get",
         "Read a file that work left behind.",
-        "work_list:ARTIFACT",
+        "work_follow:ARTIFACT",
         profile="skills",
         scope="work:read",
         reads=True,
@@ -315,7 +320,7 @@ _ROWS: Final = (
     Shipped(
         "mcp.published",
         "List what MCP clients see, and what is kept from them and why.",
-        "mcp:PUBLISHED",
+        "clients:PUBLISHED",
         profile="operator",
         scope="admin",
         local=True,
@@ -324,7 +329,7 @@ _ROWS: Final = (
     Shipped(
         "mcp.accept",
         "Accept the files that skills of an MCP server have now.",
-        "mcp:ACCEPT",
+        "clients:ACCEPT",
         profile="operator",
         scope="admin",
         local=True,
@@ -332,14 +337,14 @@ _ROWS: Final = (
     Shipped(
         "codex.probe",
         "Find out what a Codex app-server really does, without a login or tokens.",
-        "codex:CODEX_PROBE",
+        "clients:CODEX_PROBE",
         profile="operator",
         scope="admin",
     ),
     Shipped(
         "codex.receipts",
         "Show what each turn of a Codex session was run with.",
-        "codex:CODEX_RECEIPTS",
+        "clients:CODEX_RECEIPTS",
         profile="operator",
         scope="admin",
         reads=True,

@@ -1,17 +1,29 @@
-"""Bundles that a caller names by their folder: whose code may run."""
+"""Bundles that callers name by their folder: whose code may run, consumers that no agent is, and refs that nearly fit."""
 
 from __future__ import annotations
 
+import stat
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kdskills.app.operations.table import Context
 from kdskills.app.resources import shipped_folders
 from kdskills.bundle.literal import untrusted
+from kdskills.bundle.load import NAMES as DESCRIPTOR_NAMES
+from kdskills.bundle.terms import CODEGEN, DECISION, EVERYONE
+from kdskills.errors import Diagnostic, FileRefused, ReplayError, Severity
+from kdskills.models.cassette import Cassette, read_cassette
+from kdskills.skills.refs import parse_ref
+from kdskills.skills.safe_open import read_file
+from kdskills.turn import Refused
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
     from kdskills.bundle import Bundle
+    from kdskills.turn import SkillsSubsystem, SkillView
 
 
 def open_bundle(host: Host, path: Path, context: Context, *, tools: bool = False) -> Bundle:
@@ -47,3 +59,162 @@ def _runs_anyway(host: Host, path: Path, context: Context) -> bool:
         return any(target.is_relative_to(folder.resolve()) for folder in folders)
     except (OSError, ValueError, RuntimeError):
         return False  # a working folder that is gone, a path that is none
+
+
+SOLVER: Final = (DECISION, CODEGEN)
+TYPO: Final = 0.92
+"""From here on two names are one, mistyped: a letter or two of a name of usual length."""
+ALIKE: Final = 0.85
+LEAST: Final = 0.7
+"""Below this, two names are not compared letter by letter."""
+MAX_DEMO: Final = 4 * 1024 * 1024
+
+
+def rule_findings(bundle: Bundle) -> list[Diagnostic]:
+    """Return what is wrong with the consumers that a bundle's rules name.
+
+    Known are the solver's own consumers, those of `demo.yaml`, and what the bundle lists as its `consumers`. Where it
+    lists any, every other one is an error. Where it lists none, a name is an error when it is a known one mistyped, and
+    a warning when it is merely like one.
+    """
+    listed = bundle.descriptor.consumers
+    consumers = dict.fromkeys((*listed, *SOLVER, *demo_consumers(demo_of(bundle.root))))
+    findings = []
+    for consumer in bundle.descriptor.agents_config:
+        if consumer == EVERYONE or consumer in consumers:
+            continue
+        nearest_name, ratio = nearest(consumer, consumers)
+        if not listed and ratio < ALIKE:
+            continue
+        severity: Severity = "error" if listed or ratio >= TYPO else "warning"
+        reason = (
+            "is not among the consumers of this bundle"
+            if listed
+            else f"is like {nearest_name}, and no agent has that name"
+        )
+        advice = f"write {nearest_name!r}, or " if ratio >= ALIKE else ""
+        path, line = _descriptor_line(bundle, consumer)
+        findings.append(
+            Diagnostic(
+                "consumer_unknown",
+                severity,
+                f"{consumer} {reason}: its rules hold for nobody",
+                path=path,
+                line=line,
+                ref=f"agents_config.{consumer}",
+                fix=f"{advice}list {consumer!r} under `consumers` in the descriptor",
+            )
+        )
+    return findings
+
+
+def asker_findings(subsystem: SkillsSubsystem, consumer: str | None, demo: Cassette | None) -> tuple[Diagnostic, ...]:
+    """Return a warning when nothing names the consumer that asks: no rule is its own, only those for all hold.
+
+    Args:
+        subsystem: Skills and rules.
+        consumer: Who asks; an anonymous consumer is never unknown.
+        demo: The bundle's recording, whose roles are known.
+    """
+    terms = subsystem.descriptor
+    consumers = dict.fromkeys((*terms.agents_config, *terms.consumers, *SOLVER, *demo_consumers(demo)))
+    if consumer is None or consumer in consumers or consumer == EVERYONE:
+        return ()
+    patterns = [entry for skill in subsystem.registry.values() for entry in skill.include_for]
+    if any(fnmatchcase(consumer.lower(), entry) for entry in patterns):
+        return ()
+    nearest_name, ratio = nearest(consumer, consumers)
+    fix = (
+        f"ask as {nearest_name!r}"
+        if ratio >= ALIKE
+        else "list it under `consumers` in the descriptor, or give it rules"
+    )
+    message = f"no rule, skill or agent names {consumer}: only what holds for every consumer is in force"
+    return (Diagnostic("consumer_unknown", "warning", message, ref=consumer, fix=fix),)
+
+
+def demo_of(folder: Path | None) -> Cassette | None:
+    """Return the recording of the bundle in *folder*; None without one that can be read, which a replay will say."""
+    if folder is None:
+        return None
+    path = folder / "demo.yaml"
+    try:
+        status = path.lstat()
+        return read_cassette(path) if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_DEMO else None
+    except (ReplayError, OSError, ValueError):
+        return None
+
+
+def demo_consumers(demo: Cassette | None) -> tuple[str, ...]:
+    """Return the consumers that a recording was made with."""
+    if demo is None:
+        return ()
+    role = demo.expect.get("answer_role")
+    return tuple(dict.fromkeys((*(reply.role for reply in demo.replies), *((role,) if isinstance(role, str) else ()))))
+
+
+def nearest(name: str, candidates: Iterable[str]) -> tuple[str, float]:
+    """Return the known name most like *name*, and how alike they are, from 0 to 1; case does not count."""
+    rated = (
+        (candidate, _likeness(name.casefold(), candidate.casefold()))
+        for candidate in candidates
+        if candidate != EVERYONE
+    )
+    return max(rated, key=lambda pair: pair[1], default=("", 0.0))
+
+
+def _likeness(name: str, candidate: str) -> float:
+    shorter, total = min(len(name), len(candidate)), len(name) + len(candidate)
+    if not total or 2 * shorter < LEAST * total:  # cannot be alike: a name of a megabyte is not even compared
+        return 0.0
+    return SequenceMatcher(None, name, candidate, autojunk=False).ratio()
+
+
+def _descriptor_line(bundle: Bundle, consumer: str) -> tuple[str | None, int | None]:
+    """Return the descriptor's file and the line a consumer stands in, as far as they can be seen."""
+    for name in DESCRIPTOR_NAMES:
+        try:
+            lines = read_file(bundle.root, name, limit=1 << 20).data.decode("utf-8", "replace").splitlines()
+        except FileRefused:
+            continue
+        return name, next((number for number, text in enumerate(lines, 1) if consumer in text), None)
+    return None, None
+
+
+MOST_SUGGESTED = 3
+
+
+def meant_id(subsystem: SkillsSubsystem, view: SkillView, ref: str) -> str:
+    """Return the full id a reference means: *ref* itself, but the one skill of a bare id that the view does not know.
+
+    A bare id means a skill of namespace `public` where nothing else is said. To people it means the only skill of that
+    id, whatever its namespace and whether it is granted or not.
+    """
+    answer = view.resolve(ref, by="code")
+    if not isinstance(answer, Refused) or answer.code != "unknown_skill" or parse_ref(ref).kind != "bare":
+        return ref
+    full_ids = _of_id(subsystem, parse_ref(ref).value)
+    return full_ids[0] if len(full_ids) == 1 else ref
+
+
+def suggestions(subsystem: SkillsSubsystem, ref: str) -> tuple[str, ...]:
+    """Return full ids that *ref* may have been meant for: those of its id, else those of a name like it."""
+    parsed = parse_ref(ref)
+    if parsed.kind not in {"bare", "full"}:
+        return ()
+    full_ids = _of_id(subsystem, parsed.value.rpartition(".")[2])
+    if full_ids:
+        return tuple(full_ids[:MOST_SUGGESTED])
+    candidates = _all(subsystem)
+    rated = [(nearest(parsed.value, (full_id, full_id.partition(".")[2]))[1], full_id) for full_id in candidates]
+    similar = sorted((-ratio, full_id) for ratio, full_id in rated if ratio >= LEAST)
+    return tuple(full_id for _, full_id in similar[:MOST_SUGGESTED])
+
+
+def _of_id(subsystem: SkillsSubsystem, bare: str) -> list[str]:
+    return [full_id for full_id in _all(subsystem) if full_id.partition(".")[2] == bare]
+
+
+def _all(subsystem: SkillsSubsystem) -> list[str]:
+    """Return every full id there is, those refused at load among them."""
+    return sorted({*subsystem.registry, *subsystem.snapshot.invalid})

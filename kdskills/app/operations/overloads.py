@@ -13,14 +13,10 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     # imports: made by .ci/reference
-    from kdskills.app.operations.checking import CheckOutput
-    from kdskills.app.operations.codex import ProbeOutput, ReceiptsOutput
+    from kdskills.app.operations.checking import CheckOutput, FixOutput
+    from kdskills.app.operations.clients import AcceptOut, ProbeOutput, PublishedOut, ReceiptsOutput
     from kdskills.app.operations.conversation import ToolAnswer
-    from kdskills.app.operations.database import UpgradeOut
-    from kdskills.app.operations.health import DoctorOutput
-    from kdskills.app.operations.images import ImageOutput
-    from kdskills.app.operations.mcp import AcceptOut, PublishedOut
-    from kdskills.app.operations.mending import FixOutput
+    from kdskills.app.operations.machine import DoctorOutput, ImageOutput, UpgradeOut
     from kdskills.app.operations.projects import (
         DeletedOut,
         PieceOut,
@@ -35,9 +31,9 @@ if TYPE_CHECKING:
     from kdskills.app.operations.showing import ListOutput, RenderOutput, ShowOutput, WhyOutput
     from kdskills.app.operations.table import Emit
     from kdskills.app.operations.tokens import NewTokenOut, TokenOut, TokensOut
-    from kdskills.app.operations.transcripts import ShowTurnOutput
     from kdskills.app.operations.turns import RunOutput as TurnsRunOutput
-    from kdskills.app.operations.work_list import ArtifactOutput
+    from kdskills.app.operations.turns import ShowTurnOutput
+    from kdskills.app.operations.work_follow import ArtifactOutput
     from kdskills.app.operations.work_outputs import (
         ActivateOutput,
         CancelOutput,

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from kdskills.app.operations.bundles import open_bundle
-from kdskills.app.operations.consumers import asker_findings, demo_of
-from kdskills.app.operations.meaning import meant_id, suggestions
+from kdskills.app.operations.bundles import asker_findings, demo_of, meant_id, open_bundle, suggestions
 from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.app.operations.scoped import visible_skills
 from kdskills.app.operations.table import Context, Implementation
@@ -352,7 +350,7 @@ async def render(host: Host, arguments: RenderInput, context: Context) -> Render
 
 async def _prompt(host: Host, arguments: RenderInput, context: Context) -> RenderOutput:
     """Render what a solver would send first, as `run` with the same bundle, consumer and skills does."""
-    from kdskills.app.operations.previewing import preview  # nothing else here needs a solver
+    from kdskills.app.operations.turns import preview  # nothing else here needs a solver
 
     if arguments.refs or arguments.budget is not None or arguments.tools is not None or arguments.include_internal:
         message = (

@@ -1,28 +1,134 @@
-"""`solver.run`: one turn on a bundle, from the request to a cited answer with its files on disk."""
+"""`solver.run`: one turn on a bundle, from the request to a cited answer; `turns.show`: what happened in a turn.
+
+`preview` gives the prompt a solver would send: a real turn is begun, and what it sends first is kept instead of sent.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import Field, SerializeAsAny
 
-from kdskills.app.operations.bundles import open_bundle
-from kdskills.app.operations.consumers import asker_findings
-from kdskills.app.operations.extras import EXTRAS, installed
+from kdskills.app.operations.bundles import asker_findings, open_bundle
+from kdskills.app.operations.machine import EXTRAS, installed
 from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.app.operations.table import Context, Implementation
-from kdskills.app.operations.transcripts import footnoted
-from kdskills.errors import BadRequest, Diagnostic, MissingExtra
+from kdskills.errors import BadRequest, Diagnostic, ExecRefused, MissingExtra
+from kdskills.models import ModelReply, ModelRequest, TextDelta
 from kdskills.models.cassette import Cassette, read_cassette
+from kdskills.skills.model import estimate_tokens
 from kdskills.solver import ReactSolver, SolverSettings, SolverSystem, TurnResult
+from kdskills.solver.events import Event, SourcesMerged, TurnFinished
+from kdskills.solver.transcript import Transcript, read_transcript
+from kdskills.sources import render_citations
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
     from kdskills.bundle import Bundle
+    from kdskills.execution import Executor
+    from kdskills.models import ModelProvider
+    from kdskills.session.wiring import AccessRequest, Denial
+    from kdskills.solver import TurnResult
+    from kdskills.solver.turn import Turn
+    from kdskills.solver.wiring import Wiring
+    from kdskills.turn import SkillsSubsystem
+
+
+class ShowTurnInput(Input):
+    """Which turn."""
+
+    transcript: Path = Field(description="The turn's transcript, `<turn id>.jsonl`.")
+
+
+class CitedSource(Output):
+    """A number the answer cites, and the source it resolves to.
+
+    Attributes:
+        sid: The number.
+        known: Whether there is such a source.
+        title: The source's title.
+        place: Its URL or path.
+        skills: Full ids of the skills that brought it along.
+    """
+
+    sid: int
+    known: bool
+    title: str = ""
+    place: str = ""
+    skills: tuple[str, ...] = ()
+
+
+class ShowTurnOutput(Output):
+    """A turn from its request to its end.
+
+    Attributes:
+        transcript: The file read.
+        turn_id: Id of the turn.
+        ended: Whether the turn ended; one that broke off has no result.
+        events: What happened, in order, but for the last event, whose result stands in `result`.
+        result: What came of the turn.
+        footnoted: The answer with `[1]` for citations and its sources below.
+        citations: What the answer cites: sources in order of first appearance, then numbers that name none.
+        diagnostics: What is odd about the file.
+    """
+
+    transcript: str
+    turn_id: str
+    ended: bool
+    events: tuple[SerializeAsAny[Event], ...]
+    result: TurnResult | None
+    footnoted: str = ""
+    citations: tuple[CitedSource, ...] = ()
+    diagnostics: tuple[Finding, ...] = ()
+
+
+def _citations(read: Transcript, result: TurnResult) -> tuple[CitedSource, ...]:
+    skills_of_source: dict[int, list[str]] = {}
+    for event in read.events:
+        if isinstance(event, SourcesMerged):
+            for sid in (*event.added, *event.merged_sids):
+                skills_of_source.setdefault(sid, []).append(event.skill)
+    rows = {row.get("sid"): row for row in result.sources}
+    citations = []
+    for sid in result.cited:
+        row = rows.get(sid, {})
+        location = str(row.get("url") or row.get("physical_path") or "")
+        skills = tuple(dict.fromkeys(skills_of_source.get(sid, ())))
+        citations.append(
+            CitedSource(sid=sid, known=True, title=str(row.get("title", "")), place=location, skills=skills)
+        )
+    unknown = dict.fromkeys(issue.sid for issue in result.citation_issues)
+    return (*citations, *(CitedSource(sid=sid, known=False) for sid in unknown))
+
+
+async def show_turn(host: Host, arguments: ShowTurnInput, context: Context) -> ShowTurnOutput:
+    """Read the transcript of a turn."""
+    read = await asyncio.to_thread(read_transcript, arguments.transcript)
+    result = read.result
+    return ShowTurnOutput(
+        transcript=str(arguments.transcript),
+        turn_id=read.events[0].turn_id if read.events else "",
+        ended=result is not None,
+        events=tuple(event for event in read.events if not isinstance(event, TurnFinished)),
+        result=result,
+        footnoted="" if result is None else footnoted(result),
+        citations=() if result is None else _citations(read, result),
+        diagnostics=tuple(Finding.of(finding) for finding in read.diagnostics),
+    )
+
+
+def footnoted(result: TurnResult) -> str:
+    """Return the answer with `[1]` for citations and the list of sources below, for readers without links."""
+    return render_citations(result.text, {row["sid"]: row for row in result.sources}, mode="footnotes")
+
+
+SHOW_TURN = Implementation(ShowTurnInput, ShowTurnOutput, ("transcript_missing", "transcript_invalid"), show_turn)
 
 
 class RunInput(Input):
@@ -158,3 +264,142 @@ RUN = Implementation(
     ),
     run,
 )
+
+
+REQUEST = "(the user's request)"
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a solver would send first.
+
+    Attributes:
+        instructions: The top-level text.
+        tools: The tools offered, as a model is told of them.
+        diagnostics: What is not as it would be.
+    """
+
+    instructions: str
+    tools: tuple[dict[str, Any], ...]
+    diagnostics: tuple[Diagnostic, ...] = ()
+
+    @property
+    def instruction_tokens(self) -> int:
+        """Estimated tokens of the top-level text."""
+        return estimate_tokens(self.instructions)
+
+    @property
+    def tool_tokens(self) -> int:
+        """Estimated tokens of the tools, which servers put before the text as JSON."""
+        return estimate_tokens(json.dumps(self.tools, ensure_ascii=False)) if self.tools else 0
+
+
+class PromptProbe:
+    """A model provider that keeps the request instead of sending it.
+
+    Args:
+        window: Tokens the real model takes, by which catalogs are cut; None when unknown.
+    """
+
+    name = "preview"
+    replayed = False
+
+    def __init__(self, window: int | None) -> None:
+        self.context_window = window
+        self.request: ModelRequest | None = None
+
+    async def reply(self, request: ModelRequest) -> ModelReply:
+        """Keep *request*, and answer so that the turn ends."""
+        self.request = self.request or request
+        return ModelReply(text="-")
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[TextDelta | ModelReply]:
+        """Keep *request*, and answer so that the turn ends."""
+        yield await self.reply(request)
+
+    async def aclose(self) -> None:
+        """Release nothing."""
+
+
+class PreviewWiring:
+    """A wiring of which plugins are not told that a turn begins or ends: there is none.
+
+    Args:
+        wiring: Answers everything else.
+    """
+
+    def __init__(self, wiring: Wiring) -> None:
+        self._wiring = wiring
+        self.interpreters = wiring.interpreters
+        self.tools = wiring.tools
+
+    def model(self, name: str) -> ModelProvider:
+        """Return the provider a model string names. Raises UnknownName."""
+        return self._wiring.model(name)
+
+    async def executor(self, name: str) -> Executor:
+        """Return the engine of that name. Raises ExecRefused."""
+        return await self._wiring.executor(name)
+
+    def subsystem(self, bundle: Bundle) -> SkillsSubsystem:
+        """Return the skills of a bundle."""
+        return self._wiring.subsystem(bundle)
+
+    def deny(self, request: AccessRequest) -> Denial | None:
+        """Return the first Denial of a plugin, or None."""
+        return self._wiring.deny(request)
+
+    def source_key(self, row: Mapping[str, Any]) -> str | None:
+        """Return the key under which a source row is merged."""
+        return self._wiring.source_key(row)
+
+    def turn_started(self, turn: Turn) -> None:
+        """Tell nobody."""
+
+    def turn_finished(self, turn: Turn, outcome: TurnResult) -> None:
+        """Tell nobody."""
+
+
+async def preview(host: Host, bundle: Bundle, *, consumer: str, skills: Sequence[str], model: str) -> Preview:
+    """Return what a solver over *bundle* would send first.
+
+    Args:
+        host: Settings and plugins.
+        bundle: The bundle; its `tools.py` runs, as in a turn.
+        consumer: Who decides.
+        skills: Skills loaded before the first decision.
+        model: Model string, whose context window bounds the catalog.
+
+    Raises:
+        ToolCallRefused: A skill cannot be loaded.
+        KdskillsError: As opening a `SolverSystem` raises.
+    """
+    wiring = PreviewWiring(host.wiring)
+    findings: list[Diagnostic] = []
+    executor: Executor | None = None
+    try:
+        executor = await wiring.executor(host.settings.executor)
+    except ExecRefused as error:
+        message = f"scripts and generated code are left out, and a turn would not begin: {error.message}"
+        findings.append(Diagnostic(error.code, "warning", message))
+    probe = PromptProbe(await _window(wiring, model))
+    system = SolverSystem(bundle=bundle, model=probe, executor=executor, settings=SolverSettings(), wiring=wiring)
+    async with system:
+        await ReactSolver(system, consumer=consumer).run(REQUEST, skills=skills)
+    assert probe.request is not None
+    tools = tuple(
+        {"name": tool.name, "description": tool.description, "parameters": dict(tool.input_schema)}
+        for tool in probe.request.tools
+    )
+    return Preview(probe.request.instructions, tools, tuple(findings))
+
+
+async def _window(wiring: Wiring, model: str) -> int | None:
+    """Return the context window of the model a string names; recordings have none."""
+    if model.partition(":")[0] == "replay":
+        return None
+    provider = wiring.model(model)
+    try:
+        return provider.context_window
+    finally:
+        await provider.aclose()

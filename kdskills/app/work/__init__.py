@@ -1,12 +1,11 @@
 """Background work as a Host offers it: skills and policy become places to run, heads become progress.
 
 `host.work` is the one object operations use. `placing` asks the policy gate and the engines, `watching` keeps watches apart
-from what they watch, `texts` turns bytes of programs into text.
+from what they watch.
 """
 
 from kdskills.app.work.placing import RunPlace, SkillCall
 from kdskills.app.work.service import WorkService, scope_of
-from kdskills.app.work.texts import Text, text_of
 from kdskills.app.work.watching import (
     Look,
     ProgressEvent,
@@ -24,7 +23,6 @@ __all__ = [
     "RunPlace",
     "SkillCall",
     "Snapshot",
-    "Text",
     "Watch",
     "WatchEnd",
     "Watches",
@@ -32,5 +30,4 @@ __all__ = [
     "job_revision",
     "scope_of",
     "task_revision",
-    "text_of",
 ]

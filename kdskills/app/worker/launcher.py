@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from kdskills.app.host import Host
+from kdskills.app.logs import be_called
 from kdskills.app.settings import Settings
 from kdskills.app.spawning import settings_line
-from kdskills.app.titles import be_called
 from kdskills.app.worker.runner import run_order
 from kdskills.errors import ExecRefused
 from kdskills.execution.protocol import Preparable

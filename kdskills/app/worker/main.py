@@ -16,10 +16,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NoReturn
 
-from kdskills.app.logs import json_logs
+from kdskills.app.logs import be_called, json_logs
 from kdskills.app.settings import Settings
 from kdskills.app.spawning import spawner
-from kdskills.app.titles import be_called
 from kdskills.app.worker.launcher import warm_starter
 from kdskills.errors import KdskillsError
 from kdskills.jobs.artifacts import ArtifactKeeper, artifacts_url, open_artifacts

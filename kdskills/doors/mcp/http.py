@@ -12,8 +12,8 @@ from mcp.server.transport_security import RequestBodyLimitMiddleware
 from starlette.types import Receive, Scope, Send
 
 from kdskills.app import Host
+from kdskills.app.authentication import require_own_origin
 from kdskills.app.identity import Identity, Profile
-from kdskills.app.origins import require_own_origin
 from kdskills.app.wire import json_facts
 from kdskills.doors.mcp.profiles import profile_of_query, within
 from kdskills.doors.mcp.server import build_server

@@ -14,10 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from kdskills.app import Host
-from kdskills.app.authentication import of_header
+from kdskills.app.authentication import answered_names, of_header
 from kdskills.app.identity import Identity
 from kdskills.app.limits import RequestLimits
-from kdskills.app.origins import answered_names
 from kdskills.doors.web.bodies import BodyLimit
 from kdskills.doors.web.draining import Drain
 from kdskills.doors.web.entrance import Accounted, Entrance, OwnOrigin

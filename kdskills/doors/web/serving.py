@@ -18,8 +18,7 @@ from kdskills.app.authentication import ListenRefused, address, on_loopback
 from kdskills.app.connections import BoundedServer, Crowd, server_config
 from kdskills.app.connections import serve as serve_connections
 from kdskills.app.identity import LOCAL
-from kdskills.app.logs import json_logs
-from kdskills.app.titles import be_called
+from kdskills.app.logs import be_called, json_logs
 from kdskills.app.upkeep import upkeep
 from kdskills.doors.web.application import build_app
 from kdskills.doors.web.draining import Drain

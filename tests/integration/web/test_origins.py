@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from kdskills.app import Host, Settings
+from kdskills.app.authentication import answered_names, require_own_origin
 from kdskills.app.operations import OPERATIONS
-from kdskills.app.origins import answered_names, require_own_origin
 from kdskills.errors import CallRefused
 
 PATHS = [

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from typer.main import get_command
 
 from kdskills.app import Host, Settings
-from kdskills.app.operations.health import Check
+from kdskills.app.operations.machine import Check
 from kdskills.doors.cli.main import build_cli
 
 Change = Callable[[Path], dict[str, object]]
@@ -85,7 +85,7 @@ async def test_parts_that_work_are_ok(tmp_path: Path, repo: Path) -> None:
 
 async def test_a_part_that_is_silent_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that accepts a connection and never answers is told as such, after the time it has."""
-    monkeypatch.setattr("kdskills.app.operations.health.PATIENCE_S", 1.0)
+    monkeypatch.setattr("kdskills.app.operations.machine.PATIENCE_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host = made(tmp_path, bus={"url": f"nats://127.0.0.1:{silent.getsockname()[1]}"})
         (check,) = [check for check in (await host.call("doctor")).checks if check.name == "bus"]

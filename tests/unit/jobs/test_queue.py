@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kdskills.app.readiness import NoWorker, _workers
+from kdskills.app.upkeep import NoWorker, _workers
 from kdskills.jobs.database import micros, utc_now
 from kdskills.jobs.model import Scope
 from kdskills.jobs.opening import Work

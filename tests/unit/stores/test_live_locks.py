@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.app.operations.database import _upgrade
+from kdskills.app.operations.machine import _upgrade
 from kdskills.app.settings import Settings
 from kdskills.app.tokens import Tokens
 from kdskills.builtin.stores.sql import SqlStore

@@ -1,4 +1,4 @@
-"""`doctor`: the self-checks of every part this machine would use, each with what would cure it."""
+"""Operations about the machine: `doctor` with the self-checks of every part, `db.upgrade` and `image.build`."""
 
 from __future__ import annotations
 
@@ -10,22 +10,134 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import yaml
+from pydantic import Field
 
 from kdskills.app.logs import without_secrets
-from kdskills.app.operations.extras import EXTRAS
 from kdskills.app.operations.models import Input, Output
 from kdskills.app.operations.table import Context, Implementation
-from kdskills.errors import ExecRefused, KdskillsError, MissingExtra
+from kdskills.errors import BadRequest, ExecRefused, KdskillsError, MissingExtra
+from kdskills.execution.rootfs import Rootfs, build_rootfs, rootfs_for_image
+from kdskills.jobs.database import Database
+from kdskills.jobs.folder import database_folder
+from kdskills.jobs.migrate import HEADS, current, upgrade
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
     from kdskills.execution import ProbeReport
+
+
+class UpgradeInput(Input):
+    """Which database is a setting."""
+
+
+class UpgradedPart(Output):
+    """One part's tables: the revision they are at, and whether they were changed just now."""
+
+    part: str
+    revision: str
+    changed: bool
+
+
+class UpgradeOut(Output):
+    """What was done; parts sorted by name."""
+
+    parts: tuple[UpgradedPart, ...]
+
+
+async def upgrade_all(host: Host, arguments: UpgradeInput, context: Context) -> UpgradeOut:
+    """Upgrade every part, one after the other; what is up to date stays as it is."""
+    return await asyncio.to_thread(_upgrade, host.settings.work_database, host.settings.state_dir)
+
+
+def _upgrade(url: str, state_dir: Path) -> UpgradeOut:
+    database_folder(url, state_dir)
+    database = Database(url, label="the service's database")
+    try:
+        done = {part: upgrade(database, part) for part in sorted(HEADS)}
+        revisions = database.ask(current)
+    finally:
+        database.close()
+    return UpgradeOut(
+        parts=tuple(
+            UpgradedPart(part=part, revision=HEADS[part] if HEADS[part] in revisions else "", changed=changed)
+            for part, changed in done.items()
+        )
+    )
+
+
+UPGRADE = Implementation(UpgradeInput, UpgradeOut, ("database_unavailable", "missing_extra"), upgrade_all)
+
+
+class ImageInput(Input):
+    """How to build."""
+
+    offline: bool = Field(default=True, description="From this host's own Python, libraries and tools.")
+    tar: bool = Field(default=False, description="Also write the archive that `docker import` takes.")
+
+
+class ImageOutput(Output):
+    """Where the tree lies, the digest of what went into it, and its size; `tar` is the archive, if asked for."""
+
+    path: str
+    key: str
+    python: str
+    size: int
+    files: int
+    tar: str | None = None
+    tar_digest: str | None = None
+
+
+def _measure(tree: Path) -> tuple[int, int]:
+    files = [path for path in tree.rglob("*") if path.is_file() and not path.is_symlink()]
+    return sum(path.stat().st_size for path in files), len(files)
+
+
+def _build(host: Host, tar: bool) -> tuple[Rootfs, tuple[Path, str] | None]:
+    options = host.settings.execution_options()
+    tree = build_rootfs(options.cache_dir, packages=options.image_packages)
+    return tree, rootfs_for_image(options.cache_dir, packages=options.image_packages) if tar else None
+
+
+async def build(host: Host, arguments: ImageInput, context: Context) -> ImageOutput:
+    """Build the tree, or find it built."""
+    if not arguments.offline:
+        raise BadRequest("with a registry at hand, build runtime/images/Dockerfile with docker", code="not_offline")
+    tree, archive = await asyncio.to_thread(_build, host, arguments.tar)
+    size, files = await asyncio.to_thread(_measure, tree.path)
+    return ImageOutput(
+        path=str(tree.path),
+        key=tree.key,
+        python=tree.python,
+        size=size,
+        files=files,
+        tar=None if archive is None else str(archive[0]),
+        tar_digest=None if archive is None else archive[1],
+    )
+
+
+IMAGE = Implementation(ImageInput, ImageOutput, ("engine_unavailable",), build)
+
+
+EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
+    {"models": "pydantic-ai-slim", "documents": "fpdf2", "otel": "opentelemetry-api"}
+)
+
+
+def installed(distribution: str) -> bool:
+    """Whether a package is installed here."""
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
+
 
 PATIENCE_S: Final = 15.0
 """Seconds a part may take to answer."""
