@@ -27,8 +27,7 @@ from kdskills.app.telemetry import Telemetry
 from kdskills.bundle import Bundle, SkillsDescriptor, load_bundle
 from kdskills.bundle.load import NAMES as DESCRIPTORS
 from kdskills.bundle.load import PythonPolicy
-from kdskills.errors import BadRequest, KdskillsError
-from kdskills.errors.arguments import StrPath
+from kdskills.errors import BadRequest, KdskillsError, StrPath
 from kdskills.turn import SkillsSubsystem
 
 if TYPE_CHECKING:

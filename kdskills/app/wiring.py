@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdskills.app.plugins import make_part
 from kdskills.execution.choose import choose
-from kdskills.models import ModelProvider
-from kdskills.models.names import split_name
+from kdskills.models import ModelProvider, split_name
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host

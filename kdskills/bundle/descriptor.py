@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
 
 from kdskills.bundle.terms import EVERYONE, AgentTerms, Terms, read_fields, rule_list
-from kdskills.errors import DescriptorError, Diagnostic
-from kdskills.errors.arguments import StrPath
+from kdskills.errors import DescriptorError, Diagnostic, StrPath
 from kdskills.skills.selection import ImportPolicy, Rules
 
 _COMPLETING = threading.RLock()

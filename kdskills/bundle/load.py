@@ -15,8 +15,7 @@ from typing import Any, Literal, NoReturn, get_args
 from kdskills.bundle.descriptor import SkillsDescriptor
 from kdskills.bundle.literal import read_assignments
 from kdskills.bundle.terms import UPPER, lies_inside, refuse, resembling
-from kdskills.errors import BundleError, DescriptorError, Diagnostic, FileRefused
-from kdskills.errors.arguments import StrPath, path_argument
+from kdskills.errors import BundleError, DescriptorError, Diagnostic, FileRefused, StrPath, path_argument
 from kdskills.skills.safe_open import is_folder, read_file
 from kdskills.skills.yaml_core import YamlLimits, YamlRefused, load_yaml, to_python
 

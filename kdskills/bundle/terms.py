@@ -15,8 +15,7 @@ from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-from kdskills.errors import DescriptorError, Diagnostic
-from kdskills.errors.arguments import StrPath, path_argument
+from kdskills.errors import DescriptorError, Diagnostic, StrPath, path_argument
 from kdskills.skills.refs import is_number
 from kdskills.skills.safe_open import is_folder
 from kdskills.skills.selection import EMPTY, ImportPolicy, Rules

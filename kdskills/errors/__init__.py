@@ -36,9 +36,57 @@ The message is written once, where the error is raised; facts travel in `details
 
 from __future__ import annotations
 
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
-from kdskills.errors.diagnostic import Diagnostic, Severity
+Severity = Literal["error", "warning", "info"]
+
+_RANK = {"error": 0, "warning": 1, "info": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One sentence about what was found, where, and what would mend it.
+
+    Attributes:
+        code: Stable identifier, listed in `docs/reference`.
+        severity: `error` refuses the thing, `warning` keeps it, `info` only informs.
+        message: One sentence for people.
+        path: Posix path relative to its root, or None when the finding has no file.
+        line: 1-based, or None.
+        column: 1-based, or None.
+        ref: Full id, consumer, rule, field or sid the finding is about.
+        fix: What would mend it, in words, or None.
+    """
+
+    code: str
+    severity: Severity
+    message: str
+    path: str | None = None
+    line: int | None = None
+    column: int | None = None
+    ref: str | None = None
+    fix: str | None = None
+
+    @property
+    def rank(self) -> int:
+        """0 for errors, 1 for warnings, 2 for infos."""
+        return _RANK[self.severity]
+
+    def at(self, path: str | None) -> Diagnostic:
+        """Return the same finding with *path*."""
+        return replace(self, path=path)
+
+    def to_json(self) -> dict[str, str | int | None]:
+        """Return the finding as JSON, absent facts left out."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+    def __str__(self) -> str:
+        position = ":".join(str(p) for p in (self.path, self.line, self.column) if p is not None)
+        return f"{position + ': ' if position else ''}{self.severity}[{self.code}] {self.message}"
+
 
 __all__ = [
     "AuthorMustAct",
@@ -299,3 +347,30 @@ class UserMustAct(KdskillsError):
 
     code = "approval_denied"
     who: Who = "user"
+
+
+StrPath = str | os.PathLike[str]
+"""A path as callers give it."""
+
+
+def path_argument(value: object, name: str) -> Path:
+    """Return a path argument as a `Path`.
+
+    Args:
+        value: Text, or anything with `__fspath__` that gives text.
+        name: Name of the argument, for the error.
+
+    Raises:
+        TypeError: It is neither; one sentence that names the argument.
+    """
+    if isinstance(value, Path):
+        return value
+    text = value if isinstance(value, str) else _fspath(value)
+    if text is None:
+        raise TypeError(f"{name} must be a path, as text or os.PathLike, not {type(value).__name__}")
+    return Path(text)
+
+
+def _fspath(value: object) -> str | None:
+    path_text = os.fspath(value) if isinstance(value, os.PathLike) else None
+    return path_text if isinstance(path_text, str) else None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from kdskills.errors.arguments import path_argument
+from kdskills.errors import path_argument
 from kdskills.execution.protocol import Executor
 
 

@@ -8,7 +8,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from kdskills.errors.arguments import path_argument
+from kdskills.errors import path_argument
 
 MIB = 1024 * 1024
 

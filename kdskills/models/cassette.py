@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from kdskills.errors import ReplayError
-from kdskills.models.messages import Message, ModelReply, ModelRequest, ToolCall, Usage
+from kdskills.models import Message, ModelReply, ModelRequest, ToolCall, Usage
 
 SCHEMA = "kdskills.cassette/1"
 Match = Literal["exact", "shape", "order"]

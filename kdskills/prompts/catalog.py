@@ -9,8 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from kdskills.errors import Diagnostic
-from kdskills.prompts.environment import is_shipped, render
-from kdskills.prompts.escape import cut, one_line, xml_value
+from kdskills.prompts.blocks import cut, is_shipped, one_line, render, xml_value
 from kdskills.skills.model import TokenCounter, estimate_tokens
 
 if TYPE_CHECKING:

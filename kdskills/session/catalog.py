@@ -8,8 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from kdskills.bundle.terms import Terms
-from kdskills.errors import CallerMustAct, Diagnostic
-from kdskills.errors.arguments import StrPath, path_argument
+from kdskills.errors import CallerMustAct, Diagnostic, StrPath, path_argument
 from kdskills.session.codes import not_found
 from kdskills.session.source import Gate
 from kdskills.skills.model import Skill

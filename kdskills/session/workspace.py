@@ -16,8 +16,7 @@ from mimetypes import MimeTypes
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
-from kdskills.errors import FileRefused, ToolCallRefused
-from kdskills.errors.arguments import StrPath, path_argument
+from kdskills.errors import FileRefused, StrPath, ToolCallRefused, path_argument
 from kdskills.execution import Artifact, InputFile
 from kdskills.execution.check import output_problem
 from kdskills.session.codes import invalid, path_denied, refuse

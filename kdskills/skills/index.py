@@ -22,8 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kdskills.errors import Diagnostic
-from kdskills.errors.arguments import StrPath, path_argument
+from kdskills.errors import Diagnostic, StrPath, path_argument
 from kdskills.skills.listing import PlainFolder, RootScan, SkillRecord, make_record
 from kdskills.skills.model import RootKind, Skill, SkillArgument, SkillContent, SkillTool, make_skill
 from kdskills.skills.private_files import private_folder

@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from kdskills.errors import Diagnostic
-from kdskills.errors.arguments import StrPath, path_argument
+from kdskills.errors import Diagnostic, StrPath, path_argument
 from kdskills.skills.digest import bytes_digest
 from kdskills.skills.fields import (
     RESERVED_NAMESPACES,

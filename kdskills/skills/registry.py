@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from kdskills.errors import CallerMustAct, Diagnostic
-from kdskills.errors.arguments import StrPath
+from kdskills.errors import CallerMustAct, Diagnostic, StrPath
 from kdskills.skills.content import ContentReader
 from kdskills.skills.discovery import SCAN_LIMITS, RootScanner, ScanLimits, SkillLoader
 from kdskills.skills.index import IndexStore

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from kdskills.errors import BadRequest, Diagnostic
-from kdskills.errors.arguments import StrPath, path_argument
+from kdskills.errors import BadRequest, Diagnostic, StrPath, path_argument
 from kdskills.skills.model import RootKind, Skill
 from kdskills.skills.refs import DEFAULT_NAMESPACE
 from kdskills.skills.safe_open import is_folder

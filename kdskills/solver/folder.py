@@ -8,8 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from kdskills.errors import BadRequest, FileRefused, ToolCallRefused
-from kdskills.errors.arguments import StrPath, path_argument
+from kdskills.errors import BadRequest, FileRefused, StrPath, ToolCallRefused, path_argument
 from kdskills.session.paths import clean_path
 from kdskills.session.workspace import MAX_FILES, MAX_TOTAL, FolderWorkspace, media_type
 from kdskills.skills.private_files import make_folder

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from kdskills.errors import BadRequest, Diagnostic
-from kdskills.errors.arguments import StrPath, path_argument
+from kdskills.errors import BadRequest, Diagnostic, StrPath, path_argument
 
 TurnStatus = Literal["final", "unverified", "partial", "budget", "stuck", "failed"]
 TRANSCRIPT_SCHEMA = "kdskills.transcript/1"

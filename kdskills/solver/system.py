@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from kdskills.bundle import Bundle, load_bundle
 from kdskills.bundle.literal import untrusted
 from kdskills.bundle.terms import DECISION
-from kdskills.errors import BadRequest, NameTaken, ReplayError
-from kdskills.errors.arguments import StrPath
+from kdskills.errors import BadRequest, NameTaken, ReplayError, StrPath
 from kdskills.execution import Executor, IsolationLevel
 from kdskills.models import ModelProvider
 from kdskills.session import SkillRuntime

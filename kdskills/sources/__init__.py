@@ -1,24 +1,24 @@
 """The turn's pool of sources, and citations: extraction, rewriting, rendering, streaming.
 
-`rows` and `urls` make what `sources.yaml` holds citable, `pool` gives numbers that never change owner, `tokens` holds
-the grammar, `citations` rewrites a skill's numbers to the pool's, `render` and `stream` show them to a reader.
-Everything is a frozen value or a pure function, `CitationStream` aside.
+`rows` makes what `sources.yaml` holds citable, `pool` gives numbers that never change owner, `tokens` holds the grammar,
+`citations` rewrites a skill's numbers to the pool's and shows them to a reader. Everything is a frozen value or a pure
+function, `CitationStream` aside.
 """
 
 from kdskills.sources.citations import (
     Adopted,
     Citation,
+    CitationStream,
+    RenderMode,
     RewriteResult,
     adopt_citations,
     extract_citations,
     find_citations,
+    render_citations,
     rewrite_citations,
 )
 from kdskills.sources.pool import MergeResult, SourceKey, SourcesPool
-from kdskills.sources.render import RenderMode
-from kdskills.sources.rows import SourceRow, normalize_sources
-from kdskills.sources.stream import CitationStream, render_citations
-from kdskills.sources.urls import normalize_url
+from kdskills.sources.rows import SourceRow, normalize_sources, normalize_url
 
 __all__ = [
     "Adopted",

@@ -1,15 +1,31 @@
-"""Citations found in a text, and rewritten from a skill's own numbers to the pool's."""
+"""Citations: found in a text, rewritten from a skill's own numbers to the pool's, and rendered for a reader.
+
+A reader sees links, superscripts, HTML or footnotes, in a whole text or while it is still being written.
+"""
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from kdskills.errors import Diagnostic
 from kdskills.sources.pool import SourceKey, SourcesPool
-from kdskills.sources.tokens import MAX_ITEMS, CitationToken, KnownSids, find_tokens, grammar
-from kdskills.sources.writer import Writer
+from kdskills.sources.rows import first_text, usable_url
+from kdskills.sources.tokens import (
+    MAX_ITEMS,
+    CitationToken,
+    KnownSids,
+    TokenScanner,
+    Writer,
+    find_tokens,
+    grammar,
+    held_back,
+)
 
 _PASSES = 16
 
@@ -233,3 +249,279 @@ class _Rewriting:
 def _written_tokens(text: str) -> list[re.Match[str]]:
     patterns = grammar()
     return sorted([*patterns.token.finditer(text), *patterns.sup.finditer(text)], key=lambda found: found.start())
+
+
+RenderMode = Literal["links", "superscript", "html", "footnotes"]
+MODES = ("links", "superscript", "html", "footnotes")
+
+Sources = SourcesPool | Mapping[int, Mapping[str, Any]]
+"""A pool, or `{sid: row}` with rows as `sources.yaml` writes them."""
+
+_IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg", ".avif", ".bmp")
+_SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True, slots=True)
+class _ShownSource:
+    """A source as it is shown: `url` only if it may become a link."""
+
+    sid: int
+    title: str
+    url: str | None
+
+    @property
+    def is_image(self) -> bool:
+        return bool(self.url) and urlsplit(self.url or "").path.lower().endswith(_IMAGES)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderOptions:
+    """How citations are shown; the keywords of `render_citations`."""
+
+    mode: RenderMode = "links"
+    keep_unresolved: bool = True
+    first_only: bool = False
+    embed_images: bool = False
+    mark_unknown: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"unknown mode {self.mode!r}: {', '.join(MODES)}")
+
+
+class Renderer:
+    """Shows the tokens of one text; footnotes are numbered as they come."""
+
+    def __init__(self, sources: Sources, options: RenderOptions) -> None:
+        self._sources = sources
+        self._options = options
+        self._shown: dict[int, _ShownSource | None] = {}
+        self._notes: dict[int, int] = {}
+        rows: Mapping[int, Any] = {} if isinstance(sources, SourcesPool) else {int(s): sources[s] for s in sources}
+        self._rows = rows
+        sids = [*sources.rows, *sources.aliases] if isinstance(sources, SourcesPool) else [*rows]
+        self._known = KnownSids(sids)
+
+    def show(self, token: CitationToken) -> str | None:
+        """Return what stands in the place of a token, or None if none of its sids resolves."""
+        cited: dict[int, _ShownSource | int] = {}
+        for first, last in token.items:
+            sids = self._known.within(first, last)
+            if first == last and not sids and self._options.mark_unknown:
+                cited[-first] = first
+            for sid in sids:
+                source = self._get(sid)
+                cited.setdefault(source.sid, source)
+                if self._options.first_only:
+                    return self._join([source])
+        return self._join(list(cited.values())) if cited else None
+
+    def notes(self) -> str:
+        """Return the list of footnotes used so far, or `""`."""
+        lines = []
+        for sid, number in self._notes.items():
+            source = self._get(sid)
+            lines.append(f"[{number}] {_title(source.title)}" + (f" - {source.url}" if source.url else ""))
+        return "\n".join(["Sources:", *lines]) if lines else ""
+
+    def _get(self, sid: int) -> _ShownSource:
+        source = self._shown.get(sid)
+        if source is None:
+            source = self._shown[sid] = self._read(sid)
+        return source
+
+    def _read(self, sid: int) -> _ShownSource:
+        row: Mapping[str, Any] | None = self._rows.get(sid)
+        if isinstance(self._sources, SourcesPool):
+            sid = self._sources.aliases.get(sid, sid)
+            row = self._sources.get(sid)
+        if not isinstance(row, Mapping):
+            raise TypeError(f"source {sid} is not a mapping")
+        url = first_text(row, "url")
+        title = first_text(row, "title") or url or first_text(row, "physical_path") or f"Source {sid}"
+        return _ShownSource(sid, title.strip(), usable_url(url))
+
+    def _join(self, cited: list[_ShownSource | int]) -> str:
+        mode = self._options.mode
+        if mode == "html":
+            return self._html(cited)
+        glue = {"links": " ", "superscript": ",", "footnotes": ""}[mode]
+        text, block = "", True
+        for source in cited:
+            if not isinstance(source, int) and self._options.embed_images and source.is_image and mode != "footnotes":
+                text += f"\n\n![{_title(source.title)}]({source.url})\n*Source {source.sid}: {_title(source.title)}*\n"
+                block = True
+                continue
+            text += ("" if block else glue) + self._source_text(source)
+            block = False
+        return text
+
+    def _source_text(self, source: _ShownSource | int) -> str:
+        if isinstance(source, int):
+            return f"[?{source}]"
+        if self._options.mode == "footnotes":
+            return f"[{self._notes.setdefault(source.sid, len(self._notes) + 1)}]"
+        title = _title(source.title)
+        if self._options.mode == "links":
+            return f"[{title}]({source.url})" if source.url else title
+        number = str(source.sid).translate(_SUPERSCRIPT)
+        return f'[{number}]({source.url} "{_quoted(title)}")' if source.url else number
+
+    def _html(self, cited: list[_ShownSource | int]) -> str:
+        rows = [source for source in cited if not isinstance(source, int)]
+        links = []
+        for source in cited:
+            if isinstance(source, int):
+                links.append(f"[?{source}]")
+            elif source.url:
+                link = f'<a href="{html.escape(source.url)}" target="_blank" rel="noopener noreferrer">'
+                links.append(f"{link}[S:{source.sid}]</a>")
+            else:
+                links.append(f"[S:{source.sid}]")
+        sids = ",".join(str(source.sid) for source in rows)
+        return f'<sup class="cite" data-sids="{sids}">{" ".join(links)}</sup>'
+
+
+@cache
+def _line_breaks() -> re.Pattern[str]:
+    return re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+
+
+def _title(text: str) -> str:
+    """Escape a title for Markdown: it can neither end its brackets nor its line nor its table cell."""
+    return re.sub(r"([\\\[\]|])", r"\\\1", _line_breaks().sub(" ", text))
+
+
+def _quoted(title: str) -> str:
+    return title.replace('"', '\\"')
+
+
+_EAGER = 4096
+
+
+def render_citations(
+    text: str,
+    sources: Sources,
+    *,
+    mode: RenderMode = "links",
+    keep_unresolved: bool = True,
+    first_only: bool = False,
+    embed_images: bool = False,
+    mark_unknown: bool = False,
+) -> str:
+    """Show the citations of a text as a reader wants them.
+
+    Args:
+        text: The text; its code stays as it is.
+        sources: A pool, or `{sid: row}`.
+        mode: `links`, `superscript`, `html` or `footnotes`.
+        keep_unresolved: Leave tokens in place of which nothing can be shown; else they go, with one blank.
+        first_only: Show only the first sid of a token that resolves.
+        embed_images: Show sources that are images as images, in the Markdown modes `links` and `superscript`.
+        mark_unknown: Show a single number without a source as `[?7]`.
+
+    Raises:
+        ValueError: *mode* is none of the above.
+        TypeError: A row of *sources* is not a mapping.
+    """
+    stream = CitationStream(
+        sources,
+        mode=mode,
+        keep_unresolved=keep_unresolved,
+        first_only=first_only,
+        embed_images=embed_images,
+        mark_unknown=mark_unknown,
+    )
+    return stream.feed(text) + stream.flush()
+
+
+class CitationStream:
+    """Renders citations of a text that arrives in pieces.
+
+    However the text is cut, the joined outputs of `feed` and `flush` equal `render_citations` of the whole.
+
+    The arguments are those of `render_citations`.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        *,
+        mode: RenderMode = "links",
+        keep_unresolved: bool = True,
+        first_only: bool = False,
+        embed_images: bool = False,
+        mark_unknown: bool = False,
+    ) -> None:
+        options = RenderOptions(mode, keep_unresolved, first_only, embed_images, mark_unknown)
+        self._begin(sources, options)
+
+    def _begin(self, sources: Sources, options: RenderOptions) -> None:
+        self._sources = sources
+        self._options = options
+        self._renderer = Renderer(sources, options)
+        self._scanner = TokenScanner(lookahead=not options.keep_unresolved)
+        self._writer = Writer()
+        self._skip = False  # the next character goes with a removed token
+        self._pieces: list[str] = []
+        self._held = 0
+        self._worth = 0  # scanning again pays off once this much is held
+        self._tail = ""  # the last characters given back, for the blank line before footnotes
+
+    def feed(self, chunk: str) -> str:
+        """Take the next piece of the text; return what can be shown for certain."""
+        self._pieces.append(chunk)
+        self._held += len(chunk)
+        # A long undecided line is not scanned anew for each small piece: the work stays linear.
+        if self._held < self._worth and "\n" not in chunk and "\r" not in chunk:
+            return ""
+        return self._advance(final=False)
+
+    def flush(self) -> str:
+        """Return what is still held, and end the text; the stream may then be fed another one."""
+        text = self._advance(final=True)
+        notes = self._renderer.notes()
+        if notes:
+            blank_line = "\n" * (2 - len(self._tail) + len(self._tail.rstrip("\n")))
+            text += blank_line + notes
+        self._begin(self._sources, self._options)
+        return text
+
+    @staticmethod
+    def split(text: str) -> tuple[str, int]:
+        """Return *text* without a tail that may belong to a token, and the length of that tail.
+
+        The tail is one or two `[` with any beginning of `S`, `:`, items and `]`, such as `[S` or `[[S:4`, and the blanks
+        and zero-width characters before it if a zero-width one is among them.
+        """
+        tail = held_back(text)
+        return text[: len(text) - tail], tail
+
+    def _advance(self, *, final: bool) -> str:
+        text = "".join(self._pieces)
+        tokens, decided = self._scanner.scan(text, final=final)
+        position = 0
+        for token in tokens:
+            self._copy(text[position : token.start])
+            position = token.end
+            self._show(token, text)
+        self._copy(text[position:decided])
+        undecided = text[decided:]
+        self._pieces = [undecided] if undecided else []
+        self._held = len(undecided)
+        self._worth = self._held + self._held // 2 if self._held > _EAGER else 0
+        output = self._writer.take(everything=final or self._options.keep_unresolved)
+        self._tail = (self._tail + output)[-2:]
+        return output
+
+    def _copy(self, text: str) -> None:
+        if self._skip and text:
+            text, self._skip = text[1:], False
+        self._writer.write(text)
+
+    def _show(self, token: CitationToken, text: str) -> None:
+        rendered = self._renderer.show(token)
+        if rendered is None and not self._options.keep_unresolved:
+            self._skip = bool(self._writer.remove(text[token.end : token.end + 1]))
+        else:
+            self._writer.write(text[token.start : token.end] if rendered is None else rendered)

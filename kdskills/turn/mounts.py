@@ -7,7 +7,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from kdskills.errors.arguments import StrPath, path_argument
+from kdskills.errors import StrPath, path_argument
 
 EXPORT_KEY = "SKILLS_DESCRIPTOR"
 

@@ -12,8 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kdskills.bundle.terms import Terms
-from kdskills.errors import Diagnostic, FileRefused, RootChanged, RootMissing
-from kdskills.errors.arguments import StrPath
+from kdskills.errors import Diagnostic, FileRefused, RootChanged, RootMissing, StrPath
 from kdskills.skills.content import ContentReader, RegistryContent, RootTexts
 from kdskills.skills.digest import bytes_digest, tree_digest
 from kdskills.skills.folder import COMPACT_FILE, SOURCES_FILES, TOOLS_FILES, FolderParts, limit_of, open_skill

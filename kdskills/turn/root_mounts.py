@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kdskills.bundle.terms import Terms
-from kdskills.errors.arguments import StrPath
+from kdskills.errors import StrPath
 from kdskills.skills.roots import SkillRoot
 from kdskills.turn.mounts import below, split_uri
 

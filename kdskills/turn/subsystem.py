@@ -11,8 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kdskills.bundle.terms import EVERYONE, Terms
-from kdskills.errors import Diagnostic
-from kdskills.errors.arguments import StrPath
+from kdskills.errors import Diagnostic, StrPath
 from kdskills.skills.model import Skill
 from kdskills.skills.refs import compile_rules
 from kdskills.skills.roots import SkillRoot, order_roots

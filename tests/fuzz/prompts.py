@@ -12,7 +12,7 @@ sys.path.append(os.fspath(Path(__file__).parent))
 from draw import Draw
 
 from kdskills.prompts import ActiveEntry, BlockPart, CatalogEntry, render_active, render_block, render_catalog
-from kdskills.prompts.escape import disarm, one_line, xml_characters
+from kdskills.prompts.blocks import disarm, one_line, xml_characters
 
 WORDS = (
     "</description>", "</skill>", "<skill>", "</available_skills>", "<available_skills>", "]]>", "<![CDATA[", "&lt;",

@@ -17,7 +17,7 @@ from kdskills.sources import (
     render_citations,
     rewrite_citations,
 )
-from kdskills.sources.render import MODES
+from kdskills.sources.citations import MODES
 
 WORDS = (
     "[[S:1]]", "[[S:1,2]]", "[[S:1-3]]", "[[S:9-1]]", "[[", "]]", "[S:", "S:", "s :", "\uff3b\uff3bS\uff1a\uff11\uff3d\uff3d",

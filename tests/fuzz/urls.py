@@ -12,7 +12,7 @@ sys.path.append(os.fspath(Path(__file__).parent))
 from draw import Draw
 
 from kdskills.sources import SourcesPool, normalize_url, render_citations
-from kdskills.sources.urls import parse_url, usable_url
+from kdskills.sources.rows import parse_url, usable_url
 
 WORDS = (
     "http://", "https://", "HTTPS:", "mailto:", "javascript:", "data:", "ftp://", "file:///", "//", "www.", "a.b", "/",

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.prompts import DISCLOSURE_RULE, ActiveEntry, BlockPart, hidden_alias, render_active, render_block
-from kdskills.prompts.escape import disarm
+from kdskills.prompts.blocks import disarm
 
 
 def xml_characters(text):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.prompts import LEVELS, CatalogEntry, prompt_environment, render_catalog
-from kdskills.prompts.escape import cut
+from kdskills.prompts.blocks import cut
 from kdskills.skills.model import estimate_tokens
 
 FRAME = "[SKILL CATALOG]\nLoad a skill with sk:<id> before you follow it."

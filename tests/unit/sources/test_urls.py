@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.sources.urls import normalize_url, parse_url, usable_url
+from kdskills.sources.rows import normalize_url, parse_url, usable_url
 
 PIECES = [
     "http", "HTTPS", "://", "//", "a", "B.com", "www.", ":80", ":443", ":", "/", "?", "#", "utm_x=1", "&", "a=1", "gclid=2", " ",
