@@ -313,7 +313,7 @@ class Host(OperationCalls):
         Raises:
             StorageFull: There was no room on a disk.
         """
-        from kdskills.jobs.room import telling_full_disk
+        from kdskills.storage.folder import telling_full_disk
 
         try:
             with telling_full_disk():

@@ -12,8 +12,8 @@ from pydantic import SecretStr
 
 from kdskills.app.settings import Settings
 from kdskills.errors import OperatorMustAct
-from kdskills.jobs.folder import state_folder
 from kdskills.skills.private_files import open_private
+from kdskills.storage.folder import state_folder
 
 LOG_NAME = "worker.log"
 _PATIENCE_S = 30.0

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kdskills.app.identity import LOCAL
-from kdskills.jobs.database import Database, sqlite_file
-from kdskills.jobs.folder import database_folder
-from kdskills.jobs.migrate import upgrade
+from kdskills.storage.database import Database, sqlite_file, upgrade
+from kdskills.storage.folder import database_folder
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
@@ -46,7 +45,7 @@ class Storage:
         """Projects, their skills and versions. Raises as `database`."""
         from kdskills.app.projects import Projects
         from kdskills.app.projects.views import ProjectViews
-        from kdskills.jobs.artifacts.opening import open_blobs
+        from kdskills.jobs.artifacts.store import open_blobs
 
         views = ProjectViews(self._host.subsystem, self._host.bundle)
         settings = self._host.settings

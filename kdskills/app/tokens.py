@@ -16,7 +16,7 @@ from kdskills.app.identity import LOCAL, SCOPES, Identity, Scope, TokenLimits, w
 from kdskills.app.projects.model import check_project
 from kdskills.app.projects.records import ProjectRecords, ProjectTables
 from kdskills.errors import BadRequest, CallRefused, NotFound
-from kdskills.jobs.database import Database, micros, moment_of, utc_now, word_type
+from kdskills.storage.database import Database, micros, moment_of, utc_now, word_type
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -115,7 +115,7 @@ class Tokens:
     """The tokens of one installation.
 
     Args:
-        database: Where rows are kept; its tables must be there (`kdskills.jobs.migrate`, part `service`).
+        database: Where rows are kept; its tables must be there (`kdskills.storage.database`, part `service`).
         clock: Gives the time.
     """
 

@@ -15,9 +15,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from kdskills.errors import KdskillsError, OperatorMustAct
-from kdskills.jobs.database import micros, utc_now
-from kdskills.jobs.room import StateUnwritable, check_writable
-from kdskills.jobs.states import OPEN, TERMINAL
+from kdskills.jobs.heads import OPEN, TERMINAL
+from kdskills.storage.database import micros, utc_now
+from kdskills.storage.folder import StateUnwritable, check_writable
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

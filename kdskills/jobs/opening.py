@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import secrets
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kdskills.jobs.attempts import Attempts
-from kdskills.jobs.database import Database
-from kdskills.jobs.folder import state_folder
-from kdskills.jobs.migrate import upgrade
 from kdskills.jobs.queue import WorkQueue
 from kdskills.jobs.records import WorkRecords
-from kdskills.jobs.room import telling_full_disk
 from kdskills.jobs.roster import Roster
 from kdskills.jobs.settings import JobsSettings
 from kdskills.jobs.tables import WorkTables
-from kdskills.skills.private_files import write_private
+from kdskills.storage.database import Database, upgrade
+from kdskills.storage.folder import host_id, state_folder
 
 if TYPE_CHECKING:
     from kdskills.jobs.attempts import Starter
@@ -74,28 +67,6 @@ class Work:
     def close(self) -> None:
         """Close every connection; blocks."""
         self.database.close()
-
-
-def host_id(state_dir: Path) -> str:
-    """Return the id of the host whose disk *state_dir* is on: random, made once, as long-lived as the disk.
-
-    Raises:
-        StorageFull: There is no room to keep it.
-    """
-    path = state_dir / "host"
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        pass
-    part = state_dir / f".host.{os.getpid()}.{threading.get_ident()}"
-    try:
-        with telling_full_disk():
-            write_private(part, secrets.token_hex(8) + "\n")
-        with contextlib.suppress(FileExistsError):
-            os.link(part, path)  # the first of several at once wins
-    finally:
-        part.unlink(missing_ok=True)
-    return path.read_text().strip()
 
 
 async def open_work(

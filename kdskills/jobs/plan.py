@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from kdskills.errors import BadRequest
-from kdskills.jobs.heads import StepHead, TaskHead
+from kdskills.jobs.heads import TERMINAL, JobStatus, StepHead, StepStatus, TaskHead
 from kdskills.jobs.model import JobSpec, StepSpec
-from kdskills.jobs.states import TERMINAL, JobStatus, StepStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kdskills.jobs.attempts import Verdict
-from kdskills.jobs.database import micros, upsert, utc_now
-from kdskills.jobs.outcome import ending, follows
-from kdskills.jobs.records import in_states, task_of
+from kdskills.jobs.records import ending, follows, in_states, task_of
+from kdskills.storage.database import micros, upsert, utc_now
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kdskills.jobs.database import micros, utc_now
+from kdskills.storage.database import micros, utc_now
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kdskills.jobs.database import word_type
+from kdskills.storage.database import word_type
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from kdskills.errors import BadRequest
-from kdskills.jobs.folder import close_state
 from kdskills.jobs.settings import user_state_dir
 from kdskills.remote.client.base import AsyncAppServerClient, OnCall
 from kdskills.remote.client.blocking import (
@@ -30,6 +29,7 @@ from kdskills.remote.journal import SqlJournal, journal_url
 from kdskills.remote.ports import CallJournal, ServerProfile
 from kdskills.remote.probe import profile_for
 from kdskills.remote.signals import AppServerSignal
+from kdskills.storage.folder import close_state
 
 Probing = Literal["auto", "never"]
 StateFolder = str | os.PathLike[str] | None

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 CONNECTS = {
-    "kdskills/jobs/database.py": "the one way to a database",
+    "kdskills/storage/database.py": "the one way to a database",
     "kdskills/remote/catalog/index.py": "codex's own index, through SQLite itself",
     "kdskills/testing/journal_storm.py": "reads SQLite's verdict when every process has ended",
 }
 """Modules that connect to a database by themselves, and why."""
 
 URLS = {
-    "kdskills/jobs/database.py": "tells a file from other URLs",
+    "kdskills/storage/database.py": "tells a file from other URLs",
     "kdskills/jobs/settings.py": "the default database",
     "kdskills/remote/journal/sql.py": "the default journal",
 }

@@ -32,8 +32,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kdskills.doors.web.serving import FIRST_TOKEN
-from kdskills.jobs.database import Database
 from kdskills.jobs.roster import hold_slot
+from kdskills.storage.database import Database
 from kdskills.testing.work import keep_finished
 
 OVER_HEALTH_MS = 5.0

@@ -24,9 +24,8 @@ from kdskills.app.operations.models import Input, Output
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.errors import BadRequest, ExecRefused, KdskillsError, MissingExtra
 from kdskills.execution.rootfs import Rootfs, build_rootfs, rootfs_for_image
-from kdskills.jobs.database import Database
-from kdskills.jobs.folder import database_folder
-from kdskills.jobs.migrate import HEADS, current, upgrade
+from kdskills.storage.database import HEADS, Database, current_revisions, upgrade
+from kdskills.storage.folder import database_folder
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
@@ -61,7 +60,7 @@ def _upgrade(url: str, state_dir: Path) -> UpgradeOut:
     database = Database(url, label="the service's database")
     try:
         done = {part: upgrade(database, part) for part in sorted(HEADS)}
-        revisions = database.ask(current)
+        revisions = database.ask(current_revisions)
     finally:
         database.close()
     return UpgradeOut(
@@ -276,7 +275,7 @@ def _writable(folder: Path) -> str:
 
 async def _database(host: Host) -> str:
     """Ask the database something, without making it or its tables. Raises KdskillsError, OSError."""
-    from kdskills.jobs.database import Database, sqlite_file
+    from kdskills.storage.database import Database, sqlite_file
 
     url = host.settings.work_database
     try:
@@ -299,7 +298,7 @@ async def _database(host: Host) -> str:
 
 async def _artifacts(url: str) -> str:
     """Write, read and delete a small object where artifacts are kept. Raises KdskillsError, OSError."""
-    from kdskills.jobs.artifacts.opening import open_blobs
+    from kdskills.jobs.artifacts.store import open_blobs
 
     blobs, key = open_blobs(url), f"doctor/{secrets.token_hex(8)}"
     try:

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from kdskills.app.operations.models import Input, Output
 from kdskills.errors import BadRequest
-from kdskills.jobs.database import micros, moment_of
+from kdskills.storage.database import micros, moment_of
 
 Row = TypeVar("Row")
 MAX_PAGE = 500

@@ -13,7 +13,7 @@ from kdskills.app.operations.paging import PageInput, PageOutput, page_by_time
 from kdskills.app.operations.scoped import ProjectInput, audit_name
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.errors import BadRequest
-from kdskills.jobs.database import utc_now
+from kdskills.storage.database import utc_now
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host

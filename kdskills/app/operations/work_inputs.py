@@ -101,7 +101,7 @@ class Ready(Part):
     def _compiles(cls, value: str | None) -> str | None:
         if value is not None:
             try:
-                from kdskills.jobs.services.companion import line_pattern
+                from kdskills.jobs.companion import line_pattern
             except ModuleNotFoundError:  # without background work nothing will match it, and the operation says so
                 return value
             try:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from kdskills.app.operations.models import Output
 from kdskills.app.operations.paging import PageOutput
-from kdskills.jobs.states import JobStatus, StepStatus, TaskStatus
+from kdskills.jobs.heads import JobStatus, StepStatus, TaskStatus
 
 RunStatus = Literal["succeeded", "failed", "timeout", "canceled"]
 

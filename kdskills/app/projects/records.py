@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kdskills.app.projects.model import AuditRow, Project, SkillState, SkillVersion
 from kdskills.errors import Conflict, Diagnostic, NotFound
-from kdskills.jobs.database import micros, moment_of, upsert, word_type
 from kdskills.skills.archives import TreeFile
+from kdskills.storage.database import micros, moment_of, upsert, word_type
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -25,8 +25,8 @@ from kdskills.app.projects.model import (
 from kdskills.app.projects.records import ProjectRecords, ProjectTables, version_of_row
 from kdskills.app.projects.views import Ingredients, ProjectViews, Uploaded, descriptor_mark
 from kdskills.errors import BadRequest, NotFound, OperatorMustAct
-from kdskills.jobs.database import Database, micros, moment_of, utc_now
 from kdskills.skills.archives import ArchiveLimits, UnpackedSkill, unpack_skill
+from kdskills.storage.database import Database, micros, moment_of, utc_now
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -43,7 +43,7 @@ class ProjectReads:
     """What is asked of projects.
 
     Args:
-        database: Where rows are kept; its tables must be there (`kdskills.jobs.migrate`, part `service`).
+        database: Where rows are kept; its tables must be there (`kdskills.storage.database`, part `service`).
         state_dir: Where versions are kept.
         views: Puts skills under policy.
         bundle_of: Folder of a project's bundle when its row names none.

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from kdskills.app.host import Host
     from kdskills.app.identity import Identity
     from kdskills.jobs.artifacts import ArtifactStore
-    from kdskills.jobs.canceling import Kind
-    from kdskills.jobs.client import SubmissionHook
+    from kdskills.jobs.client import Kind, SubmissionHook
     from kdskills.jobs.heads import JobHead, TaskHead
     from kdskills.jobs.records import WorkRecords
     from kdskills.jobs.settings import JobsSettings

@@ -15,9 +15,8 @@ from datetime import datetime
 from typing import Final, Generic, Literal, TypeVar
 
 from kdskills.errors import Conflict
-from kdskills.jobs.database import utc_now
-from kdskills.jobs.heads import JobHead, StepHead, TaskHead
-from kdskills.jobs.states import TERMINAL
+from kdskills.jobs.heads import TERMINAL, JobHead, StepHead, TaskHead
+from kdskills.storage.database import utc_now
 
 EventKind = Literal["state", "output", "heartbeat"]
 

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 from kdskills.errors import ExecRefused, KdskillsError
 from kdskills.execution.choose import require_consent
 from kdskills.jobs.attempts import AttemptFacts, AttemptOrder, ProcessIdentity, SessionFolder, Verdict, shim
-from kdskills.jobs.attempts.asking import to_request
+from kdskills.jobs.attempts.exchange import refusal, to_request, to_verdict
 from kdskills.jobs.attempts.order import OutputError
 from kdskills.jobs.attempts.sessions import Bounds, workdir_files
-from kdskills.jobs.attempts.telling import refusal, to_verdict
 from kdskills.jobs.services import ServiceSupervisor
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from kdskills.hooks import hookimpl
-from kdskills.jobs.database import Database, micros, moment_of, upsert, utc_now, word_type
 from kdskills.session.state import ImportedSkill, LoadedSkill, SessionHead, SessionRecord
 from kdskills.session.store import StoreConflict, StoreUnavailable
+from kdskills.storage.database import Database, micros, moment_of, upsert, utc_now, word_type
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

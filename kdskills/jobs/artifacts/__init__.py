@@ -4,11 +4,9 @@ The bytes of an artifact are kept once per project under `artifacts/{project}/sh
 stands in the table `kd_artifacts`. What is read back is checked against its digest.
 """
 
-from kdskills.jobs.artifacts.blobs import ArtifactCorrupt, ArtifactStoreUnavailable, Blobs
+from kdskills.jobs.artifacts.blobs import ArtifactCorrupt, ArtifactStoreUnavailable, Blobs, artifact_id, mime_of
 from kdskills.jobs.artifacts.keeper import ArtifactKeeper, ArtifactRow
-from kdskills.jobs.artifacts.naming import artifact_id, mime_of
-from kdskills.jobs.artifacts.opening import artifacts_url, open_artifacts
-from kdskills.jobs.artifacts.store import ArtifactStore, Stored
+from kdskills.jobs.artifacts.store import ArtifactStore, Stored, artifacts_url, open_artifacts
 
 __all__ = [
     "ArtifactCorrupt",

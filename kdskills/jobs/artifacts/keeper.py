@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kdskills.errors import NotFound
-from kdskills.jobs.artifacts.naming import artifact_id, mime_of
+from kdskills.jobs.artifacts.blobs import artifact_id, mime_of
 from kdskills.jobs.artifacts.store import ArtifactStore
-from kdskills.jobs.database import Database, micros, moment_of, upsert, utc_now
 from kdskills.jobs.heads import ArtifactRef, TaskHead
 from kdskills.jobs.model import Scope
 from kdskills.skills.private_files import private_folder, write_private
+from kdskills.storage.database import Database, micros, moment_of, upsert, utc_now
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -1,4 +1,4 @@
-"""The store of artifacts: content-addressed, streamed both ways, checked when it is read."""
+"""The store of artifacts: opened by its URL, addressed by content, streamed both ways, checked when it is read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from kdskills.errors import BadRequest
-from kdskills.jobs.artifacts.blobs import CHUNK, ArtifactCorrupt, Blobs
-from kdskills.jobs.artifacts.naming import blob_key
+from kdskills.jobs.artifacts.blobs import CHUNK, ArtifactCorrupt, ArtifactStoreUnavailable, Blobs, blob_key
 from kdskills.skills.private_files import open_private
 
 LINK: Final = timedelta(minutes=15)
@@ -128,3 +128,46 @@ def _hashed(source: Path) -> Stored:
             hasher.update(chunk)
             size += len(chunk)
     return Stored(hasher.hexdigest(), size)
+
+
+FORMS = "a folder, s3://bucket/prefix, az://container/prefix or gs://bucket/prefix"
+
+
+def artifacts_url(configured_url: str | None, state_dir: Path) -> str:
+    """Return where artifacts are kept: the setting, or a folder beside the other durable state."""
+    return configured_url or str(state_dir)
+
+
+def open_artifacts(url: str) -> ArtifactStore:
+    """Open the store at *url*; nothing is asked of it yet.
+
+    Args:
+        url: An absolute folder, `file:///folder`, `s3://bucket/prefix`, `az://container/prefix` or `gs://bucket/prefix`.
+            Credentials come from where each cloud's own tools take them.
+
+    Raises:
+        ArtifactStoreUnavailable: The URL is not understood, or the storage cannot be set up.
+        MissingExtra: What speaks to the storage is not installed.
+    """
+    return ArtifactStore(open_blobs(url))
+
+
+def open_blobs(url: str) -> Blobs:
+    """Open the storage at *url* itself; as `open_artifacts`."""
+    parts = urlsplit(url)
+    if url.startswith("/") or parts.scheme == "file":
+        from kdskills.jobs.artifacts.backends import local_blobs
+
+        return local_blobs(Path(url if url.startswith("/") else parts.path))
+    prefix = parts.path.strip("/")
+    if not parts.netloc or parts.query or parts.fragment or parts.username is not None:
+        raise ArtifactStoreUnavailable(f"artifacts are kept in {FORMS}; the setting names none of these")
+    if parts.scheme == "gs":
+        from kdskills.jobs.artifacts.backends import google_blobs
+
+        return google_blobs(parts.netloc, prefix)
+    if parts.scheme in {"s3", "az"}:
+        from kdskills.jobs.artifacts.backends import cloud_blobs
+
+        return cloud_blobs(parts.scheme, parts.netloc, prefix)
+    raise ArtifactStoreUnavailable(f"artifacts are kept in {FORMS}, not {parts.scheme}://")

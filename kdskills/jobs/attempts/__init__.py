@@ -5,7 +5,7 @@ how it ended. The shim is `shim.py`; the runner, which knows engines, is `kdskil
 """
 
 from kdskills.execution.logfile import LogPiece
-from kdskills.jobs.attempts.attempt import Attempt
+from kdskills.jobs.attempts.attempt import Attempt, Attempts, Starter, WarmStarter
 from kdskills.jobs.attempts.order import (
     AttemptFacts,
     AttemptOrder,
@@ -19,8 +19,6 @@ from kdskills.jobs.attempts.order import (
     VerdictStatus,
 )
 from kdskills.jobs.attempts.sessions import SessionFolder
-from kdskills.jobs.attempts.store import Attempts, Starter
-from kdskills.jobs.attempts.warm import WarmStarter
 
 __all__ = [
     "Attempt",

@@ -1,27 +1,145 @@
-"""One attempt as its folder shows it, to whoever may read that folder."""
+"""Attempts on this host: starting them through a launcher, finding them again, and what the folder of one tells.
+
+Any process that may read an attempt's folder can follow it; only a worker, which has a `Starter`, begins one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import fcntl
+import json
 import logging
 import os
+import select
 import shutil
 import signal
+import subprocess
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from pydantic import ValidationError
 
 from kdskills.errors import ExecFailed
+from kdskills.execution.dirs import private_dir
 from kdskills.execution.logfile import LogPiece, read_log
 from kdskills.jobs.attempts import shim
-from kdskills.jobs.attempts.order import AttemptFacts, AttemptOrder, AttemptState, LogStream, Verdict
+from kdskills.jobs.attempts.order import AttemptFacts, AttemptOrder, AttemptState, LogStream, Verdict, require_task_id
+from kdskills.skills.private_files import private_folder
 
-if TYPE_CHECKING:
-    from kdskills.jobs.attempts.store import Starter
+ANSWER_S: Final = 60.0
+"""Seconds a launcher may take for an answer; its first one waits for every import."""
+REAP_S: Final = 120.0
+_LINE: Final = 65536
+
+
+class WarmStarter:
+    """Starts shims through one launcher process, made when it is first needed and again when it died.
+
+    Any thread and any event loop may use it; orders go through one at a time, as a fork takes milliseconds.
+
+    Args:
+        command: Command line of the launcher.
+        greeting: First line it reads: the settings, which may hold secrets and so are no arguments.
+    """
+
+    def __init__(self, command: Sequence[str], greeting: bytes) -> None:
+        self._command = tuple(command)
+        self._greeting = greeting
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def start(self, folder: Path) -> None:
+        """Start the shim of the attempt in *folder*. Raises ExecFailed."""
+        await asyncio.to_thread(self._start, folder)
+
+    async def reap(self, engine: str) -> None:
+        """End what dead runners left on *engine*. Raises ExecFailed."""
+        await asyncio.to_thread(self._reap, engine)
+
+    def warm(self) -> None:
+        """Start the launcher ahead of the first order."""
+        with self._lock:
+            self._launcher()
+
+    def close(self) -> None:
+        """Let the launcher go; shims stay."""
+        with self._lock:
+            self._end()
+
+    def _start(self, folder: Path) -> None:
+        order = {"start": str(folder)}
+        with self._lock:
+            answer = self._ask(order)
+            if answer is None:  # it died: a second one is asked, and finds the order begun if the first got that far
+                answer = self._ask(order)
+        if answer is None or "error" in answer:
+            cause = "it died" if answer is None else answer["error"]
+            raise ExecFailed(f"the launcher could not start an attempt: {cause}", code="launcher_failed")
+
+    def _ask(self, order: dict[str, str]) -> dict[str, object] | None:
+        """Send an order and read the answer; None when the launcher is dead or mute, and gone by now."""
+        process = self._launcher()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+            process.stdin.flush()
+            if select.select([process.stdout], [], [], ANSWER_S)[0]:
+                line = process.stdout.readline(_LINE)
+                if line:
+                    answer = json.loads(line)
+                    return answer if isinstance(answer, dict) else None
+        except (OSError, ValueError):
+            pass  # a launcher that went away, or is none
+        self._end()
+        return None
+
+    def _launcher(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._end()
+        process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        self._process = process
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # found out by whoever asks it something
+            process.stdin.write(self._greeting + b"\n")
+            process.stdin.flush()
+        return process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        try:
+            process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _reap(self, engine: str) -> None:
+        began = time.monotonic()
+        try:
+            done = subprocess.run(
+                [*self._command, "--reap", engine],
+                input=self._greeting + b"\n",
+                capture_output=True,
+                timeout=REAP_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise ExecFailed(f"reaping {engine} took longer than {time.monotonic() - began:.0f} s") from None
+        if done.returncode:
+            words = done.stderr.decode("utf-8", "replace").strip()[-500:]
+            raise ExecFailed(f"reaping {engine} failed: {words}", code="reap_failed")
+
 
 _LOG = logging.getLogger("kdskills.jobs")
 QUICK_S: Final = 0.005
@@ -225,3 +343,100 @@ def attempt_alive(folder: Path) -> bool:
         return False
     finally:
         os.close(fd)
+
+
+RUNS: Final = "runs"
+SESSIONS: Final = "sessions"
+
+
+class Starter(Protocol):
+    """Makes a shim for an order that lies in its folder, and reaps after one that died."""
+
+    async def start(self, folder: Path) -> None:
+        """Start the shim of the attempt in *folder*; one that is alive already is left alone. Raises ExecFailed."""
+        ...
+
+    async def reap(self, engine: str) -> None:
+        """End what dead runners left on *engine*. Raises ExecFailed."""
+        ...
+
+
+class Attempts:
+    """The attempts below one state folder.
+
+    Args:
+        state_dir: The state folder; `runs/` and `sessions/` are made in it, closed to everybody else.
+        starter: Starts shims; without one, attempts can only be found.
+    """
+
+    def __init__(self, state_dir: Path, starter: Starter | None = None) -> None:
+        self._state = state_dir
+        self._starter = starter
+
+    def session_dir(self, session_key: str) -> Path:
+        """Return the folder of a session's files; it need not be there yet."""
+        return self._state / SESSIONS / require_task_id(session_key)
+
+    async def start(self, order: AttemptOrder) -> Attempt:
+        """Start an attempt and return once its shim holds the lock.
+
+        The same attempt may be started again: one that began, whether it lives or not, is only found. So a worker that
+        was killed between its decision and the start repeats the call without ever running a program twice.
+
+        Raises:
+            ExecFailed: No shim could be started.
+        """
+        assert self._starter is not None
+        folder = self._folder(order.task_id, order.attempt)
+        await asyncio.to_thread(self._write, folder, order)
+        attempt = self.find(order.task_id, order.attempt)
+        if attempt is None:
+            await self._starter.start(folder)
+            attempt = Attempt(folder, order, self._starter)
+        return attempt
+
+    def find(self, task_id: str, attempt: int) -> Attempt | None:
+        """Return an attempt that has begun; None for one that never did, which may still be started."""
+        folder = self._folder(task_id, attempt)
+        facts = shim.read_json(folder / shim.ORDER)
+        if facts is None:
+            return None
+        if not attempt_alive(folder) and shim.read_identity(folder) is None and not (folder / shim.EXIT).exists():
+            return None
+        return Attempt(folder, AttemptOrder.model_validate(facts["order"]), self._starter)
+
+    def latest(self, task_id: str) -> Attempt | None:
+        """Return the task's last attempt that has begun."""
+        top = self._state / RUNS / require_task_id(task_id)
+        if not top.is_dir():
+            return None
+        numbers = sorted((int(path.name) for path in top.iterdir() if path.name.isdigit()), reverse=True)
+        return next((attempt for number in numbers if (attempt := self.find(task_id, number)) is not None), None)
+
+    def remove(self, task_id: str) -> bool:
+        """Remove everything of a task's attempts; False when one lives and was left."""
+        top = self._state / RUNS / require_task_id(task_id)
+        if not top.is_dir():
+            return True
+        for path in list(top.iterdir()):
+            if attempt_alive(path):
+                return False
+        shutil.rmtree(top)
+        return True
+
+    def tasks(self) -> list[str]:
+        """Return the ids of every task with a folder here."""
+        top = self._state / RUNS
+        return sorted(path.name for path in top.iterdir()) if top.is_dir() else []
+
+    def _folder(self, task_id: str, attempt: int) -> Path:
+        return self._state / RUNS / require_task_id(task_id) / str(attempt)
+
+    def _write(self, folder: Path, order: AttemptOrder) -> None:
+        """Make the folder and write the order, unless it is there from an earlier try."""
+        private_dir(self._state)
+        runs = self._state / RUNS
+        for path in (runs, folder.parent, folder):
+            private_folder(path)
+        if not (folder / shim.ORDER).exists():
+            shim.write_json(folder / shim.ORDER, order.to_json())

@@ -21,7 +21,7 @@ from kdskills.execution.check import output_problem
 from kdskills.execution.collect import MAX_ERRORS
 from kdskills.execution.request import Artifact, ExecResult
 from kdskills.execution.stage import locked
-from kdskills.jobs.attempts.asking import MARKER
+from kdskills.jobs.attempts.exchange import MARKER
 from kdskills.jobs.attempts.order import OutputError
 from kdskills.skills.private_files import make_folder, open_private, private_folder
 

@@ -1,4 +1,7 @@
-"""What the parts of a worker share: the database with retries, the worker's name, its work in hand and the events of it."""
+"""What the parts of a worker share: the database with retries, the worker's name, its work in hand and the events of it.
+
+Lines of its log carry the ids of the task and job they are about.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,23 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
-from kdskills.jobs.database import DatabaseUnavailable
 from kdskills.jobs.heads import ArtifactRef, TaskHead
 from kdskills.jobs.model import Scope
 from kdskills.jobs.opening import Work
 from kdskills.jobs.queue import Capacity
+from kdskills.storage.database import DatabaseUnavailable
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
 
 T = TypeVar("T")
 WorkKind = Literal["batch", "service", "job"]
@@ -174,3 +181,28 @@ def passing(error: DatabaseUnavailable) -> bool:
     if isinstance(cause, exc.DBAPIError) and cause.connection_invalidated:
         return True
     return isinstance(cause, exc.OperationalError | exc.InterfaceError | exc.TimeoutError)
+
+
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+_ABOUT: Final[ContextVar[Mapping[str, str]]] = ContextVar("kdskills_work_in_hand")
+
+
+@contextmanager
+def about(**ids: str | None) -> Iterator[None]:
+    """Give every line that is logged in the block these facts, such as `task` or `job`; None gives none."""
+    facts = {name: item for name, item in ids.items() if item is not None}
+    mark = _ABOUT.set({**_ABOUT.get(_NOTHING), **facts})
+    try:
+        yield
+    finally:
+        _ABOUT.reset(mark)
+
+
+class AboutWork(logging.Filter):
+    """Adds to a record's facts what it is about; facts of its own come first."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return True: every record passes."""
+        record_facts = getattr(record, "facts", None)
+        record.facts = {**_ABOUT.get(_NOTHING), **(record_facts if isinstance(record_facts, dict) else {})}
+        return True

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kdskills.errors import MissingExtra
-from kdskills.jobs.database import SCHEMA_LOCK, run_revisions
+from kdskills.storage.database import SCHEMA_LOCK, run_revisions
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kdskills.errors import MissingExtra, OperatorMustAct
-from kdskills.jobs.database import Database, sqlite_file, upsert
 from kdskills.remote.journal.schema import upgrade
 from kdskills.remote.journal.states import ANSWERED, takeover
 from kdskills.remote.ports import CallClaim, CallIdentity, JournalRow, StoredAnswer
 from kdskills.skills.private_files import make_folder
+from kdskills.storage.database import Database, sqlite_file, upsert
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

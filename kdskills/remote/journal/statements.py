@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from kdskills.jobs.database import upsert
 from kdskills.remote.journal.states import ANSWERED, KEEPS_LATE, NEEDS_DEAD_OWNER, Event, after, sources
 from kdskills.remote.journal.tables import calls as table
+from kdskills.storage.database import upsert
 
 MICRO: Final = 1_000_000
 ANSWERED_STATES: Final = sorted(ANSWERED)

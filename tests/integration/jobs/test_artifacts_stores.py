@@ -24,7 +24,7 @@ from obstore.store import S3Store
 from kdskills.app import Host, Settings
 from kdskills.errors import NotFound
 from kdskills.jobs.artifacts import ArtifactCorrupt, ArtifactStore, ArtifactStoreUnavailable, open_artifacts
-from kdskills.jobs.artifacts.naming import blob_key
+from kdskills.jobs.artifacts.blobs import blob_key
 
 BIN = Path(sys.executable).parent
 BUCKET = "kept"

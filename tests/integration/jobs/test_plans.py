@@ -13,12 +13,12 @@ import sqlalchemy as sa
 
 from kdskills.app.upkeep import _measured
 from kdskills.jobs.client import JobsClient
-from kdskills.jobs.database import micros, utc_now
 from kdskills.jobs.model import Command, JobSpec, Placement, Scope, StepSpec, TaskSpec
 from kdskills.jobs.opening import Work
 from kdskills.jobs.records import ListQuery
-from kdskills.jobs.retention import Retention
 from kdskills.jobs.settings import JobsSettings
+from kdskills.jobs.worker.cleanup import Retention
+from kdskills.storage.database import micros, utc_now
 
 pytestmark = pytest.mark.timeout(300)
 

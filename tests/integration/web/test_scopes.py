@@ -8,7 +8,7 @@ import pytest
 
 from kdskills.app.identity import SCOPES, TokenLimits
 from kdskills.app.operations import OPERATIONS
-from kdskills.jobs.database import utc_now
+from kdskills.storage.database import utc_now
 
 ELSEWHERE = sorted(name for name, operation in OPERATIONS.items() if not operation.local)
 LOCAL = sorted(set(OPERATIONS) - set(ELSEWHERE))

@@ -12,9 +12,9 @@ from kdskills.app.logs import without_secrets
 from kdskills.app.operations.work_inputs import Ready
 from kdskills.errors import BadRequest
 from kdskills.execution.globs import compile_glob
+from kdskills.jobs.companion import LineFinder
 from kdskills.jobs.model import OnPattern, ServiceSpec
-from kdskills.jobs.services.beside import check_service
-from kdskills.jobs.services.companion import LineFinder
+from kdskills.jobs.services import check_service
 from kdskills.models.cassette import stable_text
 from kdskills.remote.dispatch.arguments import faults
 from kdskills.remote.dispatch.redaction import redact

@@ -17,8 +17,8 @@ from kdskills.app import Host, Settings
 from kdskills.app.identity import LOCAL
 from kdskills.app.operations import Context
 from kdskills.doors.cli.main import build_cli
-from kdskills.jobs.migrate import HEADS
 from kdskills.jobs.model import Scope
+from kdskills.storage.database import HEADS
 
 SCHEMAS = sorted((Path(__file__).parent / "schemas").glob("*.sql"))
 TOKEN = "kd_891aadc36fd71aba_7cKJYF8oJddna3RpbnooJ1H_vu5W3H3vB-q4qgy-De8"

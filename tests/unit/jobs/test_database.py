@@ -7,10 +7,9 @@ from contextlib import closing
 import pytest
 import sqlalchemy as sa
 
-from kdskills.jobs import database as room
-from kdskills.jobs.database import Database, DatabaseUnavailable
-from kdskills.jobs.migrate import HEADS, upgrade
 from kdskills.remote.journal.sql import SqlJournal
+from kdskills.storage import database as room
+from kdskills.storage.database import HEADS, Database, DatabaseUnavailable, upgrade
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
-from kdskills.jobs.database import Database
-from kdskills.jobs.migrate import HEADS, VERSIONS, current, upgrade
 from kdskills.jobs.tables import WorkTables
+from kdskills.storage.database import HEADS, VERSIONS, Database, current_revisions, upgrade
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def test_an_upgrade_is_done_once(empty):
     """The second look finds nothing to do."""
     assert upgrade(empty, "work")
     assert not upgrade(empty, "work")
-    assert HEADS["work"] in empty.ask(current)
+    assert HEADS["work"] in empty.ask(current_revisions)
 
 
 def test_parts_do_not_wait_for_one_another(empty):
@@ -46,7 +45,7 @@ def test_parts_do_not_wait_for_one_another(empty):
     parts = list(HEADS)
     for index, part in enumerate(parts):
         upgrade(empty, part)
-        assert empty.ask(current) == {HEADS[one] for one in parts[: index + 1]}
+        assert empty.ask(current_revisions) == {HEADS[one] for one in parts[: index + 1]}
 
 
 def test_every_revision_stands_alone():
@@ -54,10 +53,10 @@ def test_every_revision_stands_alone():
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
-    import kdskills.jobs.migrate as room
+    import kdskills.storage.database as room
 
     config = Config()
-    config.set_main_option("script_location", room.__file__.replace("migrate.py", "migrations"))
+    config.set_main_option("script_location", room.__file__.replace("database.py", "migrations"))
     config.set_main_option("path_separator", "os")
     script = ScriptDirectory.from_config(config)
     assert sorted(script.get_heads()) == sorted(HEADS.values())

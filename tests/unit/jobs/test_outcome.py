@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.jobs.attempts import AttemptFacts, Verdict
-from kdskills.jobs.heads import TaskHead
+from kdskills.jobs.heads import TERMINAL, TaskHead
 from kdskills.jobs.model import Command, Placement, Scope, ServiceSpec, TaskSpec
-from kdskills.jobs.outcome import began, ending, readiness
-from kdskills.jobs.states import TERMINAL
+from kdskills.jobs.records import began, ending, readiness
 
 NOW = datetime.now(UTC)
 STATUSES = ["ok", "nonzero", "timeout", "cancelled", "refused", "infra_error", "limit", "startup_timeout", "lost"]

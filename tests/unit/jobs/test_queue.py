@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from kdskills.app.upkeep import NoWorker, _workers
-from kdskills.jobs.database import micros, utc_now
 from kdskills.jobs.model import Scope
 from kdskills.jobs.opening import Work
 from kdskills.jobs.queue import Capacity, WorkQueue
 from kdskills.jobs.records import new_row, new_task
 from kdskills.jobs.roster import hold_slot
+from kdskills.storage.database import micros, utc_now
 
 ROOM = Capacity(batch=100, service=100, jobs=100)
 

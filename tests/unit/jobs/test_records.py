@@ -2,11 +2,11 @@
 
 import pytest
 
-from kdskills.jobs.database import micros, utc_now
+from kdskills.jobs.heads import TASKS, TERMINAL, may
 from kdskills.jobs.model import Scope
 from kdskills.jobs.records import ListQuery, new_task
 from kdskills.jobs.roster import Roster
-from kdskills.jobs.states import TASKS, TERMINAL, may
+from kdskills.storage.database import micros, utc_now
 
 
 class Bench:

@@ -6,11 +6,11 @@ import time
 import pytest
 
 from kdskills.jobs.attempts import shim
-from kdskills.jobs.database import micros, utc_now
 from kdskills.jobs.plan import step_task_id
 from kdskills.jobs.records import new_task
-from kdskills.jobs.retention import Retention
 from kdskills.jobs.roster import Roster
+from kdskills.jobs.worker.cleanup import Retention
+from kdskills.storage.database import micros, utc_now
 
 DAY = 86_400_000_000
 

@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
-from kdskills.jobs.database import micros, utc_now
-from kdskills.jobs.opening import Work, host_id
+from kdskills.jobs.opening import Work
 from kdskills.jobs.roster import Roster, hold_slot, slot_file, slot_taken
+from kdskills.storage.database import micros, utc_now
+from kdskills.storage.folder import host_id
 
 
 def live(work):

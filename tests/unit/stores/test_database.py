@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.errors import OperatorMustAct
-from kdskills.jobs.database import Database, DatabaseUnavailable, micros, moment_of, utc_now
+from kdskills.storage.database import Database, DatabaseUnavailable, micros, moment_of, utc_now
 
 
 def test_prepared_once_by_whoever_comes_first(tmp_path: Path) -> None:

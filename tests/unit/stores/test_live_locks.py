@@ -13,9 +13,9 @@ from kdskills.app.operations.machine import _upgrade
 from kdskills.app.settings import Settings
 from kdskills.app.tokens import Tokens
 from kdskills.builtin.stores.sql import SqlStore
-from kdskills.jobs.database import Database
 from kdskills.jobs.opening import Work
 from kdskills.remote.journal import SqlJournal
+from kdskills.storage.database import Database
 
 PROBE = "import fcntl,sys; f=open(sys.argv[1],'r+b'); fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 0x40000002)"
 """Takes the bytes every connection to a live write-ahead log holds shared; another process can, once they were dropped."""

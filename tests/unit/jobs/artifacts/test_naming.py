@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.jobs.artifacts import artifact_id, mime_of
-from kdskills.jobs.artifacts.naming import blob_key
+from kdskills.jobs.artifacts.blobs import blob_key
 
 DIGEST = "ab" * 32
 PROJECTS = st.text(min_size=1, max_size=40)

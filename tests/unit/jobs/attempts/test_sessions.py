@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kdskills.execution.collect import MAX_ERRORS
 from kdskills.execution.request import Artifact, ArtifactError, ExecResult, IsolationLevel, Stream
-from kdskills.jobs.attempts.asking import MARKER
+from kdskills.jobs.attempts.exchange import MARKER
 from kdskills.jobs.attempts.order import sha256
 from kdskills.jobs.attempts.sessions import Bounds, SessionFolder, WorkdirFiles, workdir_files
 

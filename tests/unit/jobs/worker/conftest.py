@@ -9,13 +9,12 @@ import time
 import pytest
 
 from kdskills.jobs.attempts import Attempts, shim
-from kdskills.jobs.database import micros, utc_now
 from kdskills.jobs.heads import ArtifactRef
 from kdskills.jobs.queue import WorkQueue
 from kdskills.jobs.roster import Roster, hold_slot
 from kdskills.jobs.worker.context import WorkerContext
-from kdskills.jobs.worker.jobs import JobRun
-from kdskills.jobs.worker.tasks import TaskRun
+from kdskills.jobs.worker.runs import JobRun, TaskRun
+from kdskills.storage.database import micros, utc_now
 
 
 class Scripted:

@@ -7,7 +7,7 @@ import logging
 
 from kdskills.app.logs import json_logs
 from kdskills.jobs.worker import AboutWork, Worker, about
-from kdskills.jobs.worker.tasks import TaskRun
+from kdskills.jobs.worker.runs import TaskRun
 
 LOG = logging.getLogger("kdskills.jobs")
 

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from kdskills.jobs.database import micros, utc_now
 from kdskills.jobs.plan import step_task_id
-from kdskills.jobs.worker.jobs import JobRun
+from kdskills.jobs.worker.runs import JobRun
+from kdskills.storage.database import micros, utc_now
 
 
 async def begun(bench, head, context=None):

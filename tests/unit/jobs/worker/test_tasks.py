@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from sqlalchemy.exc import OperationalError
 
 from kdskills.jobs.attempts import AttemptFacts, Verdict
-from kdskills.jobs.database import DatabaseUnavailable, micros, moment_of, utc_now
-from kdskills.jobs.outcome import follows
-from kdskills.jobs.worker.tasks import TaskRun
+from kdskills.jobs.records import follows
+from kdskills.jobs.worker.runs import TaskRun
+from kdskills.storage.database import DatabaseUnavailable, micros, moment_of, utc_now
 
 ENDPOINT = {"port": 80, "host_port": 4711, "url": "http://127.0.0.1:4711"}
 

@@ -1,7 +1,11 @@
-"""Artifacts in a folder, S3 or Azure, through obstore."""
+"""Kinds of storage of artifacts: a folder, S3 and Azure through obstore, Google's through google-cloud-storage.
+
+A library is imported when the first storage that needs it is opened.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,6 +19,7 @@ from kdskills.skills.private_files import FILE_MODE, make_folder, private_folder
 if TYPE_CHECKING:
     from obstore import Attributes
     from obstore.store import ObjectStore
+
 
 ATTRIBUTES: Final = {"Content-Type": "application/octet-stream", "Content-Disposition": "attachment"}
 """A browser that follows a link saves what a program wrote; it never shows it."""
@@ -38,7 +43,7 @@ def local_blobs(folder: Path) -> ObjectBlobs:
         make_folder(folder)
     except OSError as error:
         raise ArtifactStoreUnavailable(f"the folder of artifacts cannot be made: {error.strerror}") from error
-    with _speaking():
+    with _obstore_errors():
         from obstore.store import LocalStore
 
         return ObjectBlobs(LocalStore(str(folder)), links=False, folder=folder)
@@ -46,7 +51,7 @@ def local_blobs(folder: Path) -> ObjectBlobs:
 
 def cloud_blobs(scheme: str, bucket: str, prefix: str) -> ObjectBlobs:
     """Return blobs in S3 or Azure; credentials and addresses come from the cloud's usual variables."""
-    with _speaking():
+    with _obstore_errors():
         from obstore.store import AzureStore, S3Store
 
         inner = prefix or None
@@ -74,7 +79,7 @@ class ObjectBlobs:
         """Ask for the first page of keys, which a bucket that is not there does not have. Raises ArtifactStoreUnavailable."""
         import obstore
 
-        with _speaking(), _in_bucket():
+        with _obstore_errors(), _in_bucket():
             await obstore.list(self._store, prefix=CHECKED, chunk_size=1).collect_async()
 
     async def save(self, key: str, source: Path) -> None:
@@ -82,7 +87,7 @@ class ObjectBlobs:
         import obstore
 
         attributes: Attributes | None = ATTRIBUTES if self._links else None
-        with _speaking(), _in_bucket():
+        with _obstore_errors(), _in_bucket():
             if self._folder is not None:
                 private_folder(self._folder / key.partition("/")[0], contents=True)
                 make_folder((self._folder / key).parent)
@@ -95,7 +100,7 @@ class ObjectBlobs:
         """Return the size of a key, or None."""
         import obstore
 
-        with _speaking():
+        with _obstore_errors():
             try:
                 return (await obstore.head_async(self._store, key))["size"]
             except FileNotFoundError:
@@ -105,7 +110,7 @@ class ObjectBlobs:
         """Stream a key."""
         import obstore
 
-        with _speaking(), _in_bucket():
+        with _obstore_errors(), _in_bucket():
             response = await obstore.get_async(self._store, key)
             async for chunk in response.stream(min_chunk_size=CHUNK):
                 yield bytes(chunk)
@@ -114,14 +119,14 @@ class ObjectBlobs:
         """Return a piece of a key."""
         import obstore
 
-        with _speaking(), _in_bucket():
+        with _obstore_errors(), _in_bucket():
             return bytes(await obstore.get_range_async(self._store, key, start=begin, end=end))
 
     async def delete(self, key: str) -> None:
         """Forget a key."""
         import obstore
 
-        with _speaking():
+        with _obstore_errors():
             try:
                 await obstore.delete_async(self._store, key)
             except FileNotFoundError:
@@ -133,7 +138,7 @@ class ObjectBlobs:
             return None
         import obstore
 
-        with _speaking():
+        with _obstore_errors():
             return await obstore.sign_async(self._store, "GET", key, expires)
 
     async def aclose(self) -> None:
@@ -154,7 +159,7 @@ def _in_bucket() -> Iterator[None]:
 
 
 @contextmanager
-def _speaking() -> Iterator[None]:
+def _obstore_errors() -> Iterator[None]:
     """Turn the library's failures into ours; its messages may hold addresses and names of credentials, and stay inside."""
     try:
         from obstore.exceptions import BaseError
@@ -165,6 +170,134 @@ def _speaking() -> Iterator[None]:
     except FileNotFoundError as error:
         raise NotFound("the bytes of this artifact are not there any more", code="artifact_missing") from error
     except (BaseError, OSError) as error:
+        raise ArtifactStoreUnavailable(
+            f"the storage of artifacts does not answer: {type(error).__name__}", driver=type(error).__name__
+        ) from error
+
+
+def google_blobs(bucket: str, prefix: str) -> GoogleBlobs:
+    """Return blobs in a bucket; credentials come from the machine, an emulator from `STORAGE_EMULATOR_HOST`.
+
+    Raises:
+        MissingExtra: google-cloud-storage is not installed.
+        ArtifactStoreUnavailable: There are no credentials.
+    """
+    try:
+        from google.auth.exceptions import GoogleAuthError
+        from google.cloud import storage  # type: ignore[import-untyped]
+    except ImportError:
+        raise MissingExtra("keeping artifacts in Google's storage", "gcs") from None
+    try:
+        client = storage.Client()
+    except (GoogleAuthError, OSError) as error:
+        raise ArtifactStoreUnavailable(f"Google's storage cannot be used here: {type(error).__name__}") from error
+    return GoogleBlobs(client, bucket, prefix)
+
+
+class GoogleBlobs:
+    """Blobs in a bucket. The client blocks, so its calls are made in threads."""
+
+    def __init__(self, client: Any, bucket: str, prefix: str) -> None:
+        self._client = client
+        self._bucket = client.bucket(bucket)
+        self._prefix = f"{prefix}/" if prefix else ""
+
+    def _blob(self, key: str) -> Any:
+        return self._bucket.blob(self._prefix + key, chunk_size=CHUNK)
+
+    async def check(self) -> None:
+        """Ask for a key, which only a bucket that is there answers. Raises ArtifactStoreUnavailable."""
+        with _google_errors():
+            bucket_exists = await asyncio.to_thread(self._bucket.exists)
+        if not bucket_exists:
+            raise ArtifactStoreUnavailable(NO_BUCKET)
+
+    async def save(self, key: str, source: Path) -> None:
+        """Keep a file, streamed; it appears whole or not at all."""
+        blob = self._blob(key)
+        blob.content_disposition = "attachment"
+
+        def upload() -> None:
+            with source.open("rb") as stream:
+                blob.upload_from_file(
+                    stream, size=source.stat().st_size, content_type="application/octet-stream", checksum="md5"
+                )
+
+        try:
+            with _google_errors():
+                await asyncio.to_thread(upload)
+        except NotFound:  # a key that is not there is made: it is the bucket
+            raise ArtifactStoreUnavailable(NO_BUCKET) from None
+
+    async def size(self, key: str) -> int | None:
+        """Return the size of a key, or None."""
+        with _google_errors():
+            blob = await asyncio.to_thread(self._bucket.get_blob, self._prefix + key)
+        return None if blob is None else int(blob.size)
+
+    async def read(self, key: str) -> AsyncIterator[bytes]:
+        """Stream a key in ranges of a chunk."""
+        with _google_errors():
+            blob = await asyncio.to_thread(self._bucket.get_blob, self._prefix + key)
+        if blob is None:
+            await self.check()
+            raise NotFound("the bytes of this artifact are not there any more", code="artifact_missing")
+        size = int(blob.size)
+        for start in range(0, size, CHUNK):
+            with _google_errors():
+                yield await asyncio.to_thread(
+                    blob.download_as_bytes, start=start, end=min(start + CHUNK, size) - 1, checksum=None
+                )
+
+    async def piece(self, key: str, begin: int, end: int) -> bytes:
+        """Return a piece of a key."""
+        try:
+            with _google_errors():
+                data: bytes = await asyncio.to_thread(
+                    self._blob(key).download_as_bytes, start=begin, end=end - 1, checksum=None
+                )
+        except NotFound:
+            await self.check()
+            raise
+        return data
+
+    async def delete(self, key: str) -> None:
+        """Forget a key."""
+        try:
+            with _google_errors():
+                await asyncio.to_thread(self._blob(key).delete)
+        except NotFound:
+            return
+
+    async def sign(self, key: str, expires: timedelta) -> str | None:
+        """Return a link; None for credentials that cannot sign, as those of an emulator."""
+        from google.auth.credentials import Signing
+
+        if not isinstance(self._client._credentials, Signing):  # noqa: SLF001 - the client offers no other way to ask
+            return None
+        with _google_errors():
+            link: str = await asyncio.to_thread(
+                self._blob(key).generate_signed_url, version="v4", expiration=expires, method="GET"
+            )
+            return link
+
+    async def aclose(self) -> None:
+        """Close the client's connections."""
+        await asyncio.to_thread(self._client.close)
+
+
+@contextmanager
+def _google_errors() -> Iterator[None]:
+    """Turn the library's failures into ours."""
+    from google.api_core.exceptions import GoogleAPIError
+    from google.api_core.exceptions import NotFound as GoogleNotFound
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        yield
+    except GoogleNotFound as error:
+        raise NotFound("the bytes of this artifact are not there any more", code="artifact_missing") from error
+    except (GoogleAPIError, GoogleAuthError, OSError) as error:
         raise ArtifactStoreUnavailable(
             f"the storage of artifacts does not answer: {type(error).__name__}", driver=type(error).__name__
         ) from error

@@ -1,4 +1,4 @@
-"""Forgetting what is over: heads, artifacts, run folders, and the space they took."""
+"""What a worker forgets and ends: work that is over for long with all it left, and programs nobody waits for."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kdskills.errors import BadRequest
+from kdskills.jobs.attempts.attempt import RUNS, attempt_alive
 from kdskills.jobs.attempts.order import require_task_id
-from kdskills.jobs.attempts.store import RUNS
-from kdskills.jobs.database import micros, utc_now
+from kdskills.jobs.heads import TERMINAL
 from kdskills.jobs.opening import Work
 from kdskills.jobs.roster import Roster
-from kdskills.jobs.states import TERMINAL
+from kdskills.jobs.worker.context import LOG
+from kdskills.storage.database import micros, utc_now
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,3 +138,27 @@ class Retention:
 
 def _ids(link: sa.Connection, query: sa.Select[Any]) -> list[str]:
     return list(link.execute(query).scalars())
+
+
+async def end_leftovers(work: Work) -> int:
+    """End programs on this host whose tasks are over or another host's; return how many attempts were asked to end.
+
+    They are left by a cancel on another host, by a worker that was given up while this host was cut off, or by one that
+    was killed between a terminal head and the end of the program.
+    """
+    ended = 0
+    for item in await asyncio.to_thread(_living, work):
+        head = await work.database.read(partial(work.records.task, item=item))
+        attempt = await asyncio.to_thread(work.attempts.latest, item)
+        if attempt is None or (head is not None and not head.terminal and head.host == work.host):
+            continue
+        if await asyncio.to_thread(attempt.cancel, "its task is over, or another host's"):
+            LOG.warning("ended a program of task %s, which is not this host's to run any more", item)
+            ended += 1
+    return ended
+
+
+def _living(work: Work) -> list[str]:
+    """Return ids of tasks with a living attempt on this host."""
+    top = work.state_dir / RUNS
+    return [item for item in work.attempts.tasks() if any(attempt_alive(path) for path in (top / item).iterdir())]

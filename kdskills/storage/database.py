@@ -1,6 +1,7 @@
-"""The one way kdskills speaks to a database: SQLite or PostgreSQL through SQLAlchemy Core.
+"""The one way to a database: SQLite or PostgreSQL through SQLAlchemy Core, with tables made by Alembic's revisions.
 
-Every room that keeps rows opens its engine here, so that several writers, also of several processes, get along.
+Every room that keeps rows opens its engine here, so that several writers, also of several processes, get along. The tables of
+the service are one Alembic tree with a branch for each part (see `migrations/README.md`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from kdskills.skills.private_files import private_database
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
 
 T = TypeVar("T")
 
@@ -349,3 +351,46 @@ def _begin_sqlite(link: sa.Connection) -> None:
     except sqlite3.Error as error:
         kind = sa.exc.OperationalError if isinstance(error, sqlite3.OperationalError) else sa.exc.DatabaseError
         raise kind(words, None, error) from error
+
+
+HEADS: Final = {"service": "service_0002", "work": "work_0003"}
+"""The newest revision of each part whose room opens its database here."""
+
+VERSIONS: Final = "kd_alembic"
+MIGRATIONS: Final = Path(__file__).with_name("migrations")
+
+
+def upgrade(database: Database, part: str, head: str | None = None) -> bool:
+    """Bring the tables of *part* up to date; whether there was anything to do. Blocks.
+
+    Args:
+        database: Where the tables are.
+        part: Label of the part's branch, such as `work`.
+        head: Its newest revision; looked up in `HEADS` when omitted.
+
+    Raises:
+        MissingExtra: Alembic is not installed.
+        DatabaseUnavailable: The database does not answer.
+    """
+    target = HEADS[part] if head is None else head
+    if target in database.ask(current_revisions):
+        return False
+
+    def change(link: sa.Connection) -> bool:
+        if link.dialect.name == "postgresql":
+            link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
+        if target in current_revisions(link):
+            return False
+        run_revisions(link, MIGRATIONS, f"{part}@head", missing=MissingExtra("a database of kdskills' own", "jobs"))
+        return True
+
+    return database.change(change)
+
+
+def current_revisions(link: sa.Connection) -> frozenset[str]:
+    """Return the revisions the database is at, of all parts."""
+    import sqlalchemy as sa
+
+    if not sa.inspect(link).has_table(VERSIONS):
+        return frozenset()
+    return frozenset(link.exec_driver_sql(f"SELECT version_num FROM {VERSIONS}").scalars())  # noqa: S608 - our own constant
