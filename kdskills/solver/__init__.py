@@ -7,9 +7,9 @@ objects through a `Wiring`, so that nothing here imports the house above.
 from kdskills.bundle.terms import CODEGEN, DECISION
 from kdskills.solver.bus import Sink
 from kdskills.solver.events import Event
+from kdskills.solver.parts import SolverSettings
 from kdskills.solver.react import ReactSolver
 from kdskills.solver.result import CallRecord, CitationIssue, SkillUse, Step, TokenUsage, TurnFile, TurnResult
-from kdskills.solver.settings import SolverSettings
 from kdskills.solver.system import SolverSystem
 from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext, ToolError, tool_from_function
 from kdskills.solver.turn import Generated, Turn

@@ -1,13 +1,13 @@
-"""`ReactSolver`: a request in, a `TurnResult` or a stream of events out."""
+"""`ReactSolver`: a request in, a `TurnResult` or a stream of events out, those of the session among them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kdskills.bundle.terms import DECISION
 from kdskills.errors import BadRequest, Diagnostic, KdskillsError, SessionError
@@ -20,12 +20,25 @@ from kdskills.session.scope import TurnSources
 from kdskills.skills.explain import needs_scripts
 from kdskills.skills.selection import Refused
 from kdskills.solver.bus import EventBus, Reader
-from kdskills.solver.events import Event, SourcesMerged, TurnFinished, TurnStarted
-from kdskills.solver.finish import finish, tell_started
-from kdskills.solver.folder import GivenFile, discard, open_workspace
+from kdskills.solver.events import (
+    ApprovalDecided,
+    ApprovalRequested,
+    CatalogTruncated,
+    Event,
+    ScriptFinished,
+    ScriptStarted,
+    SkillLoaded,
+    SkillPruned,
+    SkillRefused,
+    SkillStale,
+    SkillUnloaded,
+    SourcesMerged,
+    TurnFinished,
+    TurnStarted,
+)
+from kdskills.solver.finish import GivenFile, discard, finish, open_workspace, tell_started
 from kdskills.solver.loop import Loop
 from kdskills.solver.parts import check_request
-from kdskills.solver.relay import relay_to
 from kdskills.solver.result import TurnResult
 from kdskills.solver.spans import agent_span, code_of
 from kdskills.solver.turn import Turn
@@ -33,9 +46,68 @@ from kdskills.sources import SourcesPool
 
 if TYPE_CHECKING:
     from kdskills.session import Session
+    from kdskills.session.events import SessionEvent
     from kdskills.session.workspace import FolderWorkspace
+    from kdskills.solver.bus import EventBus
     from kdskills.solver.parts import SolverParts
     from kdskills.solver.system import SolverSystem
+
+
+EventBuilder = Callable[[Mapping[str, Any]], tuple[type[Event], dict[str, Any]]]
+
+
+def relay_to(bus: EventBus) -> Callable[[SessionEvent], None]:
+    """Return a listener for a session that emits the same as events of the turn."""
+
+    def listen(event: SessionEvent) -> None:
+        build = _EVENT_BUILDERS.get(event.type)
+        if build is None:
+            data = event.data
+            code = str(data.get("code", event.type))
+            message = str(data.get("message") or f"{event.type}: {code}")
+            bus.diagnose(Diagnostic(code, "warning", message, ref=data.get("id")))
+            return
+        kind, fields = build(event.data)
+        bus.emit(kind, **fields)
+
+    return listen
+
+
+def _skill_loaded(data: Mapping[str, Any]) -> tuple[type[Event], dict[str, Any]]:
+    full_id = str(data["id"])
+    name = str(data.get("name") or full_id)
+    return SkillLoaded, {"skill": full_id, "name": name, "digest": data.get("digest", ""), "by": data.get("by", "")}
+
+
+def _skill_refused(data: Mapping[str, Any]) -> tuple[type[Event], dict[str, Any]]:
+    return SkillRefused, {"ref": str(data["ref"]), "code": data["code"], "reason": str(data.get("reason", ""))}
+
+
+def _script_finished(data: Mapping[str, Any]) -> tuple[type[Event], dict[str, Any]]:
+    names = ("skill", "path", "engine", "status", "exit_code", "duration_ms")
+    fields = {name: data.get(name) for name in names}
+    limits = tuple(sorted(data.get("limits", ())))
+    return ScriptFinished, {**fields, "level": str(data.get("level", "")), "limits": limits}
+
+
+def _approval_decided(data: Mapping[str, Any]) -> tuple[type[Event], dict[str, Any]]:
+    fields = {name: data.get(name) for name in ("skill", "path")}
+    return ApprovalDecided, {**fields, "allowed": bool(data.get("allowed")), "reason": str(data.get("reason", ""))}
+
+
+_EVENT_BUILDERS: Mapping[str, EventBuilder] = {
+    "skill.loaded": _skill_loaded,
+    "skill.unloaded": lambda data: (SkillUnloaded, {"skill": data["id"]}),
+    "skill.stale": lambda data: (SkillStale, {"skill": data["id"]}),
+    "skill.pruned": lambda data: (SkillPruned, {"skill": data["id"]}),
+    "skill.refused": _skill_refused,
+    "catalog.truncated": lambda data: (CatalogTruncated, {"level": data["level"]}),
+    "approval.requested": lambda data: (ApprovalRequested, {n: data.get(n) for n in ("skill", "path")}),
+    "approval.decided": _approval_decided,
+    "script.started": lambda data: (ScriptStarted, {n: data.get(n) for n in ("skill", "path", "engine")}),
+    "script.finished": _script_finished,
+}
+
 
 Deadline = float | timedelta | datetime | None
 """Seconds from now, a duration, or an aware moment."""

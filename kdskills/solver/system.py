@@ -15,12 +15,9 @@ from kdskills.execution import Executor, IsolationLevel
 from kdskills.models import ModelProvider
 from kdskills.session import SkillRuntime
 from kdskills.session.inputs import INPUTS, safe_name
-from kdskills.solver.parts import Pacing, SolverParts, redactor_of
-from kdskills.solver.python import PYTHON
-from kdskills.solver.reading import READ, WRITE
-from kdskills.solver.remote_tools import RemoteSession, remote_tools
-from kdskills.solver.settings import SolverSettings
-from kdskills.solver.tools import SolverTool, ToolTable, as_tool, load_bundle_tools
+from kdskills.solver.parts import Pacing, SolverParts, SolverSettings, redactor_of
+from kdskills.solver.tools import RemoteSession, SolverTool, ToolTable, as_tool, load_bundle_tools, remote_tools
+from kdskills.solver.turn_tools import PYTHON, READ, WRITE
 from kdskills.solver.wiring import Wiring, default_wiring
 
 if TYPE_CHECKING:

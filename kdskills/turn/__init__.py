@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from kdskills.skills.closure import Closure
     from kdskills.skills.explain import ExplainedStep, Explanation
     from kdskills.skills.selection import Granted, Refused
-    from kdskills.turn.blocks import instruction_block
     from kdskills.turn.context import (
         Activation,
         bound,
@@ -24,20 +23,20 @@ if TYPE_CHECKING:
         get_active_view,
         set_active_skills_subsystem,
     )
+    from kdskills.turn.export import remap_mounts
     from kdskills.turn.facade import (
         build_skill_short_id_map,
         build_skills_instruction_block,
         get_skill,
         import_skillset,
+        instruction_block,
         resolve_skill_ref,
         skills_for_consumer,
         skills_gallery_text,
     )
-    from kdskills.turn.mounts import remap_mounts
     from kdskills.turn.restore import set_skills_descriptor
-    from kdskills.turn.results import InstructionBlock, PickerEntry, SkillSet
     from kdskills.turn.subsystem import SkillsSubsystem
-    from kdskills.turn.view import SkillView
+    from kdskills.turn.view import InstructionBlock, PickerEntry, SkillSet, SkillView
 
 __all__ = [
     "Activation",
@@ -72,7 +71,6 @@ _MODULES = MappingProxyType(
         "kdskills.skills.closure": ("Closure",),
         "kdskills.skills.explain": ("ExplainedStep", "Explanation"),
         "kdskills.skills.selection": ("Granted", "Refused"),
-        "kdskills.turn.blocks": ("instruction_block",),
         "kdskills.turn.context": (
             "Activation",
             "bound",
@@ -85,15 +83,15 @@ _MODULES = MappingProxyType(
             "build_skills_instruction_block",
             "get_skill",
             "import_skillset",
+            "instruction_block",
             "resolve_skill_ref",
             "skills_for_consumer",
             "skills_gallery_text",
         ),
-        "kdskills.turn.mounts": ("remap_mounts",),
+        "kdskills.turn.export": ("remap_mounts",),
         "kdskills.turn.restore": ("set_skills_descriptor",),
-        "kdskills.turn.results": ("InstructionBlock", "PickerEntry", "SkillSet"),
         "kdskills.turn.subsystem": ("SkillsSubsystem",),
-        "kdskills.turn.view": ("SkillView",),
+        "kdskills.turn.view": ("InstructionBlock", "PickerEntry", "SkillSet", "SkillView"),
     }
 )
 

@@ -1,17 +1,72 @@
-"""Handing the skills in force to another process: logical URIs, digests, decisions."""
+"""The skills in force, handed to another process: logical URIs, mounts, digests, decisions.
+
+A logical URI names no path of a host; mounts say where it is here, and the longest prefix by path components counts. An
+export read from JSON is checked for its shape before anything of it is used.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import PurePosixPath
-from typing import Any
+import os
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar, get_args
 
-from kdskills.bundle.terms import EVERYONE
-from kdskills.skills.model import Skill
-from kdskills.skills.roots import far_content
+from kdskills.bundle.terms import EVERYONE, Terms
+from kdskills.errors import DescriptorError, StrPath, path_argument
+from kdskills.skills.model import RootKind, Skill
+from kdskills.skills.roots import SkillRoot, far_content
 from kdskills.skills.snapshot import RootState
-from kdskills.turn.mounts import EXPORT_KEY, below
-from kdskills.turn.state import SubsystemState
+from kdskills.turn.state import Exported, SubsystemState
+
+EXPORT_KEY = "SKILLS_DESCRIPTOR"
+
+
+def split_uri(uri: str) -> tuple[str, tuple[str, ...]]:
+    """Return scheme and path components of a logical URI such as `bundle://skills/acme/brief`."""
+    scheme, _, path = uri.partition("://")
+    return scheme, tuple(part for part in path.split("/") if part)
+
+
+def below(uri: str, *parts: str) -> str:
+    """Return the URI of something below *uri*."""
+    path = "/".join(parts)
+    return f"{uri.rstrip('/')}/{path}" if path and not uri.endswith("://") else f"{uri}{path}"
+
+
+def locate(uri: str, mounts: Mapping[str, str]) -> Path | None:
+    """Return where *uri* is on this host, or None when no mount covers it.
+
+    A URI with `.` or `..` among its components is nowhere: it could lead out of its mount.
+    """
+    scheme, parts = split_uri(uri)
+    if {".", ".."} & set(parts) or any("\0" in part for part in parts):
+        return None
+    best: tuple[int, str] | None = None
+    for prefix, folder in mounts.items():
+        prefix_scheme, start = split_uri(prefix)
+        if prefix_scheme == scheme and parts[: len(start)] == start and (best is None or len(start) > best[0]):
+            best = (len(start), folder)
+    return None if best is None else Path(best[1], *parts[best[0] :])
+
+
+def remap_mounts(export: Mapping[str, Any], mounts: Mapping[str, StrPath]) -> dict[str, Any]:
+    """Return an export with other mounts; nothing else changes and nothing is looked at.
+
+    Args:
+        export: What `export_runtime_globals` gave, or its inner descriptor.
+        mounts: `{URI prefix: folder}`, in place of the export's own, so that no path of this host goes along unasked.
+            Give the prefix of a root, or of each skill: `bundle://skills/acme/brief` as in the export's `skills`.
+    """
+    copied = deepcopy(dict(export))
+    inner: dict[str, Any] = copied.get(EXPORT_KEY, copied)
+    inner["mounts"] = {
+        prefix: str(path_argument(folder, f"the mount of {prefix}")) for prefix, folder in mounts.items()
+    }
+    return copied
+
 
 VERSION = 1
 
@@ -77,7 +132,7 @@ def _export(
             "scope": scope,
             "custom_skills_root": custom,
             "agents_config": config,
-            "roots": [_root(state) for state in present],
+            "roots": [_root_row(state) for state in present],
             "mounts": dict(subsystem_state.mounts),
             "skills": rows,
             "activation": activation,
@@ -87,7 +142,7 @@ def _export(
     }
 
 
-def _root(state: RootState) -> dict[str, Any]:
+def _root_row(state: RootState) -> dict[str, Any]:
     """Return one root; what is unusual about it stands only where it is."""
     root = state.root
     row: dict[str, Any] = {"label": root.label, "kind": root.kind, "uri": root.uri, "digest": state.digest}
@@ -109,3 +164,183 @@ def skill_uri(subsystem_state: SubsystemState, skill: Skill) -> str:
 
 
 __all__ = ["EXPORT_KEY", "export_view", "export_whole", "skill_uri"]
+
+
+BUNDLE = "bundle://"
+CUSTOM = "custom://"
+
+
+def built_in_roots() -> tuple[SkillRoot, ...]:
+    """Return the roots that come with kdskills: none so far."""
+    return ()
+
+
+def place_roots(
+    terms: Terms, bundle_root: StrPath | None, further: Sequence[SkillRoot]
+) -> tuple[tuple[SkillRoot, ...], dict[str, str]]:
+    """Return all roots, the custom one last, and the mounts that say where they are on this host.
+
+    Every root gets a URI that names no host path and is its own: a root whose URI does, or is taken, is named after
+    its kind and place.
+
+    Raises:
+        DescriptorError: The custom root cannot be used.
+    """
+    roots: list[SkillRoot] = []
+    mounts: dict[str, str] = {}
+    for number, root in enumerate(further):
+        used_uris = {earlier_root.uri for earlier_root in roots}
+        uri = root.uri if _is_logical(root) and root.uri not in used_uris else f"root://{root.kind}/{number}"
+        roots.append(root if uri == root.uri else replace(root, uri=uri))
+        if root.listing is None:
+            mounts[uri] = os.path.realpath(root.path)
+    folder = terms.resolve_root(bundle_root)
+    if folder is None:
+        return tuple(roots), mounts
+    base = bundle_root or terms.bundle_root
+    real = Path(os.path.realpath(folder))
+    top = None if base is None else Path(os.path.realpath(base))
+    if top is not None and real.is_relative_to(top):
+        uri, mount, mounted_folder = below(BUNDLE, *real.relative_to(top).parts), BUNDLE, top
+    else:
+        uri, mount, mounted_folder = CUSTOM, CUSTOM, real
+    mounts[mount] = str(mounted_folder)
+    return (*roots, SkillRoot(uri, folder, "bundle", "bundle")), mounts
+
+
+def _is_logical(root: SkillRoot) -> bool:
+    """Whether a root's URI has a scheme of its own and holds no path of this host."""
+    scheme, parts = split_uri(root.uri)
+    reserved = {"", "file", "bundle", "custom", "root"}
+    host = [part for part in str(root.path).split("/") if part]
+    return "://" in root.uri and scheme not in reserved and (not host or [*parts][: len(host)] != host)
+
+
+T = TypeVar("T")
+
+NOWHERE = Path("/nonexistent")  # the path of a root that is not on this host, whose skills are mounted one by one
+
+
+class ExportedSkill(NamedTuple):
+    """One skill of an export: where it is, and the digests of its file and of its whole folder."""
+
+    full_id: str
+    uri: str
+    digest: str
+    tree: str
+
+
+class ExportedRoot(NamedTuple):
+    """One root of an export, placed on this host where a mount covers it."""
+
+    root: SkillRoot
+    digest: str
+    mounted: bool
+
+
+class Export(NamedTuple):
+    """An export, understood."""
+
+    terms: Terms
+    roots: tuple[ExportedRoot, ...]
+    skills: tuple[ExportedSkill, ...]
+    mounts: Mapping[str, str]
+    exported: Exported
+
+    def root_of(self, uri: str) -> SkillRoot:
+        """Return the root a skill's URI lies below: the longest that fits.
+
+        Raises:
+            DescriptorError: No root of the export does.
+        """
+        scheme, parts = split_uri(uri)
+        fitting = []
+        for entry in self.roots:
+            root_scheme, start = split_uri(entry.root.uri)
+            if root_scheme == scheme and parts[: len(start)] == start:
+                fitting.append((len(start), entry.root))
+        if not fitting:
+            raise _invalid("skills", f"{uri!r} lies below no root of the export")
+        return max(fitting, key=lambda pair: pair[0])[1]
+
+
+def is_export(value: Mapping[str, Any]) -> bool:
+    """Whether a mapping is an export rather than a plain descriptor."""
+    return EXPORT_KEY in value or ("skills" in value and "roots" in value)
+
+
+def read_export(value: Mapping[str, Any]) -> Export:
+    """Understand an export.
+
+    Raises:
+        DescriptorError: `export_invalid`, or what is wrong with the rules in it.
+    """
+    inner = value.get(EXPORT_KEY, value)
+    content: dict[str, Any] = _typed({"": inner}, "", dict, "the export")
+    terms = Terms.read(
+        {key: content[key] for key in ("version", "custom_skills_root", "agents_config") if key in content}
+    )
+    mounts = {
+        str(prefix): _typed({"": folder}, "", str, f"mounts.{prefix}")
+        for prefix, folder in _typed(content, "mounts", dict).items()
+    }
+    roots = tuple(_read_root(entry, mounts) for entry in _typed(content, "roots", list))
+    skills = tuple(_read_skill(entry) for entry in _typed(content, "skills", list))
+    activation = _typed(content, "activation", dict)
+    tools = _optional(activation, "tools", list)
+    refused = _typed(activation, "refused", dict)
+    exported = Exported(
+        complete=content.get("scope") == "subsystem",
+        consumer=_optional(activation, "consumer", str),
+        tools=None if tools is None else frozenset(_typed({"": tool}, "", str, "tools") for tool in tools),
+        include_internal=_typed(activation, "include_internal", bool),
+        refused=MappingProxyType({str(name): _typed(refused, name, str) for name in refused}),
+        content_hash=_typed(content, "content_hash", str),
+        fingerprint=_typed(content, "fingerprint", str),
+        uris=MappingProxyType({entry.full_id: entry.uri for entry in skills}),
+    )
+    return Export(terms, roots, skills, MappingProxyType(mounts), exported)
+
+
+def _read_root(value: object, mounts: Mapping[str, str]) -> ExportedRoot:
+    entry: dict[str, Any] = _typed({"": value}, "", dict, "roots")
+    kind = _typed(entry, "kind", str)
+    kinds: tuple[RootKind, ...] = get_args(RootKind)
+    root_kind = next((name for name in kinds if name == kind), None)
+    if root_kind is None:
+        raise _invalid("roots", f"{kind!r} is no kind of root")
+    uri = _typed(entry, "uri", str)
+    folder = locate(uri, mounts)
+    root = SkillRoot(
+        uri,
+        folder or NOWHERE,
+        _typed(entry, "label", str),
+        root_kind,
+        _optional(entry, "namespace", str),
+        bool(_optional(entry, "nested", bool)),
+    )
+    return ExportedRoot(root, _typed(entry, "digest", str), folder is not None)
+
+
+def _read_skill(value: object) -> ExportedSkill:
+    entry: dict[str, Any] = _typed({"": value}, "", dict, "skills")
+    full_id, uri = _typed(entry, "id", str), _typed(entry, "uri", str)
+    if full_id.count(".") != 1 or not split_uri(uri)[1]:
+        raise _invalid("skills", f"{full_id!r} at {uri!r} is no skill")
+    return ExportedSkill(full_id, uri, _typed(entry, "digest", str), _typed(entry, "tree", str))
+
+
+def _typed(value: Mapping[Any, Any], key: str, kind: type[T], name: str = "") -> T:
+    """Return `value[key]`. Raises DescriptorError when it is missing or of another type; *name* names it there."""
+    member = value.get(key)
+    if not isinstance(member, kind):
+        raise _invalid(name or key, f"{kind.__name__.lower()} expected, not {type(member).__name__}")
+    return member
+
+
+def _optional(value: Mapping[str, Any], key: str, kind: type[T]) -> T | None:
+    return None if value.get(key) is None else _typed(value, key, kind)
+
+
+def _invalid(key: str, message: str) -> DescriptorError:
+    return DescriptorError(f"the export cannot be used: {key}: {message}", code="export_invalid", key=key)

@@ -22,9 +22,7 @@ from kdskills.skills.roots import SkillRoot
 from kdskills.skills.safe_open import read_file
 from kdskills.skills.snapshot import RefreshReport, RootState, Snapshot
 from kdskills.turn.context import Activation
-from kdskills.turn.exported import Export, ExportedSkill, is_export, read_export
-from kdskills.turn.mounts import locate, remap_mounts, split_uri
-from kdskills.turn.root_mounts import BUNDLE
+from kdskills.turn.export import BUNDLE, Export, ExportedSkill, is_export, locate, read_export, remap_mounts, split_uri
 from kdskills.turn.subsystem import SkillsSubsystem, SubsystemSource
 
 if TYPE_CHECKING:

@@ -18,11 +18,9 @@ from kdskills.skills.roots import SkillRoot, order_roots
 from kdskills.skills.selection import EMPTY, Policy, tool_ids
 from kdskills.skills.snapshot import RefreshReport, Snapshot
 from kdskills.turn.context import activated
-from kdskills.turn.export import export_view, export_whole
-from kdskills.turn.results import PickerEntry
-from kdskills.turn.root_mounts import built_in_roots, place_roots
+from kdskills.turn.export import built_in_roots, export_view, export_whole, place_roots
 from kdskills.turn.state import Exported, SubsystemState
-from kdskills.turn.view import SkillView, build_view, picker_of
+from kdskills.turn.view import PickerEntry, SkillView, build_view, picker_of
 
 if TYPE_CHECKING:
     import jinja2

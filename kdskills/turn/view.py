@@ -1,4 +1,4 @@
-"""What one consumer may use, frozen: the one gate every way to a skill passes."""
+"""What one consumer may use, frozen: the one gate every way to a skill passes, and what it answers with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 from kdskills.errors import Diagnostic
 from kdskills.skills.closure import Closure, broken_imports, close, import_refusal
@@ -27,12 +27,79 @@ from kdskills.skills.selection import (
     refuse_by,
 )
 from kdskills.turn.export import export_view
-from kdskills.turn.results import PickerEntry
 from kdskills.turn.state import SubsystemState
 
 if TYPE_CHECKING:
     from kdskills.prompts import Catalog, CatalogEntry, CatalogFormat, Locations
     from kdskills.skills.explain import Explanation
+    from kdskills.sources import SourcesPool
+
+
+class PickerEntry(TypedDict):
+    """What a person chooses a skill by."""
+
+    id: str
+    name: str
+    description: str
+    when_to_use: list[str]
+    namespace: str
+
+
+class SkillSet(list[str]):
+    """Full ids in the order they are read: dependencies first.
+
+    Attributes:
+        refused: The references that were refused.
+        diagnostics: Cycles, and imports left out.
+    """
+
+    def __init__(
+        self, ids: Iterable[str] = (), refused: tuple[Refused, ...] = (), diagnostics: tuple[Diagnostic, ...] = ()
+    ) -> None:
+        super().__init__(ids)
+        self.refused = refused
+        self.diagnostics = diagnostics
+
+
+class InstructionBlock(str):
+    """The text of an instruction block, with what went into it.
+
+    Attributes:
+        pool: The pool given, with the sources of the skills merged in.
+        sid_map: `{full id: {sid in the skill: sid in the pool}}`.
+        granted: What was granted, in the order asked for.
+        refused: What was refused.
+        diagnostics: Findings about imports, texts and citations.
+    """
+
+    __slots__ = ("diagnostics", "granted", "pool", "refused", "sid_map")
+
+    pool: SourcesPool
+    sid_map: Mapping[str, Mapping[int, int]]
+    granted: tuple[Granted, ...]
+    refused: tuple[Refused, ...]
+    diagnostics: tuple[Diagnostic, ...]
+
+    @classmethod
+    def of(
+        cls,
+        text: str,
+        *,
+        pool: SourcesPool,
+        sid_map: Mapping[str, Mapping[int, int]],
+        granted: tuple[Granted, ...],
+        refused: tuple[Refused, ...],
+        diagnostics: tuple[Diagnostic, ...],
+    ) -> InstructionBlock:
+        """Return *text* with its facts."""
+        block = cls(text)
+        block.pool = pool
+        block.sid_map = MappingProxyType(dict(sid_map))
+        block.granted = granted
+        block.refused = refused
+        block.diagnostics = diagnostics
+        return block
+
 
 _STARTERS = frozenset(get_args(By))
 

@@ -20,7 +20,7 @@ from kdskills.bundle import load_bundle
 from kdskills.errors import ModelFailed
 from kdskills.models.cassette import read_cassette
 from kdskills.solver import ReactSolver, SolverSettings, SolverSystem, TurnResult
-from kdskills.solver.transcript import read_transcript
+from kdskills.solver.events import read_transcript
 
 pytestmark = [pytest.mark.needs("llama"), pytest.mark.xdist_group("llama"), pytest.mark.timeout(400)]
 

@@ -24,8 +24,7 @@ from kdskills.models import ModelReply, ModelRequest, TextDelta
 from kdskills.models.cassette import Cassette, read_cassette
 from kdskills.skills.model import estimate_tokens
 from kdskills.solver import ReactSolver, SolverSettings, SolverSystem, TurnResult
-from kdskills.solver.events import Event, SourcesMerged, TurnFinished
-from kdskills.solver.transcript import Transcript, read_transcript
+from kdskills.solver.events import Event, SourcesMerged, Transcript, TurnFinished, read_transcript
 from kdskills.sources import render_citations
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from kdskills.skills.fields import _TOOL_NAME
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import split, trim_body
 from kdskills.skills.refs import compile_rules
-from kdskills.solver.claims import claimed_files
-from kdskills.solver.python import extract_code
+from kdskills.solver.loop import claimed_files
+from kdskills.solver.turn_tools import extract_code
 
 MANY = 300_000
 HOSTILE = ("(a+)+$", "^(a|a)+$", "(a|aa)+$", "([a-z]+)*1", "(.*a){12}$")

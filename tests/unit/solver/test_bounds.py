@@ -5,8 +5,7 @@ from pydantic import BaseModel
 from kdskills.models import ToolCall
 from kdskills.solver import SolverSettings
 from kdskills.solver.dispatch import CheckedCall
-from kdskills.solver.python import PYTHON
-from kdskills.solver.reading import WRITE
+from kdskills.solver.turn_tools import PYTHON, WRITE
 
 
 class Nothing(BaseModel):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kdskills.solver.claims import claimed_files, missing_files
+from kdskills.solver.loop import claimed_files, missing_files
 
 
 @pytest.mark.parametrize(

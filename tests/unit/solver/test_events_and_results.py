@@ -11,8 +11,8 @@ from kdskills.errors import BadRequest
 from kdskills.models import Redactor
 from kdskills.solver import ReactSolver, TurnResult
 from kdskills.solver.bus import SLOW, EventBus, Reader
-from kdskills.solver.citing import drop_unknown, issues_of, rendered
 from kdskills.solver.events import EVENT_TYPES, ModelDelta, ToolOutput, TurnFinished
+from kdskills.solver.finish import drop_unknown, issues_of, rendered
 from kdskills.sources import SourcesPool
 from kdskills.testing.models import ScriptedModel, call, say, together
 

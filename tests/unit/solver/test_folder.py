@@ -9,8 +9,8 @@ from kdskills.models import Redactor
 from kdskills.session import SessionEvent
 from kdskills.solver.bus import EventBus, Reader
 from kdskills.solver.events import EVENT_TYPES
-from kdskills.solver.folder import discard, open_workspace, produced_files
-from kdskills.solver.relay import relay_to
+from kdskills.solver.finish import discard, open_workspace, produced_files
+from kdskills.solver.react import relay_to
 
 
 def test_a_folder_has_the_turns_name_and_nobody_elses_eyes(tmp_path):

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.errors import ToolCallRefused
-from kdskills.solver.guard import CallGuard, canonical, plan
-from kdskills.solver.refs import SkillRef, SourceRef, TurnFileRef, parse_ref
+from kdskills.solver.dispatch import CallGuard, canonical, plan
+from kdskills.solver.turn_tools import SkillRef, SourceRef, TurnFileRef, parse_ref
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from kdskills.errors import ExecFailed, ExecRefused
 from kdskills.session.codes import pathless
 from kdskills.solver import ReactSolver
-from kdskills.solver.python import for_program
+from kdskills.solver.turn_tools import for_program
 from kdskills.testing.models import ScriptedModel, call, say
 
 CODE = "```python\nprint(1)\n```"

@@ -7,7 +7,7 @@ import pytest
 from kdskills.errors import ModelFailed, ReplayError
 from kdskills.models import ModelReply, TextDelta, ToolCall, Usage
 from kdskills.solver import CODEGEN, DECISION, PlainWiring, ReactSolver
-from kdskills.solver.asking import CAP_S
+from kdskills.solver.turn import RETRY_CAP_S
 from kdskills.testing.models import ScriptedModel, call, say, together
 
 GENERATOR = "answer.generator.strong"
@@ -28,7 +28,7 @@ async def test_waits_are_capped(solve):
     """No wait grows beyond the cap."""
     waits = []
     await solve([*[busy()] * 9, say("ok")], waits=waits, model_retries=9)
-    assert max(waits) == CAP_S
+    assert max(waits) == RETRY_CAP_S
 
 
 async def test_a_provider_that_fails_for_good_raises_with_the_result_so_far(solve):

@@ -11,7 +11,7 @@ import pytest
 from kdskills.errors import BadRequest, ModelFailed, NoActiveSkills, SessionError, ToolCallRefused
 from kdskills.models import ModelReply
 from kdskills.solver import PlainWiring, ReactSolver, ToolContext
-from kdskills.solver.folder import open_workspace
+from kdskills.solver.finish import open_workspace
 from kdskills.testing.models import ScriptedModel, call, say, together
 from kdskills.turn import get_active_skills_subsystem
 

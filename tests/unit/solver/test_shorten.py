@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.solver.shorten import cut_middle, shorten
+from kdskills.solver.dispatch import cut_middle, shorten
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=400),

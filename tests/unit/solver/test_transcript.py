@@ -12,8 +12,8 @@ from kdskills.builtin.models.replay import ReplayModel
 from kdskills.errors import BadRequest, ReplayError
 from kdskills.models.cassette import read_cassette
 from kdskills.solver import ReactSolver, TurnResult
+from kdskills.solver.events import read_transcript
 from kdskills.solver.loop import FINAL
-from kdskills.solver.transcript import read_transcript
 from kdskills.testing.models import ScriptedModel, call, say, together
 
 HEAD = '{"schema": "kdskills.transcript/1"}\n'

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.turn import remap_mounts
-from kdskills.turn.mounts import below, locate, split_uri
+from kdskills.turn.export import below, locate, split_uri
 
 
 @pytest.mark.parametrize(

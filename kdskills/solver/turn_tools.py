@@ -1,0 +1,545 @@
+"""The tools every turn offers: `react.read` and `react.write` for skills, sources and files, `exec.python` for programs.
+
+Generated code runs behind the wall of the executor, with the skills of `solver.codegen` in force.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kdskills.bundle.terms import CODEGEN
+from kdskills.errors import ExecFailed, ExecRefused, FileRefused, ToolCallRefused
+from kdskills.execution import ExecRequest, ExecResult, Limits, Owner, SkillMount
+from kdskills.session.approval import ApprovalRequest
+from kdskills.session.codes import pathless, refuse
+from kdskills.solver.events import (
+    ApprovalDecided,
+    ApprovalRequested,
+    FileWritten,
+    ScriptFinished,
+    ScriptStarted,
+    ToolOutput,
+)
+from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext, ToolError
+
+if TYPE_CHECKING:
+    from kdskills.execution import Executor
+    from kdskills.skills.selection import By
+    from kdskills.solver.turn import Turn
+
+
+_SHORT = re.compile(r"SK[0-9]+\Z")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?\Z")
+_LINES = re.compile(r"#L([0-9]{1,9})(?:-L?([0-9]{1,9}))?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class SkillRef:
+    """A skill, or with `path` a file of it."""
+
+    ref: str
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRef:
+    """Sources by number, as ascending ranges: a huge one costs nothing until it meets the pool."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+    def holds(self, sid: int) -> bool:
+        """Whether *sid* is asked for."""
+        return any(low <= sid <= high for low, high in self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFileRef:
+    """A file of the turn, or its lines from `first` to `last`, both 1-based and included."""
+
+    path: str
+    first: int | None = None
+    last: int | None = None
+
+
+Ref = SkillRef | SourceRef | TurnFileRef
+
+
+def parse_ref(text: str) -> Ref:
+    """Return what *text* asks for.
+
+    Raises:
+        ToolCallRefused: `invalid_ref`, saying which forms there are.
+    """
+    stripped = text.strip()
+    kind, colon, target = stripped.partition(":")
+    if colon and kind == "sk" and target.strip():
+        return _skill_ref(f"sk:{target.strip()}")
+    if colon and kind == "src":
+        return _source_ref(target, text)
+    if colon and kind == "turn" and target.strip():
+        return _file_ref(target.strip(), text)
+    bare, _, _ = stripped.partition("/")
+    if _SHORT.match(bare) or (bare.startswith("skills.") and len(bare) > len("skills.")):
+        return _skill_ref(stripped)
+    raise _invalid(text, "it is none of the forms that can be read")
+
+
+def _skill_ref(text: str) -> SkillRef:
+    ref, slash, path = text.partition("/")
+    return SkillRef(ref, path if slash else None)
+
+
+def _source_ref(items: str, text: str) -> SourceRef:
+    ranges = []
+    for item in items.split(","):
+        match = _RANGE.match(item.strip())
+        if match is None:
+            raise _invalid(text, "sources are numbers and ranges, such as src:1-3,5")
+        low = int(match[1])
+        high = int(match[2] or low)
+        ranges.append((min(low, high), max(low, high)))
+    return SourceRef(tuple(ranges))
+
+
+def _file_ref(target: str, text: str) -> TurnFileRef:
+    match = _LINES.search(target)
+    if match is None:
+        return TurnFileRef(target)
+    first = int(match[1])
+    last = int(match[2] or first)
+    if first < 1 or last < first or match.start() == 0:
+        raise _invalid(text, "lines are counted from 1, such as turn:notes.md#L10-40")
+    return TurnFileRef(target[: match.start()], first, last)
+
+
+def _invalid(text: str, problem: str) -> ToolCallRefused:
+    message = (
+        f"cannot read {text[:200]!r}: {problem}. Forms: sk:<skill>, sk:<skill>/<path>, src:1-3,5, turn:<path>#L10-40"
+    )
+    return ToolCallRefused(message, code="invalid_ref", ref=text[:200])
+
+
+MAX_READ_CHARS = 100_000
+"""Characters of a turn file given at once."""
+
+Outcome = Literal["loaded", "already_active", "ok", "error"]
+
+
+class _Arguments(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ReactReadInput(_Arguments):
+    """Arguments of `react.read`."""
+
+    refs: list[str] = Field(
+        min_length=1,
+        max_length=32,
+        description="What to read: sk:<skill>, sk:<skill>/<path>, src:1-3,5, turn:<path> or turn:<path>#L10-40.",
+    )
+
+
+class ReactWriteInput(_Arguments):
+    """Arguments of `react.write`."""
+
+    path: str = Field(description="File of the turn to write, such as notes/plan.md.")
+    text: str = Field("", description="The text to write.")
+    b64: str = Field("", description="Bytes to write, in base64, instead of text.")
+    mode: Literal["create", "replace", "append"] = Field(
+        "create", description="create: the file must not exist. replace: put this in its place. append: add to its end."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadItem:
+    """What came of one ref.
+
+    Attributes:
+        ref: As asked.
+        status: `loaded`, `already_active`, `ok` or `error`.
+        text: The rewritten body of a skill, or the text of a file.
+        facts: Further facts of the answer.
+        in_prompt: Whether the text stands in the prompt already, so that the model gets a pointer instead.
+        changed: Whether the session is another one now.
+        pin: Marks a text that must be kept while its skill is active.
+    """
+
+    ref: str
+    status: Outcome
+    text: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    in_prompt: bool = False
+    changed: bool = False
+    pin: str | None = None
+
+    def for_model(self) -> dict[str, Any]:
+        """Return the item as the model reads it."""
+        row = {"ref": self.ref, "status": self.status, **self.facts}
+        if self.in_prompt:
+            row["note"] = "its instructions stand in <active_skills>"
+        elif self.text is not None:
+            row["text"] = self.text
+        return row
+
+
+async def read_refs(turn: Turn, refs: list[str]) -> list[ReadItem]:
+    """Read each ref in order; one that fails spoils no other."""
+    items = []
+    for ref in refs:
+        try:
+            items.append(await _read(turn, ref, parse_ref(ref)))
+        except ToolCallRefused as error:
+            facts = {"error": {"code": error.code, "message": error.message, "details": error.details}}
+            items.append(ReadItem(ref, "error", facts=facts))
+    return items
+
+
+async def _read(turn: Turn, text: str, ref: Ref) -> ReadItem:
+    if isinstance(ref, SkillRef):
+        return await (_skill(turn, text, ref.ref) if ref.path is None else _skill_file(turn, text, ref))
+    if isinstance(ref, SourceRef):
+        return _sources(turn, text, ref)
+    return _turn_file(turn, text, ref)
+
+
+async def _skill(turn: Turn, text: str, ref: str) -> ReadItem:
+    before = {skill.full_id for skill in await turn.session.active()}
+    loaded = (await turn.session.load([ref], mode="add", by="model")).bodies[-1]
+    was_active = loaded.full_id in before
+    turn.note_active(await turn.session.active())
+    facts: dict[str, Any] = {"skill": loaded.name, "tokens": loaded.tokens}
+    status: Outcome = "already_active" if was_active else "loaded"
+    body, origin = turn.rewritten(loaded), loaded.receipt.origin
+    if origin is None:
+        return ReadItem(text, status, body, facts, in_prompt=True, changed=not was_active)
+    # Text of third parties does not stand in the prompt, so a compactor must keep it here.
+    pin = f"skill:{loaded.receipt.id}@{loaded.receipt.digest}"
+    return ReadItem(text, status, body, facts | {"origin": origin}, changed=not was_active, pin=pin)
+
+
+async def _skill_file(turn: Turn, text: str, ref: SkillRef) -> ReadItem:
+    resource = await turn.session.read(ref.path or "", skill=ref.ref)
+    facts: dict[str, Any] = {"skill": resource.skill, "path": resource.path, "size": resource.size}
+    if resource.truncated:
+        facts["next_offset"] = resource.next_offset
+    return ReadItem(text, "ok", resource.text, facts)
+
+
+def _sources(turn: Turn, text: str, ref: SourceRef) -> ReadItem:
+    rows = [turn.source_json(sid) for sid in turn.pool.rows if ref.holds(sid)]
+    if not rows:
+        known_sids = ", ".join(map(str, list(turn.pool.rows)[:20])) or "none"
+        raise ToolCallRefused(f"no such source; known: {known_sids}", code="source_not_found", ref=text)
+    return ReadItem(text, "ok", facts={"sources": rows})
+
+
+def _turn_file(turn: Turn, text: str, ref: TurnFileRef) -> ReadItem:
+    try:
+        data = turn.workspace.read(ref.path)
+    except FileRefused as error:
+        code = {"file_missing": "resource_not_found", "symlink": "path_denied", "too_large": "too_large"}
+        details = {"path": ref.path, "reason": error.code}
+        raise refuse(code.get(error.code, "not_a_file"), f"cannot read turn:{ref.path}", **details) from error
+    content = _decoded(data)
+    if content is None:
+        raise refuse("not_text", f"turn:{ref.path} is not UTF-8 text", path=ref.path, size=len(data))
+    lines = content.splitlines(keepends=True)
+    facts: dict[str, Any] = {"path": ref.path, "size": len(data), "lines": len(lines)}
+    if ref.first is not None:
+        content = "".join(lines[ref.first - 1 : ref.last])
+        facts["shown"] = [ref.first, min(ref.last or ref.first, len(lines))]
+    if len(content) > MAX_READ_CHARS:
+        content, facts["truncated"] = content[:MAX_READ_CHARS], True
+    return ReadItem(text, "ok", content, facts)
+
+
+def _decoded(data: bytes) -> str | None:
+    """Return *data* as text by the rules of `skills.read`: strict UTF-8 without NUL, a leading BOM dropped."""
+    if b"\0" in data:
+        return None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
+
+
+async def _react_read(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
+    assert isinstance(arguments, ReactReadInput)
+    items = await read_refs(call.turn, arguments.refs)
+    return ToolAnswer(
+        {"items": [item.for_model() for item in items]},
+        changed=any(item.changed for item in items),
+        pin=" ".join(item.pin for item in items if item.pin) or None,
+        ok=any(item.status != "error" for item in items),
+    )
+
+
+def _loads_skill(arguments: BaseModel) -> bool:
+    """Whether a `react.read` changes the session: it does when it reads a skill itself."""
+    for ref in getattr(arguments, "refs", ()):
+        try:
+            parsed = parse_ref(ref)
+        except ToolCallRefused:
+            continue
+        if isinstance(parsed, SkillRef) and parsed.path is None:
+            return True
+    return False
+
+
+async def _react_write(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
+    assert isinstance(arguments, ReactWriteInput)
+    if arguments.text and arguments.b64:
+        problem = [{"path": "/b64", "problem": "give text or b64, not both"}]
+        raise refuse("invalid_argument", "give text or b64, not both", errors=problem)
+    data = arguments.text.encode("utf-8", "backslashreplace") if not arguments.b64 else _decode(arguments.b64)
+    written = call.turn.workspace.write(arguments.path, data, arguments.mode)
+    call.turn.bus.emit(FileWritten, path=written.path, size=written.size, tool="react.write")
+    return ToolAnswer(written.to_json(), (written.path,), changed=True)
+
+
+def _decode(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        problem = [{"path": "/b64", "problem": "is not base64"}]
+        raise refuse("invalid_argument", "b64 is not base64", errors=problem) from None
+
+
+READ = SolverTool(
+    "react.read",
+    "Read skills (which loads them), files of loaded skills, sources by number, and files of this turn.",
+    ReactReadInput,
+    _react_read,
+    barrier=_loads_skill,
+)
+WRITE = SolverTool(
+    "react.write",
+    "Write a file of this turn. Files handed in and data/ are read-only.",
+    ReactWriteInput,
+    _react_write,
+    barrier=lambda _arguments: True,
+)
+
+
+DEFAULT_PROGRAM_S = 60.0
+MAX_PROGRAM_S = 600.0
+PROGRAM_GRACE_S = 10.0
+MAX_PROGRAM_OUTPUT_CHARS = 64 * 1024
+_OPENS = re.compile(r"```[a-zA-Z0-9_+-]*[ \t]*")
+_CLOSES = re.compile(r"```[ \t]*")
+
+_TASK = """\
+Write one Python 3 program for this task. Answer with the program alone, in one fenced code block.
+It runs in an isolated folder holding the files of this turn; write results there. There is no network.
+
+Task: {task}"""
+
+
+class ExecPythonInput(BaseModel):
+    """Arguments of `exec.python`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    code: str = Field("", description="Python source to run. Give code or task.")
+    task: str = Field("", description="What to do, in words; code is written for it. Give code or task.")
+    skills: list[str] = Field(
+        default_factory=list, max_length=64, description="Skills the code is written by; the active ones when omitted."
+    )
+    timeout_s: float = Field(
+        DEFAULT_PROGRAM_S, gt=0, le=MAX_PROGRAM_S, allow_inf_nan=False, description="Seconds the program may take."
+    )
+
+
+async def _exec_python(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
+    assert isinstance(arguments, ExecPythonInput)
+    turn = call.turn
+    if bool(arguments.code.strip()) == bool(arguments.task.strip()):
+        problem = [{"path": "/code", "problem": "give exactly one of code and task"}]
+        raise refuse("invalid_argument", "give exactly one of code and task", errors=problem)
+    executor = turn.parts.executor
+    if executor is None:
+        raise refuse("run_disabled", "generated code is switched off here")
+    code = arguments.code or await write_code(turn, arguments.task, arguments.skills or None)
+    request = build_request(turn, code, arguments.timeout_s)
+    await _approve(turn, executor)
+    result = await _run(turn, executor, request)
+    collected = turn.workspace.collect(result.artifacts)
+    for file in collected.files:
+        turn.bus.emit(FileWritten, path=file.path, size=file.size, tool="exec.python")
+    for stream, output in (("stdout", result.stdout), ("stderr", result.stderr)):
+        if output.data:
+            turn.bus.emit(ToolOutput, call_id=call.call_id, tool="exec.python", stream=stream, text=output.text)
+    answer = describe(result)
+    if arguments.task:
+        answer["code"] = code
+    answer["artifacts"] = [file.to_json() for file in collected.files]
+    dropped_files = [*collected.dropped, *((item.path, item.message) for item in result.artifact_errors)]
+    if dropped_files:
+        answer["dropped"] = [{"path": path, "problem": problem} for path, problem in dropped_files]
+    return ToolAnswer(answer, tuple(file.path for file in collected.files), changed=bool(collected.files))
+
+
+async def write_code(turn: Turn, task: str, skills: list[str] | None) -> str:
+    """Return a program for *task*, written by the role `solver.codegen`.
+
+    Raises:
+        ToolError: `no_code`: the model gave no program.
+    """
+    loaded_by: By = "code" if skills is None else "model"
+    generated = await turn.generate(CODEGEN, _TASK.format(task=task), skills=skills, by=loaded_by)
+    code = extract_code(generated.text)
+    if not code.strip():
+        raise ToolError("no program was written for the task; say it in other words, or give code", code="no_code")
+    return code
+
+
+def extract_code(text: str) -> str:
+    """Return the longest fenced block of *text*, or all of it when there is none."""
+    blocks: list[str] = []
+    block_lines: list[str] | None = None
+    for line in text.split("\n"):
+        if block_lines is None:
+            block_lines = [] if _OPENS.fullmatch(line) else None
+        elif _CLOSES.fullmatch(line):
+            blocks.append("".join(block_lines))
+            block_lines = None
+        else:
+            block_lines.append(line + "\n")
+    return max(blocks, key=len) if blocks else text
+
+
+def build_request(turn: Turn, code: str, timeout_s: float) -> ExecRequest:
+    """Return the request of a program: the turn's files, and the export of the codegen view with its skills mounted."""
+    view = turn.codegen_view
+    exported = for_program(view.export_runtime_globals())
+    mounts = tuple(
+        SkillMount(row["id"], folder, row["tree"])
+        for row in exported["SKILLS_DESCRIPTOR"].get("skills", ())
+        if (folder := turn.skill_folder(row["id"])) is not None
+    )
+    return ExecRequest(
+        code=code,
+        globals=exported,
+        skills=mounts,
+        inputs=turn.workspace.inputs(),
+        outputs=("**",),
+        limits=Limits(wall_s=timeout_s),
+        profile=turn.parts.profile,
+        owner=Owner(agent=turn.consumer, conversation=turn.session_id),
+    )
+
+
+def for_program(exported: dict[str, Any]) -> dict[str, Any]:
+    """Return an export without the names of refused skills: a model wrote the program and reads what it prints.
+
+    Refused skills are not exported, so that inside the sandbox they are unknown. Rules are kept only where they may
+    match an exported skill.
+    """
+    descriptor = exported["SKILLS_DESCRIPTOR"]
+    skill_names = {str(row["id"]).rpartition(".")[2] for row in descriptor.get("skills", ())}
+    rules = {
+        consumer: _naming(consumer_rules, skill_names)
+        for consumer, consumer_rules in descriptor.get("agents_config", {}).items()
+    }
+    activation = {**descriptor.get("activation", {}), "refused": {}}
+    return {**exported, "SKILLS_DESCRIPTOR": {**descriptor, "agents_config": rules, "activation": activation}}
+
+
+def _naming(rules: Mapping[str, Any], skill_names: set[str]) -> dict[str, Any]:
+    """Return *rules* without entries for skills that are not among *skill_names*; patterns stay."""
+    narrowed = dict(rules)
+    for key in ("enabled", "disabled"):
+        if isinstance(narrowed.get(key), list):
+            entries = [rule for rule in narrowed[key] if "*" in rule or any(name in rule for name in skill_names)]
+            # An allow-list that matches no exported skill allows nothing; an empty one would allow everything.
+            narrowed[key] = entries if entries or key == "disabled" else False
+    return narrowed
+
+
+async def _approve(turn: Turn, executor: Executor) -> None:
+    approve = turn.parts.approve
+    if approve is None:
+        if await _foreign(turn):
+            raise refuse("approval_unavailable", "this run needs approval, and nobody can be asked here")
+        return
+    turn.bus.emit(ApprovalRequested, skill=None, path=None)
+    request = ApprovalRequest(turn.session_id, None, None, None, None, ("python3", "<code>"), (), executor.name)
+    answer = await approve(request)
+    turn.bus.emit(ApprovalDecided, skill=None, path=None, allowed=answer.allowed, reason=answer.reason)
+    if not answer.allowed:
+        raise refuse("approval_denied", "the run was not approved", reason=answer.reason)
+
+
+async def _foreign(turn: Turn) -> bool:
+    """Whether a skill of a remote origin is loaded, directly or as an import: then every run needs approval."""
+    receipts = [skill.receipt for skill in await turn.session.active()]
+    imports = (name for receipt in receipts for name in receipt.imports)
+    return any(receipt.origin for receipt in receipts) or any(name.startswith("mcp-") for name in imports)
+
+
+async def _run(turn: Turn, executor: Executor, request: ExecRequest) -> ExecResult:
+    turn.bus.emit(ScriptStarted, skill=None, path=None, engine=executor.name)
+    try:
+        result = await executor.run(request)
+    except ExecRefused as error:
+        message = f"the program was not run, no defect of it: {pathless(error.message)}"
+        raise refuse("executor_unavailable", message, reason=error.code) from error
+    except ExecFailed as error:
+        message = f"the sandbox broke, no defect of the program: {pathless(error.message)}"
+        raise refuse("executor_failed", message) from error
+    turn.bus.emit(
+        ScriptFinished,
+        skill=None,
+        path=None,
+        engine=result.engine,
+        level=result.level.name.lower(),
+        status=result.status,
+        exit_code=result.exit_code,
+        duration_ms=round(result.duration_s * 1000),
+        limits=tuple(sorted(result.limits_enforced)),
+    )
+    if result.status in {"infra_error", "refused"}:
+        reason = result.error.message if result.error else "no reason given"
+        raise refuse("executor_failed", f"the sandbox broke, no defect of the program: {pathless(reason)}")
+    return result
+
+
+def describe(result: ExecResult) -> dict[str, Any]:
+    """Return a run's outcome as the model reads it; the tail of long output is kept."""
+    answer: dict[str, Any] = {
+        "status": result.status,
+        "exit_code": 124 if result.status == "timeout" else result.exit_code,
+        "stdout": result.stdout.text[-MAX_PROGRAM_OUTPUT_CHARS:],
+        "stderr": result.stderr.text[-MAX_PROGRAM_OUTPUT_CHARS:],
+        "stdout_truncated": result.stdout.truncated or len(result.stdout.text) > MAX_PROGRAM_OUTPUT_CHARS,
+        "stderr_truncated": result.stderr.truncated or len(result.stderr.text) > MAX_PROGRAM_OUTPUT_CHARS,
+        "duration_ms": round(result.duration_s * 1000),
+        "engine": result.engine,
+        "level": result.level.name.lower(),
+    }
+    if result.signal is not None:
+        answer["signal"] = result.signal
+        answer["exit_code"] = 128 + result.signal if result.exit_code is None else answer["exit_code"]
+    if result.error is not None:
+        answer["error"] = {"code": result.error.code, "message": result.error.message}
+        if result.error.exception:
+            answer["error"] |= {"exception": result.error.exception, "traceback": result.error.traceback}
+    if result.value is not None:
+        answer["value"] = result.value
+    return answer
+
+
+PYTHON = SolverTool(
+    "exec.python",
+    "Run Python in isolation on the files of this turn, or have it written for a task and run it.",
+    ExecPythonInput,
+    _exec_python,
+    timeout_s=MAX_PROGRAM_S + PROGRAM_GRACE_S,
+)
