@@ -1,7 +1,8 @@
 """Remote skills: Python functions registered per conversation with a Codex app-server.
 
-`facade` and `session` are what programs hold; `core*` is the one implementation behind them, sync or async; `schemas` reads
-handlers, `dispatch` and `journal` run calls once, `catalog` makes catalog changes true, `client` and `wire` speak to the server.
+`api`, `facade` and `session` are what programs hold; `core`, `core_session` and `turns` are the one implementation behind them,
+sync or async; `registry` and `schemas` read handlers, `dispatch` and `journal` run calls once, `catalog` makes catalog changes
+true, `client` speaks to the server, and `probe` finds out what the server does.
 
 Each name is loaded when it is first used; nothing here needs the optional packages before that.
 """
@@ -13,9 +14,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kdskills.remote.api import AsyncCodexClient, CodexClient
     from kdskills.remote.facade import AsyncRemoteSkillsFacade, RemoteSkillLifecycle, RemoteSkillsFacade
     from kdskills.remote.journal import MemoryJournal, SqlJournal
-    from kdskills.remote.portal import AsyncCodexClient, CodexClient
     from kdskills.remote.ports import (
         AppServerError,
         AppServerGone,
@@ -31,9 +32,8 @@ if TYPE_CHECKING:
         WaitTimeoutError,
     )
     from kdskills.remote.publish import PublishReport
-    from kdskills.remote.receipts import Receipt
+    from kdskills.remote.receipts import Receipt, RemoteSkillDispatch, RemoteSkillSendResult
     from kdskills.remote.registry import RemoteSkill
-    from kdskills.remote.results import RemoteSkillDispatch, RemoteSkillSendResult
     from kdskills.remote.session import AsyncRemoteSkillSession, RemoteSkillSession
     from kdskills.remote.signals import AppServerSignal
 
@@ -71,7 +71,7 @@ _MODULES = MappingProxyType(
     {
         "kdskills.remote.facade": ("AsyncRemoteSkillsFacade", "RemoteSkillLifecycle", "RemoteSkillsFacade"),
         "kdskills.remote.journal": ("MemoryJournal", "SqlJournal"),
-        "kdskills.remote.portal": ("AsyncCodexClient", "CodexClient"),
+        "kdskills.remote.api": ("AsyncCodexClient", "CodexClient"),
         "kdskills.remote.ports": (
             "AppServerError",
             "AppServerGone",
@@ -87,9 +87,8 @@ _MODULES = MappingProxyType(
             "WaitTimeoutError",
         ),
         "kdskills.remote.publish": ("PublishReport",),
-        "kdskills.remote.receipts": ("Receipt",),
+        "kdskills.remote.receipts": ("Receipt", "RemoteSkillDispatch", "RemoteSkillSendResult"),
         "kdskills.remote.registry": ("RemoteSkill",),
-        "kdskills.remote.results": ("RemoteSkillDispatch", "RemoteSkillSendResult"),
         "kdskills.remote.session": ("AsyncRemoteSkillSession", "RemoteSkillSession"),
         "kdskills.remote.signals": ("AppServerSignal",),
     }

@@ -3,29 +3,420 @@
 It runs the binary with an empty private home against the fake model: no login, no tokens, nothing of the user's. Answers of the
 server prove nothing here; a way of changing the catalog is proven when the next model request has the new tool and not the
 old one, a call of the new tool arrives, history remains, and a restarted server still shows it.
+
+The cache has one file per program, identified by the executables that really run: npm's `codex` is a launcher around a native
+child, so a hash of the launcher alone would miss updates of the child. The fingerprint covers the launcher and every executable
+of the started process group, with the user agent the server gave.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import re
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.jobs.settings import user_state_dir
-from kdskills.remote import probe_steps as steps
-from kdskills.remote.labmodel import FakeResponses
+from kdskills.remote.catalog.changes import Changes, NotApplied
+from kdskills.remote.client.base import AsyncAppServerClient
+from kdskills.remote.client.threads import ENDED
+from kdskills.remote.client.transports import StdioTransport
+from kdskills.remote.labmodel import FakeResponses, texts_of
 from kdskills.remote.ports import AppServerError, AppServerGone, JsonObject, ServerProfile, WaitTimeoutError
-from kdskills.remote.probe_cache import fingerprint, profile_from_json, profile_to_json, read_object, write_object
-from kdskills.remote.probe_steps import Lab, ServerFinding, ServerFindings
-from kdskills.remote.wire.stdio import StdioTransport
+from kdskills.remote.signals import AppServerSignal
+from kdskills.skills.private_files import private_folder
 
 if TYPE_CHECKING:
     from kdskills.remote.client.server import AppServer
+
+
+_CHUNK: Final = 4 * 2**20
+_NATIVE: Final = "node_modules/@openai/*/vendor/**/codex"
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Digests:
+    """File digests, remembered as long as a file stays the same: a native executable has hundreds of megabytes.
+
+    Args:
+        folder: Where they are remembered.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "digests.json"
+
+    def digest(self, path: Path) -> str:
+        """Return the SHA-256 of a file, computed only when size, times or inode changed."""
+        status = path.stat()
+        mark = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+        entries = read_object(self._path) or {}
+        entry = entries.get(str(path))
+        if isinstance(entry, dict) and entry.get("mark") == mark and isinstance(entry.get("sha256"), str):
+            return str(entry["sha256"])
+        digest = file_digest(path)
+        write_object(self._path, {**entries, str(path): {"mark": mark, "sha256": digest}})
+        return digest
+
+
+def running_programs(group: int) -> Iterator[Path]:
+    """Give the executables of a process group, where the system tells them (`/proc`)."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):  # a process that has ended, or belongs to another user
+            if os.getpgid(int(entry.name)) == group:
+                yield (entry / "exe").resolve(strict=True)
+
+
+def installed_programs(launcher: Path) -> Iterator[Path]:
+    """Give the native programs an npm launcher may start, from where npm puts them."""
+    for parent in launcher.parents:
+        if parent.name == "node_modules":
+            yield from sorted(path for path in parent.parent.glob(_NATIVE) if path.is_file())
+
+
+def fingerprint(launcher: Path, group: int | None, user_agent: str, folder: Path) -> str:
+    """Return the fingerprint of a program.
+
+    Args:
+        launcher: What is started.
+        group: The process group of a server that runs now, if there is one.
+        user_agent: What the server calls itself.
+        folder: Where digests are remembered.
+    """
+    digests = Digests(folder)
+    real = launcher.resolve()
+    programs = {real, *installed_programs(real), *(running_programs(group) if group is not None else ())}
+    program_digests = sorted(digests.digest(path) for path in programs)
+    return hashlib.sha256(json.dumps([program_digests, user_agent]).encode()).hexdigest()
+
+
+def read_object(path: Path) -> JsonObject | None:
+    """Return the JSON object in a file; None when there is none, or the file is damaged."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def write_object(path: Path, value: JsonObject) -> None:
+    """Write a JSON object so that readers see the old file or the new one, never half of one."""
+    private_folder(path.parent)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, sort_keys=True)
+        Path(name).replace(path)
+    except BaseException:  # raised again: nothing half-written stays
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def profile_to_json(profile: ServerProfile) -> JsonObject:
+    """Return a profile as JSON."""
+    return {**asdict(profile), "built_ins": sorted(profile.built_ins), "materialise": list(profile.materialise)}
+
+
+def profile_from_json(value: Any) -> ServerProfile | None:
+    """Return the profile of a cached probe; None when the file is of another version or damaged."""
+    if not isinstance(value, dict) or set(value) != {field.name for field in fields(ServerProfile)}:
+        return None
+    plain = ServerProfile()
+    for name, field_value in value.items():
+        expected = getattr(plain, name)
+        listed = name in {"built_ins", "materialise"}
+        if listed and not (isinstance(field_value, list) and all(isinstance(item, str) for item in field_value)):
+            return None
+        if isinstance(expected, bool) and not isinstance(field_value, bool):
+            return None
+    if value["rewind"] not in {"revert", "rollback", None} or not isinstance(value["name"], str):
+        return None
+    keywords = {**value, "built_ins": frozenset(value["built_ins"]), "materialise": tuple(value["materialise"])}
+    return ServerProfile(**keywords)
+
+
+FIRST: Final = "kdskills_probe_a"
+SECOND: Final = "kdskills_probe_b"
+THIRD: Final = "kdskills_probe_c"
+SPACE: Final = "kdskills_probe_ns"
+_TURN_S: Final = 15.0
+_NOBODY: Final = "00000000-0000-7000-8000-000000000000"
+_VERSION: Final = re.compile(r"/(\d+\.\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFinding:
+    """One answer of the probe: the question's name, whether the ability is proven, and the evidence."""
+
+    name: str
+    proven: bool
+    evidence: str = ""
+
+
+@dataclass(slots=True)
+class ServerFindings:
+    """The findings so far; a question that is not asked proves nothing."""
+
+    profile: ServerProfile
+    list: list[ServerFinding] = field(default_factory=list)
+
+    def add(self, name: str, proven: bool, evidence: str = "", **facts: Any) -> None:
+        """Add a finding, with what follows from it for the profile."""
+        self.list.append(ServerFinding(name, proven, evidence))
+        self.profile = replace(self.profile, **facts)
+
+
+def version_of(user_agent: str) -> str:
+    """Return `0.169` of `name/0.169.0 (…)`; the whole text where it is something else."""
+    match = _VERSION.search(user_agent)
+    return match.group(1) if match else user_agent
+
+
+def a_tool(name: str) -> JsonObject:
+    """Return a harmless tool."""
+    schema = {"type": "object", "properties": {}, "additionalProperties": True}
+    return {"type": "function", "name": name, "description": f"Probe {name}.", "inputSchema": schema}
+
+
+class Lab:
+    """A server that is probed, its fake model, and the calls that reached this client.
+
+    Args:
+        binary: The program.
+        home: Its private, empty home.
+        model: The fake model that the server uses.
+    """
+
+    def __init__(self, binary: str, home: Path, model: FakeResponses) -> None:
+        self._binary = binary
+        self._home = home
+        self.model = model
+        self.calls: list[str] = []
+        self._client: AsyncAppServerClient | None = None
+
+    @property
+    def client(self) -> AsyncAppServerClient:
+        """The client; the lab is open."""
+        assert self._client is not None
+        return self._client
+
+    async def open(self) -> None:
+        """Start the server."""
+        self._client = await AsyncAppServerClient.spawn(
+            home=self._home, binary=self._binary, cwd=self._home, config=self.model.config, request_timeout_s=_TURN_S
+        )
+        self._client.on_call = self._answer
+
+    async def close(self) -> None:
+        """Stop the server."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    async def reopen(self) -> None:
+        """Stop the server and start it again on the same home."""
+        await self.close()
+        await self.open()
+
+    async def ask(self, method: str, **params: Any) -> JsonObject:
+        """Send a request."""
+        answer = await self.client.server.request(method, **params)
+        return answer if isinstance(answer, dict) else {}
+
+    async def begin(self, *tools: JsonObject) -> JsonObject:
+        """Begin a thread with tools and return the server's description of it."""
+        answer = await self.ask(
+            "thread/start",
+            dynamicTools=list(tools),
+            cwd=str(self._home),
+            approvalPolicy="never",
+            sandbox="read-only",
+            config={"thread_unload_delay_secs": 0},
+        )
+        thread = answer.get("thread")
+        if not isinstance(thread, dict) or not isinstance(thread.get("id"), str):
+            raise AppServerError("the app-server answered thread/start without a thread", method="thread/start")
+        self.client.server.threads.learn(thread, subscribed=True)
+        return thread
+
+    async def turn(self, thread_id: str, text: str, **params: Any) -> JsonObject:
+        """Run a turn to its end and return the newest request the model got.
+
+        Raises:
+            WaitTimeoutError: It did not end.
+        """
+        threads = self.client.server.threads
+        items = [{"type": "text", "text": text}]
+        answer = await self.ask("turn/start", threadId=thread_id, input=items, **params)
+        turn_id = str((answer.get("turn") or {}).get("id"))
+
+        def ended() -> bool:
+            turn = threads.get(thread_id).turns.get(turn_id)
+            return turn is not None and turn.status in ENDED
+
+        if not await threads.until(ended, _TURN_S):
+            raise WaitTimeoutError("the probe's turn did not end", turn_id=turn_id)
+        return self.model.requests[-1] if self.model.requests else {}
+
+    async def _answer(self, signal: AppServerSignal) -> object:
+        self.calls.append(str(signal.params.get("tool")))
+        response = {"contentItems": [{"type": "inputText", "text": "probed"}], "success": True}
+        return await self.client.tool_calls.respond(request_id=str(signal.request_id), response=response)
+
+
+async def _understood(lab: Lab, method: str, **params: Any) -> bool:
+    """Return whether the server knows a method, even if it refuses this call of it."""
+    try:
+        await lab.ask(method, **params)
+    except AppServerError as error:
+        return "unknown variant" not in str(error) and error.details.get("rpc_code") != -32601
+    return True
+
+
+async def ask_words(lab: Lab, findings: ServerFindings) -> None:
+    """Which methods there are."""
+    supported = await _understood(lab, "thread/unsubscribe", threadId=_NOBODY)
+    findings.add("unsubscribe", supported, unsubscribe=supported)
+
+
+async def ask_namespaces(lab: Lab, findings: ServerFindings) -> None:
+    """Whether namespaces are understood, and which tools the server shows by itself."""
+    inside = {"type": "namespace", "name": SPACE, "description": "Probe.", "tools": [a_tool(SECOND)]}
+    try:
+        thread = await lab.begin(a_tool(FIRST), inside)
+    except AppServerError:
+        thread = await lab.begin(a_tool(FIRST))
+    request = await lab.turn(thread["id"], "!say probed")
+    visible = set(lab.model.visible_tools(request))
+    spaced = bool(visible & {f"{SPACE}.{SECOND}", f"{SPACE}__{SECOND}"})
+    server_tools = {name for name in visible if "." not in name and not name.startswith("kdskills_probe")}
+    findings.add("namespaces", spaced, namespaces=spaced)
+    listed = findings.profile.built_ins | server_tools
+    findings.add("built_ins", FIRST in visible, ", ".join(sorted(server_tools)), built_ins=frozenset(listed))
+
+
+async def ask_materialising(lab: Lab, findings: ServerFindings) -> None:
+    """What writes a thread's file without a model call, and whether a turn does."""
+    item = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "probe"}]}
+    writers: list[tuple[str, Callable[[str], Awaitable[object]]]] = [
+        ("name_set", lambda thread: lab.ask("thread/name/set", threadId=thread, name="probe")),
+        ("inject_items", lambda thread: lab.ask("thread/inject_items", threadId=thread, items=[item])),
+        ("bootstrap", lambda thread: lab.turn(thread, "!say probed")),
+    ]
+    proven: list[str] = []
+    for name, write in writers:
+        thread = await lab.begin(a_tool(FIRST))
+        try:
+            await write(thread["id"])
+        except AppServerError:
+            continue
+        if isinstance(thread.get("path"), str) and await asyncio.to_thread(Path(thread["path"]).exists):
+            proven.append(name)
+    findings.add("materialise", bool(proven), ", ".join(proven), materialise=tuple(proven))
+
+
+async def ask_context(lab: Lab, findings: ServerFindings) -> None:
+    """Whether context reaches the model."""
+    thread = await lab.begin(a_tool(FIRST))
+    context = {"kdskills": {"kind": "application", "value": "kdskills probe context"}}
+    request = await lab.turn(thread["id"], "!say probed", additionalContext=context)
+    reached = any("kdskills probe context" in text for text in texts_of(request, "developer"))
+    findings.add("context", reached, context=reached)
+
+
+async def ask_rewind(lab: Lab, findings: ServerFindings) -> None:
+    """Which method rolls a turn back."""
+    thread = await lab.begin(a_tool(FIRST))
+    await lab.turn(thread["id"], "!say kept")
+    await lab.turn(thread["id"], "!say dropped")
+    method = None
+    try:
+        turns = await lab.ask("thread/turns/list", threadId=thread["id"])
+        newest = turns["data"][0]["id"]
+        await lab.ask("thread/revert", threadId=thread["id"], beforeTurnId=newest)
+        method = "revert"
+    except (AppServerError, KeyError, IndexError, TypeError):
+        try:
+            await lab.ask("thread/rollback", threadId=thread["id"], numTurns=1)
+            method = "rollback"
+        except AppServerError as error:
+            findings.add("rewind", False, str(error.details.get("server_message") or error))
+            return
+    request = await lab.turn(thread["id"], "!say after")
+    texts = texts_of(request, "user")
+    rewound = "!say dropped" not in texts and "!say kept" in texts
+    findings.add("rewind", rewound, method, rewind=method if rewound else None)
+
+
+async def ask_roots(lab: Lab, findings: ServerFindings, folder: Path) -> None:
+    """Whether extra skill roots reach a thread that is open."""
+    thread = await lab.begin(a_tool(FIRST))
+    await lab.turn(thread["id"], "!say before")
+    skill = folder / "kdskills-probe" / "SKILL.md"
+    skill.parent.mkdir(parents=True)
+    skill.write_text("---\nname: kdskills-probe\ndescription: Only a probe of kdskills.\n---\nNothing.\n", "utf-8")
+    try:
+        await lab.ask("skills/extraRoots/set", extraRoots=[str(folder)])
+        request = await lab.turn(thread["id"], "!say after")
+        await lab.ask("skills/extraRoots/set", extraRoots=[])
+    except AppServerError:
+        request = {}
+    finally:
+        shutil.rmtree(folder)
+    texts = texts_of(request, "developer") + texts_of(request, "user")
+    reached = any("Only a probe of kdskills." in text for text in texts)
+    findings.add("extra_roots", reached, extra_roots=reached)
+
+
+async def ask_change(lab: Lab, findings: ServerFindings, strategy: str) -> None:
+    """Whether replacing tool A by tool B by one strategy reaches the model, keeps history, and survives a restart."""
+    thread = (await lab.begin(a_tool(FIRST)))["id"]
+    await lab.turn(thread, f"!call {FIRST} {{}}")
+    trial = replace(findings.profile, native=strategy == "native", reload=strategy == "reload")
+    changes = Changes(lab.client.server, trial, bootstrap=_no_bootstrap)
+    flat = {key: value for key, value in a_tool(SECOND).items() if key != "type"}
+    try:
+        await changes.make(strategy, thread, [flat])
+    except (NotApplied, AppServerError) as problem:
+        findings.add(strategy, False, f"not applied: {problem}")
+        return
+    before = len(lab.calls)
+    request = await lab.turn(thread, f"!call {SECOND} {{}}")
+    fault = _fault(lab, request) or (
+        None if lab.calls[before:] == [SECOND] else "a call of the new tool did not arrive"
+    )
+    if fault is None and f"!call {FIRST} {{}}" not in texts_of(request, "user"):
+        fault = "the history is gone"
+    if fault is None:
+        await lab.reopen()
+        await lab.client.server.resume(thread)
+        fault = _fault(lab, await lab.turn(thread, "!say again"), after=" after a restart")
+    findings.add(strategy, fault is None, fault or "", **{strategy: fault is None})
+
+
+def _fault(lab: Lab, request: JsonObject, *, after: str = "") -> str | None:
+    visible = lab.model.visible_tools(request)
+    if SECOND not in visible:
+        return f"the new tool does not reach the model{after}"
+    return f"the old tool still reaches the model{after}" if FIRST in visible else None
+
+
+async def _no_bootstrap(_session_id: str) -> None:
+    """The probe's threads have their files already."""
+
 
 PROBE_SECONDS: Final = 30.0
 
@@ -164,21 +555,21 @@ async def fingerprint_of(server: AppServer, program: Path, state: Path) -> str:
 
 
 def _start(user_agent: str) -> ServerFindings:
-    version = steps.version_of(user_agent)
+    version = version_of(user_agent)
     return ServerFindings(ServerProfile(name=version, user_agent=user_agent, unsubscribe=False))
 
 
 async def _ask_all(lab: Lab, findings: ServerFindings, home: Path, timeout_s: float) -> bool:
     """Ask every question; False when the time was up, or the server went away, before the last."""
     questions: list[tuple[str, Callable[[], Awaitable[None]]]] = [
-        ("unsubscribe", lambda: steps.ask_words(lab, findings)),
-        ("namespaces", lambda: steps.ask_namespaces(lab, findings)),
-        ("materialise", lambda: steps.ask_materialising(lab, findings)),
-        ("context", lambda: steps.ask_context(lab, findings)),
-        ("rewind", lambda: steps.ask_rewind(lab, findings)),
-        ("extra_roots", lambda: steps.ask_roots(lab, findings, home / "kdskills-probe-roots")),
-        ("native", lambda: steps.ask_change(lab, findings, "native")),
-        ("reload", lambda: steps.ask_change(lab, findings, "reload")),
+        ("unsubscribe", lambda: ask_words(lab, findings)),
+        ("namespaces", lambda: ask_namespaces(lab, findings)),
+        ("materialise", lambda: ask_materialising(lab, findings)),
+        ("context", lambda: ask_context(lab, findings)),
+        ("rewind", lambda: ask_rewind(lab, findings)),
+        ("extra_roots", lambda: ask_roots(lab, findings, home / "kdskills-probe-roots")),
+        ("native", lambda: ask_change(lab, findings, "native")),
+        ("reload", lambda: ask_change(lab, findings, "reload")),
     ]
     try:
         async with asyncio.timeout(timeout_s):

@@ -8,19 +8,15 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kdskills.errors import Diagnostic
-from kdskills.remote import core_calls as calls
-from kdskills.remote import core_catalog as catalog
-from kdskills.remote import sending
-from kdskills.remote.core import drive
+from kdskills.remote import core_session, turns
+from kdskills.remote.core import SubmitOptions, drive
 from kdskills.remote.core_session import SessionCore
 from kdskills.remote.names import clean_name
 from kdskills.remote.ports import JsonObject
 from kdskills.remote.publish import publish
-from kdskills.remote.registry import RemoteSkill
-from kdskills.remote.results import RemoteSkillDispatch, RemoteSkillSendResult
+from kdskills.remote.receipts import RemoteSkillDispatch, RemoteSkillSendResult
+from kdskills.remote.registry import RemoteSkill, inject
 from kdskills.remote.signals import AppServerSignal, address
-from kdskills.remote.submitting import SubmitOptions
-from kdskills.remote.text import inject
 
 if TYPE_CHECKING:
     from kdskills.remote.publish import PublishReport
@@ -158,7 +154,7 @@ class RemoteSkillSession(SessionHandle):
         try:
             yield self
         finally:
-            drive(catalog.leave_window(self._core, layer))
+            drive(core_session.leave_window(self._core, layer))
 
     def publish(
         self,
@@ -183,26 +179,26 @@ class RemoteSkillSession(SessionHandle):
 
     def sync_runtime(self, *, timeout_seconds: float = 10.0) -> JsonObject:
         """Make the model's catalog that of the registry, now or with a reason why not."""
-        return drive(catalog.sync_runtime(self._core, timeout_seconds))
+        return drive(core_session.sync_runtime(self._core, timeout_seconds))
 
     def prepare_catalog(self, *, timeout_seconds: float = 90.0) -> JsonObject:
         """As `sync_runtime`, waiting for an idle thread."""
-        return drive(catalog.prepare_catalog(self._core, timeout_seconds))
+        return drive(core_session.prepare_catalog(self._core, timeout_seconds))
 
     def wait_catalog(self, *, timeout_seconds: float = 90.0) -> JsonObject:
         """Wait until a deferred change is applied."""
-        return drive(catalog.wait_catalog(self._core, timeout_seconds))
+        return drive(core_session.wait_catalog(self._core, timeout_seconds))
 
     def send(self, request_text: str, *, inject_skills: bool = True, **kwargs: Any) -> Any:
         """Send one message with the catalog as it is."""
-        return drive(sending.send(self._core, request_text, inject_skills=inject_skills, keywords=kwargs))
+        return drive(turns.send(self._core, request_text, inject_skills=inject_skills, keywords=kwargs))
 
     def send_prepared(
         self, request_text: str, *, inject_skills: bool = True, prepare_timeout_seconds: float = 90.0, **kwargs: Any
     ) -> Any:
         """Prepare the catalog, then send; raises `CatalogNotApplied` and sends nothing when it was not applied."""
         return drive(
-            sending.send_prepared(
+            turns.send_prepared(
                 self._core,
                 request_text,
                 inject_skills=inject_skills,
@@ -226,7 +222,7 @@ class RemoteSkillSession(SessionHandle):
     ) -> RemoteSkillSendResult:
         """Send one message and answer its calls until its turn has ended."""
         return drive(
-            sending.send_and_handle(
+            turns.send_and_handle(
                 self._core,
                 request_text,
                 inject_skills=inject_skills,
@@ -244,7 +240,7 @@ class RemoteSkillSession(SessionHandle):
     ) -> RemoteSkillDispatch:
         """Run a call for the program; submits nothing and asks no journal."""
         return drive(
-            calls.dispatch_tool_call(self._core, tool=tool, arguments=arguments, request_id=request_id, call_id=call_id)
+            turns.dispatch_tool_call(self._core, tool=tool, arguments=arguments, request_id=request_id, call_id=call_id)
         )
 
     def respond_to_signal(
@@ -252,20 +248,20 @@ class RemoteSkillSession(SessionHandle):
     ) -> RemoteSkillDispatch | None:
         """Answer the call a signal carries; None, and nothing run, when it is none of this session's."""
         options = SubmitOptions(max_submit_attempts, retry_delay_seconds)
-        return drive(calls.respond_to_signal(self._core, signal, options))
+        return drive(turns.respond_to_signal(self._core, signal, options))
 
     def respond_to_pending_call(
         self, row: Mapping[str, Any], *, max_submit_attempts: int = 3, retry_delay_seconds: float = 0.05
     ) -> RemoteSkillDispatch | None:
         """Answer the call of a pending row; None when it is another thread's or names no tool."""
         options = SubmitOptions(max_submit_attempts, retry_delay_seconds)
-        return drive(calls.respond_to_row(self._core, row, options))
+        return drive(turns.respond_to_row(self._core, row, options))
 
     def drain_pending_calls(
         self, *, max_submit_attempts: int = 3, retry_delay_seconds: float = 0.05
     ) -> list[RemoteSkillDispatch]:
         """Answer every pending call of the session, in the order of its rows."""
-        return drive(calls.drain(self._core, SubmitOptions(max_submit_attempts, retry_delay_seconds)))
+        return drive(turns.drain(self._core, SubmitOptions(max_submit_attempts, retry_delay_seconds)))
 
 
 class AsyncRemoteSkillSession(SessionHandle):
@@ -280,7 +276,7 @@ class AsyncRemoteSkillSession(SessionHandle):
         try:
             yield self
         finally:
-            await catalog.leave_window(self._core, layer)
+            await core_session.leave_window(self._core, layer)
 
     async def publish(
         self,
@@ -295,25 +291,25 @@ class AsyncRemoteSkillSession(SessionHandle):
 
     async def sync_runtime(self, *, timeout_seconds: float = 10.0) -> JsonObject:
         """As `RemoteSkillSession.sync_runtime`."""
-        return await catalog.sync_runtime(self._core, timeout_seconds)
+        return await core_session.sync_runtime(self._core, timeout_seconds)
 
     async def prepare_catalog(self, *, timeout_seconds: float = 90.0) -> JsonObject:
         """As `RemoteSkillSession.prepare_catalog`."""
-        return await catalog.prepare_catalog(self._core, timeout_seconds)
+        return await core_session.prepare_catalog(self._core, timeout_seconds)
 
     async def wait_catalog(self, *, timeout_seconds: float = 90.0) -> JsonObject:
         """As `RemoteSkillSession.wait_catalog`."""
-        return await catalog.wait_catalog(self._core, timeout_seconds)
+        return await core_session.wait_catalog(self._core, timeout_seconds)
 
     async def send(self, request_text: str, *, inject_skills: bool = True, **kwargs: Any) -> Any:
         """As `RemoteSkillSession.send`."""
-        return await sending.send(self._core, request_text, inject_skills=inject_skills, keywords=kwargs)
+        return await turns.send(self._core, request_text, inject_skills=inject_skills, keywords=kwargs)
 
     async def send_prepared(
         self, request_text: str, *, inject_skills: bool = True, prepare_timeout_seconds: float = 90.0, **kwargs: Any
     ) -> Any:
         """As `RemoteSkillSession.send_prepared`."""
-        return await sending.send_prepared(
+        return await turns.send_prepared(
             self._core,
             request_text,
             inject_skills=inject_skills,
@@ -335,7 +331,7 @@ class AsyncRemoteSkillSession(SessionHandle):
         **kwargs: Any,
     ) -> RemoteSkillSendResult:
         """As `RemoteSkillSession.send_and_handle`."""
-        return await sending.send_and_handle(
+        return await turns.send_and_handle(
             self._core,
             request_text,
             inject_skills=inject_skills,
@@ -351,7 +347,7 @@ class AsyncRemoteSkillSession(SessionHandle):
         self, *, tool: str, arguments: Any = None, request_id: object = None, call_id: str | None = None
     ) -> RemoteSkillDispatch:
         """As `RemoteSkillSession.dispatch_tool_call`."""
-        return await calls.dispatch_tool_call(
+        return await turns.dispatch_tool_call(
             self._core, tool=tool, arguments=arguments, request_id=request_id, call_id=call_id
         )
 
@@ -360,17 +356,17 @@ class AsyncRemoteSkillSession(SessionHandle):
     ) -> RemoteSkillDispatch | None:
         """As `RemoteSkillSession.respond_to_signal`."""
         options = SubmitOptions(max_submit_attempts, retry_delay_seconds)
-        return await calls.respond_to_signal(self._core, signal, options)
+        return await turns.respond_to_signal(self._core, signal, options)
 
     async def respond_to_pending_call(
         self, row: Mapping[str, Any], *, max_submit_attempts: int = 3, retry_delay_seconds: float = 0.05
     ) -> RemoteSkillDispatch | None:
         """As `RemoteSkillSession.respond_to_pending_call`."""
         options = SubmitOptions(max_submit_attempts, retry_delay_seconds)
-        return await calls.respond_to_row(self._core, row, options)
+        return await turns.respond_to_row(self._core, row, options)
 
     async def drain_pending_calls(
         self, *, max_submit_attempts: int = 3, retry_delay_seconds: float = 0.05
     ) -> list[RemoteSkillDispatch]:
         """As `RemoteSkillSession.drain_pending_calls`."""
-        return await calls.drain(self._core, SubmitOptions(max_submit_attempts, retry_delay_seconds))
+        return await turns.drain(self._core, SubmitOptions(max_submit_attempts, retry_delay_seconds))

@@ -16,7 +16,7 @@ from kdskills.builtin.stores.sql import SqlStore
 from kdskills.doors.cli.main import build_cli
 from kdskills.remote.dispatch import Spool
 from kdskills.remote.journal import SqlJournal, journal_url
-from kdskills.remote.probe_cache import write_object
+from kdskills.remote.probe import write_object
 from kdskills.testing.work import end_attempts
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "hello"

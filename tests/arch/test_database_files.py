@@ -14,7 +14,7 @@ import pytest
 
 CONNECTS = {
     "kdskills/storage/database.py": "the one way to a database",
-    "kdskills/remote/catalog/index.py": "codex's own index, through SQLite itself",
+    "kdskills/remote/catalog/rollout.py": "codex's own index, through SQLite itself",
     "kdskills/testing/journal_storm.py": "reads SQLite's verdict when every process has ended",
 }
 """Modules that connect to a database by themselves, and why."""

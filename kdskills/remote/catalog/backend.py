@@ -1,25 +1,132 @@
-"""`client.catalog`: brings a catalog to the model, and reports what became of it."""
+"""`client.catalog`: brings a catalog to the model, and reports what became of it.
+
+Where no strategy reaches the model's tools, the catalog's text goes beside a message: once per change, and again after a
+compaction.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kdskills.remote.catalog.changes import Changes, lint
-from kdskills.remote.catalog.channel import ContextChannel
-from kdskills.remote.catalog.digest import difference, fingerprints, flat_tools, tools_digest
-from kdskills.remote.catalog.reports import NotApplied, in_force, noop, not_applied
-from kdskills.remote.catalog.sharing import POLL_SECONDS, Sharing
-from kdskills.remote.catalog.store import CatalogRecord, CatalogRecords, CatalogStore
-from kdskills.remote.catalog.strategy import StartPlan, start_plan, strategy_of_old
+from kdskills.remote.catalog.changes import (
+    Changes,
+    NotApplied,
+    StartPlan,
+    in_force,
+    lint,
+    noop,
+    not_applied,
+    start_plan,
+    strategy_of_old,
+)
+from kdskills.remote.catalog.digest import difference, fingerprints, flat_tools, text_digest, tools_digest
+from kdskills.remote.catalog.store import POLL_SECONDS, CatalogRecord, CatalogRecords, CatalogStore, Sharing
 from kdskills.remote.ports import AppServerGone, CatalogChange, CatalogContext, JsonObject, ServerProfile
 
 if TYPE_CHECKING:
     from kdskills.remote.client.server import AppServer
+    from kdskills.remote.client.threads import WatchedThreads
+
+
+CONTEXT_KEY = "kdskills"
+REPLACES = "This catalog replaces every earlier one."
+
+
+def escaped(text: str) -> str:
+    r"""Return the text with `</` as `<\/`: the server writes it unescaped between `<kdskills>` and `</kdskills>`."""
+    return text.replace("</", "<\\/")
+
+
+def context_text(instruction_text: str, *, earlier: bool) -> str | None:
+    """Return what the channel must carry now, or None when there is nothing to say.
+
+    Args:
+        instruction_text: The catalog; empty for none.
+        earlier: Whether the model has seen an earlier catalog, which this one replaces.
+    """
+    if not earlier:
+        return instruction_text or None
+    if not instruction_text:
+        return REPLACES
+    return f"{REPLACES}\n{instruction_text}"
+
+
+def additional_context(text: str) -> JsonObject:
+    """Return the `additionalContext` of `turn/start`."""
+    return {CONTEXT_KEY: {"kind": "application", "value": escaped(text)}}
+
+
+@dataclass(slots=True)
+class _ChannelState:
+    """The state of one thread's channel in this process."""
+
+    offered: tuple[JsonObject, str] | None = None  # the context returned last by `next`, and its digest
+    compactions: int = 0  # how often the history had been compacted when the context was sent
+    lost: bool = False  # the context is gone from the history
+    settling: asyncio.Task[None] | None = None  # work after the last turn that must end before the next message
+
+
+class ContextChannel:
+    """Decides which context the next message carries, and records which one the server accepted.
+
+    Args:
+        threads: The watched threads, whose histories may be compacted.
+        records: Stores the digest of the text sent last.
+    """
+
+    def __init__(self, threads: WatchedThreads, records: CatalogRecords) -> None:
+        self._threads = threads
+        self._records = records
+        self._states: defaultdict[str, _ChannelState] = defaultdict(_ChannelState)
+
+    async def next(self, record: CatalogRecord, instruction_text: str) -> JsonObject:
+        """Return keywords of the next message: `additional_context`, or nothing when the model has seen this text."""
+        session_id = record.session_id
+        state, digest = self._states[session_id], text_digest(instruction_text)
+        lost = state.lost or self._threads.get(session_id).compactions != state.compactions
+        unchanged = record.context_digest == digest
+        if unchanged and not lost:
+            return {}
+        text = context_text(instruction_text, earlier=bool(record.context_digest) and not (lost and unchanged))
+        if text is None:
+            return {}
+        context = additional_context(text)
+        state.offered = (context[CONTEXT_KEY], digest)
+        return {"additional_context": context}
+
+    async def sent(self, session_id: str, context: object) -> None:
+        """Record that the server accepted a message with this `additionalContext`."""
+        state = self._states[session_id]
+        if state.offered is None or not isinstance(context, dict) or context.get(CONTEXT_KEY) != state.offered[0]:
+            return
+        digest, state.offered, state.lost = state.offered[1], None, False
+        state.compactions = self._threads.get(session_id).compactions
+        await self._records.update(session_id, lambda record: replace(record, context_digest=digest))
+
+    def lost(self, session_id: str) -> None:
+        """Record that turns were rolled back: the context they carried is no longer in the history."""
+        self._states[session_id].lost = True
+
+    def settling(self, session_id: str, task: asyncio.Task[None]) -> None:
+        """Remember a task that must end before the next message of a session."""
+        self._states[session_id].settling = task
+
+    async def settled(self, session_id: str) -> None:
+        """Wait until the work after the last turn has ended."""
+        task = self._states[session_id].settling
+        if task is not None and not task.done():
+            await asyncio.wait({task})
+
+    def forget(self, session_id: str) -> None:
+        """Delete the state of a closed session."""
+        self._states.pop(session_id, None)
+
 
 _RETRIES = 3
 _MIN_SECONDS = 2.0  # the least time a change gets, even when its caller's time is up

@@ -1,22 +1,362 @@
-"""One change of one thread's catalog, by each strategy."""
+"""One change of one thread's catalog: the strategy that is chosen, how it is carried out, and its report.
+
+The strongest strategy is the guarded reload: a thread is closed, its file's first line replaced, and the thread resumed.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from kdskills.remote.catalog import rollout
-from kdskills.remote.catalog.digest import flat_tools, tools_digest, wire_tools
-from kdskills.remote.catalog.reload import Reload
-from kdskills.remote.catalog.reports import NotApplied
-from kdskills.remote.lint import DISPATCHER_TOOL, check_name, check_neighbours
+from kdskills.remote.catalog.digest import canonical, flat_tools, tools_digest, wire_tools
+from kdskills.remote.names import DISPATCHER_TOOL, check_name, check_neighbours
 from kdskills.remote.ports import AppServerError, JsonObject, ServerProfile
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kdskills.remote.client.server import AppServer
+    from kdskills.remote.ports import ServerProfile
+
+
+Reason = Literal[
+    "turn_active",
+    "queued_turns",
+    "held_open",
+    "changed_underneath",
+    "no_strategy",
+    "ephemeral",
+    "unknown_format",
+    "not_local",
+    "rejected",
+    "client_refused",
+]
+
+_DEFERRED = frozenset({"turn_active", "queued_turns", "held_open", "changed_underneath"})
+
+
+class NotApplied(Exception):
+    """The old catalog stays in force; callers get a report, never this exception.
+
+    Args:
+        reason: Why, one of the words of the report.
+        error: The server's or the system's own words.
+        goes_on: Whether the change is still under way.
+    """
+
+    def __init__(self, reason: Reason, error: str = "", *, goes_on: bool = False) -> None:
+        super().__init__(f"{reason}: {error}" if error else reason)
+        self.reason = reason
+        self.error = error
+        self.goes_on = goes_on
+
+
+def noop(session_id: str) -> JsonObject:
+    """Return the report of a thread that never had a catalog."""
+    return {"status": "noop", "sessionId": session_id}
+
+
+def in_force(session_id: str, *, strategy: str, digest: str, duration_ms: float) -> JsonObject:
+    """Return the entries every report has: the catalog in force, and that nothing changed."""
+    return {
+        "sessionId": session_id,
+        "strategy": strategy,
+        "digest": digest,
+        "verified": True,
+        "added": [],
+        "removed": [],
+        "duration_ms": duration_ms,
+        "materialized_now": False,
+    }
+
+
+def not_applied(facts: JsonObject, problem: NotApplied, *, pending: bool) -> JsonObject:
+    """Return the report of a catalog that did not change.
+
+    Args:
+        facts: Further entries of the report, at least `sessionId`.
+        problem: Why it did not change.
+        pending: Whether the change will be made later by itself.
+    """
+    deferred = problem.reason in _DEFERRED
+    report: JsonObject = {"status": "deferred" if deferred else "failed", **facts, "reason": problem.reason}
+    if deferred:
+        report["pending"] = pending
+    if problem.error:
+        report["error"] = problem.error
+    return report
+
+
+_LOG = logging.getLogger("kdskills.remote")
+
+T = TypeVar("T")
+
+CLOSE_SECONDS = 5.0
+_DEFAULT_NAME = "kdskills"
+_NOTE = "Remote skills of this conversation are managed by kdskills."
+
+
+class Reload:
+    """One guarded reload of one thread.
+
+    Args:
+        server: The server.
+        profile: What the probe proved of the server.
+        session_id: The thread.
+        tools: The catalog wanted, as `dynamic_tools()` writes it.
+        bootstrap: Makes the server write the rollout file, by a turn that is rolled back, where nothing cheaper works.
+    """
+
+    def __init__(
+        self,
+        server: AppServer,
+        profile: ServerProfile,
+        session_id: str,
+        tools: Sequence[JsonObject],
+        *,
+        bootstrap: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._server = server
+        self._profile = profile
+        self._id = session_id
+        self._wire = wire_tools(tools, namespaces=profile.namespaces)
+        self._bootstrap = bootstrap
+        self.materialized_now = False
+        self._has_pointers = False
+
+    async def run(self) -> bool:
+        """Make the change; return False when the file had this catalog already.
+
+        Raises:
+            NotApplied: The old catalog is in force, or was put back.
+        """
+        info = await self.guard()
+        path = await self._rollout_file(info)
+        self._has_pointers = info.get("historyMode") == "paginated" and bool(info.get("preview"))
+        if await self._holds_already(path):
+            await self._server.subscribed(self._id)
+            return False
+        await self._unload()
+        try:
+            await self._change()
+        except NotApplied:
+            await self._resume_old()
+            raise
+        return True
+
+    async def guard(self) -> JsonObject:
+        """Refuse threads that cannot be reloaded, now or ever."""
+        info = await self._read_thread()
+        if info.get("ephemeral"):
+            raise NotApplied("ephemeral")
+        if not self._server.local:
+            raise NotApplied("not_local")
+        status = info.get("status")
+        if isinstance(status, dict) and status.get("type") == "active":
+            raise NotApplied("turn_active")
+        if await self._has_queue():
+            raise NotApplied("queued_turns")
+        return info
+
+    async def _read_thread(self) -> JsonObject:
+        try:
+            return await self._server.describe(self._id)
+        except AppServerError as problem:
+            rollout_path = self._server.threads.get(self._id).path
+            if rollout_path is not None and self._server.local:
+                await self._on_disk(rollout.read_head, Path(rollout_path), self._id)
+            # A thread that is not loaded can be read after a resume; if that fails, the server tells the reason.
+            with _rejecting("rejected", problem):
+                await self._server.resume(self._id)
+                return await self._server.describe(self._id)
+
+    async def _has_queue(self) -> bool:
+        try:
+            answer = await self._server.request("thread/queue/list", threadId=self._id)
+        except AppServerError:
+            return False  # servers without a queue do not know the method
+        return bool(isinstance(answer, dict) and answer.get("data"))
+
+    async def _rollout_file(self, info: JsonObject) -> Path:
+        path = info.get("path")
+        if isinstance(path, str) and path and await asyncio.to_thread(Path(path).exists):
+            return Path(path)
+        for method in self._profile.materialise or ("name_set", "inject_items", "bootstrap"):
+            with contextlib.suppress(AppServerError):
+                await self._materialise(method, info)
+            path = (await self._server.describe(self._id)).get("path")
+            if isinstance(path, str) and path and await asyncio.to_thread(Path(path).exists):
+                self.materialized_now = True
+                return Path(path)
+        raise NotApplied("not_local", "the thread has no rollout file on this machine")
+
+    async def _materialise(self, method: str, info: JsonObject) -> None:
+        if method == "name_set":
+            await self._server.request("thread/name/set", threadId=self._id, name=info.get("name") or _DEFAULT_NAME)
+        elif method == "inject_items":
+            content = [{"type": "input_text", "text": _NOTE}]
+            item = {"type": "message", "role": "developer", "content": content}
+            await self._server.request("thread/inject_items", threadId=self._id, items=[item])
+        else:
+            await self._bootstrap(self._id)
+
+    async def _holds_already(self, path: Path) -> bool:
+        head = await self._on_disk(rollout.read_head, path, self._id)
+        return canonical(head.tools) == canonical(self._wire)
+
+    async def _unload(self) -> None:
+        server, thread = self._server, self._server.threads.get(self._id)
+        closings = thread.closings
+        if self._profile.unsubscribe:
+            with _rejecting("rejected"):
+                answer = await self._server.request("thread/unsubscribe", threadId=self._id)
+            thread.subscribed = False
+            if isinstance(answer, dict) and answer.get("status") == "notLoaded":
+                return
+            await server.threads.until(lambda: thread.closings > closings or server.disconnected, CLOSE_SECONDS)
+            if thread.closings > closings or await self._not_loaded():
+                return
+        if not (self._server.owned or self._server.options.unload == "archive"):
+            await self._resume_old()
+            raise NotApplied("held_open", "another connection keeps the thread open")
+        with _rejecting("rejected"):
+            await self._server.request("thread/archive", threadId=self._id)
+            thread.subscribed = False
+            await self._server.request("thread/unarchive", threadId=self._id)
+
+    async def _not_loaded(self) -> bool:
+        try:
+            info = await self._server.describe(self._id)
+        except AppServerError as problem:
+            return "not loaded" in str(problem)
+        status = info.get("status")
+        return isinstance(status, dict) and status.get("type") == "notLoaded"
+
+    async def _change(self) -> None:
+        with _rejecting("rejected"):
+            info = await self._server.describe(self._id)  # the path again: a revert or an archive moved the file
+        path = Path(str(info.get("path") or ""))
+        if not await asyncio.to_thread(path.is_file):
+            raise NotApplied("not_local", "the thread has no rollout file on this machine")
+        lock = rollout.locked(path, CLOSE_SECONDS)
+        await self._on_disk(lock.__enter__)
+        try:
+            await self._replace(path)
+        finally:
+            lock.__exit__(None, None, None)
+
+    async def _replace(self, path: Path) -> None:
+        head = await self._on_disk(rollout.read_head, path, self._id)
+        line = head.with_tools(self._wire)
+        # An existing backup is of an interrupted change: the server's pointers into the file cannot be trusted then.
+        doubt = await asyncio.to_thread(rollout.backup_of(path).exists)
+        moves = doubt or len(line) != len(head.line)
+        await self._on_disk(rollout.back_up, head)
+        try:
+            staged = await self._on_disk(rollout.stage, head, line)
+            await self._check_closed(staged)
+            await self._on_disk(self._swap, head, staged, moves)
+        except NotApplied:
+            if not doubt:
+                await asyncio.to_thread(rollout.drop_backup, path)
+            raise
+        try:
+            await self._on_disk(self._drop_pointers, path, moves)
+            await self._confirm(path)
+        except (AppServerError, NotApplied) as problem:
+            await self._put_back(path)
+            words = problem.error if isinstance(problem, NotApplied) else problem.details.get("server_message")
+            raise NotApplied("rejected", str(words or problem)) from problem
+        except BaseException:  # raised again: the server is gone, or this client closes
+            try:
+                self._restore(path)  # what was not confirmed does not stay
+            except (OSError, rollout.UnknownFormat) as problem:
+                _LOG.warning("%s: line 1 is not restored now; its backup stays for the next change: %s", path, problem)
+            raise
+        await asyncio.to_thread(rollout.drop_backup, path)
+
+    def _swap(self, head: rollout.Head, staged: Path, moves: bool) -> None:
+        """Put the file in its place; where its turns move, the server's pointers to them go first."""
+        if moves:
+            try:
+                if self._has_pointers:
+                    rollout.check_movable(self._home, head.path, self._id)
+                self._forget_pointers(head.path)
+            except rollout.UnknownFormat:
+                staged.unlink(missing_ok=True)
+                raise
+        rollout.swap(head, staged)
+
+    def _drop_pointers(self, path: Path, moves: bool) -> None:
+        """Drop pointers again: the server may have rebuilt them from the old file just before the swap."""
+        if moves:
+            self._forget_pointers(path)
+
+    def _forget_pointers(self, path: Path) -> None:
+        """Drop what the server noted of the file's turns; it builds them again from the file."""
+        rollout.forget_file(self._home, path, self._id)
+
+    @property
+    def _home(self) -> Path | None:
+        return Path(self._server.codex_home) if self._server.codex_home is not None else None
+
+    async def _check_closed(self, staged: Path) -> None:
+        if not await self._not_loaded():
+            await asyncio.to_thread(staged.unlink, missing_ok=True)
+            raise NotApplied("changed_underneath", "another client loaded the thread meanwhile")
+
+    async def _confirm(self, path: Path) -> None:
+        await self._server.resume(self._id)
+        if not await self._holds_already(Path(self._server.threads.get(self._id).path or path)):
+            raise NotApplied("rejected", "the server replaced this catalog by another one")
+
+    async def _put_back(self, path: Path) -> None:
+        server, thread = self._server, self._server.threads.get(self._id)
+        if thread.subscribed and self._profile.unsubscribe:
+            closings = thread.closings
+            with contextlib.suppress(AppServerError):
+                await self._server.request("thread/unsubscribe", threadId=self._id)
+                thread.subscribed = False
+                await server.threads.until(lambda: thread.closings > closings or server.disconnected, CLOSE_SECONDS)
+        await self._on_disk(self._restore, path)
+
+    def _restore(self, path: Path) -> None:
+        if rollout.restore(path):
+            rollout.settle(self._home, path, self._id)
+
+    async def _resume_old(self) -> None:
+        with contextlib.suppress(AppServerError):  # the report tells the reason; the next message resumes again
+            await self._server.resume(self._id)
+
+    async def _on_disk(self, work: Callable[..., T], *arguments: object) -> T:
+        """Run file work in a thread; its exceptions become reasons of `NotApplied`."""
+        try:
+            return await asyncio.to_thread(work, *arguments)
+        except rollout.UnknownFormat as problem:
+            raise NotApplied("unknown_format", str(problem)) from problem
+        except rollout.ChangedUnderneath as problem:
+            raise NotApplied("changed_underneath", str(problem)) from problem
+        except rollout.LockBusy as problem:
+            raise NotApplied("held_open", str(problem)) from problem
+        except OSError as problem:
+            raise NotApplied("unknown_format", f"the rollout cannot be changed: {problem.strerror}") from problem
+
+
+@contextlib.contextmanager
+def _rejecting(reason: Reason, first: AppServerError | None = None) -> Iterator[None]:
+    """Convert an error of the server to `NotApplied` with a reason."""
+    try:
+        yield
+    except AppServerError as problem:
+        words = (first or problem).details.get("server_message")
+        raise NotApplied(reason, str(words or problem)) from problem
+
 
 _CARRIED = ("cwd", "model", "modelProvider")
 
@@ -137,3 +477,84 @@ class Changes:
         except AppServerError as problem:
             raise NotApplied("rejected", str(problem.details.get("server_message") or problem)) from problem
         return Outcome(new_session_id=thread.id)
+
+
+CatalogStrategy = Literal["native", "reload", "dispatcher", "successor"]
+
+DISPATCHER: JsonObject = {
+    "type": "function",
+    "name": DISPATCHER_TOOL,
+    "description": (
+        "Call one remote skill of this conversation's catalog. `skill` is its name as the newest catalog writes it, "
+        "`arguments` an object of its input_schema."
+    ),
+    "inputSchema": {
+        "type": "object",
+        "properties": {"skill": {"type": "string"}, "arguments": {"type": "object"}},
+        "required": ["skill", "arguments"],
+        "additionalProperties": False,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StartPlan:
+    """The tools and strategy of a new thread.
+
+    Attributes:
+        wire: The value of `dynamicTools`, or None for none.
+        strategy: How its catalog will reach the model; empty when the caller's own wire tools stay as they are.
+        tools: The catalog, flat.
+    """
+
+    wire: list[JsonObject] | None
+    strategy: CatalogStrategy | Literal[""]
+    tools: list[JsonObject]
+
+
+def strategy_at_start(profile: ServerProfile, preference: str, *, local: bool, ephemeral: bool) -> CatalogStrategy:
+    """Return the first proven strategy for a thread that is about to start.
+
+    Args:
+        profile: What the probe proved.
+        preference: The client's `strategy`.
+        local: Whether rollout files can be reached.
+        ephemeral: Whether the thread will have no rollout file.
+    """
+    if profile.native and preference in ("auto", "native"):
+        return "native"
+    if profile.reload and preference in ("auto", "reload") and local and not ephemeral:
+        return "reload"
+    return "successor" if preference == "successor" else "dispatcher"
+
+
+def strategy_of_old(profile: ServerProfile, preference: str, *, local: bool, successor: bool) -> CatalogStrategy | None:
+    """Return the strategy for a thread that another client started, or None when none is proven for it."""
+    if profile.native and preference in ("auto", "native"):
+        return "native"
+    if profile.reload and preference in ("auto", "reload") and local:
+        return "reload"
+    return "successor" if successor and preference in ("auto", "successor") else None
+
+
+def start_plan(
+    tools: Sequence[JsonObject] | None,
+    profile: ServerProfile,
+    preference: str,
+    *,
+    local: bool,
+    ephemeral: bool,
+) -> StartPlan:
+    """Decide what a new thread starts with."""
+    strategy = strategy_at_start(profile, preference, local=local, ephemeral=ephemeral)
+    start_tools = list(tools or [])
+    if start_tools and all("type" in tool for tool in start_tools):
+        return StartPlan(start_tools, "" if strategy == "dispatcher" else strategy, flat_tools(start_tools))
+    flat = flat_tools(start_tools)
+    if strategy == "dispatcher":
+        return StartPlan(_old_shape([DISPATCHER], profile), strategy, flat)
+    return StartPlan(wire_tools(flat, namespaces=profile.namespaces) if flat else None, strategy, flat)
+
+
+def _old_shape(tools: list[JsonObject], profile: ServerProfile) -> list[JsonObject]:
+    return tools if profile.namespaces else wire_tools(tools, namespaces=False)

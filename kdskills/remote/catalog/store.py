@@ -1,12 +1,29 @@
-"""The stored record of each thread's catalog."""
+"""The stored record of each thread's catalog, in memory or in the journal's database.
+
+Workers that share a journal's database share the records, and release threads for each other.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import secrets
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from kdskills.errors import Conflict
+from kdskills.remote.journal.sql import JournalUnavailable
+from kdskills.remote.ports import AppServerError, AppServerGone, WaitTimeoutError
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from kdskills.remote.client.server import AppServer
+
 
 Release = Literal["", "releasing", "applied"]
 
@@ -116,3 +133,188 @@ class CatalogRecords:
     async def releases(self, session_ids: Sequence[str]) -> list[CatalogRecord]:
         """Return the records of those threads that are being released, or were."""
         return await asyncio.to_thread(self._store.releases, session_ids)
+
+
+_TRIES = 20
+
+
+class SqlCatalogStore:
+    """Records in table `remote_catalogs`.
+
+    Args:
+        engine: The journal's; its schema is up to date.
+    """
+
+    shared = True
+
+    def __init__(self, engine: sa.Engine) -> None:
+        import sqlalchemy as sa
+
+        self._engine = engine
+        self._sa = sa
+        names = ("session_id", "strategy", "digest", "tools", "context_digest", "release", "release_by")
+        columns = [sa.column(name, sa.String) for name in names]
+        numbers = [sa.column(name, sa.BigInteger) for name in ("version", "updated_at")]
+        self._table = sa.table("remote_catalogs", *columns, *numbers)
+
+    def get(self, session_id: str) -> CatalogRecord | None:
+        """Return a thread's record."""
+        records = self._find(self._table.c.session_id == session_id)
+        return records[0] if records else None
+
+    def update(self, session_id: str, change: Callable[[CatalogRecord], CatalogRecord]) -> CatalogRecord:
+        """Apply a change to the newest version by compare-and-swap.
+
+        Raises:
+            Conflict: Other workers changed the record at every attempt.
+        """
+        for _ in range(_TRIES):
+            old = self.get(session_id)
+            new = change(old or CatalogRecord(session_id))
+            new = replace(new, session_id=session_id, version=(old.version if old else 0) + 1)
+            if self._insert(new) if old is None else self._swap(old, new):
+                return new
+        raise Conflict(f"other workers keep changing the catalog record of {session_id}", session_id=session_id)
+
+    def forget(self, session_id: str) -> None:
+        """Drop a thread's record."""
+        with self._transaction() as link:
+            link.execute(self._sa.delete(self._table).where(self._table.c.session_id == session_id))
+
+    def releases(self, session_ids: Sequence[str]) -> list[CatalogRecord]:
+        """Return those of these threads that are being released, or were."""
+        if not session_ids:
+            return []
+        return self._find(self._table.c.session_id.in_(list(session_ids)), self._table.c.release != "")
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        try:
+            with self._engine.begin() as link:
+                yield link
+        except self._sa.exc.IntegrityError:
+            raise
+        except self._sa.exc.SQLAlchemyError as problem:
+            raise JournalUnavailable(f"the catalog records do not answer: {type(problem).__name__}") from problem
+
+    def _find(self, *conditions: Any) -> list[CatalogRecord]:
+        with self._transaction() as link:
+            rows = link.execute(self._sa.select(self._table).where(*conditions)).mappings().all()
+        return [
+            CatalogRecord(
+                row["session_id"],
+                row["strategy"],
+                row["digest"],
+                json.loads(row["tools"]),
+                row["context_digest"],
+                row["release"],
+                row["release_by"],
+                row["version"],
+            )
+            for row in rows
+        ]
+
+    def _insert(self, record: CatalogRecord) -> bool:
+        try:
+            with self._transaction() as link:
+                link.execute(self._sa.insert(self._table).values(**_values(record)))
+        except self._sa.exc.IntegrityError:
+            return False  # another worker inserted the record first; the next attempt reads it
+        return True
+
+    def _swap(self, old: CatalogRecord, new: CatalogRecord) -> bool:
+        same_version = (self._table.c.session_id == old.session_id, self._table.c.version == old.version)
+        with self._transaction() as link:
+            return link.execute(self._sa.update(self._table).where(*same_version).values(**_values(new))).rowcount == 1
+
+
+def _values(record: CatalogRecord) -> dict[str, object]:
+    return {
+        "session_id": record.session_id,
+        "strategy": record.strategy,
+        "digest": record.digest,
+        "tools": json.dumps(record.tools, sort_keys=True),
+        "context_digest": record.context_digest,
+        "release": record.release,
+        "release_by": record.release_by,
+        "version": record.version,
+        "updated_at": int(time.time() * 1_000_000),
+    }
+
+
+POLL_SECONDS = 0.25
+FREE_SECONDS = 30.0
+"""How long a thread stays released for the worker that requested it; a worker that takes longer counts as dead."""
+
+
+class Sharing:
+    """One worker's part: it requests the release of threads, and releases threads that other workers request.
+
+    Args:
+        server: The server.
+        records: Carries the requests; records in memory reach no other worker.
+    """
+
+    def __init__(self, server: AppServer, records: CatalogRecords) -> None:
+        self._server = server
+        self._records = records
+        self._owner = secrets.token_hex(6)
+        self._released: set[str] = set()
+        self._request_times: dict[str, tuple[int, float]] = {}
+
+    async def watch(self) -> None:
+        """Release idle threads that others request, and resume them afterwards; runs until the client closes."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            # a failed look is repeated after the next pause
+            with contextlib.suppress(AppServerGone, AppServerError, WaitTimeoutError, JournalUnavailable):
+                await self._look()
+
+    async def free(self, session_id: str) -> None:
+        """Wait until a thread that this worker released is resumed, for `FREE_SECONDS` at most."""
+        threads = self._server.threads
+        await threads.until(lambda: session_id not in self._released or self._server.disconnected, FREE_SECONDS)
+
+    @contextlib.asynccontextmanager
+    async def releasing(self, session_id: str) -> AsyncIterator[None]:
+        """Have the other workers release a thread for the body of the `with`."""
+        if not self._records.shared:
+            yield
+            return
+        await self._mark(session_id, "releasing")
+        try:
+            yield
+        finally:
+            await self._mark(session_id, "applied")
+
+    async def _look(self) -> None:
+        threads = [thread for thread in self._server.threads.all() if thread.subscribed or thread.id in self._released]
+        if not threads or self._server.disconnected:
+            return
+        records = await self._records.releases([thread.id for thread in threads])
+        requested_ids = {record.session_id for record in records if self._asks(record)}
+        for thread in threads:
+            if thread.id in requested_ids and thread.subscribed and thread.active_turn is None:
+                self._released.add(thread.id)
+                await self._server.request("thread/unsubscribe", threadId=thread.id)
+                thread.subscribed = False
+            elif thread.id in self._released and thread.id not in requested_ids:
+                await self._server.resume(thread.id)
+                self._released.discard(thread.id)
+                self._server.threads.changed()
+
+    def _asks(self, record: CatalogRecord) -> bool:
+        """Whether another worker requests the thread; one that did so long ago and did not finish counts as dead."""
+        if record.release != "releasing" or record.release_by == self._owner:
+            return False
+        version, since = self._request_times.get(record.session_id, (0, 0.0))
+        if version != record.version:
+            since = time.monotonic()
+            self._request_times[record.session_id] = (record.version, since)
+        return time.monotonic() - since < FREE_SECONDS
+
+    async def _mark(self, session_id: str, word: str) -> None:
+        def change(record: CatalogRecord) -> CatalogRecord:
+            return replace(record, release="releasing" if word == "releasing" else "applied", release_by=self._owner)
+
+        await self._records.update(session_id, change)

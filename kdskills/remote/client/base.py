@@ -1,35 +1,283 @@
-"""The client without facade and probe; the probe itself uses it."""
+"""The client without facade and probe; the probe itself uses it.
+
+Its parts are `client.tool_calls`, `client.wait` and `client.stream`; `bootstrap` is the turn that makes the server write a
+thread's file.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from kdskills.remote.catalog import mending, rollout
+from kdskills.remote.catalog import rollout
 from kdskills.remote.catalog.backend import CodexCatalog
-from kdskills.remote.catalog.sqlstore import SqlCatalogStore
-from kdskills.remote.catalog.store import CatalogStore, MemoryCatalogStore
-from kdskills.remote.client.calls import ToolCalls, Waits, answer_at_last, bootstrap
-from kdskills.remote.client.options import ClientOptions, app_server_command, child_environment
-from kdskills.remote.client.server import AppServer
+from kdskills.remote.catalog.store import CatalogStore, MemoryCatalogStore, SqlCatalogStore
+from kdskills.remote.client.server import TOOL_CALL, AppServer, ClientOptions, app_server_command, child_environment
 from kdskills.remote.client.sessions import Sessions
-from kdskills.remote.client.stream import SignalStream, call_signal, event_signal
+from kdskills.remote.client.threads import ENDED, WatchedTurn
+from kdskills.remote.client.transports import StdioTransport, WebsocketTransport
+from kdskills.remote.client.wire import PendingCall, Transport
 from kdskills.remote.journal import MemoryJournal
-from kdskills.remote.ports import AppServerError, AppServerGone, CallJournal, JsonObject, ServerProfile
-from kdskills.remote.results import RemoteSkillDispatch
+from kdskills.remote.ports import (
+    AppServerError,
+    AppServerGone,
+    CallJournal,
+    JsonObject,
+    ServerProfile,
+    WaitTimeoutError,
+)
+from kdskills.remote.receipts import RemoteSkillDispatch
 from kdskills.remote.signals import AppServerSignal
-from kdskills.remote.wire.peer import Transport
-from kdskills.remote.wire.pending import PendingCall
-from kdskills.remote.wire.stdio import StdioTransport
-from kdskills.remote.wire.websocket import WebsocketTransport
 from kdskills.skills.private_files import make_folder
+
+if TYPE_CHECKING:
+    from kdskills.remote.client.server import AppServer
+    from kdskills.remote.client.sessions import Sessions
+
+
+_BOOTSTRAP_SECONDS = 60.0
+
+
+class ToolCalls:
+    """Answers the server's calls.
+
+    Args:
+        server: The server.
+    """
+
+    def __init__(self, server: AppServer) -> None:
+        self._server = server
+
+    async def respond(self, request_id: str, response: JsonObject) -> JsonObject:
+        """Answer a call under its handle.
+
+        Args:
+            request_id: The handle of a signal or row.
+            response: `{"contentItems": [..], "success": bool}`.
+
+        Returns:
+            `{"status": "ok"}`; `conflict` with code `in_flight` while another answer is on its way; `not_found` when the
+            call is answered, its turn ended, or its connection is gone; `error` when the answer cannot be written.
+        """
+        pending = self._server.pending
+        call = pending.begin(request_id)
+        if isinstance(call, dict):
+            return call
+        sent = False
+        try:
+            await self._server.answer_call(call, response)
+            sent = True
+        except AppServerGone as problem:
+            return {"status": "error", "code": problem.code, "message": problem.message, "requestId": request_id}
+        except (TypeError, ValueError) as problem:
+            return {"status": "error", "code": "not_json", "message": str(problem), "requestId": request_id}
+        finally:
+            pending.end(call, sent=sent)
+        return {"status": "ok", "requestId": request_id}
+
+
+class Waits:
+    """Waits for turns.
+
+    Args:
+        server: The server.
+        sessions: Lists turns that this connection did not watch.
+    """
+
+    def __init__(self, server: AppServer, sessions: Sessions) -> None:
+        self._server = server
+        self._sessions = sessions
+
+    async def turn_status(self, session_id: str, turn_id: str) -> JsonObject:
+        """Return `{"status", "turnId", "error"}` of a turn; `unknown` for a turn the server does not list."""
+        turn = await self._turn(session_id, turn_id)
+        if turn is None:
+            return {"status": "unknown", "turnId": turn_id, "error": None}
+        return {"status": turn.status, "turnId": turn_id, "error": turn.error}
+
+    async def assistant_reply(
+        self, session_id: str, turn_id: str, timeout_seconds: float = 60.0, interval_seconds: float = 0.25
+    ) -> JsonObject:
+        """Wait for a turn's end and return its last message.
+
+        Args:
+            session_id: The thread.
+            turn_id: The turn.
+            timeout_seconds: Longest wait.
+            interval_seconds: Pause between two queries about a turn that this connection does not watch.
+
+        Returns:
+            `{"status": "complete" | "failed" | "interrupted", "turnId", "text", "error"}`; `text` is None without a message.
+
+        Raises:
+            WaitTimeoutError: The turn did not end in time.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_seconds
+        while True:
+            turn = await self._turn(session_id, turn_id)
+            if turn is not None and turn.status in ENDED:
+                replies = [entry["text"] for entry in turn.transcript() if entry["role"] == "assistant"]
+                status = "complete" if turn.status == "completed" else turn.status
+                return {
+                    "status": status,
+                    "turnId": turn_id,
+                    "text": replies[-1] if replies else None,
+                    "error": turn.error,
+                }
+            seconds_left = end - loop.time()
+            if seconds_left <= 0:
+                raise WaitTimeoutError(f"the turn did not end within {timeout_seconds:g} s", turn_id=turn_id)
+            await self._ended_within(session_id, turn_id, min(seconds_left, max(interval_seconds, 0.01)))
+
+    async def _turn(self, session_id: str, turn_id: str) -> WatchedTurn | None:
+        watched = self._server.threads.get(session_id).turns.get(turn_id)
+        if watched is not None:
+            if watched.status not in ENDED and self._server.disconnected:
+                raise AppServerGone("the app-server is gone: the turn's end cannot be seen", turn_id=turn_id)
+            return watched
+        turns = await self._sessions.turns(session_id)
+        return next((turn for turn in turns if turn.id == turn_id), None)
+
+    async def _ended_within(self, session_id: str, turn_id: str, seconds: float) -> None:
+        watched = self._server.threads.get(session_id).turns.get(turn_id)
+        if watched is None:
+            await asyncio.sleep(seconds)
+            return
+        await self._server.threads.until(lambda: watched.status in ENDED or self._server.disconnected, seconds)
+
+
+async def answer_at_last(calls: ToolCalls, handle: str, payload: JsonObject | None, text: str) -> None:
+    """Answer a call that is still open: with the payload if it can be sent, else with a text, so that the server stops waiting."""
+    plain: JsonObject = {"contentItems": [{"type": "inputText", "text": text}], "success": False}
+    with contextlib.suppress(AppServerGone):
+        for response in (plain,) if payload is None else (payload, plain):
+            if (await calls.respond(request_id=handle, response=response))["status"] != "error":
+                return
+
+
+async def bootstrap(server: AppServer, sessions: Sessions, session_id: str) -> None:
+    """Make the server write a thread's rollout file, by one short turn that is rolled back.
+
+    Raises:
+        AppServerError: The server refused the turn.
+    """
+    item = {"type": "text", "text": "Reply with OK."}
+    answer = await server.request("turn/start", threadId=session_id, input=[item])
+    turn = server.threads.begin_turn(session_id, answer["turn"])
+    await server.threads.until(lambda: turn.status in ENDED or server.disconnected, _BOOTSTRAP_SECONDS)
+    await sessions.rollback(session_id, 1)
+
+
+MAX_WAITING = 10_000
+"""Signals a slow reader may fall behind; the oldest notifications are dropped then, calls stay in the pending store."""
+
+
+def call_signal(call: PendingCall) -> AppServerSignal:
+    """Return the signal of a tool call."""
+    return _signal(TOOL_CALL, "request", call.params, call.handle)
+
+
+def event_signal(method: str, params: JsonObject) -> AppServerSignal:
+    """Return the signal of a notification."""
+    return _signal(method, "notification", params, None)
+
+
+def _signal(method: str, kind: str, params: JsonObject, request_id: str | None) -> AppServerSignal:
+    thread_id = params.get("threadId")
+    context = {key: params[key] for key in ("threadId", "turnId") if isinstance(params.get(key), str)}
+    return AppServerSignal(
+        event_type=f"app_server.{kind}.{method.replace('/', '.')}",
+        method=method,
+        signal_type=kind,
+        received_at=time.time(),
+        context=context,
+        params=params,
+        session={"id": thread_id} if isinstance(thread_id, str) else None,
+        request_id=request_id,
+    )
+
+
+class Signals:
+    """An async iterator over the signals of one session, from its creation on; ends with the connection."""
+
+    def __init__(self, stream: SignalStream, session_id: str | None) -> None:
+        self._stream = stream
+        self._session_id = session_id
+        self._queue: asyncio.Queue[AppServerSignal | None] = asyncio.Queue()
+        self.dropped = 0
+
+    def __aiter__(self) -> AsyncIterator[AppServerSignal]:
+        return self
+
+    async def __anext__(self) -> AppServerSignal:
+        signal = await self._queue.get()
+        if signal is None:
+            self.close()
+            raise StopAsyncIteration
+        return signal
+
+    async def next(self, timeout_seconds: float | None = None) -> AppServerSignal | None:
+        """Return the next signal, or None when there is none in time or none will come."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await anext(self, None)
+        except TimeoutError:
+            return None
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._stream.remove(self)
+        self._queue.put_nowait(None)
+
+    def offer(self, signal: AppServerSignal | None) -> None:
+        """Take a signal of this session; None is the end."""
+        if signal is not None and self._session_id is not None:
+            address = signal.session["id"] if signal.session else None
+            if address != self._session_id:
+                return
+        if signal is not None and self._queue.qsize() >= MAX_WAITING:
+            self._queue.get_nowait()
+            self.dropped += 1
+        self._queue.put_nowait(signal)
+
+
+class SignalStream:
+    """Distributes signals to all readers."""
+
+    def __init__(self) -> None:
+        self._readers: list[Signals] = []
+
+    def signals(self, session_id: str | None = None) -> Signals:
+        """Listen to one session, or to all; iterate over what is returned, and close it."""
+        reader = Signals(self, session_id)
+        self._readers.append(reader)
+        return reader
+
+    def publish(self, signal: AppServerSignal) -> None:
+        """Offer a signal to every reader."""
+        for reader in list(self._readers):
+            reader.offer(signal)
+
+    def end(self) -> None:
+        """Tell every reader that the connection ended."""
+        for reader in list(self._readers):
+            reader.offer(None)
+
+    def remove(self, reader: Any) -> None:
+        """Forget a reader."""
+        if reader in self._readers:
+            self._readers.remove(reader)
+
 
 OnCall = Callable[[AppServerSignal], Awaitable[object] | object]
 OnTurnEnded = Callable[[str, str, str], Awaitable[None]]
@@ -45,7 +293,7 @@ def _prepare(home: Path) -> None:
     """
     try:
         make_folder(home)
-        mending.mend_home(home)
+        rollout.mend_home(home)
     except OSError as problem:
         raise AppServerGone(f"{home} cannot be a home: {problem.strerror or problem}", home=str(home)) from problem
 
@@ -148,7 +396,7 @@ class AsyncAppServerClient:
         if not self._server.local or self._server.codex_home is None:
             return
         home = Path(self._server.codex_home)
-        broken = [path for path in await asyncio.to_thread(mending.interrupted, home) if rollout.needs_mending(path)]
+        broken = [path for path in await asyncio.to_thread(rollout.interrupted, home) if rollout.needs_mending(path)]
         if not broken:
             return
         try:
@@ -157,7 +405,7 @@ class AsyncAppServerClient:
             return  # without that list, any of these threads may be open
         for path in broken:
             if rollout.backup_owner(path) not in loaded:
-                await asyncio.to_thread(mending.mend, home, path)
+                await asyncio.to_thread(rollout.mend, home, path)
 
     @classmethod
     async def _open(cls, server: AppServer, options: ClientOptions) -> Self:

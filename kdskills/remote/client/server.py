@@ -1,20 +1,241 @@
-"""The app-server as a client sees it across connections: requests, watched threads, pending calls."""
+"""The app-server as a client sees it across connections: how it is started, what is asked of it, how it is reached again."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+import json
+import os
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar, get_args
 
-from kdskills.remote.client.options import UNLOAD_AT_ONCE, ClientOptions
-from kdskills.remote.client.reconnection import Reconnector
+from kdskills.errors import BadRequest
 from kdskills.remote.client.threads import WatchedThread, WatchedThreads
-from kdskills.remote.lint import DISPATCHER_TOOL
-from kdskills.remote.ports import AppServerError, AppServerGone, JsonObject
-from kdskills.remote.wire.framing import Notification, Request
-from kdskills.remote.wire.peer import METHOD_NOT_FOUND, Peer, Transport
-from kdskills.remote.wire.pending import PendingCall, PendingCalls, new_epoch
+from kdskills.remote.client.wire import (
+    METHOD_NOT_FOUND,
+    Notification,
+    Peer,
+    PendingCall,
+    PendingCalls,
+    Request,
+    Transport,
+    new_epoch,
+)
+from kdskills.remote.names import DISPATCHER_TOOL
+from kdskills.remote.ports import AppServerError, AppServerGone, CallJournal, JsonObject, ServerProfile
+
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 5.0
+LEAST_ATTEMPT_S: Final = 1.0
+"""The least time an attempt gets, even when the budget is nearly used up."""
+
+
+class ReconnectBudget:
+    """The pauses between attempts: doubled each time, within one budget of seconds.
+
+    A connection that lasted as long as the whole budget starts a new budget. One that is lost earlier continues the old budget,
+    so that a server that dies at every start is not restarted for ever.
+
+    Args:
+        seconds: The budget; with 0 there are no attempts.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._opened = float("-inf")
+        self._end: float | None = None
+        self._pause = FIRST_PAUSE_S
+
+    def opened(self, now: float) -> None:
+        """Record that a connection was opened."""
+        self._opened = now
+
+    def lost(self, now: float) -> None:
+        """Record that a connection was lost."""
+        if self._end is None or now - self._opened >= self._seconds:
+            self._end, self._pause = now + self._seconds, FIRST_PAUSE_S
+
+    def seconds_left(self, now: float) -> float:
+        """Return the seconds that remain for attempts, 0 when the budget is used up."""
+        return 0.0 if self._end is None else max(0.0, self._end - now)
+
+    def pause(self, now: float) -> float:
+        """Return how long to wait before the next attempt; each pause is twice the last one."""
+        pause = min(self._pause, self.seconds_left(now))
+        self._pause = min(self._pause * 2, LONGEST_PAUSE_S)
+        return pause
+
+
+class Reconnector:
+    """Reconnects by itself after a loss, while the budget lasts; used on one event loop only.
+
+    Args:
+        seconds: The budget after each loss; with 0 the program itself must reconnect.
+        disconnected: Returns whether there is no connection.
+        attempt: Makes one attempt to connect again.
+    """
+
+    def __init__(
+        self, seconds: float, disconnected: Callable[[], bool], attempt: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._seconds = seconds
+        self._disconnected = disconnected
+        self._attempt = attempt
+        self._budget = ReconnectBudget(seconds)
+        self._task: asyncio.Task[None] | None = None
+        self._failure = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether attempts are being made."""
+        return self._task is not None and not self._task.done()
+
+    def words(self) -> str:
+        """Return the end of the error message for requests while there is no connection."""
+        return "; the client is reconnecting, try again in a moment" if self.active else self._failure
+
+    def forget(self) -> None:
+        """Start a new budget, because the program itself reconnects."""
+        self._budget, self._failure = ReconnectBudget(self._seconds), ""
+
+    def opened(self) -> None:
+        """Record that a connection was opened."""
+        self._budget.opened(asyncio.get_running_loop().time())
+        self._failure = ""
+
+    def lost(self) -> None:
+        """Record that a connection was lost, and start to reconnect if there is a budget."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._budget.lost(now)
+        if not self.active and self._budget.seconds_left(now) > 0:
+            self._task = loop.create_task(self._reconnect(), name="kdskills-app-server-return")
+
+    async def stop(self) -> None:
+        """Stop reconnecting."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _reconnect(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._disconnected():
+            try:
+                async with asyncio.timeout(max(LEAST_ATTEMPT_S, self._budget.seconds_left(loop.time()))):
+                    await self._attempt()
+            except (AppServerError, AppServerGone, TimeoutError) as problem:
+                if self._budget.seconds_left(loop.time()) <= 0:
+                    last = str(problem) or "no answer in time"
+                    self._failure = f"; reconnecting was given up after {self._seconds:g} s: {last}"
+                    return
+                await asyncio.sleep(self._budget.pause(loop.time()))
+
+
+Strategy = Literal["auto", "native", "reload", "dispatcher", "successor"]
+Dispatch = Literal["auto", "manual"]
+Unload = Literal["unsubscribe", "archive"]
+
+UNLOAD_AT_ONCE: dict[str, int] = {"thread_unload_delay_secs": 0}
+"""Sent with every start and resume: an idle thread must unload at once, because a loaded thread cannot be changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """The options of `spawn` and `connect`.
+
+    Attributes:
+        journal: Stores calls; None means the state folder's for `CodexClient` and `AsyncCodexClient`, else memory.
+        strategy: How catalogs reach the model; `auto` takes the first proven one.
+        dispatch: `auto` answers tool calls by the sessions' registries, `manual` leaves them to the caller.
+        unload: `archive`: a thread that another client may have open is archived and unarchived to make the server unload it.
+        allow_successor: Whether a new thread may replace an old one.
+        profile: What is known of the server; None means unprobed.
+        spool: Stores the full text of answers that were cut (a `Spool`).
+        request_timeout_s: Longest wait for one answer of the server.
+        reconnect_s: How long a client tries to reconnect by itself after a loss; with 0 only `reconnect` does.
+    """
+
+    journal: CallJournal | None = None
+    strategy: Strategy = "auto"
+    dispatch: Dispatch = "auto"
+    unload: Unload = "unsubscribe"
+    allow_successor: bool = False
+    profile: ServerProfile | None = None
+    spool: Any = None
+    request_timeout_s: float = 120.0
+    reconnect_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("strategy", Strategy), ("dispatch", Dispatch), ("unload", Unload)):
+            value = getattr(self, name)
+            if value not in get_args(allowed):
+                raise BadRequest(f"{name} is one of {', '.join(get_args(allowed))}, not {value!r}", option=name)
+        if not 0 <= self.reconnect_s < float("inf"):
+            raise BadRequest(
+                f"reconnect_s is a number of seconds, 0 or more, not {self.reconnect_s!r}", option="reconnect_s"
+            )
+
+
+def child_environment(home: str | os.PathLike[str], env: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the whole environment of the child: `PATH`, `LANG`, the caller's variables, and `home` as both homes.
+
+    No other variable of this process is passed, so none of the user's logins and keys is.
+    """
+    passed = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    home_path = str(Path(home).absolute())
+    return {**passed, **(env or {}), "HOME": home_path, "CODEX_HOME": home_path}
+
+
+def app_server_command(binary: str, config: Mapping[str, Any] | None, arguments: Sequence[str] = ()) -> list[str]:
+    """Return the command line: `binary app-server -c key=value …`.
+
+    Args:
+        binary: A path, or a name found in the `PATH`.
+        config: Values of the server's configuration by dotted key, written as TOML.
+        arguments: Further arguments at the end.
+    """
+    overrides = [part for key, value in (config or {}).items() for part in ("-c", f"{key}={toml(value)}")]
+    return [binary, "app-server", *overrides, *arguments]
+
+
+def toml(value: Any) -> str:
+    """Return a value as TOML on one line.
+
+    Raises:
+        BadRequest: A value TOML has no word for.
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{_toml_key(str(key))}={toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ",".join(toml(item) for item in value) + "]"
+    raise BadRequest(
+        f"a configuration value is text, a number, a bool, a list or a mapping, not {type(value).__name__}"
+    )
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml(key)
+
+
+def camel(name: str) -> str:
+    """Return a snake_case keyword as the server's camelCase; other names stay."""
+    head, *tail = name.split("_")
+    return head + "".join(part[:1].upper() + part[1:] for part in tail) if head else name
+
+
+def camel_keys(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keywords as the server's params."""
+    return {camel(key): value for key, value in keywords.items()}
+
 
 TOOL_CALL = "item/tool/call"
 EXTRA_ROOTS = "skills/extraRoots/set"

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kdskills.remote.catalog.digest import tools_digest, tools_text
-from kdskills.remote.client.options import UNLOAD_AT_ONCE, camel_keys
+from kdskills.remote.client.server import UNLOAD_AT_ONCE, camel_keys
 from kdskills.remote.client.threads import WatchedTurn, turn_record
+from kdskills.remote.client.wire import INVALID_REQUEST, METHOD_NOT_FOUND
 from kdskills.remote.ports import AppServerError, CatalogChange, JsonObject
-from kdskills.remote.wire.peer import INVALID_REQUEST, METHOD_NOT_FOUND
 
 if TYPE_CHECKING:
     from kdskills.remote.catalog.backend import CodexCatalog

@@ -5,11 +5,8 @@ the arguments, runs the handler in a bounded pool under its deadline, and commit
 """
 
 from kdskills.remote.dispatch.dispatcher import RemoteDispatcher
-from kdskills.remote.dispatch.outcome import CallOutcome, NotRegistered
-from kdskills.remote.dispatch.outcomes import OutcomesContext, outcomes_context
-from kdskills.remote.dispatch.redaction import redact
-from kdskills.remote.dispatch.spool import Spool
-from kdskills.remote.dispatch.values import as_text
+from kdskills.remote.dispatch.outcome import CallOutcome, NotRegistered, OutcomesContext, outcomes_context
+from kdskills.remote.dispatch.payloads import Spool, as_text, redact
 
 __all__ = [
     "CallOutcome",

@@ -1,24 +1,275 @@
-"""One run of a handler, from its slot to the committed answer."""
+"""Runs of handlers: their slots, threads and deadlines, the check of arguments, and the leases of running calls.
+
+Handlers run on daemon threads, so that one that hangs does not keep the interpreter from ending, or as tasks of an event loop. A
+thread of its own renews the leases, independent of all handlers.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
+import os
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
+from kdskills.errors import MissingExtra
 from kdskills.remote.core import discard
-from kdskills.remote.dispatch.arguments import own_copy
-from kdskills.remote.dispatch.leases import CallLeases
 from kdskills.remote.dispatch.outcome import NOT_RECORDED, OUTCOME_UNKNOWN, failed
 from kdskills.remote.dispatch.payloads import AnswerBuilder
-from kdskills.remote.ports import CallJournal, JournalRow, RemoteCall, StoredAnswer
+from kdskills.remote.ports import CallJournal, JournalRow, JsonObject, RemoteCall, StoredAnswer
+from kdskills.remote.schemas.checks import validator_of
 
 if TYPE_CHECKING:
     from kdskills.remote.registry import RemoteSkill
+
+
+T = TypeVar("T")
+
+IDLE_S: Final = 10.0
+
+
+class HandlerThreads:
+    """Runs functions on daemon threads, reusing those that are idle; the caller bounds how many run at once.
+
+    The functions passed to `start` must not raise.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._idle = 0
+        self._ready = threading.Condition()
+
+    def start(self, function: Callable[[], None]) -> None:
+        """Run *function* on a thread at once.
+
+        Raises:
+            RuntimeError: No thread can be started; *function* will not run.
+        """
+        if self._process != os.getpid():  # after a fork: idle threads and the lock's owner are in the parent
+            self._begin()
+        with self._ready:
+            self._waiting.append(function)
+            if self._idle >= len(self._waiting):
+                self._ready.notify()
+                return
+        try:
+            threading.Thread(target=self._work, name="kdskills-handler", daemon=True).start()
+        except RuntimeError:
+            with self._ready:
+                if function not in self._waiting:  # a thread that became idle has taken it
+                    return
+                self._waiting.remove(function)
+            raise
+
+    async def call(self, function: Callable[[], T], *, on_loop_closed: Callable[[T], None] | None = None) -> T:
+        """Run *function* on a thread and wait for it on the running loop; a waiter that is cancelled does not stop it.
+
+        Args:
+            function: May raise; the waiter gets what it raises.
+            on_loop_closed: Called with the value if the loop was closed meanwhile, so that it can be released.
+        """
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[T] = loop.create_future()
+
+        def work() -> None:
+            try:
+                value, error = function(), None
+            except BaseException as raised:  # noqa: BLE001 - raised again where it is waited for
+                value, error = None, raised
+            try:
+                loop.call_soon_threadsafe(_settle, ended, value, error)
+            except RuntimeError:  # the loop is closed
+                if on_loop_closed is not None and error is None:
+                    on_loop_closed(value)  # type: ignore[arg-type]
+
+        self.start(work)
+        return await ended
+
+    def _work(self) -> None:
+        while (function := self._next()) is not None:
+            function()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._ready:
+            if not self._waiting:
+                self._idle += 1
+                try:
+                    self._ready.wait_for(lambda: self._waiting, timeout=IDLE_S)
+                finally:
+                    self._idle -= 1
+            return self._waiting.popleft() if self._waiting else None
+
+
+def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(value)
+
+
+PERMISSIVE: Final[JsonObject] = {"type": "object", "properties": {}, "additionalProperties": True}
+"""The schema of a handler that declares nothing; it checks nothing."""
+MAX_FAULTS: Final = 20
+MAX_WORDS: Final = 300
+
+
+def faults(schema: JsonObject, arguments: Any) -> list[str]:
+    """Return the faults of *arguments*, each as `path: message`, sorted by path; empty for valid ones.
+
+    Absent arguments count as an empty object. No schema is fetched from anywhere: a `$ref` that leaves the schema is a
+    fault.
+
+    Raises:
+        MissingExtra: The package that checks schemas is not installed.
+    """
+    if schema == PERMISSIVE:
+        return []
+    try:
+        from referencing import Registry
+        from referencing.exceptions import Unresolvable
+    except ImportError:
+        raise MissingExtra("checking the arguments of remote skills", "codex") from None
+    validator = validator_of(schema, registry=Registry())
+    try:
+        problems = [
+            (_path(error.absolute_path), _words(error.message))
+            for error, _ in zip(
+                validator.iter_errors({} if arguments is None else arguments), range(10 * MAX_FAULTS), strict=False
+            )
+        ]
+    except Unresolvable as error:
+        return [f"$: the skill's schema refers to {_words(str(error.ref))}, which is not in it"]
+    except RecursionError:
+        return ["$: nested too deeply"]
+    except ValueError as error:
+        return [f"$: the skill's schema holds a pattern that is not used: {_words(str(error))}"]
+    problems.sort()
+    words = [f"{path}: {message}" for path, message in problems]
+    return words if len(words) <= MAX_FAULTS else [*words[:MAX_FAULTS], f"and {len(words) - MAX_FAULTS} more"]
+
+
+def own_copy(arguments: Any) -> Any:
+    """Return a copy of *arguments* with all nested lists and objects copied; other values are shared."""
+    holder = [arguments]
+    unvisited: list[Any] = [holder]
+    copies: dict[int, Any] = {}  # by id of the original: a value may contain itself
+    while unvisited:
+        container = unvisited.pop()
+        for key, inner in list(container.items() if isinstance(container, dict) else enumerate(container)):
+            if not isinstance(inner, dict | list):
+                continue
+            if id(inner) not in copies:
+                copies[id(inner)] = inner.copy()
+                unvisited.append(copies[id(inner)])
+            container[key] = copies[id(inner)]
+    return holder[0]
+
+
+def _path(parts: Any) -> str:
+    text = "$"
+    for part in parts:
+        text += f"[{part}]" if isinstance(part, int) else f".{str(part)[:80]}"
+    return text
+
+
+def _words(message: str) -> str:
+    flat = " ".join(message.split())
+    return flat if len(flat) <= MAX_WORDS else f"{flat[:MAX_WORDS]}…"
+
+
+LEASE_S: Final = 6.0
+RENEW_S: Final = 2.0
+
+
+class CallLeases:
+    """Renews the lease of every running call, from a daemon thread that sleeps while no call runs.
+
+    Args:
+        lease_s: How long a lease lasts.
+        renew_s: How often it is renewed.
+    """
+
+    def __init__(self, lease_s: float = LEASE_S, renew_s: float = RENEW_S) -> None:
+        self.lease_s = lease_s
+        self._renew_s = renew_s
+        self._closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._leases: dict[tuple[int, str], tuple[CallJournal, str]] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def hold(self, journal: CallJournal, key: str, owner: str) -> None:
+        """Renew this call's lease from now on.
+
+        Raises:
+            RuntimeError: The thread cannot be started.
+        """
+        if self._process != os.getpid():  # after a fork: the thread and its calls belong to the parent process
+            self._begin()
+        with self._changed:
+            self._leases[id(journal), key] = (journal, owner)
+            if self._thread is None and not self._closed:
+                thread = threading.Thread(target=self._renew_all, name="kdskills-leases", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._changed.notify()
+
+    def release(self, journal: CallJournal, key: str, owner: str) -> None:
+        """Stop renewing this call's lease, if *owner* still has it."""
+        with self._changed:
+            if self._leases.get((id(journal), key)) == (journal, owner):
+                del self._leases[id(journal), key]
+
+    def close(self) -> None:
+        """End the thread; calls that still run count as dead once their leases expire."""
+        if self._process != os.getpid():
+            self._begin()
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=self.lease_s)
+
+    def _renew_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._leases)
+                self._changed.wait_for(lambda: self._closed, timeout=self._renew_s)
+                if self._closed:
+                    return
+                leases = dict(self._leases)
+            for journal, rows in _by_journal(leases):
+                self._renew(journal, rows)
+
+    def _renew(self, journal: CallJournal, rows: dict[str, str]) -> None:
+        try:
+            journal.renew(rows, self.lease_s)
+        except Exception as error:  # noqa: BLE001 - a journal that is away for a moment must not end this thread
+            _log.warning("leases of %d calls could not be renewed: %s", len(rows), type(error).__name__)
+
+
+def _by_journal(leases: dict[tuple[int, str], tuple[CallJournal, str]]) -> list[tuple[CallJournal, dict[str, str]]]:
+    groups: dict[int, tuple[CallJournal, dict[str, str]]] = {}
+    for (number, key), (journal, owner) in leases.items():
+        groups.setdefault(number, (journal, {}))[1][key] = owner
+    return list(groups.values())
+
 
 WRITE_TRIES: Final = 3
 WRITE_PAUSE_S: Final = 0.2
@@ -169,3 +420,159 @@ def is_coroutine_function(handler: Any) -> bool:
     while hasattr(handler, "func") and hasattr(handler, "keywords"):  # functools.partial
         handler = handler.func
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004 - its kind is asked, not whether it can be called
+
+
+class Runner(Protocol):
+    """Gives an execution a slot and waits for its end."""
+
+    async def run(self, execution: Execution, seconds: float | None) -> bool:
+        """Return whether the execution ended in time; otherwise it may go on while nobody waits for it.
+
+        Raises:
+            RuntimeError: No thread could be started, so the handler did not run.
+        """
+        ...
+
+
+class BlockingRunner:
+    """Runs handlers of sync sessions: with a deadline on a thread, without one on the caller's thread.
+
+    Args:
+        slots: How many handlers with deadlines may run at the same time.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._count = slots
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._slots = threading.BoundedSemaphore(self._count)
+        self._threads = HandlerThreads()
+
+    async def run(self, execution: Execution, seconds: float | None) -> bool:
+        """As `Runner.run`; never suspends."""
+        if seconds is None:
+            execution.run()
+            return True
+        if self._process != os.getpid():  # after a fork: the handlers that have slots run in the parent process
+            self._begin()
+        until = time.monotonic() + seconds
+        slots = self._slots
+        if not slots.acquire(timeout=max(0.0, seconds)):
+            return False
+
+        def work() -> None:
+            try:
+                execution.run()
+            finally:
+                slots.release()
+
+        try:
+            self._threads.start(work)
+        except RuntimeError:
+            slots.release()
+            raise
+        return execution.ended.wait(max(0.0, until - time.monotonic()))
+
+
+class LoopRunner:
+    """Runs handlers of async sessions: coroutine functions as tasks, plain functions on threads.
+
+    Args:
+        slots: How many handlers may run at the same time.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._count = slots
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._threads = HandlerThreads()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, execution: Execution, seconds: float | None) -> bool:
+        """As `Runner.run`; after the deadline a task is cancelled, while a thread keeps its slot until it ends."""
+        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._count))
+        slot_run = _SlotRun(execution, slots, self._threads)
+        task = asyncio.create_task(slot_run.take())
+        self._tasks.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=None if seconds is None else max(0.0, seconds))
+        except asyncio.CancelledError:  # the caller stops waiting; a handler that began goes on
+            if not slot_run.inside:
+                task.cancel()
+            raise
+        if not done:
+            slot_run.stop(task)
+            execution.cancel = slot_run.cancel
+            return False
+        await task  # raises defects of this module, which would be lost otherwise
+        return True
+
+
+class _SlotRun:
+    """One execution that waits for a slot and then runs in it."""
+
+    def __init__(self, execution: Execution, slots: asyncio.Semaphore, threads: HandlerThreads) -> None:
+        self._execution = execution
+        self._slots = slots
+        self._threads = threads
+        self._handler: asyncio.Task[Any] | None = None
+        self.inside = False
+
+    def stop(self, task: asyncio.Task[None]) -> None:
+        """Stop waiting for a slot; a handler that began is not stopped, see `cancel`."""
+        if not self.inside:
+            task.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the handler's own task."""
+        if self._handler is not None:
+            self._handler.cancel()
+
+    async def take(self) -> None:
+        """Wait for a slot, run, give the slot back."""
+        async with self._slots:
+            self.inside = True
+            try:
+                await self._run()
+            except asyncio.CancelledError:  # inside a slot, only a closing event loop cancels this task
+                if self._execution.on_loop and not self._execution.ended.is_set():
+                    self._execution.abandon()
+                raise
+
+    async def _run(self) -> None:
+        execution = self._execution
+        if not execution.on_loop:
+            value = await self._threads.call(execution.run, on_loop_closed=_drop)
+            if value is None:
+                return
+        elif not await self._threads.call(execution.begin):
+            return
+        else:
+            value = execution.invoke()
+        if execution.raised is None and inspect.isawaitable(value):
+            value = await self._run_task(value)
+        try:
+            await self._threads.call(lambda: execution.complete(value))
+        except RuntimeError:  # no thread could be started: block the loop rather than lose an answer
+            execution.complete(value)
+
+    async def _run_task(self, value: Awaitable[Any]) -> Any:
+        self._handler = asyncio.create_task(_await_handler(value, self._execution), context=self._execution.context)
+        return await asyncio.shield(self._handler)
+
+
+async def _await_handler(value: Awaitable[Any], execution: Execution) -> Any:
+    """Await a handler's awaitable and store what it raises, so that not even `SystemExit` reaches the loop."""
+    try:
+        return await value
+    except BaseException as error:  # noqa: BLE001 - every exception of a handler is answered
+        execution.raised = error
+        return None
+
+
+def _drop(awaitable: Awaitable[Any] | None) -> None:
+    close = getattr(awaitable, "close", None)
+    if callable(close):
+        close()

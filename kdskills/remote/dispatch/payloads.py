@@ -1,16 +1,221 @@
-"""Builds answers for the wire: checks pre-shaped payloads, cuts long texts and stores them whole."""
+"""Answers for the wire: values of handlers as text, secrets masked, pre-shaped payloads checked, long texts cut and stored whole."""
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+import datetime as dt
 import json
 import logging
+import math
+import os
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path, PurePath
 from typing import Any, Final
 
+from kdskills.models.redact import MASK, MIN_TEXT, Redactor
 from kdskills.remote.dispatch.outcome import AWAITABLE, NotRegistered, failed, refusal, text_payload, unregistered
-from kdskills.remote.dispatch.redaction import redact
-from kdskills.remote.dispatch.spool import Spool
-from kdskills.remote.dispatch.values import ValueRefused, as_text, sendable
 from kdskills.remote.ports import JsonObject, StoredAnswer
+from kdskills.skills.private_files import private_folder
+
+NAMES_OF_SECRETS: Final = "password|passwd|passphrase|secret|token|key|authorization|cookie"
+
+_KEY_BLOCK: Final = re.compile(
+    r"-----BEGIN ([A-Z0-9 ]{0,40}(?:PRIVATE KEY|CERTIFICATE)[A-Z0-9 ]{0,20})-----.*?(?:-----END \1-----|\Z)", re.DOTALL
+)
+_URL_CREDENTIALS: Final = re.compile(r"(?<=://)[^\s/?#@'\"<>]{0,500}(?=@)")
+_SCHEME: Final = re.compile(r"\b(bearer|basic|digest|negotiate)(\s+)[A-Za-z0-9._~+/=:\-]{4,}", re.IGNORECASE)
+_HEADER: Final = re.compile(
+    r"(?i)(\b[\w-]{0,60}(?:authorization|cookie)['\"]?\s{0,3}[:=]\s{0,3})([^\r\n'\"]+|'[^'\n]*'|\"[^\"\n]*\")"
+)
+_ASSIGNED_SECRET: Final = re.compile(
+    rf"(?i)((?:{NAMES_OF_SECRETS})(?!error|exception)[\w-]{{0,40}}(?:\\?['\"])?\]?\s{{0,3}}(?::|=>?|\bis\b)\s{{0,3}})"
+    r"(\\[\"'][^\"'\\\n]*\\[\"']|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|[\"'][^\n]*|[^\s,;&)\]}'\"]+)"
+)
+_VARIABLE: Final = re.compile(rf"(?i)(?:{NAMES_OF_SECRETS}|credential)")
+
+
+def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
+    """Return *text* with secrets masked.
+
+    Masked are values after `password secret token key authorization cookie`, bearer tokens, credentials in URLs, key
+    blocks, the values of environment variables whose names say secret, and the path of this user's home.
+
+    Args:
+        text: The message of an exception.
+        environment: The variables to read; this process's own when omitted.
+    """
+    variables = os.environ if environment is None else environment
+    text = Redactor(secret_values(variables)).text(text)
+    text = _KEY_BLOCK.sub(MASK, text)
+    text = _URL_CREDENTIALS.sub(MASK, text)
+    text = _HEADER.sub(rf"\1{MASK}", text)
+    text = _SCHEME.sub(rf"\1\2{MASK}", text)
+    text = _ASSIGNED_SECRET.sub(_masked, text)
+    return _without_home(text, variables)
+
+
+def secret_values(environment: Mapping[str, str]) -> list[str]:
+    """Return the values of variables whose names say secret, long enough to be told from ordinary words."""
+    return [value for name, value in environment.items() if _VARIABLE.search(name) and len(value) >= MIN_TEXT]
+
+
+def _masked(match: re.Match[str]) -> str:
+    value = match[2]
+    if value.strip("\\\"'") == MASK:
+        return match[0]
+    quote = re.match(r"\\?['\"]", value)
+    return f"{match[1]}{quote[0]}{MASK}{quote[0]}" if quote else f"{match[1]}{MASK}"
+
+
+def _without_home(text: str, environment: Mapping[str, str]) -> str:
+    home = environment.get("HOME", "").rstrip("/")
+    if home.count("/") < 1 or len(home) < 2:  # `/` identifies no user
+        return text
+    return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text)
+
+
+KEPT_S: Final = 7 * 86_400.0
+"""Files older than this are deleted when another one is written."""
+
+
+class Spool:
+    """Keeps whole texts in files only this user may read.
+
+    Args:
+        folder: `<state>/remote/spool`; made when the first text is kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def keep(self, text: str) -> str:
+        """Write *text* whole and return the file's path.
+
+        Raises:
+            OSError: The folder or disk does not take it.
+        """
+        private_folder(self.folder)
+        self._sweep()
+        path = self.folder / f"{int(time.time())}-{secrets.token_hex(8)}.txt"
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(text.encode("utf-8", "replace"))
+        except OSError:
+            path.unlink(missing_ok=True)  # half a text would be taken for the whole
+            raise
+        return str(path)
+
+    def _sweep(self) -> None:
+        before = time.time() - KEPT_S
+        for path in self.folder.glob("*.txt"):
+            try:
+                if path.stat().st_mtime < before:
+                    path.unlink()
+            except FileNotFoundError:  # another worker swept it
+                continue
+
+
+MAX_NESTING: Final = 100
+"""Deepest nesting of a value; a value that contains itself is deeper."""
+
+
+class ValueRefused(ValueError):
+    """The value cannot be converted to text: it contains itself, or is nested too deeply."""
+
+
+def as_text(value: object) -> str:
+    """Return `null` for None, text as it is, anything else as JSON with sorted keys in ASCII.
+
+    Raises:
+        ValueRefused: The value is nested deeper than `MAX_NESTING`.
+    """
+    if isinstance(value, str):
+        return sendable(str.__str__(value))
+    return json.dumps(plain(value), sort_keys=True, ensure_ascii=True, allow_nan=False)
+
+
+def sendable(text: str) -> str:
+    """Return *text* with halves of surrogate pairs joined or replaced: a server drops a message that holds one."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def plain(value: object, level: int = 0) -> Any:
+    """Return *value* made of JSON's own kinds.
+
+    Dataclasses and pydantic models become objects, times ISO, paths text, sets sorted lists, bytes base64, NaN and
+    infinities their names; whatever else, `str` of it.
+
+    Raises:
+        ValueRefused: The value is nested deeper than `MAX_NESTING`.
+    """
+    if level > MAX_NESTING:
+        raise ValueRefused(f"the result is nested deeper than {MAX_NESTING} levels")
+    if isinstance(value, str):
+        return sendable(str.__str__(value))
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return _number(value)
+    if isinstance(value, Mapping):
+        return {_key(key): plain(inner, level + 1) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner, level + 1) for inner in value]
+    if isinstance(value, set | frozenset):
+        members = [plain(inner, level + 1) for inner in value]
+        try:
+            return sorted(members)
+        except TypeError:  # kinds that have no order among each other
+            return sorted(members, key=lambda member: json.dumps(member, sort_keys=True))
+    return _special(value, level)
+
+
+def _special(value: object, level: int) -> Any:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(bytes(value)).decode("ascii")
+    if isinstance(value, dt.datetime | dt.date | dt.time):
+        return value.isoformat()
+    if isinstance(value, PurePath):
+        return sendable(str(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name), level + 1) for f in dataclasses.fields(value)}
+    if _is_pydantic(value):
+        return {name: plain(inner, level + 1) for name, inner in value}  # type: ignore[attr-defined]
+    return sendable(str(value))
+
+
+def _is_pydantic(value: object) -> bool:
+    from pydantic import BaseModel
+
+    return isinstance(value, BaseModel)
+
+
+def _number(value: float) -> float | str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return float(value)
+
+
+def _key(key: object) -> str:
+    if isinstance(key, str):
+        return sendable(str.__str__(key))
+    if key is None or isinstance(key, bool | int | float):
+        plain_key = plain(key)
+        return plain_key if isinstance(plain_key, str) else json.dumps(plain_key)
+    return sendable(str(plain(key)))
+
 
 LIMIT: Final = 11_000
 """Longest answer, in characters, that is not cut; the server itself cuts near 12,000 without a word."""

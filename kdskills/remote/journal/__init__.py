@@ -1,10 +1,10 @@
 """Journals of calls: they record the state and answer of each call, so that effects happen once.
 
-`identity` names calls, `states` is the table of moves, `MemoryJournal` serves one process, `SqlJournal` every worker that
-opens the same SQLite file or PostgreSQL database; its tables are made by the Alembic migrations beside it.
+`calls` names calls and is the table of their moves, `MemoryJournal` serves one process, `SqlJournal` every worker that opens the
+same SQLite file or PostgreSQL database; its tables are made by the Alembic migrations beside it.
 """
 
-from kdskills.remote.journal.identity import arguments_digest, strong_key
+from kdskills.remote.journal.calls import arguments_digest, strong_key
 from kdskills.remote.journal.memory import MemoryJournal
 from kdskills.remote.journal.sql import JournalUnavailable, SqlJournal, journal_url
 

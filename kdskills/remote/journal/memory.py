@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from kdskills.remote.journal.states import ANSWERED, KEEPS_LATE, Event, after, takeover
+from kdskills.remote.journal.calls import ANSWERED, KEEPS_LATE, Event, after, takeover
 from kdskills.remote.ports import CallClaim, CallIdentity, JournalRow, StoredAnswer
 
 KEPT_PER_SESSION: Final = 4096

@@ -1,4 +1,4 @@
-"""`SqlJournal`: calls in a database, shared by every worker that opens it."""
+"""`SqlJournal`: calls in a database, shared by every worker that opens it; the newest revision of its tables is made first."""
 
 from __future__ import annotations
 
@@ -11,14 +11,50 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kdskills.errors import MissingExtra, OperatorMustAct
-from kdskills.remote.journal.schema import upgrade
-from kdskills.remote.journal.states import ANSWERED, takeover
+from kdskills.remote.journal.calls import ANSWERED, takeover
 from kdskills.remote.ports import CallClaim, CallIdentity, JournalRow, StoredAnswer
 from kdskills.skills.private_files import make_folder
-from kdskills.storage.database import Database, sqlite_file, upsert
+from kdskills.storage.database import SCHEMA_LOCK, Database, run_revisions, sqlite_file, upsert
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+
+VERSION_TABLE: Final = "remote_schema"
+MIGRATIONS: Final = Path(__file__).with_name("migrations")
+
+
+def newest() -> str:
+    """Return the newest revision: revisions are one straight chain, numbered by their files."""
+    return max(path.name[1:5] for path in (MIGRATIONS / "versions").glob("r[0-9][0-9][0-9][0-9]_*.py"))
+
+
+def current(link: sa.Connection) -> str | None:
+    """Return the revision a database is at, or None for one without our tables."""
+    import sqlalchemy as sa
+
+    if not sa.inspect(link).has_table(VERSION_TABLE):
+        return None
+    revision: str | None = link.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608 - a constant
+    return revision
+
+
+def upgrade(link: sa.Connection) -> None:
+    """Bring the database behind *link* to the newest revision, in the transaction that is open there.
+
+    Several processes may open a new database at once: on PostgreSQL an advisory lock makes them wait for one another, on
+    SQLite the transaction itself does. Alembic is imported only when there is something to do.
+
+    Raises:
+        MissingExtra: Alembic is not installed.
+    """
+    if link.dialect.name == "postgresql":
+        link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
+    revision = current(link)
+    if revision is not None and revision >= newest():
+        return  # at a later revision a newer kdskills was here: its tables have all of ours
+    run_revisions(link, MIGRATIONS, "head", missing=MissingExtra("the journal of calls", "codex"))
+
 
 T = TypeVar("T")
 
@@ -58,14 +94,14 @@ class SqlJournal:
 
     def __init__(self, url: str, *, kept_s: float = KEPT_S, clock: Callable[[], float] = time.time) -> None:
         try:
-            from kdskills.remote.journal import tables
+            from kdskills.remote.journal import statements
             from kdskills.remote.journal.statements import Statements
         except ImportError:
             raise MissingExtra("the journal of calls", "codex") from None
         self._database = Database(url, label="the journal of calls", failure=JournalUnavailable)
         self.engine: sa.Engine = self._database.engine
         _make_folder(url)
-        self._tables = tables
+        self._tables = statements
         self._sql = Statements(self._database.dialect)
         self._kept_s = kept_s
         self._clock = clock

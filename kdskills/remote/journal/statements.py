@@ -1,4 +1,4 @@
-"""The SQL of the journal, built once per journal: every call would pay for building it again."""
+"""The journal's tables and SQL, built once per journal: every call would pay for building it again."""
 
 from __future__ import annotations
 
@@ -6,9 +6,47 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from kdskills.remote.journal.states import ANSWERED, KEEPS_LATE, NEEDS_DEAD_OWNER, Event, after, sources
-from kdskills.remote.journal.tables import calls as table
+from kdskills.remote.journal.calls import ANSWERED, KEEPS_LATE, NEEDS_DEAD_OWNER, Event, after, sources
 from kdskills.storage.database import upsert
+
+metadata: sa.MetaData = sa.MetaData()
+"""Describes the tables; nothing is opened by reading it."""
+
+calls: sa.Table = sa.Table(
+    "remote_calls",
+    metadata,
+    sa.Column("key", sa.String(80), primary_key=True),
+    sa.Column("session_id", sa.Text, nullable=False),
+    sa.Column("thread_id", sa.Text),
+    sa.Column("turn_id", sa.Text),
+    sa.Column("call_id", sa.Text),
+    sa.Column("namespace", sa.Text),
+    sa.Column("tool", sa.Text, nullable=False),
+    sa.Column("owner", sa.String(200), nullable=False),
+    sa.Column("idempotent", sa.Boolean, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("lease_until", sa.BigInteger, nullable=False),
+    sa.Column("response", sa.Text),
+    sa.Column("late_response", sa.Text),
+    sa.Column("told", sa.Boolean, nullable=False),
+    sa.Column("late_told", sa.Boolean, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("started_at", sa.BigInteger),
+    sa.Column("answered_at", sa.BigInteger),
+    sa.Column("late_at", sa.BigInteger),
+    sa.Index("remote_calls_by_session", "session_id", "created_at"),
+    sa.Index("remote_calls_by_age", "created_at"),
+)
+
+receipts: sa.Table = sa.Table(
+    "remote_receipts",
+    metadata,
+    sa.Column("session_id", sa.String(200), primary_key=True),
+    sa.Column("turn_id", sa.String(200), primary_key=True),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False, index=True),
+)
+
 
 MICRO: Final = 1_000_000
 ANSWERED_STATES: Final = sorted(ANSWERED)
@@ -25,39 +63,39 @@ class Statements:
         self.now: Any = sa.bindparam("b_now", type_=sa.BigInteger)
         if dialect == "postgresql":
             self.now = sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * MICRO, sa.BigInteger)
-        self._shown = (*table.c, (table.c.lease_until > self.now).label("alive"))
-        self._mine = (table.c.key == sa.bindparam("b_key"), table.c.owner == sa.bindparam("b_owner"))
-        self.row = self.select(table.c.key == sa.bindparam("b_key"))
+        self._shown = (*calls.c, (calls.c.lease_until > self.now).label("alive"))
+        self._mine = (calls.c.key == sa.bindparam("b_key"), calls.c.owner == sa.bindparam("b_owner"))
+        self.row = self.select(calls.c.key == sa.bindparam("b_key"))
         self.insert = self._insert(dialect)
         answer = {"response": sa.bindparam("b_answer", type_=sa.Text), "answered_at": self.now}
         claim_values = {"owner": sa.bindparam("b_new_owner", type_=sa.Text), "lease_until": self._lease()}
         self.start = self._move("start", {"started_at": self.now})
         self.finish = self._move("answer", answer)
         self.overdue = self._move("deadline", answer)
-        self.lose = self._move("lose", answer, table.c.lease_until <= self.now)
+        self.lose = self._move("lose", answer, calls.c.lease_until <= self.now)
         self.abandon = self._move("lose", answer)
         self.takeovers = {
-            event: self._move(event, claim_values, table.c.lease_until <= self.now) for event in NEEDS_DEAD_OWNER
+            event: self._move(event, claim_values, calls.c.lease_until <= self.now) for event in NEEDS_DEAD_OWNER
         }
         self.late = (
-            table.update()
-            .where(*self._mine, table.c.state.in_(sorted(KEEPS_LATE)), table.c.late_response.is_(None))
+            calls.update()
+            .where(*self._mine, calls.c.state.in_(sorted(KEEPS_LATE)), calls.c.late_response.is_(None))
             .values(late_response=sa.bindparam("b_answer", type_=sa.Text), late_at=self.now)
             .returning(*self._shown)
         )
         self.renew = (
-            table.update().where(*self._mine, table.c.state.not_in(ANSWERED_STATES)).values(lease_until=self._lease())
+            calls.update().where(*self._mine, calls.c.state.not_in(ANSWERED_STATES)).values(lease_until=self._lease())
         )
 
     def select(self, *conditions: Any) -> sa.Select[Any]:
         """Return the query for rows that fit, oldest first."""
-        return sa.select(*self._shown).where(*conditions).order_by(table.c.created_at, table.c.key)
+        return sa.select(*self._shown).where(*conditions).order_by(calls.c.created_at, calls.c.key)
 
     def untold(self) -> Any:
         """Return the condition of rows whose outcome (lost, answered or late) the model was not told."""
-        lost = sa.and_(table.c.state == "running", table.c.lease_until <= self.now)
-        answered = sa.and_(table.c.state.in_(ANSWERED_STATES), sa.not_(table.c.told))
-        late = sa.and_(table.c.late_response.is_not(None), sa.not_(table.c.late_told))
+        lost = sa.and_(calls.c.state == "running", calls.c.lease_until <= self.now)
+        answered = sa.and_(calls.c.state.in_(ANSWERED_STATES), sa.not_(calls.c.told))
+        late = sa.and_(calls.c.late_response.is_not(None), sa.not_(calls.c.late_told))
         return sa.or_(lost, answered, late)
 
     def _lease(self) -> Any:
@@ -65,15 +103,15 @@ class Statements:
 
     def _insert(self, dialect: str) -> Any:
         bound = ("key", "session_id", "thread_id", "turn_id", "call_id", "namespace", "tool", "owner", "idempotent")
-        values = {name: sa.bindparam(f"b_{name}", type_=table.c[name].type) for name in bound}
+        values = {name: sa.bindparam(f"b_{name}", type_=calls.c[name].type) for name in bound}
         times = {"lease_until": self._lease(), "created_at": self.now}
-        new = upsert(dialect, table).values(state=after(None, "claim"), told=False, late_told=False, **values, **times)
+        new = upsert(dialect, calls).values(state=after(None, "claim"), told=False, late_told=False, **values, **times)
         return new.on_conflict_do_nothing().returning(*self._shown)
 
     def _move(self, event: Event, values: dict[str, Any], *also: Any) -> sa.Update:
         """Return one move of the table as one compare-and-swap."""
         states = sources(event)
         (target,) = {after(state, event) for state in states}
-        change = table.update().where(*self._mine, table.c.state.in_(states), *also)
+        change = calls.update().where(*self._mine, calls.c.state.in_(states), *also)
         moved: sa.Update = change.values(state=target, **values).returning(*self._shown)
         return moved

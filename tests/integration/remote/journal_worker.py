@@ -11,7 +11,7 @@ import time
 
 from kdskills.remote.core import LoopDriver
 from kdskills.remote.dispatch import RemoteDispatcher
-from kdskills.remote.dispatch.leases import CallLeases
+from kdskills.remote.dispatch.execution import CallLeases
 from kdskills.remote.journal import MemoryJournal, SqlJournal, arguments_digest
 from kdskills.remote.ports import CallIdentity
 from kdskills.remote.registry import RemoteSkill

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from kdskills.remote.journal import JournalUnavailable, SqlJournal, journal_url, schema, tables
+from kdskills.remote.journal import JournalUnavailable, SqlJournal, journal_url, sql, statements
 from kdskills.testing.journal_storm import journal_storm
 from kdskills.testing.journals import JOURNAL_CHECKS, JournalCheck
 from kdskills.testing.work import Cluster
@@ -315,11 +315,11 @@ def test_migrations_make_what_the_code_reads_on_postgres(database: str) -> None:
     try:
         with journal.engine.connect() as link:
             options = {
-                "version_table": schema.VERSION_TABLE,
-                "include_name": lambda name, kind, _: kind != "table" or name in tables.metadata.tables,
+                "version_table": sql.VERSION_TABLE,
+                "include_name": lambda name, kind, _: kind != "table" or name in statements.metadata.tables,
             }
             context = MigrationContext.configure(link, opts=options)
-            assert compare_metadata(context, tables.metadata) == []
+            assert compare_metadata(context, statements.metadata) == []
     finally:
         journal.close()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.remote import AsyncCodexClient, ServerProfile
-from kdskills.remote.catalog import index, rollout
+from kdskills.remote.catalog import rollout
 from kdskills.remote.catalog.digest import flat_tools, wire_tools
 from kdskills.testing.app_server import listening
 
@@ -144,8 +144,8 @@ async def test_the_servers_pointers_survive_a_change_that_fails_there(lab, monke
         def failing(*arguments):
             raise rollout.UnknownFormat("no")
 
-        where = index if moment == "forget" and index.find(lab.home) else rollout  # not every server keeps an index
-        monkeypatch.setattr(where, moment if where is index else "swap", failing)
+        step = "forget" if moment == "forget" and rollout.find(lab.home) else "swap"  # not every server keeps an index
+        monkeypatch.setattr(rollout, step, failing)
         session.register("beta", beta, description="b" * 40_000)
         report = await session.prepare_catalog()
         monkeypatch.undo()
@@ -170,7 +170,7 @@ def test_half_an_index_is_never_left(tmp_path):
             db.execute(f"INSERT INTO {table} VALUES ('t')")
         db.execute("CREATE TRIGGER no BEFORE DELETE ON thread_items BEGIN SELECT RAISE(ABORT, 'no'); END")
     with pytest.raises(rollout.UnknownFormat, match="cannot be changed"):
-        index.forget(path, "t")
+        rollout.forget(path, "t")
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT count(*) FROM thread_turns").fetchone() == (1,)
 

@@ -8,7 +8,7 @@ import sys
 import threading
 
 from kdskills.remote import AppServerGone, MemoryJournal, RemoteSkillsFacade
-from kdskills.remote.client.blocking import LoopThread
+from kdskills.remote.api import LoopThread
 
 
 class NoServer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kdskills.remote.core_catalog import BOOTSTRAP_TEXT, digest, says_no_rollout
+from kdskills.remote.core_session import BOOTSTRAP_TEXT, digest, says_no_rollout
 
 
 def silent():

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from kdskills.remote.core import BlockingDriver, LoopDriver, discard, drive
-from kdskills.remote.core_calls import Turnstile
+from kdskills.remote.turns import Turnstile
 
 WORD = contextvars.ContextVar("WORD", default="unset")
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.remote import CatalogError, RemoteSkillsFacade, ServerProfile
-from kdskills.remote.lint import check_name, check_neighbours
-from kdskills.remote.names import flatten
+from kdskills.remote.names import check_name, check_neighbours, flatten
 from kdskills.remote.ports import BUILT_IN_TOOLS
 
 CODEX = ServerProfile.codex()

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from kdskills.errors import MissingExtra
 from kdskills.remote import CatalogError
 from kdskills.remote.schemas import ArgumentError, derive
-from kdskills.remote.schemas.convert import convert
+from kdskills.remote.schemas.derive import convert
 
 
 class Colour(enum.Enum):

@@ -32,7 +32,7 @@ from pydantic import BaseModel, Field, RootModel
 
 from kdskills.remote import RemoteCall
 from kdskills.remote.schemas import derive
-from kdskills.remote.schemas.infer import SchemaBuilder, nullable
+from kdskills.remote.schemas.derive import SchemaBuilder, nullable
 
 PERMISSIVE = {"type": "object", "properties": {}, "additionalProperties": True}
 T = TypeVar("T")

@@ -16,8 +16,7 @@ from pydantic import BaseModel, TypeAdapter
 from typing_extensions import TypedDict
 
 from kdskills.remote.schemas import derive
-from kdskills.remote.schemas.convert import convert
-from kdskills.remote.schemas.infer import SchemaBuilder
+from kdskills.remote.schemas.derive import SchemaBuilder, convert
 
 
 class Colour(enum.Enum):

@@ -9,7 +9,7 @@ import pytest
 
 from kdskills.remote import CatalogBusy, CatalogNotApplied, ServerProfile, WaitTimeoutError
 from kdskills.remote.ports import CallIdentity, StoredAnswer
-from kdskills.remote.sending import reply_of, status_of
+from kdskills.remote.turns import reply_of, status_of
 
 
 def silent():

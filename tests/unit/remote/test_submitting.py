@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.remote.submitting import SubmitOptions, judge
+from kdskills.remote.core import SubmitOptions, judge
 
 ROW = {"requestId": 0, "tool": "a", "arguments": None, "callId": "c", "turnId": "u"}
 

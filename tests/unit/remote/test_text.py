@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.remote import RemoteSkill
-from kdskills.remote.text import inject, instruction_text, wire_tools
+from kdskills.remote.registry import inject, instruction_text, wire_tools
 
 ORDER = {"type": "object", "required": ["order"], "properties": {"order": {"type": "string"}}}
 

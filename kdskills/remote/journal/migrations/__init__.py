@@ -1,1 +1,1 @@
-"""Alembic's migrations of the tables of remote skills; run by `kdskills.remote.journal.schema`."""
+"""Alembic's migrations of the tables of remote skills; run by `kdskills.remote.journal.sql`."""

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from kdskills.remote.journal.schema import VERSION_TABLE
+from kdskills.remote.journal.sql import VERSION_TABLE
 
 context.configure(connection=context.config.attributes["connection"], version_table=VERSION_TABLE)
 context.run_migrations()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.remote.catalog.context import REPLACES, additional_context, context_text, escaped
+from kdskills.remote.catalog.backend import REPLACES, additional_context, context_text, escaped
 
 
 @given(st.text())

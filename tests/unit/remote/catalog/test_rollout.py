@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kdskills.remote.catalog import index, mending, rollout
+from kdskills.remote.catalog import rollout
 
 TOOL = {"type": "function", "name": "a", "description": "d", "inputSchema": {"type": "object"}}
 
@@ -171,11 +171,11 @@ def test_a_cut_off_change_is_mended_at_start(file, tmp_path):
     for left in (head.line, b"gar" + head.line[3:], head.with_tools([TOOL]), b""):
         rollout.back_up(head)
         file.write_bytes(left + (b"\n" if not left else b"") + rest)
-        assert mending.mend_home(tmp_path) == [file]
+        assert rollout.mend_home(tmp_path) == [file]
         assert file.read_bytes() == head.line + rest
         assert rows_of(database) == ["s"]
-        assert mending.mend_home(tmp_path) == []
-    assert mending.mend_home(tmp_path / "no-home") == []
+        assert rollout.mend_home(tmp_path) == []
+    assert rollout.mend_home(tmp_path / "no-home") == []
 
 
 def test_mending_keeps_the_mark_while_the_index_is_locked(file, tmp_path, monkeypatch):
@@ -183,19 +183,19 @@ def test_mending_keeps_the_mark_while_the_index_is_locked(file, tmp_path, monkey
     import contextlib
     import sqlite3
 
-    monkeypatch.setattr(index, "_BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(rollout, "_BUSY_SECONDS", 0.05)
     database = make_index(tmp_path)
     head = rollout.read_head(file, "t")
     rollout.back_up(head)
     file.write_bytes(b"gar" + file.read_bytes()[3:])
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as busy:
         busy.execute("BEGIN EXCLUSIVE")
-        assert mending.mend_home(tmp_path) == [file]
+        assert rollout.mend_home(tmp_path) == [file]
         assert rollout.backup_of(file).exists()
         busy.execute("ROLLBACK")
     assert rollout.read_head(file, "t").line == head.line
     assert rows_of(database) == ["s", "t"]
-    mending.mend_home(tmp_path)
+    rollout.mend_home(tmp_path)
     assert rows_of(database) == ["s"]
     assert not rollout.backup_of(file).exists()
 
@@ -204,9 +204,9 @@ def test_a_change_that_is_under_way_is_not_mended(file, tmp_path):
     """The lock of the process that changes the file keeps mending away; a backup of nobody's is left alone."""
     rollout.back_up(rollout.read_head(file, "t"))
     with rollout.locked(file, 1.0):
-        assert mending.mend_home(tmp_path) == []
+        assert rollout.mend_home(tmp_path) == []
     rollout.backup_of(file).write_bytes(b"half a li")
-    assert mending.mend_home(tmp_path) == []
+    assert rollout.mend_home(tmp_path) == []
 
 
 def test_one_worker_at_a_time(file):
@@ -263,30 +263,30 @@ def rows_of(path):
 def test_the_servers_pointers_of_one_segment_are_dropped(tmp_path):
     """Rows of the file's own segment go, others stay; an index of another shape or garbage is refused."""
     path = make_index(tmp_path)
-    assert index.find(tmp_path) == [path]
-    assert index.forget(path, "s") == 3
+    assert rollout.find(tmp_path) == [path]
+    assert rollout.forget(path, "s") == 3
     assert rows_of(path) == ["t"]
     other = tmp_path / "other"
     other.mkdir()
     with pytest.raises(rollout.UnknownFormat, match="other tables"):
-        index.forget(make_index(other, tables=("thread_turns",)), "t")
+        rollout.forget(make_index(other, tables=("thread_turns",)), "t")
     path.write_bytes(b"no database" * 100)
     with pytest.raises(rollout.UnknownFormat, match="cannot be changed"):
-        index.forget(path, "t")
-    assert index.find(None) == index.find(tmp_path / "nowhere") == []
+        rollout.forget(path, "t")
+    assert rollout.find(None) == rollout.find(tmp_path / "nowhere") == []
 
 
 def test_the_segment_is_in_the_files_name(tmp_path):
     """A file that continues another after a revert has a segment of its own."""
-    assert index.segment_of(tmp_path / "rollout-2026-01-01T00-00-00-t-1.jsonl", "t-1") == "t-1"
-    assert index.segment_of(tmp_path / "rollout-2026-01-01T00-00-00-t-1_seg-2.jsonl", "t-1") == "seg-2"
+    assert rollout.segment_of(tmp_path / "rollout-2026-01-01T00-00-00-t-1.jsonl", "t-1") == "t-1"
+    assert rollout.segment_of(tmp_path / "rollout-2026-01-01T00-00-00-t-1_seg-2.jsonl", "t-1") == "seg-2"
 
 
 def test_a_fork_is_found(file, tmp_path):
     """A file whose history begins in the segment is found; others, and broken ones, are not."""
-    assert index.continued_elsewhere(tmp_path, "t") is None
+    assert rollout.continued_elsewhere(tmp_path, "t") is None
     fork = file.with_name("rollout-x-f.jsonl")
     fork.write_bytes(head_line("f", history_base={"thread_id": "t", "end_byte_offset": 3}))
     file.with_name("rollout-x-broken.jsonl").write_bytes(b'{"history_base"')
-    assert index.continued_elsewhere(tmp_path, "t") == fork
-    assert index.continued_elsewhere(tmp_path, "s") is None
+    assert rollout.continued_elsewhere(tmp_path, "t") == fork
+    assert rollout.continued_elsewhere(tmp_path, "s") is None

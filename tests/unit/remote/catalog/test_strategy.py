@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from kdskills.remote.catalog.strategy import DISPATCHER, start_plan, strategy_at_start, strategy_of_old
+from kdskills.remote.catalog.changes import DISPATCHER, start_plan, strategy_at_start, strategy_of_old
 from kdskills.remote.ports import ServerProfile
 
 TOOL = {"name": "a", "description": "d", "inputSchema": {"type": "object"}}

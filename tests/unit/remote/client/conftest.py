@@ -11,8 +11,7 @@ import pytest
 
 from kdskills.remote.catalog.store import MemoryCatalogStore
 from kdskills.remote.client.base import AsyncAppServerClient
-from kdskills.remote.client.options import ClientOptions
-from kdskills.remote.client.server import AppServer
+from kdskills.remote.client.server import AppServer, ClientOptions
 from kdskills.remote.ports import AppServerGone
 
 THREAD = "thread-1"

@@ -7,10 +7,9 @@ import pytest
 from kdskills.errors import BadRequest
 from kdskills.remote.catalog.store import MemoryCatalogStore
 from kdskills.remote.client.base import AsyncAppServerClient
-from kdskills.remote.client.options import ClientOptions
-from kdskills.remote.client.server import AppServer, unwrapped
+from kdskills.remote.client.server import AppServer, ClientOptions, unwrapped
 from kdskills.remote.ports import AppServerError, AppServerGone, CatalogBackend, ServerProfile, WaitTimeoutError
-from kdskills.remote.results import RemoteSkillDispatch
+from kdskills.remote.receipts import RemoteSkillDispatch
 
 THREAD = "thread-1"
 PAYLOAD = {"contentItems": [{"type": "inputText", "text": "ok"}], "success": True}
@@ -308,13 +307,13 @@ async def test_manual_dispatch_leaves_calls_alone(far, open_client):
 
 async def test_a_slow_reader_costs_bounded_memory(open_client, monkeypatch):
     """Signals nobody reads are dropped, oldest first, and counted."""
-    from kdskills.remote.client import stream
+    from kdskills.remote.client import base
 
-    monkeypatch.setattr(stream, "MAX_WAITING", 3)
+    monkeypatch.setattr(base, "MAX_WAITING", 3)
     client = await open_client()
     reader = client.stream.signals()
     for number in range(5):
-        client.stream.publish(stream.event_signal("m", {"n": number}))
+        client.stream.publish(base.event_signal("m", {"n": number}))
     assert reader.dropped == 2
     assert [(await reader.next(1)).params["n"] for _ in range(3)] == [2, 3, 4]
 

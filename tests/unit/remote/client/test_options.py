@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.errors import BadRequest
-from kdskills.remote.client.options import ClientOptions, app_server_command, camel, camel_keys, child_environment, toml
+from kdskills.remote.client.server import ClientOptions, app_server_command, camel, camel_keys, child_environment, toml
 
 VALUES = st.recursive(
     st.booleans() | st.integers(-(2**60), 2**60) | st.text(st.characters(exclude_categories=["Cs"])),

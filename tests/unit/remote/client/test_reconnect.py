@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from kdskills.errors import BadRequest
-from kdskills.remote.client.options import ClientOptions
+from kdskills.remote.client.server import ClientOptions
 from kdskills.remote.ports import AppServerError, AppServerGone
 
 THREAD = "thread-1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.remote.client.reconnection import FIRST_PAUSE_S, LONGEST_PAUSE_S, ReconnectBudget
+from kdskills.remote.client.server import FIRST_PAUSE_S, LONGEST_PAUSE_S, ReconnectBudget
 
 
 def test_without_a_budget_nothing_is_tried():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.remote.dispatch.arguments import MAX_FAULTS, PERMISSIVE, faults, own_copy
+from kdskills.remote.dispatch.execution import MAX_FAULTS, PERMISSIVE, faults, own_copy
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

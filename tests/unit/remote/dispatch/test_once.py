@@ -10,7 +10,7 @@ import pytest
 
 from kdskills.remote.core import drive
 from kdskills.remote.dispatch import CallOutcome, RemoteDispatcher
-from kdskills.remote.dispatch.leases import CallLeases
+from kdskills.remote.dispatch.execution import CallLeases
 from kdskills.remote.journal import JournalUnavailable, MemoryJournal, strong_key
 from kdskills.remote.ports import JournalRow, RemoteCall, StoredAnswer
 

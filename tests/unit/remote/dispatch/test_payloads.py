@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.remote.dispatch.payloads import HEAD, LIMIT, TAIL, AnswerBuilder, fair_share, is_payload
-from kdskills.remote.dispatch.spool import KEPT_S, Spool
+from kdskills.remote.dispatch.payloads import HEAD, KEPT_S, LIMIT, TAIL, AnswerBuilder, Spool, fair_share, is_payload
 
 IMAGE = {"type": "inputImage", "imageUrl": "data:image/png;base64,AAAA"}
 AUDIO = {"type": "inputAudio", "audioUrl": "https://example.com/a.wav"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.remote.dispatch.redaction import NAMES_OF_SECRETS, redact, secret_values
+from kdskills.remote.dispatch.payloads import NAMES_OF_SECRETS, redact, secret_values
 
 NOTHING: dict[str, str] = {}
 SECRET = "hunter2-Zx9"

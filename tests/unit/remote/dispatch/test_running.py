@@ -12,7 +12,7 @@ import pytest
 
 from kdskills.remote.core import drive
 from kdskills.remote.dispatch import CallOutcome
-from kdskills.remote.dispatch.threads import HandlerThreads
+from kdskills.remote.dispatch.execution import HandlerThreads
 from kdskills.remote.journal import MemoryJournal, strong_key
 from kdskills.remote.ports import RemoteCall
 
@@ -289,7 +289,8 @@ def test_a_waiter_that_is_interrupted_loses_nothing(make_dispatcher, make_skill,
         def wait(self, timeout: float | None = None) -> bool:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("kdskills.remote.dispatch.execution.threading", SimpleNamespace(Event=Interrupted))
+    patched_threading = SimpleNamespace(**{**vars(threading), "Event": Interrupted})
+    monkeypatch.setattr("kdskills.remote.dispatch.execution.threading", patched_threading)
     with pytest.raises(KeyboardInterrupt):
         drive(dispatcher.call(skill, make_call.strong(), None))
     gate.set()
@@ -339,7 +340,7 @@ def test_without_another_thread_the_call_is_answered(
         return asyncio.run(coming) if asynchronous else drive(coming)
 
     with monkeypatch.context() as patch:
-        patch.setattr("kdskills.remote.dispatch.threads.threading.Thread.start", refused)
+        patch.setattr("kdskills.remote.dispatch.execution.threading.Thread.start", refused)
         outcomes = [call("c1")]  # the thread of leases is refused
         patch.setattr(dispatcher._leases, "_thread", threading.current_thread())
         outcomes += [call("c2"), call("c3")]  # the handler's own

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from kdskills.remote.dispatch.values import ValueRefused, as_text, plain
+from kdskills.remote.dispatch.payloads import ValueRefused, as_text, plain
 
 
 @dataclass

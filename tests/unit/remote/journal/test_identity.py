@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.remote.journal.identity import WeakIdentities, arguments_digest, strong_key
+from kdskills.remote.journal.calls import WeakIdentities, arguments_digest, strong_key
 from kdskills.remote.ports import CallIdentity
 
 JSON = st.recursive(

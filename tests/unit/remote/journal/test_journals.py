@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from kdskills.remote.journal import JournalUnavailable, MemoryJournal, SqlJournal, journal_url, schema, tables
+from kdskills.remote.journal import JournalUnavailable, MemoryJournal, SqlJournal, journal_url, sql, statements
 from kdskills.remote.ports import CallJournal
 from kdskills.testing.journals import JOURNAL_CHECKS, JournalCheck, answer, claim, identity, ran
 
@@ -160,11 +160,11 @@ def test_migrations_make_what_the_code_reads(open_sql) -> None:
         context = MigrationContext.configure(
             link,
             opts={
-                "version_table": schema.VERSION_TABLE,
-                "include_name": lambda name, kind, _: kind != "table" or name in tables.metadata.tables,
+                "version_table": sql.VERSION_TABLE,
+                "include_name": lambda name, kind, _: kind != "table" or name in statements.metadata.tables,
             },
         )
-        assert compare_metadata(context, tables.metadata) == []
+        assert compare_metadata(context, statements.metadata) == []
 
 
 def test_revisions_are_one_chain() -> None:
@@ -173,19 +173,19 @@ def test_revisions_are_one_chain() -> None:
     from alembic.script import ScriptDirectory
 
     config = Config()
-    config.set_main_option("script_location", str(schema.MIGRATIONS))
+    config.set_main_option("script_location", str(sql.MIGRATIONS))
     config.set_main_option("path_separator", "os")
     script = ScriptDirectory.from_config(config)
     found = [revision.revision for revision in script.walk_revisions()]
     assert found == [f"{number:04}" for number in range(len(found), 0, -1)]
-    assert script.get_current_head() == schema.newest()
+    assert script.get_current_head() == sql.newest()
 
 
 def test_a_newer_database_is_used_as_it_is(open_sql) -> None:
     """Two versions of kdskills may share a file while one is upgraded: the older one does not refuse the newer tables."""
     journal = open_sql()
     with journal.engine.begin() as link:
-        link.exec_driver_sql(f"UPDATE {schema.VERSION_TABLE} SET version_num = '9999'")
+        link.exec_driver_sql(f"UPDATE {sql.VERSION_TABLE} SET version_num = '9999'")
     ran(open_sql(), "k", "x")
     assert journal.get("k") is not None
 

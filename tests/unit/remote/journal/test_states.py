@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.remote.journal.states import (
+from kdskills.remote.journal.calls import (
     ANSWERED,
     KEEPS_LATE,
     MOVES,

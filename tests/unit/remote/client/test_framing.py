@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.remote.wire.framing import (
+from kdskills.remote.client.wire import (
     LineBuffer,
     LineTooLong,
     Malformed,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kdskills.remote.client.transports import StdioTransport
 from kdskills.remote.ports import AppServerGone
-from kdskills.remote.wire.stdio import StdioTransport
 
 PREPARE = "import sys, os, time, json\nout = sys.stdout.buffer\n"
 

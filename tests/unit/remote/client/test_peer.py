@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from kdskills.remote.client.wire import Peer
 from kdskills.remote.ports import AppServerError, AppServerGone, WaitTimeoutError
-from kdskills.remote.wire.peer import Peer
 
 
 class Pipe:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.remote.wire.pending import MAX_RESOLVED, PendingCall, PendingCalls, new_epoch
+from kdskills.remote.client.wire import MAX_RESOLVED, PendingCall, PendingCalls, new_epoch
 
 
 def params(thread="t", turn="u", call="c"):

@@ -6,8 +6,8 @@ import json
 import pytest
 from websockets.asyncio.server import serve
 
+from kdskills.remote.client.transports import WebsocketTransport
 from kdskills.remote.ports import AppServerGone
-from kdskills.remote.wire.websocket import WebsocketTransport
 
 
 async def served(handler):
