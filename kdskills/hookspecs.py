@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kdskills.hooks import Register
     from kdskills.models import ModelProvider
     from kdskills.session import SessionStore
-    from kdskills.session.wiring import AccessRequest, Denial
+    from kdskills.session.approval import AccessRequest, Denial
     from kdskills.skills import Skill, SkillRoot
     from kdskills.solver import SolverTool, Turn, TurnResult
 

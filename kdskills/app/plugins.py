@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kdskills.execution import ExecutorFactory
     from kdskills.models import ModelFactory
     from kdskills.session import SessionStore
-    from kdskills.session.wiring import AccessRequest, Denial
+    from kdskills.session.approval import AccessRequest, Denial
     from kdskills.skills import Skill, SkillRoot
     from kdskills.solver import SolverTool
 
@@ -428,7 +428,7 @@ class HookAnswers:
 
     def deny(self, request: AccessRequest) -> Denial | None:
         """Return the first denial, or None when no plugin denies. Raises PluginFailed: then nothing is granted."""
-        from kdskills.session.wiring import Denial
+        from kdskills.session.approval import Denial
 
         denials = self._calls.answers("kdskills_deny", _instance_of(Denial), request=request)
         return denials[0] if denials else None

@@ -23,7 +23,7 @@ from pydantic_settings import (
 from kdskills.app.identity import Scope
 from kdskills.errors import OperatorMustAct, StrPath, path_argument
 from kdskills.execution import ExecutionOptions, IsolationLevel
-from kdskills.execution.options import E2bOptions
+from kdskills.execution.protocol import E2bOptions
 from kdskills.jobs.settings import JobsSettings, sqlite_url, user_state_dir
 
 SYSTEM_CONFIG = Path("/etc/kdskills/config.toml")

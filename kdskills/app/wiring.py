@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kdskills.app.plugins import make_part
-from kdskills.execution.choose import choose
+from kdskills.execution.probing import choose
 from kdskills.models import ModelProvider, split_name
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
     from kdskills.bundle import Bundle
     from kdskills.execution import Executor
-    from kdskills.session.wiring import AccessRequest, Denial
+    from kdskills.session.approval import AccessRequest, Denial
     from kdskills.solver import SolverTool
     from kdskills.turn import SkillsSubsystem
 

@@ -4,8 +4,16 @@ Engines are plugins (`kdskills.builtin.executors`); this room holds what they sh
 staging its files, pumping and bounding output, collecting artifacts, and choosing an engine by its probe.
 """
 
-from kdskills.execution.options import ExecutionOptions, ExecutorFactory
-from kdskills.execution.protocol import Executor, Handle, ProbeCheck, ProbeReport, Reachable, ReapReport
+from kdskills.execution.protocol import (
+    ExecutionOptions,
+    Executor,
+    ExecutorFactory,
+    Handle,
+    ProbeCheck,
+    ProbeReport,
+    Reachable,
+    ReapReport,
+)
 from kdskills.execution.request import (
     Artifact,
     ArtifactError,

@@ -12,8 +12,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kdskills.execution.check import output_problem, shown_path
-from kdskills.execution.globs import OutputGlob
+from kdskills.execution.check import OutputGlob, output_problem, shown_path
 from kdskills.execution.request import Artifact, ArtifactError, Limits
 
 MAX_ENTRIES = 20_000

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kdskills.execution.check import RunPlan
-from kdskills.execution.code_run import MAX_REPORT
 from kdskills.execution.collect import Collection, finish, new_collection
-from kdskills.execution.program_end import ProgramEnd
-from kdskills.execution.pump import GRACE_S, TailBuffer
+from kdskills.execution.payload import MAX_REPORT
 from kdskills.execution.request import ExecError, Limits
+from kdskills.execution.run import ProgramEnd
+from kdskills.execution.streams import GRACE_S, TailBuffer
 
 NONCE_SIZE: Final = 32
 MAX_LINE: Final = 64 * 1024

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from kdskills.errors import Conflict, KdskillsError, NotFound
-from kdskills.execution.logfile import LogPiece
+from kdskills.execution.streams import LogPiece
 from kdskills.jobs.attempts import Attempt
 from kdskills.jobs.attempts.order import OutputError
 from kdskills.jobs.heads import TERMINAL, JobHead, TaskHead

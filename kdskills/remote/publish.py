@@ -28,8 +28,8 @@ from kdskills.remote.dispatch import NotRegistered
 from kdskills.remote.names import check_neighbours
 from kdskills.remote.ports import CatalogError, JsonObject
 from kdskills.remote.receipts import ReceiptSkillEntry
-from kdskills.session.paths import clean_path
 from kdskills.session.reading import skill_file
+from kdskills.session.workspace import clean_path
 from kdskills.skills.private_files import make_folder, private_folder, write_private
 from kdskills.skills.safe_open import read_file, walk_tree
 from kdskills.turn import Granted, instruction_block

@@ -1,9 +1,9 @@
 """Loaded skills per conversation, and the runtime tools a model calls.
 
 `SkillRuntime` keeps what each session has loaded and answers `skills.load`, `skills.unload`, `skills.read` and
-`skills.run_script`; every use passes the gate of `kdskills.turn`. `state` holds the pure transitions, `store` where
-records are kept, `prompt` the top-level text, `scripts` the way to an executor, `wiring` what policy plugins see. Each
-name is loaded when it is first used: a store of sessions needs no runtime.
+`skills.run_script`; every use passes the gate of `kdskills.turn`. `store` holds the pure transitions and where records
+are kept, `tools` what a model is told and may call, `scripts` the way to an executor, `approval` what persons and policy
+plugins are asked. Each name is loaded when it is first used: a store of sessions needs no runtime.
 """
 
 from __future__ import annotations
@@ -13,12 +13,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kdskills.session.approval import Approval, ApprovalRequest, Approver, allow, deny
-    from kdskills.session.catalog import SkillCatalog
+    from kdskills.session.approval import AccessRequest, Approval, ApprovalRequest, Approver, Denial, allow, deny
     from kdskills.session.codes import CODES
-    from kdskills.session.config import INTERPRETERS, Budget
-    from kdskills.session.events import SessionEvent
-    from kdskills.session.limits import RuntimeLimits
+    from kdskills.session.config import INTERPRETERS, Budget, RuntimeLimits
     from kdskills.session.receipts import (
         ActiveSkill,
         LoadReceipt,
@@ -26,17 +23,23 @@ if TYPE_CHECKING:
         PromptParts,
         ReadResult,
         ScriptResult,
+        SessionEvent,
         SkillReceipt,
         ToolReply,
         UnloadReceipt,
     )
-    from kdskills.session.runtime import SkillRuntime
+    from kdskills.session.runtime import Session, SkillRuntime
     from kdskills.session.scope import TurnScope, TurnSources
-    from kdskills.session.session import Session
     from kdskills.session.snapshots import SessionSnapshot
-    from kdskills.session.state import SessionHead, SessionRecord
-    from kdskills.session.store import MemoryStore, SessionStore, StoreConflict, StoreUnavailable
-    from kdskills.session.wiring import AccessRequest, Denial
+    from kdskills.session.source import SkillCatalog
+    from kdskills.session.store import (
+        MemoryStore,
+        SessionHead,
+        SessionRecord,
+        SessionStore,
+        StoreConflict,
+        StoreUnavailable,
+    )
     from kdskills.session.workspace import FolderWorkspace, Workspace
 
 __all__ = [
@@ -79,12 +82,17 @@ __all__ = [
 
 _HOMES = MappingProxyType(
     {
-        "kdskills.session.approval": ("Approval", "ApprovalRequest", "Approver", "allow", "deny"),
-        "kdskills.session.catalog": ("SkillCatalog",),
+        "kdskills.session.approval": (
+            "AccessRequest",
+            "Approval",
+            "ApprovalRequest",
+            "Approver",
+            "Denial",
+            "allow",
+            "deny",
+        ),
         "kdskills.session.codes": ("CODES",),
-        "kdskills.session.config": ("INTERPRETERS", "Budget"),
-        "kdskills.session.events": ("SessionEvent",),
-        "kdskills.session.limits": ("RuntimeLimits",),
+        "kdskills.session.config": ("INTERPRETERS", "Budget", "RuntimeLimits"),
         "kdskills.session.receipts": (
             "ActiveSkill",
             "LoadReceipt",
@@ -92,17 +100,23 @@ _HOMES = MappingProxyType(
             "PromptParts",
             "ReadResult",
             "ScriptResult",
+            "SessionEvent",
             "SkillReceipt",
             "ToolReply",
             "UnloadReceipt",
         ),
-        "kdskills.session.runtime": ("SkillRuntime",),
+        "kdskills.session.runtime": ("Session", "SkillRuntime"),
         "kdskills.session.scope": ("TurnScope", "TurnSources"),
-        "kdskills.session.session": ("Session",),
         "kdskills.session.snapshots": ("SessionSnapshot",),
-        "kdskills.session.state": ("SessionHead", "SessionRecord"),
-        "kdskills.session.store": ("MemoryStore", "SessionStore", "StoreConflict", "StoreUnavailable"),
-        "kdskills.session.wiring": ("AccessRequest", "Denial"),
+        "kdskills.session.source": ("SkillCatalog",),
+        "kdskills.session.store": (
+            "MemoryStore",
+            "SessionHead",
+            "SessionRecord",
+            "SessionStore",
+            "StoreConflict",
+            "StoreUnavailable",
+        ),
         "kdskills.session.workspace": ("FolderWorkspace", "Workspace"),
     }
 )

@@ -14,17 +14,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kdskills.errors import PluginFailed, SessionError, ToolCallRefused
-from kdskills.session.approval import Approvals
-from kdskills.session.bodies import Bodies, Body, parsed
+from kdskills.session.approval import UNDECIDED, AccessKind, AccessRequest, Approvals, arguments_digest, denial_of
+from kdskills.session.bodies import Bodies, Body, Tickets, parsed
 from kdskills.session.codes import not_found, refuse
 from kdskills.session.config import Budget, RuntimeConfig
-from kdskills.session.events import SessionEvent, send
-from kdskills.session.flights import Tickets
+from kdskills.session.receipts import SessionEvent, send
 from kdskills.session.scope import TurnScope
 from kdskills.session.source import Gate, SkillSource
-from kdskills.session.state import LoadedSkill, SessionRecord, without
-from kdskills.session.store import MemoryStore, SessionStore, StoreConflict, StoreUnavailable
-from kdskills.session.wiring import UNDECIDED, AccessKind, AccessRequest, arguments_digest, denial_of
+from kdskills.session.store import (
+    LoadedSkill,
+    MemoryStore,
+    SessionRecord,
+    SessionStore,
+    StoreConflict,
+    StoreUnavailable,
+    without,
+)
 from kdskills.skills.model import Skill
 from kdskills.skills.selection import By, Granted, Refused
 

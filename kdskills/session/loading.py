@@ -10,24 +10,23 @@ from types import MappingProxyType
 from kdskills.errors import KdskillsError
 from kdskills.prompts import hidden_alias
 from kdskills.session.approval import origin_of
-from kdskills.session.bodies import Body
+from kdskills.session.bodies import Body, Ticket
 from kdskills.session.codes import invalid, refuse
 from kdskills.session.core import TRIES, Call, Core, GatedSession, conflict, store_errors
-from kdskills.session.flights import Ticket
 from kdskills.session.receipts import ActiveSkill, LoadReceipt, SkillReceipt, UnloadReceipt
 from kdskills.session.scope import NO_TURN
 from kdskills.session.source import Locations, names_by_id
-from kdskills.session.state import (
+from kdskills.session.store import (
     ImportedSkill,
     LoadedSkill,
     LoadMode,
+    StoreConflict,
     load_mode,
     merge_entries,
     next_ids,
     prompt_order,
     without,
 )
-from kdskills.session.store import StoreConflict
 from kdskills.skills.model import Skill
 from kdskills.skills.selection import By, Granted, Refused
 

@@ -14,11 +14,10 @@ from kdskills.errors import FileRefused
 from kdskills.session.codes import invalid, not_found, path_denied, refuse
 from kdskills.session.core import Call, Core, GatedSession
 from kdskills.session.loading import loaded_ref, public_name, skill_receipt
-from kdskills.session.paths import clean_path
 from kdskills.session.receipts import Encoding, ReadResult, SkillReceipt, bytes_digest
 from kdskills.session.source import names_by_id
-from kdskills.session.state import LoadedSkill, most_recent
-from kdskills.session.workspace import media_type
+from kdskills.session.store import LoadedSkill, most_recent
+from kdskills.session.workspace import clean_path, media_type
 from kdskills.skills.model import Skill
 from kdskills.skills.roots import FarContent, far_content
 from kdskills.skills.safe_open import ROOT_FLAGS, open_folder_at, read_file

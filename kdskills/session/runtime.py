@@ -1,31 +1,34 @@
-"""SkillRuntime: the loaded skills of many conversations, and the tools a model works with."""
+"""SkillRuntime and its sessions, asynchronous and blocking: the loaded skills of many conversations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from kdskills.session import loading, opening, reading, scripts, snapshots, tools
+from kdskills.errors import BadRequest, SessionError
+from kdskills.session import loading, reading, scripts, snapshots, tools
 from kdskills.session.bodies import Bodies
-from kdskills.session.catalog import CatalogSource, SkillCatalog
-from kdskills.session.codes import not_found
+from kdskills.session.codes import invalid, not_found
 from kdskills.session.config import (
     BodyIn,
     Budget,
     Clock,
     RuntimeConfig,
+    RuntimeLimits,
     ScriptApproval,
     ScriptEnv,
     config_invalid,
     merged_interpreters,
     utc_now,
 )
-from kdskills.session.core import Call, Core
-from kdskills.session.limits import RuntimeLimits
-from kdskills.session.prompt import Catalogs, instructions
+from kdskills.session.core import Call, Core, checked_id, session_not_found, store_errors
 from kdskills.session.receipts import (
     ActiveSkill,
     LoadReceipt,
@@ -37,21 +40,107 @@ from kdskills.session.receipts import (
     UnloadReceipt,
 )
 from kdskills.session.scope import NO_TURN, TurnScope
-from kdskills.session.session import Session
 from kdskills.session.snapshots import SessionSnapshot
-from kdskills.session.source import FrozenSource, Gate, LiveSource, Locations, SkillSource, Subsystem
-from kdskills.session.state import SessionHead
-from kdskills.session.store import MemoryStore, SessionStore
-from kdskills.session.sync import SyncFacade
+from kdskills.session.source import (
+    CatalogSource,
+    FrozenSource,
+    Gate,
+    LiveSource,
+    Locations,
+    SkillCatalog,
+    SkillSource,
+    Subsystem,
+)
+from kdskills.session.store import MemoryStore, SessionHead, SessionRecord, SessionStore
+from kdskills.session.tools import Catalogs, instructions
 from kdskills.skills.model import Skill, TokenCounter, estimate_tokens
 
 if TYPE_CHECKING:
     from kdskills.execution import Executor
     from kdskills.models import ToolSpec
-    from kdskills.session.approval import Approver
-    from kdskills.session.events import Sink
-    from kdskills.session.wiring import Deny
+    from kdskills.session.approval import Approver, Deny
+    from kdskills.session.config import Budget
+    from kdskills.session.receipts import Sink
     from kdskills.skills.selection import By
+
+
+class SyncFacade:
+    """Calls the async methods of a runtime or session and waits.
+
+    The loop's thread starts with the first call and ends with `aclose`, which ends what other threads are waiting for
+    (`cancelled`). Inside a running loop every call is refused (`sync_in_loop`): it would block that loop.
+    """
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closings = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        attribute = getattr(self._target, name)
+        return self._blocking(attribute) if inspect.iscoroutinefunction(attribute) else attribute
+
+    def _blocking(self, method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._wait(method, args, kwargs)
+
+        call.__name__ = method.__name__
+        call.__doc__ = method.__doc__
+        return call
+
+    def _wait(self, method: Callable[..., Coroutine[Any, Any, Any]], args: Any, kwargs: Any) -> Any:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise BadRequest("this thread runs an event loop: await the method instead", code="sync_in_loop")
+        closing = method.__name__ == "aclose"
+        future = self._begin(method(*args, **kwargs), closing=closing)
+        try:
+            result = future.result()
+        except CancelledError as error:
+            raise SessionError("the runtime was closed", code="cancelled") from error
+        except BaseException:  # raised again: an interrupted caller leaves no work on the loop
+            future.cancel()
+            raise
+        finally:
+            if closing:
+                self._stop()
+        return result
+
+    def _begin(self, work: Coroutine[Any, Any, Any], *, closing: bool) -> Future[Any]:
+        with self._lock:  # under the lock, so that no work is handed to a loop that was told to stop
+            self._closings += closing
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._serve, args=(self._loop,), name="kdskills-sync", daemon=True).start()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    @staticmethod
+    def _serve(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            unfinished = asyncio.all_tasks(loop)  # a thread waits for each of them
+            for task in unfinished:
+                task.cancel()
+            if unfinished:
+                loop.run_until_complete(asyncio.gather(*unfinished, return_exceptions=True))
+        finally:
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._closings -= 1
+            if self._closings == 0 and self._loop is not None:  # the last of several closings at once
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop = None
+
 
 PAGE = 100
 
@@ -162,8 +251,23 @@ class SkillRuntime:
             SessionError: `session_exists`.
             ToolCallRefused: As `load`, for *initial*.
         """
-        record = await opening.open_session(self._core, session_id, consumer, max_active, initial)
-        return Session(self, record.session_id, record.consumer)
+        if max_active is not None and max_active < 1:
+            raise config_invalid("max_active must be at least 1")
+        core, config = self._core, self.config
+        new_id = checked_id(session_id)
+        now = config.clock()
+        cap = max_active if max_active is not None else config.max_active
+        record = SessionRecord(new_id, consumer or config.consumer, 1, now, now, cap)
+        core.source.gate(record.consumer)  # a frozen view refuses other consumers before anything exists
+        await core.record_expired(new_id)
+        await core.create(record)
+        if initial:
+            try:
+                await loading.load(core, Call(new_id, NO_TURN), initial, "replace", "code")
+            except BaseException:  # raised again: no session stays without its first skills
+                await self.close_session(new_id)
+                raise
+        return Session(self, new_id, record.consumer)
 
     async def get_session(self, session_id: str) -> Session:
         """Return a session that exists, renewing its idle clock. Raises `session_not_found`."""
@@ -172,13 +276,28 @@ class SkillRuntime:
 
     async def close_session(self, session_id: str) -> bool:
         """Close a session: True, then False. Loads on their way end with `session_not_found`."""
-        return await opening.close(self._core, session_id)
+        self._core.tickets.session_closed(session_id, session_not_found(session_id))
+        self._core.drop(session_id)
+        with store_errors():
+            return await self.store.delete(session_id)
 
     async def list_sessions(
         self, *, consumer: str | None = None, limit: int = PAGE, after: str | None = None
     ) -> list[SessionHead]:
         """Return heads sorted by id, without expired ones; *after* is the last id of the page before."""
-        return await opening.list_sessions(self._core, consumer, limit, after)
+        if limit < 1:
+            raise invalid("limit must be at least 1", ("/limit", "must be at least 1"))
+        oldest = self.config.clock() - self.config.idle_ttl
+        heads: list[SessionHead] = []
+        while len(heads) < limit:
+            missing = limit - len(heads)
+            with store_errors():
+                page = await self.store.page(consumer=consumer, after=after, limit=missing)
+            heads += [head for head in page if head.touched_at >= oldest]
+            if len(page) < missing:
+                break
+            after = page[-1].session_id
+        return heads
 
     async def __aenter__(self) -> Self:
         """Return the runtime itself."""
@@ -352,3 +471,82 @@ def _source(subsystem: Subsystem | None, view: Gate | None, catalog: SkillCatalo
     if catalog is not None:
         return CatalogSource(catalog)
     raise config_invalid("no source of skills was given")
+
+
+class Session:
+    """One session. The model never names it: tools are called on this object.
+
+    `within(scope)` gives the same session as calls of one turn see it.
+    """
+
+    def __init__(self, runtime: SkillRuntime, session_id: str, consumer: str, scope: TurnScope = NO_TURN) -> None:
+        self._runtime = runtime
+        self.id = session_id
+        self.consumer = consumer
+        self.scope = scope
+
+    def __repr__(self) -> str:
+        return f"Session({self.id!r}, consumer={self.consumer!r})"
+
+    def within(self, scope: TurnScope) -> Session:
+        """Return this session with *scope*: a turn's view, files, sources and listener."""
+        return Session(self._runtime, self.id, self.consumer, scope)
+
+    async def load(self, names: Sequence[str], mode: str | None = "replace", *, by: By = "model") -> LoadReceipt:
+        """Load skills, all or nothing."""
+        return await self._runtime.load(self.id, names, mode, by=by, scope=self.scope)
+
+    async def unload(self, names: Sequence[str] = (), *, all: bool = False) -> UnloadReceipt:  # noqa: A002
+        """Unload skills; what is not loaded has no effect."""
+        return await self._runtime.unload(self.id, names, all=all, scope=self.scope)
+
+    async def active(self) -> list[ActiveSkill]:
+        """Return the loaded skills with their texts, in load order."""
+        return await self._runtime.active(self.id, scope=self.scope)
+
+    async def refresh(self) -> LoadReceipt:
+        """Read every loaded skill again, in the same order."""
+        return await self._runtime.refresh(self.id, scope=self.scope)
+
+    async def describe(self, name: str) -> SkillReceipt:
+        """Return the receipt of a visible skill, hashed afresh."""
+        return await self._runtime.describe(name, session_id=self.id, scope=self.scope)
+
+    async def read(self, path: str, *, skill: str | None = None, encoding: str = "text", offset: int = 0) -> ReadResult:
+        """Read a file of a loaded skill."""
+        return await self._runtime.read(self.id, path, skill=skill, encoding=encoding, offset=offset, scope=self.scope)
+
+    async def run_script(
+        self,
+        path: str,
+        *,
+        skill: str | None = None,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        workdir: str = ".",
+        timeout_s: float | None = None,
+    ) -> ScriptResult:
+        """Run a script of a loaded skill in isolation."""
+        return await self._runtime.run_script(
+            self.id, path, skill=skill, args=args, env=env, workdir=workdir, timeout_s=timeout_s, scope=self.scope
+        )
+
+    async def instructions(self, *, budget: Budget | None = None) -> PromptParts:
+        """Return the top-level text of the next model call, part by part."""
+        return await self._runtime.instructions(self.id, budget=budget, scope=self.scope)
+
+    async def call(self, tool: str, arguments: Mapping[str, Any] | str) -> ToolReply:
+        """Answer a tool call of a model; its mistakes are replies with `ok=False`, never raised."""
+        return await self._runtime.call(self.id, tool, arguments, scope=self.scope)
+
+    def tool_specs(self, *, style: str = "safe") -> tuple[ToolSpec, ...]:
+        """Return the tools to offer now."""
+        return self._runtime.tool_specs(self.id, style=style, scope=self.scope)
+
+    async def snapshot(self, *, bodies: bool = True) -> SessionSnapshot:
+        """Return the session as JSON-able values."""
+        return await self._runtime.snapshot(self.id, bodies=bodies)
+
+    async def close(self) -> bool:
+        """Close the session: True, then False."""
+        return await self._runtime.close_session(self.id)

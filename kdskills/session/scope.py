@@ -14,7 +14,7 @@ from kdskills.sources import MergeResult, SourceKey, SourcesPool, normalize_sour
 
 if TYPE_CHECKING:
     from kdskills.session.config import Budget
-    from kdskills.session.events import Sink
+    from kdskills.session.receipts import Sink
     from kdskills.session.source import Gate
     from kdskills.session.workspace import Workspace
     from kdskills.skills.model import TokenCounter

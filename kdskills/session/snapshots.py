@@ -12,7 +12,7 @@ from kdskills.errors import BadRequest, SessionError, ToolCallRefused
 from kdskills.session.core import Call, Core, checked_id, loader_of, session_not_found, store_errors
 from kdskills.session.receipts import text_digest
 from kdskills.session.scope import NO_TURN
-from kdskills.session.state import ImportedSkill, LoadedSkill, SessionRecord, from_iso, iso
+from kdskills.session.store import ImportedSkill, LoadedSkill, SessionRecord, from_iso, iso
 from kdskills.skills.model import Skill
 from kdskills.skills.selection import By, Refused
 

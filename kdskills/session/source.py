@@ -5,12 +5,22 @@ All three answer through one gate, `resolve`; there is no second rule set.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
-from kdskills.errors import PolicyUnavailable
+from kdskills.bundle.terms import Terms
+from kdskills.errors import CallerMustAct, Diagnostic, PolicyUnavailable, StrPath, path_argument
+from kdskills.session.codes import not_found
 from kdskills.skills.model import Skill, TokenCounter
-from kdskills.skills.selection import By, Granted, Refused
+from kdskills.skills.registry import SkillRegistry
+from kdskills.skills.roots import SkillRoot
+from kdskills.skills.selection import By, Granted, Policy, Refused, Rules
+from kdskills.skills.snapshot import Snapshot
+from kdskills.turn.state import SubsystemState
+from kdskills.turn.view import SkillView, build_view
 
 Locations = Literal["host", "logical", "none"]
 
@@ -128,3 +138,95 @@ class FrozenSource:
 def names_by_id(gate: Gate) -> dict[str, str]:
     """Return `{full id: name}` of the listed skills."""
     return {full_id: name for name, full_id in gate.names.items()}
+
+
+class SkillCatalog:
+    """Skills to choose from, without rules: `SkillRuntime(catalog=…)`.
+
+    Safe from any thread. A change makes a new view; the runtime prunes what was removed from every session.
+    """
+
+    def __init__(self, skills: Iterable[Skill] = (), diagnostics: Iterable[Diagnostic] = ()) -> None:
+        self._lock = threading.Lock()
+        self._skills = {skill.full_id: skill for skill in skills}
+        self._views: dict[str, SkillView] = {}
+        self._generation = 0
+        self.diagnostics = tuple(diagnostics)
+
+    @classmethod
+    def from_directory(cls, path: StrPath) -> SkillCatalog:
+        """Return a catalog of every skill of a folder; `diagnostics` tells what was left out.
+
+        Raises:
+            CallerMustAct: `path_missing` when there is no such folder.
+        """
+        folder = path_argument(path, "path")
+        if not folder.is_dir():
+            raise CallerMustAct(f"there is no folder {str(path)!r}", code="path_missing")
+        root = SkillRoot(uri="catalog://", path=folder.absolute(), label="catalog", kind="bundle")
+        snapshot = SkillRegistry([root], index_dir=None).snapshot()
+        return cls(snapshot.skills.values(), snapshot.diagnostics)
+
+    def add(self, skill: Skill) -> None:
+        """Add a skill.
+
+        Raises:
+            CallerMustAct: `skill_already_exists`.
+        """
+        with self._lock:
+            if skill.full_id in self._skills:
+                raise CallerMustAct(f"the catalog has {skill.full_id}", code="skill_already_exists", id=skill.full_id)
+            self._skills = {**self._skills, skill.full_id: skill}
+            self._changed()
+
+    def remove(self, name: str) -> str:
+        """Remove a skill by name or id and return its full id.
+
+        Raises:
+            ToolCallRefused: `skill_not_found`.
+        """
+        gate = self.gate("")
+        grant = gate.resolve(name, by="code")
+        with self._lock:
+            if isinstance(grant, Refused) or grant.full_id not in self._skills:
+                raise not_found([name], gate.names)
+            self._skills = {full_id: skill for full_id, skill in self._skills.items() if full_id != grant.full_id}
+            self._changed()
+        return grant.full_id
+
+    def gate(self, consumer: str) -> Gate:
+        """Return the view of *consumer* as the catalog is now."""
+        with self._lock:
+            view = self._views.get(consumer)
+            if view is None:
+                view = self._views[consumer] = build_view(self._state(), Policy.compile(Rules(), consumer=consumer))
+            return view
+
+    def _changed(self) -> None:
+        self._generation += 1
+        self._views = {}
+
+    def _state(self) -> SubsystemState:
+        root = SkillRoot(uri="catalog://", path=Path("/"), label="catalog", kind="bundle")
+        skills = dict(sorted(self._skills.items()))
+        snapshot = Snapshot(
+            skills=MappingProxyType(skills),
+            invalid=MappingProxyType({}),
+            diagnostics=(),
+            roots=(),
+            origins=MappingProxyType(dict.fromkeys(skills, root)),
+            generation=self._generation,
+            built_at=0,
+        )
+        return SubsystemState(Terms(), snapshot)
+
+
+class CatalogSource:
+    """A catalog as the source of a runtime."""
+
+    def __init__(self, catalog: SkillCatalog) -> None:
+        self._catalog = catalog
+
+    def gate(self, consumer: str) -> Gate:
+        """Return the view of *consumer* as the catalog is now."""
+        return self._catalog.gate(consumer)

@@ -20,9 +20,9 @@ from pydantic_core import to_jsonable_python
 from kdskills.errors import KdskillsError, ModelMustAct, PluginFailed, ReplayError, ToolCallRefused
 from kdskills.models import Message, ToolCall
 from kdskills.models.redact import parse_object
+from kdskills.session.approval import UNDECIDED, AccessRequest, arguments_digest, denial_of
 from kdskills.session.codes import pathless
-from kdskills.session.inputs import INPUTS, parse, safe_name, schema
-from kdskills.session.wiring import UNDECIDED, AccessRequest, arguments_digest, denial_of
+from kdskills.session.tools import INPUTS, parse, safe_name, schema
 from kdskills.solver.events import SkillRefused, ToolCalled, ToolFinished
 from kdskills.solver.finish import plugin_diagnostic
 from kdskills.solver.result import CallRecord

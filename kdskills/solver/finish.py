@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from kdskills.bundle.terms import DECISION
 from kdskills.errors import BadRequest, Diagnostic, FileRefused, PluginFailed, StrPath, ToolCallRefused, path_argument
-from kdskills.session.paths import clean_path
-from kdskills.session.workspace import MAX_FILES, MAX_TOTAL, FolderWorkspace, media_type
+from kdskills.session.workspace import MAX_FILES, MAX_TOTAL, FolderWorkspace, clean_path, media_type
 from kdskills.skills.private_files import make_folder
 from kdskills.solver.events import TurnFinished
 from kdskills.solver.result import CitationIssue, TurnFile, TurnResult

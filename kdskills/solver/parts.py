@@ -16,7 +16,7 @@ from kdskills.bundle.terms import DECISION
 from kdskills.errors import BadRequest
 from kdskills.models import Message, ModelProvider, Redactor, Usage
 from kdskills.session.config import ScriptEnv
-from kdskills.session.inputs import INPUTS
+from kdskills.session.tools import INPUTS
 from kdskills.solver.result import SkillUse, Step, TokenUsage, TurnStatus
 from kdskills.solver.running import whole_text
 

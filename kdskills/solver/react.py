@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdskills.bundle.terms import DECISION
 from kdskills.errors import BadRequest, Diagnostic, KdskillsError, SessionError
-from kdskills.execution.starting import in_thread
+from kdskills.execution.run import in_thread
 from kdskills.models import Redactor
 from kdskills.session import TurnScope
 from kdskills.session.config import Budget
@@ -46,7 +46,7 @@ from kdskills.sources import SourcesPool
 
 if TYPE_CHECKING:
     from kdskills.session import Session
-    from kdskills.session.events import SessionEvent
+    from kdskills.session.receipts import SessionEvent
     from kdskills.session.workspace import FolderWorkspace
     from kdskills.solver.bus import EventBus
     from kdskills.solver.parts import SolverParts

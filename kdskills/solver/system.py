@@ -14,7 +14,7 @@ from kdskills.errors import BadRequest, NameTaken, ReplayError, StrPath
 from kdskills.execution import Executor, IsolationLevel
 from kdskills.models import ModelProvider
 from kdskills.session import SkillRuntime
-from kdskills.session.inputs import INPUTS, safe_name
+from kdskills.session.tools import INPUTS, safe_name
 from kdskills.solver.parts import Pacing, SolverParts, SolverSettings, redactor_of
 from kdskills.solver.tools import RemoteSession, SolverTool, ToolTable, as_tool, load_bundle_tools, remote_tools
 from kdskills.solver.turn_tools import PYTHON, READ, WRITE

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, 
 
 from kdskills.errors import BundleError, ModelMustAct, NameTaken, PluginInvalid, ToolCallRefused
 from kdskills.models import ToolSpec
-from kdskills.session.inputs import pointer, safe_name
+from kdskills.session.tools import pointer, safe_name
 from kdskills.solver.running import in_thread
 
 if TYPE_CHECKING:

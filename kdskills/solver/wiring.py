@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kdskills.bundle import Bundle
     from kdskills.execution import Executor
     from kdskills.models import ModelProvider
-    from kdskills.session.wiring import AccessRequest, Denial
+    from kdskills.session.approval import AccessRequest, Denial
     from kdskills.solver.result import TurnResult
     from kdskills.solver.tools import SolverTool
     from kdskills.solver.turn import Turn

@@ -30,7 +30,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic import SecretStr
 
-from kdskills.execution.options import E2bOptions
+from kdskills.execution.protocol import E2bOptions
 from kdskills.execution.rootfs import build_rootfs
 from kdskills.testing.e2b_vm import USER, Command, Vm
 

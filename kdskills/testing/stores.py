@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from kdskills.session.state import LoadedSkill, SessionRecord
-from kdskills.session.store import SessionStore, StoreConflict
+from kdskills.session.store import LoadedSkill, SessionRecord, SessionStore, StoreConflict
 
 START: Final = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 

@@ -34,8 +34,8 @@ from kdskills.execution import ExecRequest, ExecResult, Executor, IsolationLevel
 from kdskills.models import Redactor
 from kdskills.session import RuntimeLimits, SkillRuntime
 from kdskills.session.core import Call
-from kdskills.session.inputs import INPUTS, specs
 from kdskills.session.scope import NO_TURN
+from kdskills.session.tools import INPUTS, specs
 from kdskills.solver import PlainWiring, ReactSolver, SolverSettings, SolverSystem
 from kdskills.solver.bus import EventBus
 from kdskills.solver.events import ModelReplied

@@ -6,7 +6,7 @@ import sys
 
 from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
 from kdskills.execution import ExecRequest, InputFile, Limits
-from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.protocol import ExecutionOptions
 
 BOMB = "import os,time\nn=0\ntry:\n while n < 500:\n  if os.fork()==0: time.sleep(30)\n  n+=1\nexcept OSError as e: print(n)"
 

@@ -8,7 +8,7 @@ from pydantic import SecretStr
 
 from kdskills.builtin.executors.e2b import E2bExecutor
 from kdskills.execution import ExecRequest
-from kdskills.execution.options import E2bOptions, ExecutionOptions
+from kdskills.execution.protocol import E2bOptions, ExecutionOptions
 
 
 async def main(url: str, key: str, state: str) -> None:

@@ -10,7 +10,7 @@ from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
 from kdskills.builtin.executors.landlock import LandlockExecutor
 from kdskills.builtin.executors.subprocess import SubprocessExecutor
 from kdskills.execution.check import LIMIT_NAMES
-from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.protocol import ExecutionOptions
 from kdskills.execution.request import ExecRequest
 
 IGNORED = (

@@ -7,7 +7,7 @@ import sys
 from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
 from kdskills.builtin.executors.landlock import LandlockExecutor
 from kdskills.execution import ExecRequest, InputFile
-from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.protocol import ExecutionOptions
 
 
 async def main() -> None:

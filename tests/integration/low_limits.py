@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from kdskills.execution import ExecRequest
-from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.protocol import ExecutionOptions
 
 LEAST = 64
 SEE = "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"

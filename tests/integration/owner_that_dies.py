@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from kdskills.execution import ExecRequest, Limits
-from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.protocol import ExecutionOptions
 
 PAYLOAD = """
 import os, sys, time

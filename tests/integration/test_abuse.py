@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.execution import ExecRequest, IsolationLevel
-from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.protocol import ExecutionOptions
 from kdskills.testing.abuse import CASES, abuse, run_case
 
 POOLED = {"leftovers", "memory", "output", "injection", "exit codes"}

@@ -15,7 +15,7 @@ import pytest
 from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
 from kdskills.errors import ExecRefused
 from kdskills.execution import ExecRequest, Handle, InputFile, Limits, ScriptCall, SkillMount
-from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.protocol import ExecutionOptions
 from kdskills.skills.digest import tree_digest
 
 pytestmark = pytest.mark.needs("bubblewrap")
@@ -188,7 +188,7 @@ async def test_ignoring_term_is_answered_by_kill(python):
 
 async def test_term_gives_time_to_clean_up(engine, monkeypatch):
     """A program that handles TERM may finish its work within the grace."""
-    monkeypatch.setattr("kdskills.execution.pump.GRACE_S", LONG)
+    monkeypatch.setattr("kdskills.execution.streams.GRACE_S", LONG)
     program = (
         "import signal,sys,time\ndef end(*a): print('cleaned'); sys.exit(0)\n"
         "signal.signal(15, end); print('up', flush=True); time.sleep(600)"
@@ -580,7 +580,7 @@ async def test_a_broken_launcher_is_no_program_result(engine):
 
 async def test_cut_arguments_start_nothing(engine, monkeypatch):
     """When the launcher gets only part of its arguments, no program runs."""
-    from kdskills.execution.bwrap import ready as run_module
+    from kdskills.execution.bwrap import pool as run_module
 
     whole = run_module.run_arguments
     monkeypatch.setattr(run_module, "run_arguments", lambda *args: whole(*args)[:60].rpartition(b"--")[0])

@@ -7,7 +7,7 @@ import pytest
 
 from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
 from kdskills.execution import ExecRequest
-from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.protocol import ExecutionOptions
 from kdskills.execution.seccomp import CLONE_NEW, RULES
 
 pytestmark = pytest.mark.needs("bubblewrap")

@@ -13,8 +13,8 @@ import pytest
 
 from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
 from kdskills.execution.cgroup import find_parent
-from kdskills.execution.lifecycle import leaf_name
-from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.owner import leaf_name
+from kdskills.execution.protocol import ExecutionOptions
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
@@ -23,7 +23,7 @@ import asyncio, sys
 from pathlib import Path
 from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
 from kdskills.execution import ExecRequest
-from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.protocol import ExecutionOptions
 
 async def main():
     handle = await BubblewrapExecutor(ExecutionOptions(state_dir=Path(sys.argv[1]))).start(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.execution import ExecRequest, Limits
-from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.protocol import ExecutionOptions
 
 ENGINES = [
     pytest.param(f"{module}:{name}", id=module, marks=[pytest.mark.needs(*needs)] if needs else [])

@@ -6,7 +6,7 @@ import pytest
 
 from kdskills.builtin.executors.e2b import E2bExecutor
 from kdskills.execution import IsolationLevel
-from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.protocol import ExecutionOptions
 from kdskills.testing.abuse import abuse, run_case
 from kdskills.testing.e2b_server import E2bServer
 from kdskills.testing.executors import conformance

@@ -6,7 +6,7 @@ import pytest
 
 from kdskills.builtin.executors.srt import SrtExecutor
 from kdskills.execution import IsolationLevel
-from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.protocol import ExecutionOptions
 from kdskills.testing.executors import conformance
 
 pytestmark = pytest.mark.needs("srt")

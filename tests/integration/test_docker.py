@@ -12,8 +12,8 @@ import pytest
 from kdskills.builtin.executors.docker import REPOSITORY, DockerExecutor
 from kdskills.errors import ExecRefused
 from kdskills.execution import ExecRequest, Limits, Owner
-from kdskills.execution.options import ExecutionOptions
 from kdskills.execution.owner import RUN_LABEL, owner_labels
+from kdskills.execution.protocol import ExecutionOptions
 from kdskills.execution.request import MIB
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.timeout(400)]

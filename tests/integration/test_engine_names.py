@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 
 from kdskills.execution import Executor
-from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.protocol import ExecutionOptions
 from kdskills.testing.e2b_server import E2bServer
 from kdskills.testing.executors import CONFORMANCE, Promise
 

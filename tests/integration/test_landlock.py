@@ -19,10 +19,9 @@ from kdskills.builtin.executors import landlock
 from kdskills.builtin.executors.landlock import LandlockExecutor
 from kdskills.errors import ExecRefused
 from kdskills.execution import ExecRequest, Limits
-from kdskills.execution.landlock import abi
-from kdskills.execution.landlock.uids import processes_of
-from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.landlock.run import processes_of
 from kdskills.execution.owner import process_start
+from kdskills.execution.protocol import ExecutionOptions
 from kdskills.testing.conformance.limits import host_is_out_of_sight
 
 pytestmark = pytest.mark.needs("landlock")
@@ -92,7 +91,7 @@ def open_place():
 async def test_files_open_to_everybody_are_closed(executor, open_place, monkeypatch, version):
     """What modes would allow, Landlock of any version and the filter do not; modes and times need an owner."""
     if version is not None:
-        monkeypatch.setattr(abi, "version", lambda: (version, ""))
+        monkeypatch.setattr("kdskills.builtin.executors.landlock.landlock_version", lambda: (version, ""))
     result = await executor.run(ExecRequest(code=OWN_FILES, globals={"PLACE": str(open_place)}))
     found = {name for name, word in result.value.items() if word == "worked"}
     assert found <= {"utime"}  # setting the time of a file one may write to "now" needs no owner, only write permission
@@ -162,7 +161,7 @@ async def test_what_cannot_be_held_must_be_best_effort():
 )
 async def test_a_kernel_without_landlock_is_told(executor, monkeypatch, answer, words):
     """The probe fails with the reason, and never raises."""
-    monkeypatch.setattr(abi, "version", lambda: answer)
+    monkeypatch.setattr("kdskills.builtin.executors.landlock.landlock_version", lambda: answer)
     report = await executor.probe()
     assert (report.ok, words in report.cure) == (False, True)
 

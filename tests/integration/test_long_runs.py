@@ -11,7 +11,7 @@ from kdskills.builtin.executors.docker import DockerExecutor
 from kdskills.builtin.executors.subprocess import SubprocessExecutor
 from kdskills.errors import ExecRefused
 from kdskills.execution import ExecRequest, Limits, LogFiles, Reachable
-from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.protocol import ExecutionOptions
 
 PROGRAM = "printf 'a\\000b'; printf err >&2; while [ ! -e go ]; do sleep 0.05; done; printf end"
 

@@ -10,7 +10,7 @@ import pytest
 
 from kdskills import SkillsSubsystem, load_bundle
 from kdskills.execution import ExecRequest, SkillMount
-from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.protocol import ExecutionOptions
 
 PROGRAM = Path(__file__).with_name("parity_program.py")
 ODD_REFS = [

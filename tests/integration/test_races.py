@@ -16,8 +16,8 @@ from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
 from kdskills.builtin.executors.docker import DockerExecutor
 from kdskills.errors import ExecRefused, FileRefused, RootChanged
 from kdskills.execution import ExecRequest, ExecutionOptions, InputFile, Limits, SkillMount
+from kdskills.execution.check import compile_glob
 from kdskills.execution.collect import collect
-from kdskills.execution.globs import compile_glob
 from kdskills.execution.stage import read_inputs, stage_skill
 from kdskills.skills.digest import tree_digest
 from kdskills.skills.safe_open import read_file

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
-from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.protocol import ExecutionOptions
 from kdskills.session import FolderWorkspace, RuntimeLimits, SkillCatalog, SkillRuntime, TurnScope
 
 pytestmark = pytest.mark.needs("bubblewrap")

@@ -13,7 +13,7 @@ from kdskills.builtin.executors.subprocess import SubprocessExecutor
 from kdskills.errors import ExecRefused
 from kdskills.execution import ExecRequest, IsolationLevel, Owner, SkillMount
 from kdskills.execution.local_tree import RUN_MARK, RunFolder, end_marked, leftovers, marked
-from kdskills.execution.options import ExecutionOptions
+from kdskills.execution.protocol import ExecutionOptions
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints
 
 from kdskills.app.operations.models import Output
 from kdskills.app.operations.table import Context, Implementation
-from kdskills.session.inputs import DESCRIPTIONS, LoadInput, ReadInput, RunScriptInput, UnloadInput
+from kdskills.session.tools import DESCRIPTIONS, LoadInput, ReadInput, RunScriptInput, UnloadInput
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kdskills.bundle import Bundle
     from kdskills.execution import Executor
     from kdskills.models import ModelProvider
-    from kdskills.session.wiring import AccessRequest, Denial
+    from kdskills.session.approval import AccessRequest, Denial
     from kdskills.solver import TurnResult
     from kdskills.solver.turn import Turn
     from kdskills.solver.wiring import Wiring

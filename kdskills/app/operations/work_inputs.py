@@ -13,7 +13,7 @@ from kdskills.app.operations.models import Input
 from kdskills.app.operations.paging import MAX_PAGE, PageInput
 from kdskills.execution.check import MAX_ARGS, MAX_GLOBS, MAX_INPUTS, path_problem
 from kdskills.jobs.model import SESSION_ID
-from kdskills.session.environment import call_env_problems
+from kdskills.session.scripts import call_env_problems
 
 MAX_ENV: Final = 256
 MAX_TAIL: Final = 1024 * 1024

@@ -20,7 +20,7 @@ from kdskills.app.operations.work_outputs import (
     TaskSnapshot,
     Timing,
 )
-from kdskills.execution.logfile import LogPiece
+from kdskills.execution.streams import LogPiece
 from kdskills.jobs.attempts.order import OutputError
 from kdskills.jobs.heads import ArtifactRef, JobHead, StepHead, TaskHead
 

@@ -14,7 +14,7 @@ from kdskills.execution.dirs import cache_dir
 from kdskills.execution.request import IsolationLevel, Limits, SkillMount
 from kdskills.execution.stage import stage_skill
 from kdskills.jobs.model import Placement
-from kdskills.session.wiring import AccessRequest, arguments_digest, denial_of
+from kdskills.session.approval import AccessRequest, arguments_digest, denial_of
 from kdskills.turn import Refused
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeGuard
 from kdskills.app.work.placing import RunPlace, SkillCall, run_place
 from kdskills.app.work.watching import Watches
 from kdskills.errors import CallerMustAct
-from kdskills.execution.logfile import LogPiece
+from kdskills.execution.streams import LogPiece
 from kdskills.jobs.artifacts import ArtifactKeeper, artifacts_url, open_artifacts
 from kdskills.jobs.client import JobsClient, new_id
 from kdskills.jobs.model import Command, FromArtifact, Inline, InputSpec, JobSpec, Scope, TaskSpec

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kdskills.errors import ExecRefused, KdskillsError
-from kdskills.execution.choose import require_consent
+from kdskills.execution.probing import require_consent
 from kdskills.jobs.attempts import AttemptFacts, AttemptOrder, ProcessIdentity, SessionFolder, Verdict, shim
 from kdskills.jobs.attempts.exchange import refusal, to_request, to_verdict
 from kdskills.jobs.attempts.order import OutputError

@@ -15,27 +15,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
-from kdskills.execution.bwrap.args import Launcher
-from kdskills.execution.bwrap.pool import Pool, make_worker
-from kdskills.execution.bwrap.ready import SandboxJob, SandboxSetup
+from kdskills.execution.bwrap.box import Launcher
+from kdskills.execution.bwrap.pool import Pool, SandboxJob, SandboxSetup, make_worker
 from kdskills.execution.bwrap.run import ENGINE, LEVEL, BubblewrapRun, Prepared
 from kdskills.execution.cgroup import find_parent
 from kdskills.execution.check import LIMIT_NAMES, check_request, require_limits
-from kdskills.execution.children import require_endings
 from kdskills.execution.dirs import cache_dir, state_dir
-from kdskills.execution.finished import FinishedRun, skills_mismatch
-from kdskills.execution.lifecycle import RunRecords, reap
+from kdskills.execution.owner import RunRecords, reap
 from kdskills.execution.payload import build_payload, entry_argv
 from kdskills.execution.probing import canary_argv, failed, judge
+from kdskills.execution.processes import require_endings
 from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.request import ExecRequest, ExecResult, Limits
 from kdskills.execution.rootfs import Rootfs, build_rootfs
+from kdskills.execution.run import FinishedRun, skills_mismatch
 from kdskills.execution.seccomp import Arch, program_bytes
 from kdskills.execution.stage import read_inputs, stage_skill
 from kdskills.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from kdskills.execution.options import ExecutionOptions, ExecutorFactory
+    from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory
     from kdskills.hooks import Register
 
 _ARCHES: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}

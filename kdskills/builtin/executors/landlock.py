@@ -15,29 +15,24 @@ from typing import TYPE_CHECKING, Final
 from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
 from kdskills.execution.cgroup import CgroupParent, find_parent
 from kdskills.execution.check import LIMIT_NAMES, RunPlan, check_request, require_limits
-from kdskills.execution.children import require_endings
 from kdskills.execution.dirs import cache_dir, private_dir, state_dir
-from kdskills.execution.finished import FinishedRun, skills_mismatch
-from kdskills.execution.landlock import abi
-from kdskills.execution.landlock.calls import program_bytes
-from kdskills.execution.landlock.leftovers import leftovers, note_uid
-from kdskills.execution.landlock.order import Wall, build_order, host_argv
-from kdskills.execution.landlock.run import TreeJob, TreeRun
-from kdskills.execution.landlock.uids import Uids
-from kdskills.execution.lifecycle import RunRecords, reap
+from kdskills.execution.landlock.order import Wall, build_order, host_argv, landlock_version, path_rules
+from kdskills.execution.landlock.run import TreeJob, TreeRun, Uids, leftovers, note_uid
 from kdskills.execution.local_tree import RunFolder
+from kdskills.execution.owner import RunRecords, reap
 from kdskills.execution.payload import build_payload, entry_argv
 from kdskills.execution.probing import canary_argv, failed, judge
+from kdskills.execution.processes import require_endings
 from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.request import ExecRequest, ExecResult, IsolationLevel
 from kdskills.execution.rootfs import Rootfs, build_rootfs
-from kdskills.execution.seccomp import ARCHES
+from kdskills.execution.run import FinishedRun, in_thread, skills_mismatch, to_the_end
+from kdskills.execution.seccomp import ARCHES, landlock_rules, program_bytes
 from kdskills.execution.stage import read_inputs, stage_skill
-from kdskills.execution.starting import in_thread, to_the_end
 from kdskills.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from kdskills.execution.options import ExecutionOptions, ExecutorFactory
+    from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory
     from kdskills.hooks import Register
 
 ENGINE: Final = "landlock"
@@ -144,7 +139,7 @@ class LandlockExecutor:
             _furnish(folder, inputs, plan, lease.uid)
             payload = None if request.code is None else _payload(request, folder, skill_folders)
             skills = [Path(folder_path) for folder_path in skill_folders.values()]
-            allowed = abi.rules(wall.tree, skills, folder.control, (folder.work, folder.tmp), wall.abi)
+            allowed = path_rules(wall.tree, skills, folder.control, (folder.work, folder.tmp), wall.abi)
 
             def order(payload_fd: int, report_fd: int, cgroups: Sequence[str]) -> bytes:
                 python, entry = f"{wall.tree}{rootfs.python}", f"{wall.tree}{rootfs.entry}"
@@ -180,7 +175,7 @@ class LandlockExecutor:
                 for folder in (self._rootfs.path, self._runs()):
                     _demand_reachable(folder)
                 self._cgroups = find_parent()
-                self._wall = Wall(self._rootfs.path, version, program_bytes(arch, version))
+                self._wall = Wall(self._rootfs.path, version, program_bytes(arch, landlock_rules(version)))
             os.utime(self._rootfs.path)  # in use: not to be pruned by a newer version's build
             return self._wall, self._rootfs
 
@@ -210,7 +205,7 @@ class LandlockExecutor:
 
 def _usable_version() -> int:
     """Return Landlock's version here. Raises ExecRefused with the cure when something is missing."""
-    version, problem = abi.version()
+    version, problem = landlock_version()
     if version < 1:
         raise ExecRefused(problem, engine=ENGINE)
     if os.geteuid() != 0:

@@ -22,30 +22,25 @@ from typing import TYPE_CHECKING, Final
 from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
 from kdskills.execution.cgroup import find_parent
 from kdskills.execution.check import LIMIT_NAMES, RunPlan, check_request, require_limits
-from kdskills.execution.children import require_endings
 from kdskills.execution.dirs import cache_dir, private_dir, state_dir
-from kdskills.execution.finished import FinishedRun, skills_mismatch
-from kdskills.execution.landlock.calls import shared_rules
-from kdskills.execution.landlock.leftovers import leftovers, note_uid
 from kdskills.execution.landlock.order import environment, host_argv, host_path_of
-from kdskills.execution.landlock.run import TreeJob
-from kdskills.execution.landlock.uids import UidLease, Uids
-from kdskills.execution.lifecycle import RunRecords, reap
+from kdskills.execution.landlock.run import TreeJob, UidLease, Uids, leftovers, note_uid
 from kdskills.execution.local_tree import RunFolder
+from kdskills.execution.owner import RunRecords, reap
 from kdskills.execution.payload import build_payload, entry_argv
 from kdskills.execution.probing import canary_argv, failed, judge
+from kdskills.execution.processes import require_endings
 from kdskills.execution.protocol import ProbeReport, ReapReport
 from kdskills.execution.request import MIB, ExecRequest, ExecResult, IsolationLevel
 from kdskills.execution.rootfs import Rootfs, build_rootfs
-from kdskills.execution.seccomp import ARCHES, assemble
-from kdskills.execution.srt.run import SrtRun
-from kdskills.execution.srt.script import DOMAIN, Files, run_script, settings
+from kdskills.execution.run import FinishedRun, in_thread, skills_mismatch, to_the_end
+from kdskills.execution.seccomp import ARCHES, program_bytes, shared_rules
+from kdskills.execution.srt import DOMAIN, Files, SrtRun, run_script, settings
 from kdskills.execution.stage import read_inputs, stage_skill
-from kdskills.execution.starting import in_thread, to_the_end
 from kdskills.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from kdskills.execution.options import ExecutionOptions, ExecutorFactory
+    from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory
     from kdskills.hooks import Register
 
 ENGINE: Final = "srt"
@@ -245,7 +240,7 @@ def _filter() -> bytes:
     arch = ARCHES.get(platform.machine())
     if arch is None:
         raise ExecRefused(f"no system call filter for {platform.machine()}", engine=ENGINE)
-    return b"".join(step.pack() for step in assemble(arch, shared_rules()))
+    return program_bytes(arch, shared_rules())
 
 
 def _domains(request: ExecRequest) -> tuple[str, ...]:

@@ -25,26 +25,22 @@ from typing import IO, TYPE_CHECKING, Final
 
 from kdskills.errors import ExecRefused, RootChanged, RootMissing
 from kdskills.execution.check import RunPlan, check_request, require_limits
-from kdskills.execution.children import require_endings, signal_reset, within_own_limits
-from kdskills.execution.choose import require_consent
-from kdskills.execution.code_run import MAX_REPORT, apply_report
 from kdskills.execution.collect import Collection, collect, new_collection
 from kdskills.execution.container import rlimits
 from kdskills.execution.dirs import cache_dir, private_dir, state_dir
-from kdskills.execution.finished import FinishedRun, skills_mismatch
 from kdskills.execution.local_tree import RUN_MARK, RunFolder, end_marked, leftovers
-from kdskills.execution.logfile import output_buffers
-from kdskills.execution.payload import build_payload, entry_argv, host_entry
-from kdskills.execution.program_end import ProgramEnd, status_of
+from kdskills.execution.payload import MAX_REPORT, apply_report, build_payload, entry_argv, host_entry
+from kdskills.execution.probing import require_consent
+from kdskills.execution.processes import require_endings, signal_reset, within_own_limits
 from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
-from kdskills.execution.pump import Ending, HeadBuffer, Pump, TailBuffer
 from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel
+from kdskills.execution.run import FinishedRun, ProgramEnd, in_thread, skills_mismatch, status_of, to_the_end
 from kdskills.execution.stage import read_inputs, stage_skill
-from kdskills.execution.starting import in_thread, to_the_end
+from kdskills.execution.streams import Ending, HeadBuffer, Pump, TailBuffer, output_buffers
 from kdskills.hooks import Register, hookimpl
 
 if TYPE_CHECKING:
-    from kdskills.execution.options import ExecutionOptions, ExecutorFactory
+    from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory
 
 ENFORCED: Final = frozenset({"wall", "cpu", "nofile", "fsize", "stdout", "stderr"})
 UNENFORCED: Final = frozenset({"memory", "pids", "work", "tmp", "network"})

@@ -12,8 +12,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from kdskills.hooks import hookimpl
-from kdskills.session.state import ImportedSkill, LoadedSkill, SessionHead, SessionRecord
-from kdskills.session.store import StoreConflict, StoreUnavailable
+from kdskills.session.store import (
+    ImportedSkill,
+    LoadedSkill,
+    SessionHead,
+    SessionRecord,
+    StoreConflict,
+    StoreUnavailable,
+)
 from kdskills.storage.database import Database, micros, moment_of, upsert, utc_now, word_type
 
 if TYPE_CHECKING:

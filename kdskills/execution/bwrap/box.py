@@ -1,4 +1,9 @@
-"""One sandbox from its launch to its last process.
+"""One sandbox from its argument list to its last process.
+
+Everything the wall is made of stands on the launcher's own command line. What differs from run to run (skills, inputs,
+variables) follows by descriptor, because bwrap reads it before it makes its first namespace: until we have put it into
+its cgroup and written these arguments, nothing happens. The last of them makes a marker; `--chmod` of that marker
+fails when they were cut short, so a sandbox never starts with less than was meant.
 
 The payload waits behind a gate until we hold its first process by descriptor and an open descriptor of its `/work`.
 That descriptor keeps the tmpfs alive after every process and mount of the sandbox is gone, so outputs are read from
@@ -8,12 +13,13 @@ memory nobody can change any more; no helper runs inside, and nothing the progra
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import select
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from kdskills.errors import ExecFailed
-from kdskills.execution.bwrap import tree
+from kdskills.execution import processes
 from kdskills.execution.cgroup import CgroupLeaf
-from kdskills.execution.children import signal_reset
+from kdskills.execution.processes import signal_reset
+from kdskills.execution.request import Limits
 
 SETUP_S = 30.0
 """Seconds a sandbox may take to come up: many times what a busy machine needs."""
@@ -143,23 +150,23 @@ class BwrapBox:
 
     def program(self) -> int | None:
         """Return the host pid of the program itself, or None before it starts and after it ended."""
-        return next(iter(children), None) if (children := tree.children(self.init)) else None
+        return next(iter(children), None) if (children := processes.children(self.init)) else None
 
     def signal(self, number: int) -> bool:
         """Send a signal to the program itself."""
         pid = self.program()
-        return pid is not None and tree.send(pid, number, self.namespace)
+        return pid is not None and processes.send(pid, number, self.namespace)
 
     def terminate(self) -> None:
         """Ask the whole tree to end."""
         if self.init > 0:
-            tree.terminate(self.init, self.namespace)
+            processes.terminate(self.init, self.namespace)
 
     def kill(self) -> None:
         """End the whole tree; the launcher goes with it."""
         if self.init_fd >= 0:
-            tree.kill(self.init_fd)
-        tree.kill(self.launcher_fd)
+            processes.kill(self.init_fd)
+        processes.kill(self.launcher_fd)
 
     def finish(self) -> int | None:
         """Wait until every process is gone and return the program's exit code, None when it never started or left none.
@@ -169,7 +176,7 @@ class BwrapBox:
         """
         self.kill()
         self._launcher.wait()
-        if self.init_fd >= 0 and not tree.wait_for_exit(self.init_fd, KILLED_S):
+        if self.init_fd >= 0 and not processes.wait_for_exit(self.init_fd, KILLED_S):
             raise BoxFailed("a process of the sandbox survived SIGKILL", pid=self.init)
         end = time.monotonic() + 0.2
         while self._read_status(end):
@@ -268,3 +275,141 @@ def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+PATH = "/usr/local/bin:/usr/bin:/bin"
+DEFAULT_ENV = ((b"PATH", PATH.encode()), (b"HOME", b"/work"), (b"LANG", b"C.UTF-8"), (b"TMPDIR", b"/tmp"))
+UID = 10001
+_MARKER = "/run/complete"
+_RUN_SIZE = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Fds:
+    """Descriptors the launcher inherits."""
+
+    args: int
+    status: int
+    block: int
+    seccomp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """Programs and identity a sandbox is started with.
+
+    Attributes:
+        bwrap: Absolute path of bwrap.
+        prlimit: Absolute path of prlimit.
+        setpriv: Absolute path of setpriv, used when `drop_to` is given.
+        drop_to: Host uid and gid the launcher takes on before anything else; None keeps ours.
+    """
+
+    bwrap: str
+    prlimit: str
+    setpriv: str
+    drop_to: int | None
+
+
+def command_line(
+    launcher: Launcher, rootfs: Path, limits: Limits, cwd: str, argv: Sequence[str], fds: Fds, bounds: Sequence[str]
+) -> list[str]:
+    """Return the launcher's command line.
+
+    Args:
+        launcher: Programs and identity.
+        rootfs: The prepared tree.
+        limits: Sizes of the sandbox's tmpfs.
+        cwd: Absolute folder the program starts in.
+        argv: The program.
+        fds: Descriptors the launcher inherits.
+        bounds: What prlimit sets before anything else; see `rlimit_words`.
+    """
+    return [
+        *(launcher.prlimit, *bounds),
+        *_identity(launcher),
+        launcher.bwrap,
+        *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
+        *("--disable-userns", "--cap-drop", "ALL", "--new-session", "--die-with-parent", "--clearenv"),
+        *("--uid", str(UID), "--gid", str(UID), "--hostname", "sandbox"),
+        *("--seccomp", str(fds.seccomp), "--json-status-fd", str(fds.status), "--block-fd", str(fds.block)),
+        *("--ro-bind", str(rootfs), "/", "--proc", "/proc", "--dev", "/dev"),
+        *_tmpfs("/tmp", limits.tmp_size, "1777"),  # noqa: S108 - inside the sandbox
+        *_tmpfs("/dev/shm", limits.tmp_size, "1777"),  # noqa: S108 - inside the sandbox
+        *_tmpfs("/work", limits.work_size, "0755"),
+        *_tmpfs("/run", _RUN_SIZE, "0755"),
+        *_tmpfs("/skills", _RUN_SIZE, "0755"),
+        *("--args", str(fds.args)),
+        *("--chmod", "0755", _MARKER, "--remount-ro", "/run", "--remount-ro", "/skills"),
+        *("--ro-bind", "/proc/sys", "/proc/sys", "--remount-ro", "/dev", "--remount-ro", "/"),
+        *("--chdir", cwd, "--", *argv),
+    ]
+
+
+def run_arguments(
+    cwd: str,
+    skills: Sequence[tuple[str, Path]],
+    inputs: Sequence[tuple[str, int]],
+    env: Sequence[tuple[bytes, bytes]],
+    executable: Collection[str] = (),
+) -> bytes:
+    """Return the arguments that travel by descriptor, each ended by NUL.
+
+    Args:
+        cwd: Absolute folder the program starts in.
+        skills: (full id, staged copy) pairs.
+        inputs: (path below /work, descriptor to copy from) pairs.
+        env: Variables set inside, byte-exact.
+        executable: Paths of inputs that may be executed.
+    """
+    words: list[str | bytes] = []
+    for name, folder in skills:
+        words += ["--ro-bind", str(folder), f"/skills/{name}"]
+    for folder_path in _folders(cwd, [path for path, _ in inputs]):
+        words += ["--perms", "0755", "--dir", folder_path]
+    for path, fd in inputs:
+        words += ["--perms", "0755" if path in executable else "0644", "--file", str(fd), f"/work/{path}"]
+    for key, value in {**dict(DEFAULT_ENV), **dict(env)}.items():
+        words += ["--setenv", key, value]
+    words += ["--dir", _MARKER]
+    return b"".join(
+        (word if isinstance(word, bytes) else word.encode("utf-8", "surrogateescape")) + b"\0" for word in words
+    )
+
+
+def _folders(cwd: str, paths: Sequence[str]) -> list[str]:
+    """Return every folder below /work that inputs and the workdir need, parents first."""
+    folders: set[str] = set()
+    for path in paths:
+        folders.update(str(parent) for parent in Path("/work", path).parents)
+    folders.add(cwd)
+    folders.update(str(parent) for parent in Path(cwd).parents)
+    return sorted(folder for folder in folders if folder.startswith("/work/"))
+
+
+def _tmpfs(mount_point: str, size: int, mode: str) -> tuple[str, ...]:
+    return ("--perms", mode, "--size", str(size), "--tmpfs", mount_point)
+
+
+def rlimits(limits: Limits, *, memory: bool) -> dict[str, tuple[int, int]]:
+    """Return the (soft, hard) rlimits of a run by their short names; *memory* adds the bound on address space."""
+    cpu = math.ceil(limits.wall_s if limits.cpu_s is None else limits.cpu_s)
+    bounds = {
+        "core": (0, 0),
+        "nofile": (limits.nofile, limits.nofile),
+        "fsize": (limits.fsize, limits.fsize),
+        "cpu": (cpu, cpu + 1),  # the soft limit is SIGXCPU, which says what happened; the hard one kills
+    }
+    return {**bounds, "as": (limits.memory, limits.memory)} if memory else bounds
+
+
+def rlimit_words(bounds: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Return *bounds* as arguments of prlimit."""
+    return [f"--{name}={soft}:{hard}" for name, (soft, hard) in bounds.items()]
+
+
+def _identity(launcher: Launcher) -> list[str]:
+    if launcher.drop_to is None:
+        return []
+    uid = str(launcher.drop_to)
+    return [launcher.setpriv, "--reuid", uid, "--regid", uid, "--clear-groups", "--inh-caps", "-all"]

@@ -11,14 +11,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from kdskills.execution.bwrap.box import BoxFailed, BwrapBox
-from kdskills.execution.bwrap.pool import Pool, WorkerKind
-from kdskills.execution.bwrap.ready import ReadySandbox, SandboxJob, SandboxSetup, make_sandbox
-from kdskills.execution.code_run import MAX_REPORT, apply_report, read_report
+from kdskills.execution.bwrap.pool import Pool, ReadySandbox, SandboxJob, SandboxSetup, WorkerKind, make_sandbox
 from kdskills.execution.collect import Collection, collect, new_collection
-from kdskills.execution.logfile import output_buffers
-from kdskills.execution.program_end import ProgramEnd, status_of
-from kdskills.execution.pump import Ending, HeadBuffer, Pump
+from kdskills.execution.payload import MAX_REPORT, apply_report, read_report
 from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel, Status
+from kdskills.execution.run import ProgramEnd, status_of
+from kdskills.execution.streams import Ending, HeadBuffer, Pump, output_buffers
 
 ENGINE = "bubblewrap"
 LEVEL = IsolationLevel.NAMESPACE

@@ -2,36 +2,138 @@
 
 It serves every engine without a pid namespace that it made itself: the landlock engine's
 programs, and launchers that bring walls of their own.
+
+Landlock does not stop a program from changing modes and times of files its uid owns, nor, on older kernels, from
+signalling processes of its uid. So a run gets a uid nobody else has: no account, no process, no file but its own. That
+is also what makes two promises exact: RLIMIT_NPROC counts per uid, and `kill(-1)` under that uid ends the whole tree.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import json
 import os
+import pwd
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
+from kdskills.errors import ExecRefused
 from kdskills.execution.cgroup import CgroupLeaf, CgroupParent
 from kdskills.execution.check import RunPlan
-from kdskills.execution.code_run import MAX_REPORT, apply_report
 from kdskills.execution.collect import Collection, collect, new_collection
+from kdskills.execution.dirs import private_dir, write_note
 from kdskills.execution.landlock.order import KILL_ALL, TERM_ALL
-from kdskills.execution.landlock.uids import UidLease
-from kdskills.execution.lifecycle import leaf_name
 from kdskills.execution.local_tree import RunFolder
-from kdskills.execution.logfile import output_buffers
-from kdskills.execution.payload import host_entry
-from kdskills.execution.program_end import ProgramEnd, status_of
-from kdskills.execution.pump import Ending, HeadBuffer, Pump
+from kdskills.execution.owner import is_leftover, leaf_name
+from kdskills.execution.payload import MAX_REPORT, apply_report, host_entry
+from kdskills.execution.protocol import ReapReport
 from kdskills.execution.request import ExecError, ExecResult, IsolationLevel
+from kdskills.execution.run import ProgramEnd, status_of
+from kdskills.execution.streams import Ending, HeadBuffer, Pump, output_buffers
+
+OFFSET: Final = 1000
+COUNT: Final = 64
+LEAST: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class UidLease:
+    """A uid that is ours alone until `close`."""
+
+    uid: int
+    fd: int
+
+    def close(self) -> None:
+        """Give the uid back; the caller has seen that no process has it any more."""
+        os.close(self.fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Uids:
+    """The uids of one machine: `OFFSET` above the operator's `sandbox_uid`, `COUNT` of them.
+
+    `sandbox_uid` itself is what other engines' programs have on the host, so it is not among them.
+    """
+
+    base: int
+    top: Path
+
+    @property
+    def all(self) -> range:
+        """Every uid of the range."""
+        return range(self.base + OFFSET, self.base + OFFSET + COUNT)
+
+    def lease(self) -> UidLease:
+        """Return a uid that no account, no process and no other run has.
+
+        Raises:
+            ExecRefused: `running_as_root` when the range could hold a real account's uid; else every uid is taken.
+        """
+        if self.base <= 0 or self.all.start < LEAST or self.all.stop > 0xFFFF:
+            raise ExecRefused(
+                f"sandbox_uid = {self.base} leaves no uids for programs; use a number between 1 and {0xFFFF - OFFSET - COUNT}",
+                code="running_as_root",
+                engine="landlock",
+            )
+        busy = running_uids()
+        for uid in self.all:
+            if uid not in busy and not _has_account(uid) and (lease := self.take(uid)) is not None:
+                if uid not in running_uids():  # somebody may have started under it before we held the lock
+                    return lease
+                lease.close()
+        raise ExecRefused(f"all of the {COUNT} uids for programs are in use; run fewer at a time", engine="landlock")
+
+    def take(self, uid: int) -> UidLease | None:
+        """Return *uid* when no other run holds it."""
+        fd = os.open(private_dir(self.top) / str(uid), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return UidLease(uid, fd)
+
+
+def running_uids() -> set[int]:
+    """Return the real, effective and saved uids of every process."""
+    all_uids: set[int] = set()
+    for _, uids in _processes():
+        all_uids.update(uids)
+    return all_uids
+
+
+def processes_of(uid: int) -> list[int]:
+    """Return the processes that have *uid* in any way, zombies aside."""
+    return [pid for pid, uids in _processes() if uid in uids]
+
+
+def _processes() -> Iterator[tuple[int, set[int]]]:
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is needed
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                status = Path("/proc", name, "status").read_text(encoding="utf-8", errors="replace")
+                fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+                if fields.get("State", "").split()[:1] != ["Z"]:
+                    yield int(name), {int(word) for word in fields.get("Uid", "").split()[:3]}
+
+
+def _has_account(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
 
 _STATUS_SIZE: Final = 64 * 1024
 
@@ -308,3 +410,45 @@ def _facts(data: bytes) -> dict[str, Any]:
     if facts.get("event") == "failed":
         facts["left"] = 0
     return facts
+
+
+def note_uid(folder: RunFolder, uid: int) -> None:
+    """Write down which uid a run has, beside its owner."""
+    write_note(folder.path / "uid", str(uid))
+
+
+def leftovers(top: Path, uids: Uids) -> ReapReport:
+    """End what dead owners left below *top*; a uid that another run holds by now is left alone."""
+    ended: list[str] = []
+    failed: list[str] = []
+    for path in sorted(top.iterdir()):
+        try:
+            labels = json.loads((path / "owner.json").read_text(encoding="utf-8"))
+            note = path / "uid"
+            uid = int(note.read_text(encoding="ascii")) if note.is_file() else None
+        except FileNotFoundError:
+            continue  # being made, or being removed
+        except (OSError, ValueError) as error:
+            failed.append(f"run {path.name}: {error}")
+            continue
+        if not is_leftover(labels):
+            continue
+        survivors = _end(uids, uid, ended) if uid in uids.all else 0
+        if survivors:
+            failed.append(f"run {path.name}: {survivors} processes of uid {uid} could not be ended")
+            continue
+        RunFolder(path, path.name).remove()
+        ended.append(f"run {path.name}")
+    return ReapReport(tuple(ended), tuple(failed))
+
+
+def _end(uids: Uids, uid: int | None, ended: list[str]) -> int:
+    """End the processes of *uid* unless another run holds it; return how many are left."""
+    lease = None if uid is None else uids.take(uid)
+    if lease is None:
+        return 0
+    try:
+        ended += [f"process {pid}" for pid in processes_of(lease.uid)]
+        return end_uid(lease.uid)
+    finally:
+        lease.close()

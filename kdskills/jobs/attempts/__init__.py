@@ -4,7 +4,7 @@
 how it ended. The shim is `shim.py`; the runner, which knows engines, is `kdskills.app.worker.runner`.
 """
 
-from kdskills.execution.logfile import LogPiece
+from kdskills.execution.streams import LogPiece
 from kdskills.jobs.attempts.attempt import Attempt, Attempts, Starter, WarmStarter
 from kdskills.jobs.attempts.order import (
     AttemptFacts,

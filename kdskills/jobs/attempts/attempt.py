@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from kdskills.errors import ExecFailed
 from kdskills.execution.dirs import private_dir
-from kdskills.execution.logfile import LogPiece, read_log
+from kdskills.execution.streams import LogPiece, read_log
 from kdskills.jobs.attempts import shim
 from kdskills.jobs.attempts.order import AttemptFacts, AttemptOrder, AttemptState, LogStream, Verdict, require_task_id
 from kdskills.skills.private_files import private_folder

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from kdskills.errors import BadRequest, ExecFailed, KdskillsError
-from kdskills.execution.choose import UNSAFE_PROFILE
-from kdskills.execution.globs import compile_glob
+from kdskills.execution.check import compile_glob
+from kdskills.execution.probing import UNSAFE_PROFILE
 from kdskills.execution.request import (
     MAX_BACKGROUND_S,
     Artifact,

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from kdskills.app.logs import without_secrets
 from kdskills.app.operations.work_inputs import Ready
 from kdskills.errors import BadRequest
-from kdskills.execution.globs import compile_glob
+from kdskills.execution.check import compile_glob
 from kdskills.jobs.companion import LineFinder
 from kdskills.jobs.model import OnPattern, ServiceSpec
 from kdskills.jobs.services import check_service

@@ -21,7 +21,7 @@ from kdskills.doors.cli.main import build_cli
 from kdskills.errors import Diagnostic, NameTaken, PluginFailed, PluginInvalid, UnknownName
 from kdskills.execution import ExecutionOptions
 from kdskills.hooks import Register, hookimpl
-from kdskills.session.wiring import AccessRequest, Denial
+from kdskills.session.approval import AccessRequest, Denial
 from kdskills.skills import SkillRoot
 from kdskills.solver import ReactSolver, SolverSystem
 from kdskills.solver.tools import SolverTool

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.execution.bwrap.args import DEFAULT_ENV, Fds, Launcher, command_line, rlimit_words, rlimits, run_arguments
+from kdskills.execution.bwrap.box import DEFAULT_ENV, Fds, Launcher, command_line, rlimit_words, rlimits, run_arguments
 from kdskills.execution.check import check_request
 from kdskills.execution.request import ExecRequest, Limits
 

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kdskills.execution.bwrap.pool import Pool, WorkerKind, build_order
-from kdskills.execution.bwrap.ready import SandboxJob
+from kdskills.execution.bwrap.pool import Pool, SandboxJob, WorkerKind, build_order
 from kdskills.execution.check import check_request
 from kdskills.execution.request import ExecRequest, InputFile, Limits
 

@@ -10,9 +10,9 @@ from kdskills.builtin.executors.landlock import LandlockExecutor
 from kdskills.builtin.executors.srt import SrtExecutor
 from kdskills.builtin.executors.subprocess import SubprocessExecutor
 from kdskills.errors import ExecRefused
-from kdskills.execution.children import require_endings, within_own_limits
-from kdskills.execution.options import ExecutionOptions
 from kdskills.execution.owner import process_start
+from kdskills.execution.processes import require_endings, within_own_limits
+from kdskills.execution.protocol import ExecutionOptions
 from kdskills.execution.request import ExecRequest
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from kdskills.errors import ExecRefused
-from kdskills.execution.choose import choose, require_consent
+from kdskills.execution.probing import choose, require_consent
 from kdskills.execution.protocol import ProbeCheck, ProbeReport
 from kdskills.execution.request import ExecRequest, IsolationLevel
 

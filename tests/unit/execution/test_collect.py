@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
+from kdskills.execution.check import compile_glob
 from kdskills.execution.collect import collect
-from kdskills.execution.globs import compile_glob
 from kdskills.execution.request import Limits
 
 

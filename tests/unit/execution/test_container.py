@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kdskills.execution import ExecRequest, Limits
 from kdskills.execution.check import check_request
 from kdskills.execution.container import NONCE_SIZE, ContainerAnswer, Demux, build_order, container_options, rlimits
-from kdskills.execution.pump import TailBuffer
+from kdskills.execution.streams import TailBuffer
 
 NONCE = bytes(range(200, 200 + NONCE_SIZE))
 PLAN = check_request(ExecRequest(argv=("prog",), outputs=("*.txt", "deep/**"), stdin=b"in"))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.execution.globs import compile_glob
+from kdskills.execution.check import compile_glob
 
 
 @pytest.mark.parametrize(

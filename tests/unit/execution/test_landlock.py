@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from kdskills.errors import ExecRefused
+from kdskills.execution import seccomp
 from kdskills.execution.check import check_request
-from kdskills.execution.landlock import abi, calls, uids
+from kdskills.execution.landlock import order as orders
+from kdskills.execution.landlock import run as runs
 from kdskills.execution.landlock.order import GUARD_SLACK, Wall, build_order, environment, host_argv, host_path_of
 from kdskills.execution.local_tree import RunFolder
 from kdskills.execution.request import ExecRequest, Limits, ScriptCall, SkillMount
@@ -41,56 +43,56 @@ def folder(tmp_path):
 )  # fmt: skip
 def test_each_version_takes_away_what_it_knows(version, fs, net, scoped, size):
     """Masks and the structure's length follow the kernel's documented interface; newer versions keep what is known."""
-    handled = abi.handled(version)
+    handled = orders.handled(version)
     assert (handled.fs, handled.net, handled.scoped) == ((1 << fs) - 1, net, scoped)
     assert handled.attr() == struct.pack("<QQQ", handled.fs, net, scoped)[:size]
 
 
 def test_the_kernel_is_asked_for_its_version():
     """A version comes with no reason, and no version with one."""
-    version, why = abi.version()
+    version, why = orders.landlock_version()
     assert (version > 0) == (why == "")
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 5, 7])
 def test_rules_fit_the_kernel_and_what_is_there(tree, folder, version):
     """No rule has a right the version lacks, no file one for folders, and what is not there has no rule."""
-    rules = abi.rules(tree, [tree / "absent"], folder.control, (folder.work, folder.tmp), version)
-    known = abi.handled(version).fs
+    rules = orders.path_rules(tree, [tree / "absent"], folder.control, (folder.work, folder.tmp), version)
+    known = orders.handled(version).fs
     by_path = {rule.path: rule.access for rule in rules}
-    assert by_path[str(tree)] == abi.LOOK
-    assert by_path[str(folder.control)] == abi.READ
-    assert by_path[str(folder.work)] == by_path[str(folder.tmp)] == abi.WRITE & known
+    assert by_path[str(tree)] == orders.LOOK
+    assert by_path[str(folder.control)] == orders.READ
+    assert by_path[str(folder.work)] == by_path[str(folder.tmp)] == orders.WRITE & known
     assert str(tree / "absent") not in by_path
     for path, access in by_path.items():
         assert access & ~known == 0
-        assert Path(path).is_dir() or access & (abi.READ_DIR | abi.REFER | abi.MAKE_REG) == 0
+        assert Path(path).is_dir() or access & (orders.READ_DIR | orders.REFER | orders.MAKE_REG) == 0
 
 
 def test_nothing_but_the_runs_own_folders_can_be_written(tree, folder):
     """Write rights exist below the run's folders and on harmless devices only, and devices cannot be made anywhere."""
-    rules = abi.rules(tree, [], folder.control, (folder.work, folder.tmp), 7)
-    writable = {rule.path for rule in rules if rule.access & (abi.WRITE & ~abi.LOOK)}
-    assert writable == {str(folder.work), str(folder.tmp), *abi.DEVICES}
-    assert all(rule.access & (abi.MAKE_CHAR | abi.MAKE_BLOCK | abi.MAKE_SOCK) == 0 for rule in rules)
+    rules = orders.path_rules(tree, [], folder.control, (folder.work, folder.tmp), 7)
+    writable = {rule.path for rule in rules if rule.access & (orders.WRITE & ~orders.LOOK)}
+    assert writable == {str(folder.work), str(folder.tmp), *orders.DEVICES}
+    assert all(rule.access & (orders.MAKE_CHAR | orders.MAKE_BLOCK | orders.MAKE_SOCK) == 0 for rule in rules)
 
 
 def test_no_folder_of_the_hosts_own_data_is_open(tree, folder):
     """Of the host there are single files and the processor's folder; never /, /etc, /proc, /usr or a home."""
-    rules = abi.rules(tree, [], folder.control, (folder.work, folder.tmp), 7)
+    rules = orders.path_rules(tree, [], folder.control, (folder.work, folder.tmp), 7)
     folders = {rule.path for rule in rules if Path(rule.path).is_dir()}
     assert folders - {str(tree), str(folder.control), str(folder.work), str(folder.tmp)} == {"/sys/devices/system/cpu"}
-    assert "net" not in (*abi.PROC_FILES, *abi.PROC_FOLDERS)
+    assert "net" not in (*orders.PROC_FILES, *orders.PROC_FOLDERS)
 
 
 def test_libraries_are_found_where_the_tree_has_them(tree):
     """Folders of shared libraries are relative to the tree."""
-    assert abi.library_folders(tree) == ["usr/lib/x", "usr/lib64"]
+    assert orders.library_folders(tree) == ["usr/lib/x", "usr/lib64"]
 
 
 def call(arch, name, *args, version=7):
     """Interpret the filter for one call."""
-    rules = calls.landlock_rules(version)
+    rules = seccomp.landlock_rules(version)
     number = next((rule.number(arch) for rule in rules if rule.name == name), 45 if arch == "aarch64" else 76)
     data = struct.pack("<IIQ6Q", number, AUDIT_ARCH[arch], 0, *(*args, *[0] * (6 - len(args))))
     program, at, value = assemble(arch, rules), 0, 0
@@ -121,7 +123,7 @@ def test_no_socket_but_connected_pairs(arch):
 
 
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
-@pytest.mark.parametrize("rule", calls.SHARED, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", seccomp.SHARED, ids=lambda rule: rule.name)
 def test_what_namespaces_divide_elsewhere_is_refused(arch, rule):
     """System V objects, message queues and watches are refused."""
     assert call(arch, rule.name) == ERRNO | errno.EPERM
@@ -138,13 +140,13 @@ def test_the_shared_table_stays_in_force():
     """Every rule of the shared table but sockets' is in the filter unchanged."""
     from kdskills.execution.seccomp import RULES
 
-    kept = set(calls.landlock_rules(7))
+    kept = set(seccomp.landlock_rules(7))
     assert {rule.name for rule in RULES if rule not in kept} == {"socket", "socketpair"}
 
 
 def test_one_uid_a_run(tmp_path):
     """Two leases at a time are two uids; a uid that was given back is leased again; none is an account's."""
-    pool = uids.Uids(31000, tmp_path / "uids")
+    pool = runs.Uids(31000, tmp_path / "uids")
     one, two = pool.lease(), pool.lease()
     assert one.uid != two.uid
     assert {one.uid, two.uid} <= set(pool.all)
@@ -161,16 +163,16 @@ def test_one_uid_a_run(tmp_path):
 def test_uids_that_cannot_be_are_refused(tmp_path, base):
     """Root, and numbers beyond what containers map, are no base."""
     with pytest.raises(ExecRefused) as caught:
-        uids.Uids(base, tmp_path / "uids").lease()
+        runs.Uids(base, tmp_path / "uids").lease()
     assert caught.value.code == "running_as_root"
 
 
 def test_accounts_and_running_uids_are_left_out(tmp_path, monkeypatch):
     """A uid somebody has, by account or by a process, is never leased."""
-    pool = uids.Uids(31000, tmp_path / "uids")
+    pool = runs.Uids(31000, tmp_path / "uids")
     first, second, third = list(pool.all)[:3]
-    monkeypatch.setattr(uids, "_has_account", lambda uid: uid == first)
-    monkeypatch.setattr(uids, "running_uids", lambda: {second})
+    monkeypatch.setattr(runs, "_has_account", lambda uid: uid == first)
+    monkeypatch.setattr(runs, "running_uids", lambda: {second})
     lease = pool.lease()
     assert lease.uid == third
     lease.close()
@@ -178,8 +180,8 @@ def test_accounts_and_running_uids_are_left_out(tmp_path, monkeypatch):
 
 def test_running_uids_hold_ours():
     """Our own uid is seen running, with this process under it."""
-    assert os.getuid() in uids.running_uids()
-    assert os.getpid() in uids.processes_of(os.getuid())
+    assert os.getuid() in runs.running_uids()
+    assert os.getpid() in runs.processes_of(os.getuid())
 
 
 def order_of(tree, folder, request, cgroups=()):
@@ -187,7 +189,7 @@ def order_of(tree, folder, request, cgroups=()):
     plan = check_request(request)
     data = build_order(
         Wall(tree, 7, b"\x01\x02"), plan, folder, argv=plan.argv, skill_folders={}, uid=12345,
-        rules=[abi.PathRule("/x", 4)], keep=[7], cgroups=cgroups,
+        rules=[orders.PathRule("/x", 4)], keep=[7], cgroups=cgroups,
     )  # fmt: skip
     return json.loads(data)
 
@@ -200,7 +202,7 @@ def test_the_order_says_everything(tree, folder):
     assert (order["cwd"], order["env"]["A"], order["seccomp"]) == (str(folder.work / "sub"), "b", "0102")
     assert (order["limits"]["nproc"], order["limits"]["as"], order["limits"]["core"]) == ([9, 9], [1 << 26] * 2, [0, 0])
     assert order["guard"] == [[str(folder.work), 100 + GUARD_SLACK], [str(folder.tmp), 200 + GUARD_SLACK]]
-    assert bytes.fromhex(order["ruleset"]) == abi.handled(7).attr()
+    assert bytes.fromhex(order["ruleset"]) == orders.handled(7).attr()
     assert "as" not in order_of(tree, folder, ExecRequest(argv=("true",)), cgroups=["/c/cgroup.procs"])["limits"]
 
 

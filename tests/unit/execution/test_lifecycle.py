@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.execution.cgroup import CgroupParent
-from kdskills.execution.lifecycle import RunRecords, leaf_is_leftover, leaf_name, reap
-from kdskills.execution.owner import process_start
+from kdskills.execution.owner import RunRecords, leaf_is_leftover, leaf_name, process_start, reap
 from kdskills.execution.request import ExecRequest
 
 NAMESPACE = Path("/proc/self/ns/pid").stat().st_ino

@@ -4,8 +4,8 @@ import subprocess
 import sys
 import threading
 
-from kdskills.execution.landlock import leftovers as landlock
-from kdskills.execution.landlock.uids import Uids
+from kdskills.execution.landlock import run as landlock
+from kdskills.execution.landlock.run import Uids
 from kdskills.execution.local_tree import RunFolder, leftovers
 from kdskills.execution.request import ExecRequest
 

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.execution.logfile import BLOCK, LogPiece, LogWriter, first_kept, output_buffers, read_log
-from kdskills.execution.pump import TailBuffer
 from kdskills.execution.request import ExecRequest, LogFiles, Stream
+from kdskills.execution.streams import BLOCK, LogPiece, LogWriter, TailBuffer, first_kept, output_buffers, read_log
 
 
 @given(st.lists(st.binary(max_size=2000), max_size=20), st.integers(0, 3000), st.integers(0, 3000))

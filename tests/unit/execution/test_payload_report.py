@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.execution import ExecError, ExecResult, IsolationLevel, Stream
-from kdskills.execution.code_run import MAX_REPORT, CodeReport, apply_report, read_report
+from kdskills.execution.payload import MAX_REPORT, CodeReport, apply_report, read_report
 
 
 def lines(*events: object) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kdskills.execution import ExecError
-from kdskills.execution.program_end import ProgramEnd, status_of
+from kdskills.execution.run import ProgramEnd, status_of
 
 TROUBLE = ExecError("exec", "program_missing", "x")
 

@@ -12,8 +12,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.execution import pump as pumps
-from kdskills.execution.pump import HeadBuffer, Pump, TailBuffer
+from kdskills.execution import streams as pumps
+from kdskills.execution.streams import HeadBuffer, Pump, TailBuffer
 
 LONG = 60
 

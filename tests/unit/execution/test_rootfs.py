@@ -9,7 +9,7 @@ import tarfile
 import pytest
 
 from kdskills.errors import ExecFailed
-from kdskills.execution import rootfs, rootfs_copy
+from kdskills.execution import rootfs
 from kdskills.execution.rootfs import GROUND_FLOOR, build_rootfs, image_recipe_dir, rootfs_for_image
 
 
@@ -23,7 +23,7 @@ def test_the_tree_is_complete(tree):
     """Interpreter, shell, ground floor and entry are there; the rooms above are not."""
     for name in ("usr/local/bin/python3", "usr/bin/sh", "usr/bin/grep", "etc/passwd", tree.entry.lstrip("/")):
         assert (tree.path / name).exists(), name
-    package = tree.path / rootfs_copy.site_packages() / "kdskills"
+    package = tree.path / rootfs.site_packages() / "kdskills"
     assert {path.name for path in package.iterdir()} - {"__pycache__"} == {"__init__.py", "py.typed", *GROUND_FLOOR}
 
 
@@ -68,7 +68,7 @@ def test_bytecode_is_used_without_looking_at_times(tmp_path):
     """Modules are compiled as unchecked hashes, so an image without times still starts fast."""
     source = tmp_path / "mod.py"
     source.write_text("x = 1\n")
-    rootfs_copy.place_module(source, tmp_path / "out/mod.py")
+    rootfs.place_module(source, tmp_path / "out/mod.py")
     data = (tmp_path / "out/__pycache__" / f"mod.{os.sys.implementation.cache_tag}.pyc").read_bytes()
     assert data[:8] == importlib.util.MAGIC_NUMBER + b"\x01\0\0\0"
     assert data[8:16] == importlib.util.source_hash(b"x = 1\n")
@@ -81,22 +81,22 @@ def test_stale_bytecode_of_the_host_is_not_taken(tmp_path):
     cached = tmp_path / "__pycache__" / f"mod.{os.sys.implementation.cache_tag}.pyc"
     cached.parent.mkdir()
     cached.write_bytes(importlib.util.MAGIC_NUMBER + bytes(12) + b"forged")
-    rootfs_copy.place_module(source, tmp_path / "out/mod.py")
+    rootfs.place_module(source, tmp_path / "out/mod.py")
     assert b"forged" not in (tmp_path / "out/__pycache__" / cached.name).read_bytes()
 
 
 def test_code_for_another_python_is_copied_as_it_is(tmp_path):
     """A template that does not compile is no reason to fail."""
     (tmp_path / "t.py").write_text("def (:\n")
-    rootfs_copy.place_module(tmp_path / "t.py", tmp_path / "out/t.py")
+    rootfs.place_module(tmp_path / "t.py", tmp_path / "out/t.py")
     assert (tmp_path / "out/t.py").read_text() == "def (:\n"
 
 
 def test_recipes_say_what_may_be_missing(tmp_path):
     """`?` marks what a host need not have; the rest is demanded by name."""
     (tmp_path / "r").write_text("# note\nsh\nfile ? # maybe\n\n")
-    assert rootfs_copy.recipe(tmp_path / "r") == [("sh", True), ("file", False)]
-    copier = rootfs_copy.Copier(tmp_path / "top")
+    assert rootfs.recipe(tmp_path / "r") == [("sh", True), ("file", False)]
+    copier = rootfs.Copier(tmp_path / "top")
     with pytest.raises(ExecFailed, match="no-such-tool"):
         copier.tools([("no-such-tool", True)])
     with pytest.raises(ExecFailed, match="no-such-package"):

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kdskills.execution import srt
 from kdskills.execution.local_tree import RunFolder
 from kdskills.execution.request import ExecRequest, Limits
-from kdskills.execution.srt import script
 
 WORDS = st.binary(max_size=40).map(lambda raw: raw.replace(b"\0", b""))
 PRINT = "import os, sys; sys.stdout.buffer.write(b'\\0'.join([os.fsencode(w) for w in sys.argv[1:]] + [os.environb.get(b'VALUE', b'')]))"
@@ -25,7 +25,7 @@ PRINT = "import os, sys; sys.stdout.buffer.write(b'\\0'.join([os.fsencode(w) for
 def folder(tmp_path):
     """A run's folders, with the files a sandbox fills."""
     made = RunFolder.make(tmp_path, ExecRequest(argv=("true",)))
-    files = script.Files.in_folder(made)
+    files = srt.Files.in_folder(made)
     files.exit.parent.mkdir()
     for path in files.answers:
         path.touch()
@@ -34,13 +34,13 @@ def folder(tmp_path):
 
 def run(folder, argv, env=None, *, cwd=None, proxy=False, outer=None):
     """Run the script as bash inside would, and return (process, exit file)."""
-    files = script.Files.in_folder(folder)
+    files = srt.Files.in_folder(folder)
     variables = {b"PATH": os.environb[b"PATH"], **(env or {})}
     place = bytes(cwd or folder.work)
     launcher = [b"/usr/bin/env", b"--chdir"]  # stands for the filter's launcher: a word, then the filter's path
     shutil.rmtree(files.filter, ignore_errors=True)
     files.filter.mkdir()
-    data = script.run_script(
+    data = srt.run_script(
         argv, variables, place, Limits(pids=5000, memory=1 << 40), files, launcher=launcher, proxy=proxy, code=False
     )
     files.script.write_bytes(data)
@@ -74,8 +74,8 @@ def test_death_by_signal_says_nothing_of_its_own(folder):
 
 def test_programs_and_workdirs_that_are_not_there(folder):
     """Neither is a program's exit code."""
-    assert run(folder, [b"no-such-program-anywhere"])[1] == script.MISSING
-    assert run(folder, [b"true"], cwd=Path("/no/such/folder"))[1] == script.NO_WORKDIR
+    assert run(folder, [b"no-such-program-anywhere"])[1] == srt.MISSING
+    assert run(folder, [b"true"], cwd=Path("/no/such/folder"))[1] == srt.NO_WORKDIR
 
 
 def test_only_the_proxys_variables_are_passed_on(folder):
@@ -92,23 +92,23 @@ def test_only_the_proxys_variables_are_passed_on(folder):
 
 def test_settings_close_everything_but_what_is_named(folder):
     """The root is closed, the run's folders and three files can be written, and no host is named unless asked for."""
-    files = script.Files.in_folder(folder)
-    made = json.loads(script.settings((), [Path("/tree")], folder.control, (folder.work, folder.tmp), files))
+    files = srt.Files.in_folder(folder)
+    made = json.loads(srt.settings((), [Path("/tree")], folder.control, (folder.work, folder.tmp), files))
     assert made["network"] == {"allowedDomains": [], "deniedDomains": []}
     assert made["filesystem"]["denyRead"] == ["/"]
     written = [str(path) for path in (folder.work, folder.tmp, files.exit, files.pid, files.report)]
     assert made["filesystem"]["allowWrite"] == written
     shown = set(made["filesystem"]["allowRead"])
     assert {"/tree", str(folder.control)} <= shown
-    assert shown - {"/tree", str(folder.control)} <= set(script.SYSTEM)
-    listed = json.loads(script.settings(("x.org",), [], folder.control, (), files))
+    assert shown - {"/tree", str(folder.control)} <= set(srt.SYSTEM)
+    listed = json.loads(srt.settings(("x.org",), [], folder.control, (), files))
     assert listed["network"]["allowedDomains"] == ["x.org"]
 
 
 @pytest.mark.parametrize("name", ["example.org", "*.example.org", "a-b.example.org:443", "x1.y2.zz"])
 def test_hosts(name):
     """Host names, all names below one, and ports may be in an allow-list."""
-    assert script.DOMAIN.fullmatch(name)
+    assert srt.DOMAIN.fullmatch(name)
 
 
 @pytest.mark.parametrize(
@@ -117,4 +117,4 @@ def test_hosts(name):
 )
 def test_no_hosts(name):
     """Everything else may not."""
-    assert not script.DOMAIN.fullmatch(name)
+    assert not srt.DOMAIN.fullmatch(name)

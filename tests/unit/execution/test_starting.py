@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from kdskills.errors import ExecRefused
-from kdskills.execution.starting import in_thread, to_the_end
+from kdskills.execution.run import in_thread, to_the_end
 
 
 class Run:

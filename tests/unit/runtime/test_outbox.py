@@ -11,7 +11,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.execution.globs import compile_glob
+from kdskills.execution.check import compile_glob
 from kdskills_runtime.outbox import matches, send_outputs
 
 PART = st.sampled_from(["a", "b.txt", "*", "**", "?", "*.txt", "[ab]"])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kdskills.session import SkillRuntime
-from kdskills.session.inputs import INPUTS, schema
 from kdskills.session.reading import SMALL
+from kdskills.session.tools import INPUTS, schema
 
 
 async def test_equal_state_gives_equal_bytes_and_specs(runtime: SkillRuntime) -> None:

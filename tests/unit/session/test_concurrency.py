@@ -11,8 +11,7 @@ import pytest
 
 from kdskills.errors import KdskillsError, SessionError
 from kdskills.session import MemoryStore, SkillCatalog, SkillRuntime
-from kdskills.session.bodies import Bodies, read_pieces
-from kdskills.session.flights import Abandoned, Flights
+from kdskills.session.bodies import Abandoned, Bodies, Flights, read_pieces
 from kdskills.session.store import StoreConflict
 
 

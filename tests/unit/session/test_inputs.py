@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kdskills.errors import ToolCallRefused
-from kdskills.session.inputs import (
+from kdskills.session.tools import (
     INPUTS,
     LoadInput,
     ReadInput,

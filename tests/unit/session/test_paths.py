@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.errors import ToolCallRefused
-from kdskills.session.paths import clean_path, script_path, suffix_of
+from kdskills.session.workspace import clean_path, script_path, suffix_of
 
 
 @pytest.mark.parametrize(

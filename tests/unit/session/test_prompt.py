@@ -11,9 +11,8 @@ from kdskills.errors import KdskillsError
 from kdskills.models import Message, ToolCall
 from kdskills.session import Budget, TurnScope
 from kdskills.session.compact import compact, pins_of
-from kdskills.session.inputs import INPUTS
-from kdskills.session.prompt import rules_text
 from kdskills.session.specs import anthropic_tools, dispatch, openai_tools
+from kdskills.session.tools import INPUTS, rules_text
 
 LOAD_ONLY = ("skills.load", "skills.unload")
 NO_SCRIPTS = (*LOAD_ONLY, "skills.read")

@@ -7,9 +7,8 @@ import re
 import pytest
 
 from kdskills.session.codes import CODES, PATH_REASONS
-from kdskills.session.config import INTERPRETERS
-from kdskills.session.inputs import INPUTS
-from kdskills.session.limits import BOUNDS, RuntimeLimits
+from kdskills.session.config import BOUNDS, INTERPRETERS, RuntimeLimits
+from kdskills.session.tools import INPUTS
 
 
 @pytest.fixture

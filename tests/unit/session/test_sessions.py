@@ -13,7 +13,7 @@ import pytest
 
 from kdskills.errors import KdskillsError, NameTaken
 from kdskills.session import MemoryStore, RuntimeLimits, SessionSnapshot, SkillRuntime, StoreUnavailable
-from kdskills.session.limits import BOUNDS
+from kdskills.session.config import BOUNDS
 from kdskills.session.receipts import ToolFailure, ToolReply, ToolSuccess, text_digest
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.errors import BadRequest
-from kdskills.session.state import (
+from kdskills.session.store import (
     ImportedSkill,
     LoadedSkill,
     SessionRecord,

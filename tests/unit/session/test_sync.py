@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kdskills.errors import BadRequest, SessionError
-from kdskills.session.sync import SyncFacade
+from kdskills.session.runtime import SyncFacade
 
 LONG = 60
 

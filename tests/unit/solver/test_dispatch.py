@@ -7,7 +7,7 @@ import pytest
 
 from kdskills.errors import ExecFailed, ExecRefused, ModelFailed
 from kdskills.models import ModelReply, ToolCall
-from kdskills.session.wiring import Denial
+from kdskills.session.approval import Denial
 from kdskills.solver import PlainWiring, ReactSolver, ToolContext, ToolError
 from kdskills.testing.models import ScriptedModel, call, call_raw, say, together
 

@@ -19,7 +19,7 @@ from kdskills.app import Host, Settings
 from kdskills.builtin.stores.sql import SqlStore, entries_of_text, entries_to_text, micros, moment_of
 from kdskills.errors import UnknownName
 from kdskills.session import MemoryStore, SkillRuntime, StoreConflict, StoreUnavailable
-from kdskills.session.state import ImportedSkill, LoadedSkill, SessionRecord
+from kdskills.session.store import ImportedSkill, LoadedSkill, SessionRecord
 from kdskills.testing.stores import STORE_CHECKS, sample
 
 HELLO = Path(__file__).parents[3] / "bundles" / "hello"

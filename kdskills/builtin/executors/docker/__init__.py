@@ -21,21 +21,20 @@ from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
 from kdskills.execution.check import LIMIT_NAMES, check_request, require_limits
 from kdskills.execution.container import NONCE_SIZE, build_order
 from kdskills.execution.dirs import cache_dir
-from kdskills.execution.finished import FinishedRun, skills_mismatch
 from kdskills.execution.owner import RUN_LABEL, is_leftover, owner_labels
 from kdskills.execution.payload import build_payload
 from kdskills.execution.probing import canary_argv, failed, judge
 from kdskills.execution.protocol import ProbeReport, ReapReport
 from kdskills.execution.request import ExecRequest, ExecResult, IsolationLevel
 from kdskills.execution.rootfs import build_rootfs, rootfs_for_image
+from kdskills.execution.run import FinishedRun, skills_mismatch, to_the_end
 from kdskills.execution.stage import read_inputs, stage_skill
-from kdskills.execution.starting import to_the_end
 from kdskills.hooks import Register, hookimpl
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from kdskills.execution.options import ExecutionOptions, ExecutorFactory
+    from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory
 
 PARALLEL: Final = 2
 """Runs at one time; more wait their turn."""

@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.execution.check import RunPlan
-from kdskills.execution.code_run import apply_report
 from kdskills.execution.container import ContainerAnswer, Demux, container_options
-from kdskills.execution.logfile import output_buffers
-from kdskills.execution.program_end import ProgramEnd, status_of
-from kdskills.execution.pump import CHUNK, GRACE_S
+from kdskills.execution.payload import apply_report
 from kdskills.execution.request import ExecError, ExecResult, IsolationLevel, Status
 from kdskills.execution.rootfs import image_recipe_dir
+from kdskills.execution.run import ProgramEnd, status_of
+from kdskills.execution.streams import CHUNK, GRACE_S, output_buffers
 
 if TYPE_CHECKING:
     from docker import DockerClient

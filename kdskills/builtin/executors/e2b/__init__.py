@@ -21,18 +21,17 @@ from kdskills.builtin.executors.e2b.sdk import Cloud, Trouble
 from kdskills.errors import ExecRefused, RootChanged, RootMissing
 from kdskills.execution.check import check_request
 from kdskills.execution.dirs import cache_dir, private_dir, state_dir
-from kdskills.execution.finished import FinishedRun, skills_mismatch
 from kdskills.execution.owner import owner_labels
 from kdskills.execution.payload import build_payload
 from kdskills.execution.probing import canary_argv, failed, judge
 from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.request import ExecRequest, ExecResult, IsolationLevel
+from kdskills.execution.run import FinishedRun, skills_mismatch, to_the_end
 from kdskills.execution.stage import read_inputs, stage_skill
-from kdskills.execution.starting import to_the_end
 from kdskills.hooks import Register, hookimpl
 
 if TYPE_CHECKING:
-    from kdskills.execution.options import ExecutionOptions, ExecutorFactory
+    from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory
 
 KEY_VARIABLE: Final = "E2B_API_KEY"
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from kdskills.execution.check import RunPlan
 from kdskills.execution.container import NONCE_SIZE, ContainerAnswer, rlimits
-from kdskills.execution.pump import GRACE_S, TailBuffer
 from kdskills.execution.request import Stream
+from kdskills.execution.streams import GRACE_S, TailBuffer
 
 PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 _NONCE = bytes(NONCE_SIZE)

@@ -18,12 +18,11 @@ from kdskills.builtin.executors.e2b.order import AnswerFile, Talk, build_order, 
 from kdskills.builtin.executors.e2b.sdk import Trouble
 from kdskills.errors import ExecRefused
 from kdskills.execution.check import require_limits
-from kdskills.execution.code_run import apply_report
-from kdskills.execution.logfile import output_buffers
-from kdskills.execution.program_end import status_of
-from kdskills.execution.pump import GRACE_S
+from kdskills.execution.payload import apply_report
 from kdskills.execution.request import ExecError, ExecResult, IsolationLevel, Status
+from kdskills.execution.run import status_of
 from kdskills.execution.seccomp import program_bytes
+from kdskills.execution.streams import GRACE_S, output_buffers
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from kdskills.models.redact import Redactor
 if TYPE_CHECKING:
     from e2b import Sandbox
 
-    from kdskills.execution.options import E2bOptions
+    from kdskills.execution.protocol import E2bOptions
 
 ROOT: Final = "root"
 REQUEST_S: Final = 60.0

@@ -12,7 +12,7 @@ from kdskills.app.work import SkillCall
 from kdskills.app.work.placing import _mounts
 from kdskills.errors import BadRequest, CallRefused, ExecRefused, NotFound
 from kdskills.execution import IsolationLevel
-from kdskills.session.wiring import Denial
+from kdskills.session.approval import Denial
 
 READER = Identity(agent="reader", scopes=frozenset({"work:run"}))
 CALL = SkillCall("skills.run_cmd", "s", {"command": "frobnicate"})

@@ -1,1 +1,0 @@
-"""Parts of the srt engine: settings and script of one run, and its handle."""
