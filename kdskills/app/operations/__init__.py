@@ -82,7 +82,7 @@ _ROWS: Final = (
     Shipped(
         "new",
         "Make the files to begin a bundle, a skill or a plugin with.",
-        "scaffold:NEW",
+        "checking:NEW",
         profile="author",
         scope="skills:write",
         local=True,
@@ -90,7 +90,7 @@ _ROWS: Final = (
     Shipped(
         "plugins",
         "List plugins and what they registered.",
-        "scaffold:PLUGINS",
+        "checking:PLUGINS",
         profile="operator",
         scope="admin",
         reads=True,
@@ -179,12 +179,12 @@ _ROWS: Final = (
     Shipped(
         "tokens.create",
         "Make a token; its text is shown this once.",
-        "tokens:CREATE_TOKEN",
+        "clients:CREATE_TOKEN",
         profile="operator",
         scope="admin",
     ),
-    Shipped("tokens.list", "List tokens.", "tokens:LIST_TOKENS", profile="operator", scope="admin", reads=True),
-    Shipped("tokens.revoke", "End a token.", "tokens:REVOKE_TOKEN", profile="operator", scope="admin"),
+    Shipped("tokens.list", "List tokens.", "clients:LIST_TOKENS", profile="operator", scope="admin", reads=True),
+    Shipped("tokens.revoke", "End a token.", "clients:REVOKE_TOKEN", profile="operator", scope="admin"),
     Shipped(
         "db.upgrade",
         "Bring the service's tables up to date.",

@@ -13,8 +13,16 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     # imports: made by .ci/reference
-    from kdskills.app.operations.checking import CheckOutput, FixOutput
-    from kdskills.app.operations.clients import AcceptOut, ProbeOutput, PublishedOut, ReceiptsOutput
+    from kdskills.app.operations.checking import CheckOutput, FixOutput, NewOutput, PluginsOutput
+    from kdskills.app.operations.clients import (
+        AcceptOut,
+        NewTokenOut,
+        ProbeOutput,
+        PublishedOut,
+        ReceiptsOutput,
+        TokenOut,
+        TokensOut,
+    )
     from kdskills.app.operations.conversation import ToolAnswer
     from kdskills.app.operations.machine import DoctorOutput, ImageOutput, UpgradeOut
     from kdskills.app.operations.projects import (
@@ -27,10 +35,8 @@ if TYPE_CHECKING:
         UploadOut,
         VersionsOut,
     )
-    from kdskills.app.operations.scaffold import NewOutput, PluginsOutput
     from kdskills.app.operations.showing import ListOutput, RenderOutput, ShowOutput, WhyOutput
     from kdskills.app.operations.table import Emit
-    from kdskills.app.operations.tokens import NewTokenOut, TokenOut, TokensOut
     from kdskills.app.operations.turns import RunOutput as TurnsRunOutput
     from kdskills.app.operations.turns import ShowTurnOutput
     from kdskills.app.operations.work_follow import ArtifactOutput

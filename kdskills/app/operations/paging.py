@@ -49,8 +49,7 @@ def decode_cursor(cursor: str, *kinds: type) -> list[str | int]:
     except (ValueError, RecursionError):
         parts = None
     if not isinstance(parts, list) or [type(part) for part in parts] != list(kinds):
-        problem = "is no next_cursor of this list"
-        raise BadRequest(f"/cursor: {problem}", errors=[{"path": "/cursor", "problem": problem}])
+        raise _cursor_refused()
     return parts
 
 
@@ -65,8 +64,12 @@ def decode_moment(cursor: str) -> tuple[datetime, str]:
     try:
         return moment_of(int(time)), storable_text(str(item))
     except (ValueError, OverflowError):
-        problem = "is no next_cursor of this list"
-        raise BadRequest(f"/cursor: {problem}", errors=[{"path": "/cursor", "problem": problem}]) from None
+        raise _cursor_refused() from None
+
+
+def _cursor_refused() -> BadRequest:
+    problem = "is no next_cursor of this list"
+    return BadRequest(f"/cursor: {problem}", errors=[{"path": "/cursor", "problem": problem}])
 
 
 def storable_text(text: str) -> str:

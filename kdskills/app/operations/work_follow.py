@@ -36,9 +36,6 @@ from kdskills.app.operations.work_outputs import (
     TaskList,
     TaskSnapshot,
     WatchEvent,
-)
-from kdskills.app.operations.work_run import task_spec
-from kdskills.app.operations.work_views import (
     endpoints_of,
     job_row,
     job_snapshot,
@@ -48,6 +45,7 @@ from kdskills.app.operations.work_views import (
     task_snapshot,
     text_of,
 )
+from kdskills.app.operations.work_run import task_spec
 from kdskills.app.work import (
     Look,
     ProgressEvent,

@@ -30,8 +30,9 @@ from kdskills.app.operations.work_outputs import (
     ServiceOutput,
     StartedJobOutput,
     StartedOutput,
+    run_output,
+    workdir_of,
 )
-from kdskills.app.operations.work_views import run_output, workdir_of
 from kdskills.app.work import RunPlace, SkillCall, scope_of
 from kdskills.errors import BadRequest, Conflict, ExecFailed, ExecRefused, KdskillsError, NotFound
 from kdskills.execution.request import IsolationLevel

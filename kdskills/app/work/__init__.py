@@ -1,11 +1,10 @@
 """Background work as a Host offers it: skills and policy become places to run, heads become progress.
 
-`host.work` is the one object operations use. `placing` asks the policy gate and the engines, `watching` keeps watches apart
-from what they watch.
+`host.work` is the one object operations use: it asks the policy gate and the engines where a command runs, and submits it.
+`watching` keeps watches apart from what they watch.
 """
 
-from kdskills.app.work.placing import RunPlace, SkillCall
-from kdskills.app.work.service import WorkService, scope_of
+from kdskills.app.work.service import RunPlace, SkillCall, WorkService, scope_of
 from kdskills.app.work.watching import (
     Look,
     ProgressEvent,

@@ -1,4 +1,4 @@
-"""Background work of a Host: submitting within the limits of a token, output, artifacts and the running watches.
+"""Background work of a Host: where a caller's command runs, submitting within the limits of its token, output and artifacts.
 
 Large inputs leave the record of their task, which is read many times a second while somebody waits, for the store of
 artifacts.
@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard
 
-from kdskills.app.work.placing import RunPlace, SkillCall, run_place
+from kdskills.app.projects.folders import VersionFolders
+from kdskills.app.projects.views import UPLOADED
 from kdskills.app.work.watching import Watches
-from kdskills.errors import CallerMustAct
+from kdskills.errors import CallerMustAct, CallRefused, Conflict, ExecRefused, FileRefused, NotFound
+from kdskills.execution.dirs import cache_dir
+from kdskills.execution.request import IsolationLevel, Limits, SkillMount
+from kdskills.execution.stage import stage_skill
 from kdskills.execution.streams import LogPiece
 from kdskills.jobs.artifacts import ArtifactKeeper, artifacts_url, open_artifacts
 from kdskills.jobs.client import JobsClient, new_id
-from kdskills.jobs.model import Command, FromArtifact, Inline, InputSpec, JobSpec, Scope, TaskSpec
+from kdskills.jobs.model import Command, FromArtifact, Inline, InputSpec, JobSpec, Placement, Scope, TaskSpec
+from kdskills.session.approval import AccessRequest, arguments_digest, denial_of
+from kdskills.turn import Refused
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -30,6 +37,67 @@ if TYPE_CHECKING:
     from kdskills.jobs.heads import JobHead, TaskHead
     from kdskills.jobs.records import WorkRecords
     from kdskills.jobs.settings import JobsSettings
+    from kdskills.skills.model import Skill
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """A skill a caller may run commands of, and where they run.
+
+    Attributes:
+        placement: What travels with the work.
+        level: How strong the engine's wall is.
+        has_files: Whether the skill has a folder to start in.
+    """
+
+    placement: Placement
+    level: IsolationLevel
+    has_files: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SkillCall:
+    """What is about to be done with a skill, as policy plugins see it."""
+
+    tool: str
+    session_id: str | None
+    arguments: Mapping[str, Any]
+
+
+def _mounts(skills: tuple[Skill, ...], *, shared: bool) -> tuple[SkillMount, ...]:
+    """Return the skills' folders, pinned as they are now.
+
+    On one host the copies are mounted from, so that later edits change nothing; a pool of hosts shares the originals only,
+    and a command whose skill was edited meanwhile is refused there.
+    """
+    mounts = []
+    for skill in skills:
+        if skill.folder is None:
+            continue
+        mount = SkillMount(skill.full_id, skill.folder, _digest(skill))
+        mounts.append(mount if shared else SkillMount(mount.id, stage_skill(mount, cache_dir()), mount.tree))
+    return tuple(mounts)
+
+
+def _pinned(skill: Skill, closure: tuple[Skill, ...], *, shared: bool) -> tuple[tuple[SkillMount, ...], str]:
+    """Return the mounts of a skill with what it imports, and the digest of its own files."""
+    mounts = _mounts(closure, shared=shared)
+    return mounts, next((mount.tree for mount in mounts if mount.id == skill.full_id), None) or _digest(skill)
+
+
+def _uploaded(skills: tuple[Skill, ...]) -> dict[str, str]:
+    """Return the versions of the uploaded skills among *skills*, by name."""
+    folders = [skill.folder for skill in skills if skill.layer == UPLOADED and skill.folder is not None]
+    return {folder.name: VersionFolders.version_in(folder) for folder in folders}
+
+
+def _digest(skill: Skill) -> str:
+    try:
+        return skill.tree_digest()
+    except FileRefused as error:
+        raise Conflict(
+            f"the files of skill {skill.full_id} cannot be read: {error.message}", code="skill_changed"
+        ) from error
 
 
 def scope_of(identity: Identity) -> Scope:
@@ -161,8 +229,57 @@ class WorkService:
         return self._artifacts
 
     async def run_place(self, identity: Identity, skill_name: str, call: SkillCall) -> RunPlace:
-        """Return where commands of a skill run for this caller; raises as `placing.run_place`."""
-        return await run_place(self._host, identity, skill_name, call)
+        """Return where commands of a skill run for this caller.
+
+        Raises:
+            NotFound: `unknown_skill`; there is none, or the caller may not have it.
+            CallRefused: `skill_denied`; a policy plugin said no.
+            PluginFailed: A policy plugin could not say.
+            ExecRefused: No engine may be used.
+            Conflict: `skill_changed`; its files cannot be read as they are.
+        """
+        host = self._host
+        skills = await host.project_skills(identity.project)
+        view = skills.subsystem.view(identity.consumer, identity.held_tools)
+        answer = view.resolve(skill_name, by="code" if identity.local else identity.starter)
+        if isinstance(answer, Refused):
+            raise NotFound(answer.public().reason, code="unknown_skill", skill_name=skill_name)
+        request = AccessRequest(
+            "run",
+            identity.consumer,
+            call.session_id or "",
+            answer.full_id,
+            None,
+            call.tool,
+            arguments_digest(call.arguments),
+        )
+        denial = denial_of(host.answers.deny, request)
+        if denial is not None:
+            raise CallRefused(denial.public, code="skill_denied", skill_name=skill_name)
+        engine = await host.wiring.executor(host.settings.executor)
+        if engine.level == IsolationLevel.NONE:
+            raise ExecRefused(
+                f"background work needs an engine that isolates; {engine.name} does not",
+                code="isolation_too_weak",
+                engine=engine.name,
+            )
+        shared = not host.settings.work_database.startswith("sqlite")
+        mounts, tree = await asyncio.to_thread(_pinned, answer.skill, answer.closure, shared=shared)
+        uploaded = _uploaded(answer.closure)
+        output_bytes = host.settings.jobs.result_bytes
+        return RunPlace(
+            placement=Placement(
+                engine=engine.name,
+                skill_name=answer.full_id,
+                version_hash=next(iter(_uploaded((answer.skill,)).values()), tree),
+                tree_digest=tree,
+                uploaded=uploaded,
+                skills=mounts,
+                limits=Limits(stdout=output_bytes, stderr=output_bytes),
+            ),
+            level=engine.level,
+            has_files=answer.skill.folder is not None,
+        )
 
     async def task(self, identity: Identity, item: str) -> TaskHead:
         """Return a task of the caller; administrators see those of every agent of their project. Raises NotFound."""

@@ -10,10 +10,9 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from kdskills.app import Host
-from kdskills.app.authentication import address, answered_names, of_header, on_loopback
+from kdskills.app.authentication import RequestLimits, address, answered_names, of_header, on_loopback
 from kdskills.app.connections import BoundedServer, Crowd, serve, server_config
 from kdskills.app.identity import SCOPES_OF, Identity, Profile
-from kdskills.app.limits import RequestLimits
 from kdskills.doors.mcp.http import McpHttp
 from kdskills.doors.mcp.profiles import client_identity, profile_of
 from kdskills.doors.mcp.server import serve_stdio

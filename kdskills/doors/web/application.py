@@ -14,9 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from kdskills.app import Host
-from kdskills.app.authentication import answered_names, of_header
+from kdskills.app.authentication import RequestLimits, answered_names, of_header
 from kdskills.app.identity import Identity
-from kdskills.app.limits import RequestLimits
 from kdskills.doors.web.bodies import BodyLimit
 from kdskills.doors.web.draining import Drain
 from kdskills.doors.web.entrance import Accounted, Entrance, OwnOrigin

@@ -15,10 +15,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kdskills.app import Host
-from kdskills.app.authentication import of_header, require_own_origin
+from kdskills.app.authentication import RequestLimits, of_header, require_own_origin
 from kdskills.app.connections import HEALTH
 from kdskills.app.identity import OPEN_SCOPES, Identity
-from kdskills.app.limits import RequestLimits
 from kdskills.app.logs import REQUEST, in_request, number_of
 from kdskills.doors.web.draining import Drain
 from kdskills.doors.web.problems import response_of

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kdskills.app.authentication import MAX_BUCKETS, RateLimited, RequestLimits
 from kdskills.app.identity import Identity, TokenLimits
-from kdskills.app.limits import MAX_BUCKETS, RateLimited, RequestLimits
 from kdskills.doors.web.bodies import BodyLimit
 from kdskills.doors.web.entrance import IDENTITY, project_of
 

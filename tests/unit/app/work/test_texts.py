@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.app.operations.work_views import Text, text_of
+from kdskills.app.operations.work_outputs import Text, text_of
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)
 
