@@ -20,6 +20,7 @@ from typing import Any, Final
 from kdskills.execution.landlock.run import TreeJob, TreeRun
 from kdskills.execution.local_tree import RunFolder
 from kdskills.execution.payload import MAX_REPORT, apply_report
+from kdskills.execution.processes import descendants
 from kdskills.execution.request import ExecError, ExecResult, Limits
 from kdskills.execution.streams import Ending
 
@@ -208,12 +209,8 @@ class SrtRun(TreeRun):
 
 def _inside(launcher: int, inner: int) -> Iterator[int]:
     """Return processes below *launcher* whose pid in their innermost namespace is *inner*."""
-    queue = [launcher]
-    while queue:
-        pid = queue.pop()
+    for pid in (launcher, *descendants(launcher)):
         with contextlib.suppress(OSError, ValueError):
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                queue += [int(word) for word in (task / "children").read_text(encoding="ascii").split()]
             status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
             spaces = next(line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:"))
             if len(spaces) > 1 and int(spaces[-1]) == inner:

@@ -3,6 +3,8 @@
 Files an answer says were written are read from its text and compared with the files there are. Only sentences that report
 a deed in the past count ("I saved the table as out.csv"); plans, advice, questions and code do not. What is not recognised
 is not checked: this finds the usual false report, it does not prove an answer.
+
+A prompt that grows too long gets a shorter view of the messages that keeps what must not be lost.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from kdskills.bundle.terms import DECISION
 from kdskills.errors import FileRefused, ModelFailed
 from kdskills.models import Message, ModelReply, ModelRequest, ToolCall, ToolSpec
-from kdskills.session.compact import compact
+from kdskills.skills.model import TokenCounter, estimate_tokens
 from kdskills.solver.dispatch import CallAnswer, TurnDispatcher
 from kdskills.solver.events import AnswerChecked, HistoryElided, PromptBuilt
 from kdskills.solver.finish import unknown_sids
@@ -28,6 +30,60 @@ from kdskills.solver.turn import TimedReply
 if TYPE_CHECKING:
     from kdskills.session.receipts import PromptParts
     from kdskills.solver.turn import Turn
+
+
+KEEP_LAST: Final = 2
+"""Assistant messages whose results stay whole, counted from the end."""
+
+
+def compact(
+    messages: Sequence[Message], pins: Collection[str], budget: int, *, count: TokenCounter = estimate_tokens
+) -> tuple[Message, ...]:
+    """Return *messages* within *budget* tokens where that can be had; the list itself never changes.
+
+    Old results become one line naming tool, size and step, oldest first, until the rest fits. Messages with a pin in
+    *pins* stay byte-equal, and so do user and assistant messages, so each call keeps its result.
+
+    Args:
+        messages: The append-only history.
+        pins: `skill:<id>@<digest>` of what is active.
+        budget: Tokens to fit into; what cannot be shortened may exceed it.
+        count: Counts tokens of a text.
+    """
+    view = list(messages)
+    tokens = sum(_size(message, count) for message in view)
+    active_pins = set(pins)
+    for position, step in _old_results(view):
+        if tokens <= budget:
+            break
+        message = view[position]
+        if message.pin is not None and active_pins & set(message.pin.split()):
+            continue
+        line = f"[result of {message.tool or 'tool'} at step {step} left out: {len(message.text)} characters]"
+        shorter = replace(message, text=line, pin=None)
+        saved = _size(message, count) - _size(shorter, count)
+        if saved > 0:
+            view[position] = shorter
+            tokens -= saved
+    return tuple(view)
+
+
+def _size(message: Message, count: TokenCounter) -> int:
+    return count(message.text) + sum(count(call.arguments) for call in message.calls)
+
+
+def _old_results(messages: Sequence[Message]) -> list[tuple[int, int]]:
+    """Return `(position, step)` of results that may be shortened: all but those of the last steps."""
+    steps = [position for position, message in enumerate(messages) if message.role == "assistant" and message.calls]
+    border = steps[-KEEP_LAST] if len(steps) >= KEEP_LAST else 0
+    positions: list[tuple[int, int]] = []
+    step = 0
+    for position, message in enumerate(messages):
+        if message.role == "assistant" and message.calls:
+            step += 1
+        elif message.role == "tool" and position < border:
+            positions.append((position, step))
+    return positions
 
 
 _DEEDS = (

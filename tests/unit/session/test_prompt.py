@@ -10,9 +10,9 @@ import pytest
 from kdskills.errors import KdskillsError
 from kdskills.models import Message, ToolCall
 from kdskills.session import Budget, TurnScope
-from kdskills.session.compact import compact, pins_of
 from kdskills.session.specs import anthropic_tools, dispatch, openai_tools
 from kdskills.session.tools import INPUTS, rules_text
+from kdskills.solver.loop import compact
 
 LOAD_ONLY = ("skills.load", "skills.unload")
 NO_SCRIPTS = (*LOAD_ONLY, "skills.read")
@@ -221,7 +221,7 @@ def test_compaction_is_a_view():
     """Old unpinned results become one line naming tool, size and step; the list, pairs and pins stay."""
     messages = history(5)
     kept = list(messages)
-    view = compact(messages, pins_of([("acme.sales", "d1")]), 950)
+    view = compact(messages, {"skill:acme.sales@d1"}, 950)
     assert messages == kept
     assert [message.call_id for message in view] == [message.call_id for message in messages]
     assert [bool(message.text.startswith("[result of")) for message in view if message.role == "tool"] == [
