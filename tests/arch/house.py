@@ -220,7 +220,7 @@ LIMITS = {
     "single": 113,
     "private": 1,
     "host": 156,
-    "main": 418,
+    "main": 70,
 }
 """What each measure may be today."""
 

@@ -61,6 +61,11 @@ class CheckOutput(Output):
     ok: bool
     diagnostics: tuple[Finding, ...]
 
+    @property
+    def negative(self) -> bool:
+        """Whether there is an error."""
+        return self.errors > 0
+
 
 def skill_folders(top: Path, findings: list[Diagnostic] | None = None, *, itself: bool = True) -> list[Path]:
     """Return the folders below *top* that hold a skill file, at most six levels down, hidden ones left out.
@@ -212,6 +217,11 @@ class FixOutput(Output):
     dry_run: bool
     changes: tuple[Change, ...]
     left: CheckOutput
+
+    @property
+    def negative(self) -> bool:
+        """Whether errors are left; a dry run only says what would be done."""
+        return not self.dry_run and self.left.negative
 
 
 def _mend(path: Path, arguments: FixInput) -> tuple[Change | None, Path]:

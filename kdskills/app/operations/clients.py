@@ -84,6 +84,11 @@ class ProbeOutput(Output):
     facts: ServerFacts
     findings: tuple[ProbeFinding, ...]
 
+    @property
+    def negative(self) -> bool:
+        """Whether the probe was not finished."""
+        return not self.ok
+
 
 class ReceiptsInput(Input):
     """Whose receipts."""
@@ -125,6 +130,11 @@ class ReceiptsOutput(Output):
 
     session: str
     receipts: tuple[TurnReceipt, ...]
+
+    @property
+    def negative(self) -> bool:
+        """Whether no receipt is kept of the session."""
+        return not self.receipts
 
 
 async def probe_codex(host: Host, arguments: ProbeInput, context: Context) -> ProbeOutput:
@@ -337,24 +347,24 @@ ToolId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
 class CreateToken(ProjectInput):
     """Whose token, and what it may do."""
 
-    agent: str = Field(max_length=128, description="The consumer the policy of skills is asked for.")
+    agent: str = Field(max_length=128, description="Consumer the policy of skills is asked for.")
     scopes: tuple[str, ...] = Field(
         max_length=16, description="Among `skills:read`, `skills:write`, `work:run`, `work:read`, `admin`."
     )
-    label: str = Field("", max_length=200, description="What it is for, in words.")
     allowed_tools: tuple[str, ...] | None = Field(
         None, max_length=256, description="Operations it may run; none given means all its scopes allow."
     )
-    requests_per_minute: int | None = Field(None, ge=1, le=10**9, description="Requests it may make in a minute.")
-    concurrent_work: int | None = Field(None, ge=1, le=10**6, description="Tasks and jobs it may have at one time.")
-    body_bytes: int | None = Field(None, ge=1, le=2**40, description="Bytes a request of it may have.")
-    expires_in_days: float | None = Field(None, gt=0, le=36500, description="Days until it ends by itself.")
     person: bool = Field(
         default=False, description="Whether a person starts skills with it, and may start what only people start."
     )
     tools: tuple[ToolId, ...] = Field(
         (), max_length=256, description="Ids of the tools its holder has; skills that need others are refused to it."
     )
+    label: str = Field("", max_length=200, description="What it is for, in words.")
+    expires_in_days: float | None = Field(None, gt=0, le=36500, description="Days until it ends by itself.")
+    requests_per_minute: int | None = Field(None, ge=1, le=10**9, description="Requests it may make in a minute.")
+    concurrent_work: int | None = Field(None, ge=1, le=10**6, description="Tasks and jobs it may have at one time.")
+    body_bytes: int | None = Field(None, ge=1, le=2**40, description="Bytes a request of it may have.")
 
 
 class TokenOut(Output):
@@ -389,7 +399,7 @@ class TokensOut(PageOutput):
     tokens: tuple[TokenOut, ...]
 
 
-class TokenListInput(ProjectInput, PageInput):
+class TokenListInput(PageInput, ProjectInput):
     """Which page of the tokens."""
 
 

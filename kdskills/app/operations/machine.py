@@ -77,7 +77,7 @@ UPGRADE = Implementation(UpgradeInput, UpgradeOut, ("database_unavailable", "mis
 class ImageInput(Input):
     """How to build."""
 
-    offline: bool = Field(default=True, description="From this host's own Python, libraries and tools.")
+    offline: bool = Field(default=True, description="From this host's own files, or by a registry's image.")
     tar: bool = Field(default=False, description="Also write the archive that `docker import` takes.")
 
 
@@ -176,6 +176,11 @@ class DoctorOutput(Output):
     engines: tuple[Engine, ...]
     interpreters: dict[str, tuple[str, ...]]
     plugins: tuple[str, ...]
+
+    @property
+    def negative(self) -> bool:
+        """Whether a part that the settings name does not work."""
+        return not self.ok
 
 
 def _basics() -> list[Check]:

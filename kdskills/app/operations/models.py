@@ -26,6 +26,11 @@ class Output(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
+    @property
+    def negative(self) -> bool:
+        """Whether the answer is a no, for which the command line exits with 1."""
+        return False
+
 
 class Finding(Output):
     """A diagnostic in an answer; fields as `kdskills.Diagnostic`."""

@@ -41,7 +41,7 @@ class ViewInput(Input):
     bundle: Path | None = Field(None, description="A bundle's folder; none means the skills of the caller's project.")
     consumer: str | None = Field(None, description=ANONYMOUS)
     tools: tuple[str, ...] | None = Field(None, description="Tools the consumer has; none given means no tool gate.")
-    include_internal: bool = Field(default=False, description="Whether skills of namespace `internal` may be granted.")
+    include_internal: bool = Field(default=False, description="Grant skills of namespace `internal`, too.")
 
     async def skills(self, host: Host, context: Context) -> ProjectSkills:
         """Return the skills asked for."""
@@ -272,10 +272,10 @@ class RenderInput(ViewInput):
 
     refs: tuple[str, ...] = Field((), description="Skills of a generator's instruction block; none means no block.")
     form: Literal["prompt", "gallery", "xml", "json"] | None = Field(None, description=FORM)
-    variant: Literal["full", "compact"] = Field("full", description="Which text of a skill goes into the block.")
-    budget: int | None = Field(None, ge=0, description="Tokens the catalog may take.")
     skills_loaded: tuple[str, ...] = Field((), description="Skills loaded before the first decision of a prompt.")
     model: str | None = Field(None, description="Model whose window bounds a prompt; none means the setting.")
+    variant: Literal["full", "compact"] = Field("full", description="Which text of a skill goes into the block.")
+    budget: int | None = Field(None, ge=0, description="Tokens the catalog may take.")
 
     @property
     def whole_prompt(self) -> bool:
@@ -305,6 +305,11 @@ class RenderOutput(Output):
     refused: dict[str, str] = Field(default_factory=dict)
     sources: tuple[dict[str, Any], ...] = ()
     diagnostics: tuple[Finding, ...] = ()
+
+    @property
+    def negative(self) -> bool:
+        """Whether a skill was refused."""
+        return bool(self.refused)
 
 
 async def render(host: Host, arguments: RenderInput, context: Context) -> RenderOutput:
@@ -404,6 +409,11 @@ class WhyOutput(Output):
     reason: str | None
     steps: tuple[WhyStep, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def negative(self) -> bool:
+        """Whether the skill is refused."""
+        return not self.granted
 
 
 async def why(host: Host, arguments: RefInput, context: Context) -> WhyOutput:

@@ -119,6 +119,7 @@ class Shipped(Operation):
         name: Dotted name, the same at every door.
         summary: One sentence; None for that of the implementation.
         source: Where the implementation is, as `module:NAME` within this room.
+        input_source: Where the input model is, when it can be imported for less than the implementation.
         scope: What the caller must be allowed to do.
         local: Whether it works on files of this machine, for the local account only.
         reads: Whether it changes nothing.
@@ -129,6 +130,7 @@ class Shipped(Operation):
     """
 
     source: str
+    input_source: str
 
     def __init__(
         self,
@@ -143,10 +145,11 @@ class Shipped(Operation):
         ui_allowed: bool = False,
         for_models: bool = False,
         commands: tuple[str, ...] = (),
+        input_source: str = "",
     ) -> None:
         facts: dict[str, object] = {"name": name, "source": source, "scope": scope, "local": local, "reads": reads}
         facts |= {"profile": profile, "ui_allowed": ui_allowed, "for_models": for_models}
-        facts["commands"] = commands
+        facts |= {"commands": commands, "input_source": input_source}
         facts |= {} if summary is None else {"summary": summary}
         for fact, value in facts.items():
             object.__setattr__(self, fact, value)
@@ -155,7 +158,9 @@ class Shipped(Operation):
         """Return what only the implementation knows; asked for what this object has not got yet."""
         if name not in IMPLEMENTED:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        module, _, constant = self.source.partition(":")
-        value = getattr(getattr(import_module(f"{__package__}.{module}"), constant), name)
+        apart = name == "input" and self.input_source
+        module, _, constant = (self.input_source if apart else self.source).partition(":")
+        value = getattr(import_module(f"{__package__}.{module}"), constant)
+        value = value if apart else getattr(value, name)
         object.__setattr__(self, name, value)
         return value

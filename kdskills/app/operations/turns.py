@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, SerializeAsAny
+from pydantic import SerializeAsAny
 
 from kdskills.app.operations.bundles import asker_findings, open_bundle
 from kdskills.app.operations.machine import EXTRAS, installed
-from kdskills.app.operations.models import Finding, Input, Output
+from kdskills.app.operations.models import Finding, Output
 from kdskills.app.operations.table import Context, Implementation
+from kdskills.app.operations.turn_inputs import RunInput, ShowTurnInput
 from kdskills.errors import BadRequest, Diagnostic, ExecRefused, MissingExtra
 from kdskills.models import ModelReply, ModelRequest, TextDelta
 from kdskills.models.cassette import Cassette, read_cassette
@@ -37,12 +38,6 @@ if TYPE_CHECKING:
     from kdskills.solver.turn import Turn
     from kdskills.solver.wiring import Wiring
     from kdskills.turn import SkillsSubsystem
-
-
-class ShowTurnInput(Input):
-    """Which turn."""
-
-    transcript: Path = Field(description="The turn's transcript, `<turn id>.jsonl`.")
 
 
 class CitedSource(Output):
@@ -130,20 +125,6 @@ def footnoted(result: TurnResult) -> str:
 SHOW_TURN = Implementation(ShowTurnInput, ShowTurnOutput, ("transcript_missing", "transcript_invalid"), show_turn)
 
 
-class RunInput(Input):
-    """One request to a solver over a bundle."""
-
-    bundle: Path = Field(description="The bundle's folder.")
-    request: str | None = Field(None, description="What the user asks; none means the one in the bundle's demo.yaml.")
-    model: str | None = Field(None, description="Such as `openai:NAME`; none means the setting, which is `replay`.")
-    executor: str | None = Field(None, description="Engine of scripts; none means the setting, which is `auto`.")
-    consumer: str = Field("solver.react.decision", description="Consumer the solver acts as.")
-    answer_role: str | None = Field(None, description="Generator that writes the answer, as a consumer of its own.")
-    files: tuple[Path, ...] = Field((), description="Files handed in with the request.")
-    skills: tuple[str, ...] = Field((), description="Skills loaded before the first decision.")
-    out: Path | None = Field(None, description="Folder that gets the produced files and the transcript.")
-
-
 class RunOutput(Output):
     """The turn's result, the answer with footnotes, and what the bundle's demo expected but did not get.
 
@@ -158,6 +139,11 @@ class RunOutput(Output):
     transcript: str | None
     unmet: tuple[str, ...] = ()
     diagnostics: tuple[Finding, ...] = ()
+
+    @property
+    def negative(self) -> bool:
+        """Whether the turn did not end well, or not as the demo expects."""
+        return bool(self.unmet) or not self.result.ok
 
 
 def _demo(bundle: Bundle) -> Cassette | None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import runpy
 import sys
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 import kdskills
+from kdskills.doors.cli.output import failing
 from kdskills.errors import BadRequest
 
 
@@ -40,3 +44,10 @@ def run(name: str, arguments: list[str]) -> int:
     finally:
         sys.argv = before
     return 0
+
+
+def command(ctx: typer.Context, name: Annotated[str, typer.Argument(help="Benchmark: `skills`, `imports`, …")]) -> None:
+    """Run a benchmark and print its table of ratios; exit 1 when a bound is not held."""
+    with failing(as_json=False):
+        code = run(name, list(ctx.args))
+    raise typer.Exit(code)

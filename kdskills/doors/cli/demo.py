@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.panel import Panel
 from rich.table import Table
 
-from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, console, disarmed, failing, line, plain, print_json
-from kdskills.doors.cli.show import counted, findings
-from kdskills.doors.cli.within import ask, run, trusting
-
-if TYPE_CHECKING:
-    import typer
+from kdskills.doors.cli.output import counted, disarmed, findings, line, plain
 
 LINE = 110
 
@@ -142,20 +137,3 @@ def conclusion(out: Console, answer: Any) -> None:
     findings(answer.diagnostics)
     for missing in answer.unmet:
         out.print(f"  [red]not as expected:[/] {plain(missing)}")
-
-
-def run_turn(ctx: typer.Context, *, as_json: bool, trust: bool, arguments: dict[str, Any]) -> None:
-    """Run a turn and print it; exit 1 when it did not end well."""
-    out = console()
-    with failing(as_json=as_json):
-        emit = None if as_json else Narrator(out)
-        answer: Any = trusting(
-            lambda trusted: run(ctx, lambda host: ask(host, "solver.run", arguments, emit, trust=trusted)),
-            trust=trust,
-            asks=not as_json,
-        )
-        if as_json:
-            print_json(answer)
-        else:
-            conclusion(out, answer)
-    raise SystemExit(EXIT_OK if answer.result.ok and not answer.unmet else EXIT_NEGATIVE)

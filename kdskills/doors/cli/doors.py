@@ -1,4 +1,7 @@
-"""Commands that open other doors: `serve` and `mcp`. Doors do not import each other; entry points bring them."""
+"""Commands that stay up: `serve` and `mcp`, which open other doors, and `worker`.
+
+Doors do not import each other: entry points bring them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from kdskills.doors.cli.output import failing
-from kdskills.doors.cli.within import host_of
+from kdskills.doors.cli.within import host_of, split
 from kdskills.errors import MissingExtra
 
 GROUP: Final = "kdskills.doors"
@@ -52,9 +55,30 @@ def mcp(
     http: Annotated[str | None, typer.Option("--http", help="Serve HOST:PORT instead of standard input.")] = None,
     project: Annotated[str, typer.Option("--project", help="Project whose skills are served.")] = "local",
     agent: Annotated[str, typer.Option("--agent", help="Consumer that the policy of skills is asked for.")] = "local",
-    profile: str = "skills",
-    tools: tuple[str, ...] | None = None,
+    profile: Annotated[
+        str, typer.Option("--profile", help="Tools that are served: `skills`, `author` or `operator`.")
+    ] = "skills",
+    tools: Annotated[
+        str | None,
+        typer.Option("--tools", help="Tools a client without a token holds, comma-separated; '' means none."),
+    ] = None,
 ) -> None:
-    """Serve MCP to one client on standard input and output, or to many over HTTP."""
+    """Serve MCP to one client on standard input and output, or to many over HTTP; or do what a further word says."""
+    if ctx.invoked_subcommand is None:
+        with failing(as_json=False):
+            serve_mcp, tool_ids = door("mcp"), None if tools is None else split(tools)
+            serve_mcp(host_of(ctx), http=http, project=project, agent=agent, profile=profile, tools=tool_ids)
+
+
+def worker(
+    ctx: typer.Context,
+    slot: Annotated[int, typer.Option("--slot", help="Which of this host's workers; each slot has one.", min=0)] = 0,
+    idle: Annotated[
+        float | None, typer.Option("--idle", help="Seconds without work after which it ends; none means never.", min=0)
+    ] = None,
+) -> None:
+    """Run background work until told to stop; programs it started outlive it, and the next worker takes them over."""
     with failing(as_json=False):
-        door("mcp")(host_of(ctx), http=http, project=project, agent=agent, profile=profile, tools=tools)
+        from kdskills.app.worker.main import run  # starting any other command must not cost what a worker imports
+
+        run(host_of(ctx).settings, slot=slot, idle_s=idle)

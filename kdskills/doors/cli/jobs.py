@@ -7,9 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kdskills.doors.cli.derived import Json
 from kdskills.doors.cli.following import Raw, Stream, follow
-from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, console, failing, line, one_line, plain, print_json, table
-from kdskills.doors.cli.states import COLORS
+from kdskills.doors.cli.output import (
+    COLORS,
+    EXIT_INTERRUPTED,
+    EXIT_NEGATIVE,
+    EXIT_OK,
+    console,
+    failing,
+    line,
+    one_line,
+    plain,
+    print_json,
+    table,
+)
 from kdskills.doors.cli.within import ask, run
 
 if TYPE_CHECKING:
@@ -17,9 +29,6 @@ if TYPE_CHECKING:
 
     from kdskills.app import Host
 
-INTERRUPTED = 130
-
-Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Id = Annotated[str, typer.Argument(help="Id of a task or job.", show_default=False)]
 Status = Annotated[str | None, typer.Option("--status", "-s", help="Only those of this status.")]
 Limit = Annotated[int, typer.Option("--limit", "-n", help="How many at most.", min=1, max=500)]
@@ -186,7 +195,7 @@ def watch_work(ctx: typer.Context, item: Id) -> None:
             console(stderr=True).print(
                 f"it goes on without being watched; end it with: kdskills jobs cancel {line(item)}"
             )
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(EXIT_INTERRUPTED) from None
     raise typer.Exit(EXIT_OK if status == "succeeded" else EXIT_NEGATIVE)
 
 

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kdskills.app.wire import json_facts, json_text
 from kdskills.doors.cli.streams import give_up, reader_left
@@ -36,6 +36,10 @@ EXITS = {
 
 #: What a terminal could obey or be fooled by, and what stands for bytes that are no text.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+#: How the states of work look, and which of them are over.
+COLORS = {"succeeded": "green", "failed": "red", "canceled": "yellow", "running": "cyan", "starting": "cyan"}
+OVER = frozenset({"succeeded", "failed", "canceled", "skipped"})
 
 STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
@@ -155,3 +159,23 @@ def disarmed(text: str) -> str:
 def mark(*, ok: bool) -> str:
     """Return a green or red mark."""
     return "[green]ok[/]" if ok else "[red]no[/]"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 skill` or `2 skills`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def findings(diagnostics: tuple[Any, ...]) -> None:
+    """Print diagnostics as `file:line:column severity[code] message`, the cure below."""
+    out = console()
+    for diagnostic in diagnostics:
+        position = ":".join(
+            str(part) for part in (diagnostic.path, diagnostic.line, diagnostic.column) if part is not None
+        )
+        style = STYLES[diagnostic.severity]
+        ref = f" [dim]({line(diagnostic.ref)})[/]" if diagnostic.ref else ""
+        text = f"[{style}]{diagnostic.severity}\\[{diagnostic.code}][/] {line(diagnostic.message)}{ref}"
+        out.print(f"{line(position)}{' ' if position else ''}{text}", soft_wrap=True)
+        if diagnostic.fix:
+            out.print(f"    [green]cure:[/] {line(diagnostic.fix)}", soft_wrap=True)

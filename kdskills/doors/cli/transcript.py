@@ -14,8 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kdskills.doors.cli.output import EXIT_OK, console, disarmed
-from kdskills.doors.cli.show import findings
+from kdskills.doors.cli.output import console, disarmed, findings
 
 LINES, CHARACTERS = 12, 1200
 """How much of a text is printed unless all of it is asked for."""
@@ -256,7 +255,7 @@ def readable(text: str) -> str:
     )
 
 
-def show(answer: Any, *, full: bool = False) -> int:
+def show(answer: Any, *, full: bool = False) -> None:
     """Print a turn: its timeline, its answer with citations resolved, its files, what was odd."""
     out = console()
     timeline = Timeline(out, full=full)
@@ -268,7 +267,6 @@ def show(answer: Any, *, full: bool = False) -> int:
     else:
         conclusion(timeline, answer)
     findings(answer.diagnostics)
-    return EXIT_OK
 
 
 def conclusion(timeline: Timeline, answer: Any) -> None:

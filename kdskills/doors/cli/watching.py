@@ -10,8 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from kdskills.doors.cli.following import LineCutter, Stream, follow
-from kdskills.doors.cli.output import line, one_line
-from kdskills.doors.cli.states import COLORS, OVER
+from kdskills.doors.cli.output import COLORS, OVER, line, one_line
 from kdskills.doors.cli.within import ask
 
 if TYPE_CHECKING:

@@ -45,6 +45,11 @@ class HostSource:
         return Host()
 
 
+def split(text: str) -> tuple[str, ...]:
+    """Return the values of an option that holds several, separated by commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 def host_of(ctx: typer.Context) -> Host:
     """Return the Host the command line was started with. Raises as making one does."""
     source = ctx.find_object(HostSource)

@@ -111,4 +111,5 @@ def test_no_receipts(host):
     """Reading the receipts of an unknown session makes no database, and says that there are none."""
     done = run(host, "receipts", "\x1b[31mred")
     assert (done.exit_code, "no receipt is kept" in done.output, "\x1b" in done.output) == (1, True, False)
+    assert run(host, "receipts", "unknown", "--json").exit_code == 1
     assert not (host.settings.state_dir / "remote").exists()

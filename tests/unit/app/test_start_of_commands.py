@@ -71,6 +71,13 @@ def test_help_loads_nothing_that_work_needs(words):
     assert (code, modules & (HEAVY | rooms), "Usage" in printed) == (0, set(), True)
 
 
+@pytest.mark.parametrize("words", [("--help",), ("token", "--help"), ("mcp", "--help")], ids="-".join)
+def test_help_of_a_group_builds_no_model(words):
+    """Commands are listed by one sentence each: no model of an operation is imported."""
+    code, modules, printed = loaded(*words)
+    assert (code, "kdskills.app.operations.models" in modules, "Usage" in printed) == (0, False, True)
+
+
 @pytest.mark.parametrize("words", [("list", HELLO), ("why", "hello", "-b", HELLO)], ids=lambda words: words[0])
 def test_looking_at_a_bundle_loads_no_service(words):
     """A command that only reads a bundle loads nothing of the service, of background work or of models."""

@@ -1,0 +1,558 @@
+"""The table of commands that are made of operations: each row stands above the printer of its answers.
+
+Printers show answers to people; `--json` needs none. What only one of them needs is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from kdskills.app.resources import shipped_bundle
+from kdskills.doors.cli.derived import Json, Row, Trust, Word, answer, derived
+from kdskills.doors.cli.output import (
+    EXIT_NEGATIVE,
+    EXIT_OK,
+    console,
+    counted,
+    disarmed,
+    findings,
+    line,
+    mark,
+    plain,
+    table,
+)
+
+if TYPE_CHECKING:
+    from kdskills.app.operations.table import Emit
+
+#: Commands on skills and turns, and those on the installation; the help lists them in this order.
+skill_commands = typer.Typer()
+installation_commands = typer.Typer()
+turn = typer.Typer(help="What happened in turns.", no_args_is_help=True)
+codex = typer.Typer(help="Codex app-servers and the remote skills of their sessions.", no_args_is_help=True)
+image = typer.Typer(help="The tree that sandboxes run in.", no_args_is_help=True)
+mcp = typer.Typer()
+token = typer.Typer(help="Tokens of callers elsewhere.", no_args_is_help=True)
+db = typer.Typer(help="The service's database.", no_args_is_help=True)
+
+
+@skill_commands.command()
+def check(
+    ctx: typer.Context,
+    path: Annotated[Path, typer.Argument(help="A skill folder or file, a folder of skills, or a bundle.")],
+    verdict: Annotated[str, typer.Option(help="`lenient`, `spec` or `skills-ref`.")] = "lenient",
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Mend what can be mended without touching a body.")] = False,
+    rename: Annotated[bool, typer.Option("--rename", help="With --fix: fit folder names to skill names.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --fix: show the diff, change nothing.")] = False,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Check a skill, a folder of skills or a bundle; exit 0 without errors, 1 with."""
+    if (rename or dry_run) and not fix:
+        raise typer.BadParameter("--rename and --dry-run go with --fix")
+    arguments: dict[str, Any] = {"path": path, "verdict": verdict}
+    arguments |= {"rename": rename, "dry_run": dry_run} if fix else {}
+    operation, printer = ("skills.fix", fixes) if fix else ("skills.check", summary)
+    output = answer(
+        ctx,
+        operation,
+        arguments,
+        lambda report: printer(report, strict=strict),
+        as_json=as_json,
+        trust=trust,
+        asks=False,
+    )
+    left = output.left if fix else output
+    failed = output.negative or (strict and not (fix and dry_run) and left.warnings > 0)
+    raise typer.Exit(EXIT_NEGATIVE if failed else EXIT_OK)
+
+
+def summary(answer: Any, *, strict: bool = False) -> None:
+    """Print findings and a summary line; red with errors, or with warnings under --strict."""
+    findings(answer.diagnostics)
+    failed = answer.errors > 0 or (strict and answer.warnings > 0)
+    colour = "red" if failed else "green"
+    console().print(
+        f"[{colour}]{counted(answer.skills, 'skill')} checked as {answer.verdict}: {counted(answer.errors, 'error')}, "
+        f"{counted(answer.warnings, 'warning')}, {counted(answer.infos, 'info')}[/]"
+    )
+
+
+def fixes(answer: Any, *, strict: bool = False) -> None:
+    """Print what was mended, as diffs, what was left alone, and what is found now; a dry run only says."""
+    out = console()
+    for change in answer.changes:
+        for deed in change.done:
+            out.print(
+                f"[green]{'would mend' if answer.dry_run else 'mended'}[/] {line(change.path)}: {line(deed)}",
+                soft_wrap=True,
+            )
+        for deed in change.skipped:
+            out.print(f"[yellow]left alone[/] {line(change.path)}: {line(deed)}", soft_wrap=True)
+        if change.diff:
+            from rich.syntax import Syntax
+
+            out.print(Syntax(disarmed(change.diff), "diff", background_color="default"))
+    if not any(change.done for change in answer.changes):
+        out.print("nothing to mend")
+    if not answer.dry_run:
+        summary(answer.left, strict=strict)
+
+
+@derived(
+    skill_commands,
+    "list",
+    Row("skills.list", "List a bundle's skills as a consumer sees them.", positional=("bundle",), trust=True),
+)
+def skills(answer: Any) -> None:
+    """Print one line a skill, with what the consumer may do with it."""
+    colours = {"listed": "green", "hidden": "cyan", "unlisted": "cyan", "refused": "red", "invalid": "bold red"}
+    out = console()
+    longest = max((len(row.full_id) for row in answer.skills), default=5)
+    room = max(out.width - longest - len("SK000  refused  ~tokens      "), 24)
+    rows = table("", "skill", "state", "~tokens", "what it does, or why not")
+    for row in answer.skills:
+        words = " ".join((f"{row.code}: {row.reason}" if row.code else row.description).split())
+        cut = words if len(words) <= room else words[: room - 1] + "…"
+        state = f"[{colours[row.state]}]{row.state}[/]"
+        rows.add_row(row.short_id or "", plain(row.full_id), state, str(row.tokens or ""), plain(cut))
+    out.print(f"[bold]{line(answer.bundle)}[/] for {line(answer.consumer) or 'an anonymous consumer'}")
+    out.print(rows)
+    findings(answer.diagnostics)
+
+
+@derived(
+    skill_commands,
+    "show",
+    Row(
+        "skills.show",
+        "Show one skill in full.",
+        positional=("bundle", "ref"),
+        constants={"by": "code"},
+        hidden=("tools",),
+        trust=True,
+    ),
+)
+def skill(answer: Any) -> None:
+    """Print a skill's facts, its text and its companions."""
+    from rich.markdown import Markdown
+    from rich.panel import Panel
+
+    out = console()
+    facts = table("", "")
+    facts.show_header = False
+    for name in ("full_id", "name", "layer", "location", "path", "disclosure", "digest", "tree_digest"):
+        facts.add_row(name, line(str(getattr(answer, name) or "")))
+    facts.add_row("size", f"{counted(answer.size, 'byte')}, ~{answer.tokens} tokens")
+    for name in ("imports", "closure", "tools"):
+        if getattr(answer, name):
+            facts.add_row(name, line(", ".join(getattr(answer, name))))
+    out.print(facts)
+    out.print(Panel(Markdown(disarmed(answer.body)), title="instructions", title_align="left"))
+    for row in answer.sources:
+        words = f"{line(str(row.get('sid', '-')))}: {line(str(row.get('title', '')))} {line(str(row.get('url', '')))}"
+        out.print(f"source {words}", soft_wrap=True)
+    findings(answer.diagnostics)
+
+
+@derived(
+    skill_commands,
+    "render",
+    Row(
+        "skills.render",
+        "Print the prompt a solver would send first; with skills the block a generator gets; with a budget or tools a catalog.",
+        positional=("bundle", "refs"),
+        words={
+            "consumer": Word(short="-c", help="Consumer that asks; for a prompt the solver's, else anonymous."),
+            "form": Word(help="`prompt`, or a catalog alone: `gallery`, `xml` or `json`.", shown="prompt"),
+            "skills_loaded": Word("--skill", "-s", help="Skill loaded before the prompt."),
+        },
+        hidden=("include_internal",),
+        trust=True,
+    ),
+)
+def rendered(answer: Any) -> None:
+    """Print the text to stdout, as it is unless that is a terminal, and what it costs to stderr."""
+    print(disarmed(answer.text) if sys.stdout.isatty() else answer.text)
+    notes = [f"~{answer.tokens} tokens"]
+    if answer.form == "prompt":
+        names = ", ".join(str(tool["name"]) for tool in answer.offered)
+        tool_note = f", ~{answer.tool_tokens} of tools sent beside it: {names}" if answer.offered else ""
+        notes = [f"{notes[0]}: ~{answer.instruction_tokens} of text{tool_note}"]
+    elif answer.form != "block":
+        notes.append(f"the catalog alone, as {answer.form}; a solver sends --form prompt")
+    if answer.total is not None:
+        notes.append(f"level {answer.level}, shown {answer.shown}/{answer.total}")
+    notes += [f"{ref}: {code}" for ref, code in answer.refused.items()]
+    notes += [f"{diagnostic.code}: {diagnostic.message}" for diagnostic in answer.diagnostics]
+    sys.stdout.flush()  # text that cannot be written is told alone: what it costs would be beside the point
+    console(stderr=True).print(f"[dim]{line('; '.join(notes))}[/]", soft_wrap=True)
+
+
+@derived(
+    skill_commands,
+    "why",
+    Row(
+        "skills.why",
+        "Explain, rule by rule, why a skill is granted or refused; exit 0 if granted, 1 if not.",
+        positional=("ref",),
+        words={
+            "bundle": Word(short="-b", help="The bundle's folder.", default=Path()),
+            "by": Word(help="Who starts the skill: `model`, `user` or `code`.", default="model"),
+        },
+        trust=True,
+    ),
+)
+def why(answer: Any) -> None:
+    """Print every step of the gate."""
+    out = console()
+    verdict = "[green]granted[/]" if answer.granted else f"[red]refused: {answer.code}[/]"
+    out.print(
+        f"[bold]{line(answer.full_id or answer.ref)}[/] for {line(answer.consumer) or 'an anonymous consumer'}: {verdict}"
+    )
+    words = {"pass": "[green]  pass[/]", "refuse": "[red]refuse[/]", "unknown": "[dim]     -[/]"}
+    for step in answer.steps:
+        out.print(f"  {step.step} {words[step.result]}  {step.title}: {line(step.reason)}", soft_wrap=True)
+        if step.rule and step.source:
+            out.print(f"             [dim]rule {line(repr(step.rule))} in {line(step.source)}[/]", soft_wrap=True)
+    for note in answer.notes:
+        out.print(f"note: {line(note)}", soft_wrap=True)
+
+
+@derived(
+    skill_commands, "doctor", Row("doctor", "Run the self-checks of every part and say what would cure what fails.")
+)
+def doctor(answer: Any) -> None:
+    """Print self-checks and engine probes with their cures."""
+    out = console()
+    rows = table("", "part", "found", "cure")
+    for check in answer.checks:
+        rows.add_row(mark(ok=check.ok), check.name, plain(check.found), "" if check.ok else plain(check.cure))
+    out.print(rows)
+    for engine in answer.engines:
+        out.print(f"\n[bold]{engine.name}[/] {engine.level} {mark(ok=engine.ok)}")
+        for check in engine.checks:
+            out.print(f"  {mark(ok=check.ok)} {plain(check.name)}: {plain(check.found)}")
+        if engine.limits:
+            out.print(f"  [dim]limits enforced: {', '.join(engine.limits)}[/]")
+        if not engine.ok and engine.cure:
+            out.print(f"  [yellow]cure:[/] {plain(engine.cure)}")
+    suffixes = ", ".join(f"{suffix} → {command[0]}" for suffix, command in answer.interpreters.items())
+    out.print(f"\nscripts: {suffixes}")
+    verdict = f"[green]{answer.chosen}[/]" if answer.chosen else f"[red]none: {plain(answer.refusal)}[/]"
+    out.print(f"engine in force: {verdict}")
+
+
+def narrator() -> Emit:
+    """Return what prints the events of a turn as they happen."""
+    from kdskills.doors.cli.demo import Narrator  # only turns are narrated
+
+    return Narrator(console())
+
+
+@derived(
+    skill_commands,
+    "demo",
+    Row(
+        "solver.run",
+        "Run the main job: a question, a skill, a script behind a wall, a cited answer and a report on disk.",
+        positional=("bundle",),
+        words={
+            "bundle": Word(
+                help="A bundle; the report press when omitted.", default=None, otherwise=lambda: shipped_bundle("press")
+            ),
+            "out": Word(short="-o", help="Folder for produced files and the transcript.", default=Path("demo-output")),
+        },
+        hidden=("request", "consumer", "answer_role", "files", "skills"),
+        trust=True,
+        narrator=narrator,
+    ),
+)
+@derived(
+    skill_commands,
+    "run",
+    Row(
+        "solver.run",
+        "Run one turn on a bundle.",
+        positional=("bundle", "request"),
+        words={
+            "files": Word("--file", "-f", help="File handed in with the request."),
+            "skills": Word("--skill", "-s", help="Skill loaded before the first decision."),
+        },
+        trust=True,
+        narrator=narrator,
+    ),
+)
+def end_of_turn(answer: Any) -> None:
+    """Print the answer of a turn, its sources and where the files are."""
+    from kdskills.doors.cli.demo import conclusion
+
+    conclusion(console(), answer)
+
+
+@derived(
+    turn,
+    "show",
+    Row(
+        "turns.show",
+        "Show a turn from its transcript: prompts, tool calls, sources, citations, files and errors, in order.",
+        positional=("transcript",),
+        words={"transcript": Word(metavar="TRANSCRIPT")},
+        flags={"full": "Print long prompts and results in full."},
+    ),
+)
+def timeline(answer: Any, *, full: bool) -> None:
+    """Print the timeline of a turn."""
+    from kdskills.doors.cli import transcript
+
+    transcript.show(answer, full=full)
+
+
+MEANINGS: Final = MappingProxyType(
+    {
+        "unsubscribe": "threads can be released",
+        "namespaces": "namespaces are understood",
+        "built_ins": "tools of the server itself",
+        "materialise": "a thread's file can be written without a model call",
+        "context": "context reaches the model",
+        "rewind": "turns can be taken back",
+        "extra_roots": "skill folders reach open threads",
+        "native": "a resume changes the tools",
+        "reload": "a guarded reload changes the tools",
+    }
+)
+
+
+@derived(
+    codex,
+    "probe",
+    Row(
+        "codex.probe",
+        "Find out what a Codex app-server really does, with an empty home and a fake model; no login, no tokens.",
+        words={"binary": Word(help="Program; the configured one otherwise.")},
+    ),
+)
+def probe(answer: Any) -> None:
+    """Print a probe."""
+    out = console()
+    when = "an earlier probe" if answer.cached else f"probed in {answer.seconds:.1f} s"
+    out.print(f"{disarmed(answer.facts.user_agent)} ({when})", markup=False, soft_wrap=True)
+    out.print(f"  {disarmed(answer.binary)}", markup=False, soft_wrap=True)
+    for finding in answer.findings:
+        observation = f": {disarmed(finding.seen)}" if finding.seen else ""
+        word = "yes" if finding.proven else "no "
+        meaning = MEANINGS.get(finding.name, finding.name)
+        out.print(f"  {word}  {meaning}{observation}", markup=False, soft_wrap=True)
+    out.print(f"strategy: {answer.strategy}", markup=False)
+
+
+@derived(
+    codex,
+    "receipts",
+    Row(
+        "codex.receipts",
+        "Show what each turn of a session was run with: catalog, tools, skills and calls.",
+        positional=("session",),
+    ),
+)
+def receipts(answer: Any) -> None:
+    """Print a session's receipts."""
+    out = console()
+    if not answer.receipts:
+        out.print(f"no receipt is kept of session {disarmed(answer.session)}", markup=False, soft_wrap=True)
+    for receipt in answer.receipts:
+        refused = receipt.strategy != receipt.strategy_asked and receipt.strategy_asked not in {None, "auto"}
+        strategy = (
+            f"{receipt.strategy or '-'} ({receipt.strategy_asked} was asked for)"
+            if refused
+            else receipt.strategy or "-"
+        )
+        catalog = f"catalog {receipt.catalog_digest or '-'} by {strategy}, context {receipt.context_digest or '-'}"
+        out.print(f"turn {disarmed(receipt.turn_id)}: {catalog}", markup=False, soft_wrap=True)
+        if receipt.visible_tools:
+            out.print(f"  tools: {disarmed(', '.join(receipt.visible_tools))}", markup=False, soft_wrap=True)
+        for skill in receipt.skills:
+            out.print(f"  skill {disarmed(skill.ref)} {skill.body_digest}", markup=False, soft_wrap=True)
+        for call in receipt.calls:
+            response = call.response_digest or "no answer"
+            out.print(f"  call {disarmed(call.tool)} {call.state} {response}", markup=False, soft_wrap=True)
+
+
+@derived(
+    image,
+    "build",
+    Row(
+        "image.build",
+        "Build the sandbox tree from this host's Python, libraries and tools.",
+        words={"offline": Word("--offline/--registry")},
+    ),
+)
+def image_tree(answer: Any) -> None:
+    """Print where the tree lies and what it holds."""
+    out = console()
+    out.print(f"{plain(answer.path)}\n{answer.size // (1024 * 1024)} MiB, {answer.files} files, key {answer.key}")
+    if answer.tar:
+        out.print(f"{plain(answer.tar)} {answer.tar_digest}")
+
+
+@derived(
+    installation_commands,
+    "new",
+    Row("new", "Make the files to begin a bundle, a skill or a plugin with.", positional=("kind", "name")),
+)
+def created(answer: Any) -> None:
+    """Print what was made, file by file."""
+    out = console()
+    out.print(f"[green]made[/] {plain(answer.path)}")
+    for path in answer.files:
+        out.print(f"  {plain(path)}")
+
+
+@derived(
+    installation_commands,
+    "plugins",
+    Row("plugins", "List plugins, the hooks they answer and the names they registered."),
+)
+def plugins(answer: Any) -> None:
+    """Print plugins with their hooks, and registered names by kind."""
+    rows = table("plugin", "from", "hooks")
+    for row in answer.plugins:
+        rows.add_row(plain(row.name), "shipped" if row.shipped else "installed", ", ".join(row.hooks))
+    console().print(rows)
+    for kind, names in answer.registered.items():
+        console().print(f"{kind}: {plain(', '.join(names)) or '-'}")
+
+
+@derived(
+    mcp,
+    "published",
+    Row(
+        "mcp.published",
+        "List the skills that MCP clients see, and those they do not, with the reason.",
+        words={
+            "tools": Word(help="Tools a client without a token holds, comma-separated; '' means none.", commas=True)
+        },
+    ),
+)
+def published(answer: Any) -> None:
+    """Print what MCP clients see, and what is kept from them and why."""
+    rows = table("skill", "uri", "files", "bytes")
+    for row in answer.published:
+        rows.add_row(line(row.full_id), line(row.uri), str(row.files), str(row.size))
+    console().print(rows)
+    findings(answer.diagnostics)
+
+
+@derived(
+    mcp,
+    "accept",
+    Row(
+        "mcp.accept",
+        "Accept the files that skills of a server have now; they are refused until then (`mcp_changed`).",
+        positional=("server",),
+    ),
+)
+def accepted(answer: Any) -> None:
+    """Print what changed at a server, and whether it was accepted."""
+    out = console()
+    for row in answer.skills:
+        out.print(f"[bold]{line(row.full_id)}[/] {line(row.uri)}", soft_wrap=True)
+        if not row.known:
+            out.print("  the files that were accepted are not known one by one")
+        for sign, paths in (("+", row.added), ("-", row.removed), ("~", row.changed)):
+            for path in paths:
+                out.print(f"  {sign} {line(path)}", soft_wrap=True)
+    count = f"{len(answer.skills)} changed skill{'' if len(answer.skills) == 1 else 's'} of {line(answer.server)}"
+    if not answer.skills:
+        out.print(f"nothing of {line(answer.server)} waits for approval")
+    elif answer.dry_run:
+        out.print(f"{count} would be accepted; the digest of all of it is {line(answer.digest)}", soft_wrap=True)
+    else:
+        out.print(f"[green]{count} accepted[/]; a running service takes them within a minute", soft_wrap=True)
+
+
+@derived(
+    token,
+    "create",
+    Row(
+        "tokens.create",
+        "Make a token; its text is printed this once, and kept nowhere.",
+        words={
+            "project": Word(short="-p", help="Everything it reaches belongs to it.", default="local"),
+            "agent": Word(short="-a", default="local"),
+            "scopes": Word(
+                "--scope",
+                "-s",
+                help="What it may do; reading and running when none is given.",
+                default=None,
+                otherwise=lambda: ["skills:read", "work:run", "work:read"],
+            ),
+            "allowed_tools": Word(
+                "--tool", "-t", help="Operation it may run; all its scopes allow when none is given."
+            ),
+            "person": Word(help="A person starts skills with it; else a model does."),
+            "tools": Word(help="Tools its holder has, comma-separated; none when omitted.", commas=True),
+            "expires_in_days": Word("--days"),
+        },
+    ),
+)
+def created_token(answer: Any) -> None:
+    """Print a token's text alone to stdout, and what it is to stderr."""
+    console(stderr=True).print(f"token {line(answer.id)} of project {line(answer.project)}; it is shown this once:")
+    typer.echo(answer.token)
+
+
+@derived(
+    token,
+    "list",
+    Row(
+        "tokens.list",
+        "List tokens, the latest first.",
+        words={
+            "project": Word(short="-p", help="Only of this project."),
+            "limit": Word(short="-n", ranged=True),
+            "cursor": Word(help="Where the page before ended, as it told."),
+        },
+    ),
+)
+def tokens(answer: Any) -> None:
+    """Print tokens with their state."""
+    listing = table("id", "project", "agent", "scopes", "created", "state", "label")
+    for row in answer.tokens:
+        state = "revoked" if row.revoked_at else "until " + str(row.expires_at)[:10] if row.expires_at else "good"
+        cells = (row.id, row.project, row.agent, " ".join(row.scopes), str(row.created_at)[:16])
+        listing.add_row(*(line(cell) for cell in (*cells, state, row.label)))
+    console().print(listing)
+    if answer.next_cursor:
+        console().print(f"there are more: kdskills token list --cursor {line(answer.next_cursor)}")
+
+
+@derived(
+    token,
+    "revoke",
+    Row(
+        "tokens.revoke",
+        "End a token, from the next request on.",
+        positional=("id",),
+        words={"id": Word(metavar="ID")},
+        hidden=("project",),
+    ),
+)
+def revoked(answer: Any) -> None:
+    """Say that a token opens nothing any more."""
+    console().print(f"token {line(answer.id)} opens nothing any more")
+
+
+@derived(db, "upgrade", Row("db.upgrade", "Bring the tables up to date; doing it twice changes nothing."))
+def upgraded(answer: Any) -> None:
+    """Print what was done to each part of the tables."""
+    rows = table("part", "revision", "what was done")
+    for row in answer.parts:
+        rows.add_row(line(row.part), line(row.revision), "upgraded" if row.changed else "nothing to do")
+    console().print(rows)

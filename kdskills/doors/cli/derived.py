@@ -1,0 +1,270 @@
+"""Commands made of operations: words from the input model, the call, the exit code of the answer.
+
+What a command's parameters are stands in a model, and models cost time to import. A command therefore makes its
+parameters when it is called or its own help is asked for; the help of its group needs one sentence only.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType, NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Union, get_args, get_origin
+
+import typer
+from typer.core import TyperCommand
+from typer.main import get_command
+
+from kdskills.app.operations import OPERATIONS
+from kdskills.doors.cli import within
+from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, failing, print_json
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from kdskills.app.operations.table import Emit
+
+Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Run code of the bundle's folder with your rights.")]
+Printer = Callable[..., None]
+
+#: Stands for the default of the model.
+OF_MODEL: Final = object()
+
+
+@dataclass(frozen=True)
+class Word:
+    """How an argument is said at the command line, where that differs from what its model says.
+
+    Attributes:
+        name: Of the option; the field's with dashes when empty.
+        short: The option's short form.
+        help: What it means; the field's description when empty.
+        default: What it is when nobody says it; the field's own by default.
+        shown: What the help tells as the default where the value itself tells nothing.
+        metavar: What a positional argument is called in the usage.
+        required: Whether it must be said though the model has a default.
+        commas: Whether one option holds all values, separated by commas; else the option is repeated.
+        ranged: Whether the command line checks the bounds of the model itself, and shows them.
+        otherwise: Gives the value when nobody says it and the command runs.
+    """
+
+    name: str = ""
+    short: str = ""
+    help: str = ""
+    default: Any = OF_MODEL
+    shown: str = ""
+    metavar: str | None = None
+    required: bool = False
+    commas: bool = False
+    ranged: bool = False
+    otherwise: Callable[[], Any] | None = None
+
+
+BUNDLE: Final = Word(help="The bundle's folder.", required=True)
+#: Arguments that many operations have, said alike by every command.
+WORDS: Final[Mapping[str, Word]] = MappingProxyType(
+    {
+        "bundle": BUNDLE,
+        "consumer": Word(short="-c"),
+        "tools": Word(help="Tools the consumer has, comma-separated; '' means none.", commas=True),
+        "model": Word(short="-m"),
+        "executor": Word(short="-e"),
+        "out": Word(short="-o"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A command made of an operation.
+
+    Attributes:
+        operation: Name in the table of operations.
+        summary: The command's help.
+        positional: Arguments that are said by their position, in order.
+        words: How arguments are said that are not as in `WORDS` or the model.
+        constants: Arguments nobody says here, and their values.
+        hidden: Arguments nobody says here; the model's defaults hold.
+        flags: Options of the printer by name, with their help.
+        trust: Whether the bundle's code may have to be trusted.
+        narrator: Makes what prints the events of a call on the way; none prints the answer alone.
+    """
+
+    operation: str
+    summary: str
+    positional: tuple[str, ...] = ()
+    words: Mapping[str, Word] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    hidden: tuple[str, ...] = ()
+    flags: Mapping[str, str] = field(default_factory=dict)
+    trust: bool = False
+    narrator: Callable[[], Emit] | None = None
+
+    def word(self, name: str) -> Word:
+        """Return how an argument is said."""
+        return self.words.get(name) or WORDS.get(name) or Word()
+
+    def fields(self) -> dict[str, FieldInfo]:
+        """Return the arguments that are said here, positional ones first."""
+        fields = OPERATIONS[self.operation].input.model_fields
+        names = dict.fromkeys((*self.positional, *fields))
+        return {name: fields[name] for name in names if name not in self.constants and name not in self.hidden}
+
+    def arguments(self, words: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the operation's arguments; one that nobody said is left to its model."""
+        arguments = dict(self.constants)
+        for name in self.fields():
+            word, value = self.word(name), words[name]
+            if value in (None, []) and word.otherwise is not None:
+                value = word.otherwise()
+            if word.commas and value is not None:
+                value = within.split(value)
+            if value is not None:
+                arguments[name] = value
+        return arguments
+
+
+class DerivedCommand(TyperCommand):
+    """A command that makes its parameters when they are first asked for."""
+
+    row: ClassVar[Row]
+    printer: ClassVar[Printer]
+
+    def __init__(self, name: str | None, **settings: Any) -> None:
+        super().__init__(name, **settings)
+        del self.params, self.callback  # `__getattr__` is asked for what an object has not got
+
+    def __getattr__(self, name: str) -> Any:
+        """Make the parameters, and what takes them, of the operation's input model."""
+        if name not in {"params", "callback"}:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        maker = typer.Typer(add_completion=False)
+        maker.command()(_function(self.row, type(self).printer))
+        command = get_command(maker)
+        self.params, self.callback = command.params, command.callback
+        return vars(self)[name]
+
+
+def derived(app: typer.Typer, name: str, row: Row) -> Callable[[Printer], Printer]:
+    """Return the decorator that adds a command to *app*, whose answers the decorated function prints."""
+
+    def add(printer: Printer) -> Printer:
+        kind = type("DerivedCommand", (DerivedCommand,), {"row": row, "printer": staticmethod(printer)})
+        app.command(name, cls=kind, help=row.summary)(lambda: None)
+        return printer
+
+    return add
+
+
+def answer(
+    ctx: typer.Context,
+    operation: str,
+    arguments: Mapping[str, Any],
+    printer: Callable[[Any], None],
+    *,
+    as_json: bool,
+    trust: bool = False,
+    asks: bool = True,
+    emit: Emit | None = None,
+) -> Any:
+    """Run an operation, print its answer and return it; *asks* as in `trusting`. Raises what `failing` raises."""
+    with failing(as_json=as_json):
+        output = within.trusting(
+            lambda trusted: within.run(ctx, lambda host: within.ask(host, operation, arguments, emit, trust=trusted)),
+            trust=trust,
+            asks=asks and not as_json,
+        )
+        if as_json:
+            print_json(output)
+        else:
+            printer(output)
+    return output
+
+
+def _function(row: Row, printer: Printer) -> Callable[..., None]:
+    """Return the function of a command, with the signature that typer reads parameters from."""
+
+    def command(ctx: typer.Context, **words: Any) -> None:
+        as_json = words["as_json"]
+        with failing(as_json=as_json):
+            arguments = row.arguments(words)
+        output = answer(
+            ctx,
+            row.operation,
+            arguments,
+            lambda output: printer(output, **{name: words[name] for name in row.flags}),
+            as_json=as_json,
+            trust=words.get("trust", False),
+            emit=None if as_json or row.narrator is None else row.narrator(),
+        )
+        raise typer.Exit(EXIT_NEGATIVE if output.negative else EXIT_OK)
+
+    options: dict[str, tuple[Any, Any]] = {name: _parameter(row, name, info) for name, info in row.fields().items()}
+    options |= {
+        name: (Annotated[bool, typer.Option(f"--{name}", help=text)], False) for name, text in row.flags.items()
+    }
+    options |= {"trust": (Trust, False)} if row.trust else {}
+    options |= {"as_json": (Json, False)}
+    signature = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    for name, (annotation, default) in options.items():
+        signature.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+        )
+    command.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]  # of functions, for `inspect`
+    command.__annotations__ = {part.name: part.annotation for part in signature}
+    return command
+
+
+def _parameter(row: Row, name: str, info: FieldInfo) -> tuple[Any, Any]:
+    """Return annotation and default of an argument; a default that is empty means that it must be said."""
+    word = row.word(name)
+    kind = str if word.commas else _type_of(info.annotation)
+    default = info.get_default(call_default_factory=True) if word.default is OF_MODEL else word.default
+    if word.required or (info.is_required() and word.default is OF_MODEL):
+        default = inspect.Parameter.empty
+    elif default == () or word.commas:
+        default = None
+    facts: dict[str, Any] = {"help": word.help or _meaning(info), "metavar": word.metavar}
+    if default is None:
+        kind |= None
+    facts |= {"show_default": word.shown} if word.shown else {}
+    facts |= _bounds(info) if word.ranged else {}
+    if name in row.positional:
+        return Annotated[kind, typer.Argument(**facts)], default
+    spelling = word.name or f"--{name.replace('_', '-')}"
+    return Annotated[kind, typer.Option(spelling, *filter(None, (word.short,)), **facts)], default
+
+
+def _type_of(annotation: Any) -> Any:
+    """Return what the command line reads for a field: one of several texts as text, several values as a list."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin in {Union, UnionType}:
+        return _type_of(next(part for part in parts if part is not NoneType))
+    if origin is Annotated:
+        return _type_of(parts[0])
+    if origin is tuple:
+        return list[_type_of(parts[0])]  # type: ignore[misc]  # a type made at run time
+    kind = str if origin is Literal else annotation
+    if kind not in {str, int, float, bool, Path}:
+        raise TypeError(f"no command line says {annotation}")
+    return kind
+
+
+def _meaning(info: FieldInfo) -> str:
+    """Return the description of a field, with the texts it may have."""
+    text = info.description or ""
+    annotations = [info.annotation, *get_args(info.annotation)]
+    choices = next((get_args(part) for part in annotations if get_origin(part) is Literal), ())
+    if not choices:
+        return text
+    *first, last = (f"`{choice}`" for choice in choices)
+    return f"{text.removesuffix('.')}: {', '.join(first)} or {last}."
+
+
+def _bounds(info: FieldInfo) -> dict[str, Any]:
+    least = next((limit.ge for limit in info.metadata if hasattr(limit, "ge")), None)
+    most = next((limit.le for limit in info.metadata if hasattr(limit, "le")), None)
+    return {"min": least, "max": most}
