@@ -22,7 +22,7 @@ from kdskills.skills.folder import (
     unusable,
 )
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES
-from kdskills.skills.index import compact_mapping
+from kdskills.skills.index import JsonMapping
 from kdskills.skills.listing import (
     NO_STAMP,
     RACY_NS,
@@ -455,7 +455,7 @@ class SkillLoader:
             layer=self._root.kind,
             file=f"{self._source.base}/{path}/{name}",
             content=lambda full_id: self.content(path, full_id, read.files, read.digests),
-            form=compact_mapping,
+            form=JsonMapping,
             tools=read.tools,
             findings=read.findings,
             digest=read.digests[0],

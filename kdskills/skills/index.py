@@ -36,15 +36,20 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class JsonMapping(Mapping[str, Any]):
-    """A mapping kept as JSON text and decoded when it is looked into; equal to any mapping with the same items."""
+    """A mapping kept as JSON text and decoded when it is looked into; equal to any mapping with the same items.
 
-    __slots__ = ("_text",)
+    Args:
+        content: The JSON text, or values that nobody else changes and that become text at the first use: most starts
+            never look into a frontmatter.
+    """
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    __slots__ = ("_content",)
+
+    def __init__(self, content: str | dict[str, Any]) -> None:
+        self._content = content
 
     def _decoded(self) -> dict[str, Any]:
-        decoded: dict[str, Any] = json.loads(self._text)
+        decoded: dict[str, Any] = json.loads(self.text)
         return decoded
 
     def __getitem__(self, key: str) -> Any:
@@ -62,12 +67,10 @@ class JsonMapping(Mapping[str, Any]):
     @property
     def text(self) -> str:
         """The JSON text."""
-        return self._text
-
-
-def compact_mapping(values: dict[str, Any]) -> JsonMapping:
-    """Return *values* as JSON text that is decoded when it is looked into: thousands of frontmatters weigh much."""
-    return JsonMapping(json_text(values))
+        content = self._content  # one field, so that threads which come together see either form, never none
+        if not isinstance(content, str):
+            content = self._content = json_text(content)
+        return content
 
 
 def json_text(value: Any) -> str:

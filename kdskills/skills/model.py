@@ -32,15 +32,13 @@ def maker_of(cls: type[T]) -> Callable[..., T]:
         (each.name, Any, field(default=each.default, default_factory=each.default_factory))
         for each in fields(cls)  # type: ignore[arg-type]
     ]
-    twin = make_dataclass(cls.__name__, rows, slots=True, repr=False, eq=False)
 
-    def make(*values: Any, **keywords: Any) -> T:
-        instance: Any = twin(*values, **keywords)
+    def lock(instance: Any) -> None:
         instance.__class__ = cls
-        typed_instance: T = instance
-        return typed_instance
 
-    return make
+    twin: Any = make_dataclass(cls.__name__, rows, slots=True, repr=False, eq=False, namespace={"__post_init__": lock})
+    maker: Callable[..., T] = twin
+    return maker
 
 
 @dataclass(frozen=True, slots=True)

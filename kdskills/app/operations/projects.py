@@ -20,7 +20,7 @@ from kdskills.app.operations.scoped import ProjectInput, audit_name, readable, r
 from kdskills.app.operations.table import Context, Implementation
 from kdskills.app.projects.folders import file_digest
 from kdskills.errors import BadRequest
-from kdskills.skills.archives.zip_format import RULES
+from kdskills.skills.zip_format import RULES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar, cast
 
 from kdskills.errors import NotFound, OperatorMustAct
-from kdskills.skills.archives import ArchiveLimits, ArchiveRefused, unpack_skill, write_archive
-from kdskills.skills.archives.unpack import remove_tree
+from kdskills.skills.archives import ArchiveLimits, ArchiveRefused, remove_tree, unpack_skill, write_archive
 from kdskills.skills.private_files import make_folder, open_private, private_folder
 from kdskills.storage.database import micros
 

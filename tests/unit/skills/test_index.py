@@ -113,6 +113,16 @@ def test_a_warm_start_reads_nothing_and_says_the_same(root, store, reads):
     assert skill.body == "Body."
 
 
+def test_a_frontmatter_never_changes(root, store):
+    """What is taken out of a frontmatter is a copy, whether it was JSON text before, became it now, or came from an index."""
+    unused, written, warm = (make(root, folder).snapshot() for folder in (None, store, store))
+    for snapshot in (unused, written, warm):
+        frontmatter = snapshot.skills["acme.skill-0"].frontmatter
+        frontmatter["odd"].append("more")
+        assert (frontmatter["odd"], len(frontmatter["odd"])) == ([1, 2.5, None, True, {"deep": "ä"}], 5)
+        assert frontmatter == unused.skills["acme.skill-0"].frontmatter
+
+
 def test_the_file_is_private_and_holds_no_body(root, store):
     """Mode 0600 in a folder 0700, written whole, without bodies and without leftovers."""
     make(root, store).snapshot()

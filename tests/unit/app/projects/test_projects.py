@@ -15,8 +15,7 @@ from kdskills.app.projects.views import ProjectViews
 from kdskills.errors import BadRequest, Conflict, NotFound
 from kdskills.hooks import hookimpl
 from kdskills.skills import SkillRoot
-from kdskills.skills.archives import ArchiveRefused, read_tree, version_of
-from kdskills.skills.archives.unpack import remove_tree
+from kdskills.skills.archives import ArchiveRefused, read_tree, remove_tree, version_of
 from kdskills.turn import Granted, Refused
 
 

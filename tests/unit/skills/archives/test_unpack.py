@@ -17,8 +17,15 @@ from hypothesis import strategies as st
 
 from kdskills.errors import FileRefused
 from kdskills.skills import parse_skill
-from kdskills.skills.archives import ArchiveLimits, ArchiveRefused, read_tree, unpack_skill, version_of, write_archive
-from kdskills.skills.archives.unpack import remove_tree
+from kdskills.skills.archives import (
+    ArchiveLimits,
+    ArchiveRefused,
+    read_tree,
+    remove_tree,
+    unpack_skill,
+    version_of,
+    write_archive,
+)
 
 SKILL = b"---\nname: brief\ndescription: Turns long material into one page.\n---\n\nRead, then write.\n"
 

@@ -1,6 +1,8 @@
-"""Unpack an archive into a folder of its own, or leave nothing behind.
+"""Skills as zip archives: judged by their directory before anything is inflated, unpacked to disk in pieces, written the
+same everywhere.
 
-Names, kinds and amounts are decided by the archive's directory alone, before anything is inflated.
+`unpack_skill` is the way in, `write_archive` the way out. Names, kinds and amounts are decided by the archive's directory
+alone, before a file is opened. Nothing of a refused archive stays.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from kdskills.errors import Diagnostic
-from kdskills.skills.archives.zip_format import (
+from kdskills.skills.fields import MAX_NAME, check_name
+from kdskills.skills.findings import FileFindings
+from kdskills.skills.frontmatter import MAX_SKILL_BYTES
+from kdskills.skills.listing import SKILL_FILES
+from kdskills.skills.model import Skill
+from kdskills.skills.parse import parse_skill, parse_skill_bytes, validate_skill
+from kdskills.skills.private_files import make_folder
+from kdskills.skills.zip_format import (
     DEFLATED,
     ENCRYPTED,
     MASKED,
@@ -30,15 +39,10 @@ from kdskills.skills.archives.zip_format import (
     ZipEntry,
     pieces,
     read_directory,
+    read_tree,
     version_of,
+    write_archive,
 )
-from kdskills.skills.fields import MAX_NAME, check_name
-from kdskills.skills.findings import FileFindings
-from kdskills.skills.frontmatter import MAX_SKILL_BYTES
-from kdskills.skills.listing import SKILL_FILES
-from kdskills.skills.model import Skill
-from kdskills.skills.parse import parse_skill, parse_skill_bytes, validate_skill
-from kdskills.skills.private_files import make_folder
 
 MACOS = "__MACOSX"
 FINDER = ".DS_Store"
@@ -402,3 +406,16 @@ def _write(stream: BinaryIO, planned: PlannedFile, folder: Path) -> TreeFile:
         os.fchmod(out.fileno(), mode)
         os.fsync(out.fileno())  # a version is renamed into place: its bytes must be there first
     return TreeFile(planned.path, size, hasher.hexdigest(), planned.executable)
+
+
+__all__ = [
+    "ArchiveLimits",
+    "ArchiveRefused",
+    "TreeFile",
+    "UnpackedSkill",
+    "read_tree",
+    "remove_tree",
+    "unpack_skill",
+    "version_of",
+    "write_archive",
+]
