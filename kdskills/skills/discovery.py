@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from kdskills.errors import Diagnostic, FileRefused
 from kdskills.skills.content import ContentReader, RegistryContent, RootTexts
@@ -61,22 +61,6 @@ class ScanLimits:
 SCAN_LIMITS = ScanLimits()
 
 
-class Loader(Protocol):
-    """Makes a record of a skill's folder: reads the skill file and its companions, and parses them."""
-
-    def __call__(
-        self,
-        descriptor: int,
-        path: str,
-        layout_namespace: str,
-        listing: FolderListing,
-        subtree: Subtree,
-        old: SkillRecord | None,
-    ) -> SkillRecord:
-        """Return the record. Nothing in a file raises."""
-        ...
-
-
 class _Folder:
     """A folder opened only when something in it must be read, by way of the folder it lies in."""
 
@@ -120,7 +104,7 @@ class RootScanner:
         self,
         root: SkillRoot,
         old: RootScan | None,
-        load: Loader,
+        load: SkillLoader,
         clock: Callable[[], int],
         limits: ScanLimits = SCAN_LIMITS,
         base: str | None = None,
@@ -424,11 +408,11 @@ class SkillLoader:
         else:
             parsed = self._parse(path, name, layout_namespace, read)
         assert parsed.full_id is not None  # known for every folder
-        stamps = b"".join([mark.stamp for mark in subtree.marks]) + read.stamps
+        stamps = subtree.stamps + read.stamps
         return make_record(
             path,
             layout_namespace,
-            tuple([mark.path for mark in subtree.marks[1:]]),
+            tuple(subtree.below),
             read.files,
             read.digests,
             stamps,

@@ -9,7 +9,6 @@ import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from kdskills.errors import Diagnostic, FileRefused
 from kdskills.skills.model import Skill, maker_of
@@ -247,18 +246,12 @@ def unreadable_note(path: str, reason: str | FileRefused) -> Diagnostic:
     return Diagnostic("unreadable", "warning", f"The folder {printable} cannot be read: {reason}.", printable)
 
 
-class FolderMark(NamedTuple):
-    """A folder, posix and relative to the root, and its stamp."""
-
-    path: str
-    stamp: bytes
-
-
 @dataclass(slots=True)
 class Subtree:
-    """What lies below a skill's folder: marks of the folders entered, nested skills, and how much there is."""
+    """What a skill's folder owns: the folders below it, the stamps of itself and of these, nested skills, and how much."""
 
-    marks: list[FolderMark] = field(default_factory=list)
+    stamps: bytes = b""
+    below: list[str] = field(default_factory=list)
     nested: list[str] = field(default_factory=list)
     notes: list[Diagnostic] = field(default_factory=list)
     count: int = 0
@@ -267,11 +260,11 @@ class Subtree:
     @property
     def over(self) -> bool:
         """Whether the skill is beyond its bounds, so that looking further is useless."""
-        return self.count > MAX_FILES or self.size > MAX_BYTES or len(self.marks) > MAX_FILES
+        return self.count > MAX_FILES or self.size > MAX_BYTES or len(self.below) >= MAX_FILES
 
-    def add(self, path: str, listing: FolderListing) -> None:
+    def add(self, listing: FolderListing) -> None:
         """Take in one folder."""
-        self.marks.append(FolderMark(path, listing.stamp))
+        self.stamps += listing.stamp
         self.notes += listing.notes
         self.count += listing.count
         self.size += listing.size
@@ -287,7 +280,7 @@ def walk_subtree(descriptor: int, path: str, listing: FolderListing, *, nested: 
         nested: Whether deeper skill files are skills of their own; then their folders are left to them.
     """
     subtree = Subtree()
-    subtree.add(path, listing)
+    subtree.add(listing)
     _descend(descriptor, path, listing.folders, subtree, nested, depth=1)
     if subtree.over:
         subtree.notes.append(
@@ -316,14 +309,15 @@ def _descend(parent: int, path: str, names: list[str], subtree: Subtree, nested:
             continue
         try:
             listing = list_folder(descriptor, folder_path)
+            subtree.below.append(folder_path)
             if listing.skill_file is not None:
                 subtree.nested.append(folder_path)
                 if nested:
                     # Its listing still counts here: without its skill file the folder falls back to this skill.
-                    subtree.marks.append(FolderMark(folder_path, listing.stamp))
+                    subtree.stamps += listing.stamp
                     continue
                 subtree.notes.append(_nested_note(join(folder_path, listing.skill_file)))
-            subtree.add(folder_path, listing)
+            subtree.add(listing)
             _descend(descriptor, folder_path, listing.folders, subtree, nested, depth + 1)
         except OSError as error:
             subtree.notes.append(unreadable_note(folder_path, error.strerror or "the system refused"))
