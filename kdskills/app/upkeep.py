@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from kdskills.errors import KdskillsError, OperatorMustAct
-from kdskills.jobs.heads import OPEN, TERMINAL
+from kdskills.jobs.model import OPEN, TERMINAL
 from kdskills.storage.database import micros, utc_now
 from kdskills.storage.folder import StateUnwritable, check_writable
 

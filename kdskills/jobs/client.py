@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from kdskills.errors import Conflict, KdskillsError, NotFound
 from kdskills.execution.streams import LogPiece
 from kdskills.jobs.attempts import Attempt
-from kdskills.jobs.attempts.order import OutputError
-from kdskills.jobs.heads import TERMINAL, JobHead, TaskHead
-from kdskills.jobs.model import JobSpec, Scope, TaskSpec
+from kdskills.jobs.model import TERMINAL, JobHead, JobSpec, OutputError, Scope, TaskHead, TaskSpec
 from kdskills.jobs.opening import Work, open_work
 from kdskills.jobs.plan import check_graph
 from kdskills.jobs.records import (

@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from kdskills.errors import BadRequest
-from kdskills.jobs.heads import TERMINAL, JobStatus, StepHead, StepStatus, TaskHead
-from kdskills.jobs.model import JobSpec, StepSpec
+from kdskills.jobs.model import TERMINAL, JobSpec, JobStatus, StepHead, StepSpec, StepStatus, TaskHead
 
 
 @dataclass(frozen=True, slots=True)

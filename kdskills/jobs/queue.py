@@ -18,7 +18,7 @@ from kdskills.storage.database import micros, upsert, utc_now
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from kdskills.jobs.heads import TaskHead
+    from kdskills.jobs.model import TaskHead
     from kdskills.jobs.records import WorkRecords
     from kdskills.jobs.roster import Roster
 

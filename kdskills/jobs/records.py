@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from kdskills.jobs.heads import (
+from kdskills.jobs.model import (
     ARTIFACTS,
     ENDPOINTS,
     JOBS,
@@ -22,10 +22,12 @@ from kdskills.jobs.heads import (
     TASKS,
     TERMINAL,
     JobHead,
+    JobSpec,
+    Scope,
     TaskHead,
+    TaskSpec,
     before,
 )
-from kdskills.jobs.model import JobSpec, Scope, TaskSpec
 from kdskills.jobs.plan import steps_of
 from kdskills.storage.database import micros, moment_of, upsert, utc_now
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from kdskills.jobs.attempts import Attempt, AttemptFacts, Verdict
-    from kdskills.jobs.heads import TaskHead
+    from kdskills.jobs.model import TaskHead
     from kdskills.jobs.tables import WorkTables
 
 

@@ -20,9 +20,9 @@ from typing import Final
 from kdskills.errors import BadRequest, ExecFailed, ExecRefused, KdskillsError
 from kdskills.execution.protocol import Handle, Reachable
 from kdskills.jobs.attempts import shim
-from kdskills.jobs.attempts.order import AttemptFacts, Endpoint, ProcessIdentity
+from kdskills.jobs.attempts.order import AttemptFacts, ProcessIdentity
 from kdskills.jobs.companion import line_pattern
-from kdskills.jobs.model import OnHttp, OnPattern, ServiceSpec
+from kdskills.jobs.model import Endpoint, OnHttp, OnPattern, ServiceSpec
 
 LOOK_S: Final = 0.02
 MAX_PATTERN: Final = 1000

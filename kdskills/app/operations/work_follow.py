@@ -55,11 +55,11 @@ from kdskills.app.work import (
     scope_of,
     task_revision,
 )
-from kdskills.jobs.heads import JobHead, TaskHead
+from kdskills.jobs.model import JobHead, TaskHead
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
-    from kdskills.jobs.heads import JobHead, TaskHead
+    from kdskills.jobs.model import JobHead, TaskHead
 
 
 S = TypeVar("S", TaskSnapshot, JobSnapshot)

@@ -10,8 +10,7 @@ from typing import Final, Literal
 from kdskills.app.operations.models import Output
 from kdskills.app.operations.paging import PageOutput
 from kdskills.execution.streams import LogPiece
-from kdskills.jobs.attempts.order import OutputError
-from kdskills.jobs.heads import ArtifactRef, JobHead, JobStatus, StepHead, StepStatus, TaskHead, TaskStatus
+from kdskills.jobs.model import ArtifactRef, JobHead, JobStatus, OutputError, StepHead, StepStatus, TaskHead, TaskStatus
 
 RunStatus = Literal["succeeded", "failed", "timeout", "canceled"]
 

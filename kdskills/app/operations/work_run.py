@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from kdskills.app.host import Host
     from kdskills.app.work import RunPlace
-    from kdskills.jobs.heads import TaskHead
+    from kdskills.jobs.model import TaskHead
     from kdskills.jobs.settings import JobsSettings
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kdskills.app.identity import Identity
     from kdskills.jobs.artifacts import ArtifactStore
     from kdskills.jobs.client import Kind, SubmissionHook
-    from kdskills.jobs.heads import JobHead, TaskHead
+    from kdskills.jobs.model import JobHead, TaskHead
     from kdskills.jobs.records import WorkRecords
     from kdskills.jobs.settings import JobsSettings
     from kdskills.skills.model import Skill

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Final, Generic, Literal, TypeVar
 
 from kdskills.errors import Conflict
-from kdskills.jobs.heads import TERMINAL, JobHead, StepHead, TaskHead
+from kdskills.jobs.model import TERMINAL, JobHead, StepHead, TaskHead
 from kdskills.storage.database import utc_now
 
 EventKind = Literal["state", "output", "heartbeat"]

@@ -19,8 +19,8 @@ from kdskills.errors import ExecRefused, KdskillsError
 from kdskills.execution.probing import require_consent
 from kdskills.jobs.attempts import AttemptFacts, AttemptOrder, ProcessIdentity, SessionFolder, Verdict, shim
 from kdskills.jobs.attempts.exchange import refusal, to_request, to_verdict
-from kdskills.jobs.attempts.order import OutputError
 from kdskills.jobs.attempts.sessions import Bounds, workdir_files
+from kdskills.jobs.model import OutputError
 from kdskills.jobs.services import ServiceSupervisor
 
 if TYPE_CHECKING:

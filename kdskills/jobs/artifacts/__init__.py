@@ -5,8 +5,14 @@ stands in the table `kd_artifacts`. What is read back is checked against its dig
 """
 
 from kdskills.jobs.artifacts.blobs import ArtifactCorrupt, ArtifactStoreUnavailable, Blobs, artifact_id, mime_of
-from kdskills.jobs.artifacts.keeper import ArtifactKeeper, ArtifactRow
-from kdskills.jobs.artifacts.store import ArtifactStore, Stored, artifacts_url, open_artifacts
+from kdskills.jobs.artifacts.store import (
+    ArtifactKeeper,
+    ArtifactRow,
+    ArtifactStore,
+    Stored,
+    artifacts_url,
+    open_artifacts,
+)
 
 __all__ = [
     "ArtifactCorrupt",

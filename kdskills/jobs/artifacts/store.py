@@ -1,4 +1,9 @@
-"""The store of artifacts: opened by its URL, addressed by content, streamed both ways, checked when it is read."""
+"""Artifacts: bytes addressed by content in a storage opened by its URL, and their provenance as rows of `kd_artifacts`.
+
+Bytes are streamed both ways and checked when they are read. They are forgotten when no row of the project has their digest. A
+note in `kd_meta` stands while they are being deleted, and whoever stores the same bytes then waits for it, so that no row is
+left without its bytes.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +11,34 @@ import asyncio
 import hashlib
 import os
 import secrets
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import urlsplit
 
-from kdskills.errors import BadRequest
-from kdskills.jobs.artifacts.blobs import CHUNK, ArtifactCorrupt, ArtifactStoreUnavailable, Blobs, blob_key
-from kdskills.skills.private_files import open_private
+from kdskills.errors import BadRequest, NotFound
+from kdskills.jobs.artifacts.blobs import (
+    CHUNK,
+    ArtifactCorrupt,
+    ArtifactStoreUnavailable,
+    Blobs,
+    artifact_id,
+    blob_key,
+    mime_of,
+)
+from kdskills.jobs.model import ArtifactRef, Scope, TaskHead
+from kdskills.skills.private_files import open_private, private_folder, write_private
+from kdskills.storage.database import Database, micros, moment_of, upsert, utc_now
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from kdskills.jobs.tables import WorkTables
+
 
 LINK: Final = timedelta(minutes=15)
 
@@ -171,3 +194,262 @@ def open_blobs(url: str) -> Blobs:
 
         return cloud_blobs(parts.scheme, parts.netloc, prefix)
     raise ArtifactStoreUnavailable(f"artifacts are kept in {FORMS}, not {parts.scheme}://")
+
+
+STALE: Final = timedelta(minutes=2)
+"""A note older than this is of a process that died while it deleted."""
+
+INPUT_KEEP: Final = timedelta(days=8)
+"""How long an input is kept that no task owns: longer than any task waits."""
+
+WAIT_S: Final = 0.2
+CACHE_S: Final = 86_400.0
+_LOCK: Final = 2_037_582
+
+
+class OutputFile(Protocol):
+    """An output on this host."""
+
+    @property
+    def path(self) -> str:
+        """Where the program left it."""
+        ...
+
+    @property
+    def mode(self) -> int:
+        """Its permission bits."""
+        ...
+
+    @property
+    def file(self) -> Path:
+        """Where its bytes are."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactRow:
+    """An artifact as its row tells it: content, name and where it came from."""
+
+    id: str
+    project: str
+    agent: str
+    task_id: str | None
+    job_id: str | None
+    path: str
+    sha256: str
+    size: int
+    mime: str
+    mode: int
+    skill_name: str
+    version_hash: str
+    created_at: datetime
+
+
+class ArtifactKeeper:
+    """Keeps outputs of tasks and finds them again.
+
+    Args:
+        store: Where the bytes are.
+        database: Where the rows are.
+        tables: The tables of background work.
+        cache: Folder of copies on this host, for inputs of programs.
+    """
+
+    def __init__(self, store: ArtifactStore, database: Database, tables: WorkTables, cache: Path) -> None:
+        self.store = store
+        self._database = database
+        self._tables = tables
+        self._cache = cache
+
+    async def keep(self, head: TaskHead, files: Sequence[OutputFile]) -> tuple[ArtifactRef, ...]:
+        """Store a task's outputs; doing it again for the same task gives the same ids."""
+        refs: list[ArtifactRef] = []
+        for item in files:
+            content = await self.store.measure(item.file)
+            ref = ArtifactRef(
+                artifact_id=artifact_id(head.id, item.path),
+                path=item.path,
+                size=content.size,
+                sha256=content.sha256,
+                mime=mime_of(item.path),
+                mode=item.mode,
+            )
+            await self._note_down(_provenance(head), ref)
+            await self.store.save(head.scope.project, item.file)
+            refs.append(ref)
+        return tuple(refs)
+
+    async def find(self, scope: Scope, item: str) -> ArtifactRow:
+        """Return an artifact of the caller's project.
+
+        Raises:
+            NotFound: There is none of this id, or it belongs to another project.
+        """
+        table = self._tables.artifacts
+        query = table.select().where(
+            table.c.id == item, table.c.tenant == scope.tenant, table.c.project == scope.project
+        )
+        row = await self._database.read(lambda link: link.execute(query).mappings().first())
+        if row is None:
+            raise NotFound(f"there is no artifact {item!r}", artifact_id=item)
+        return _artifact_row(row)
+
+    async def require(self, scope: Scope, items: Sequence[str]) -> None:
+        """Raise NotFound for the first of *items* that is no artifact of the caller's project."""
+        table = self._tables.artifacts
+        mine = (table.c.tenant == scope.tenant, table.c.project == scope.project)
+        query = table.select().with_only_columns(table.c.id).where(table.c.id.in_(sorted(set(items))), *mine)
+        present = set(await self._database.read(lambda link: list(link.execute(query).scalars())))
+        for item in items:
+            if item not in present:
+                raise NotFound(f"there is no artifact {item!r}", artifact_id=item)
+
+    async def fetch(self, scope: Scope, item: str) -> Path:
+        """Return a copy of an artifact on this host, which nobody may change. Raises NotFound."""
+        artifact = await self.find(scope, item)
+        folder = self._cache / hashlib.sha256(artifact.project.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        target = folder / artifact.sha256
+        await asyncio.to_thread(_tidy, folder)
+        if not await asyncio.to_thread(_touched, target):
+            await self.store.fetch(artifact.project, artifact.sha256, target)
+        return target
+
+    async def forget(self, task_ids: Sequence[str]) -> None:
+        """Forget the artifacts of these tasks, and the bytes no other artifact of their project has."""
+        if not task_ids:
+            return
+        loose = await self._database.write(lambda link: self._remove(link, tuple(task_ids)))
+        for project, sha256 in loose:
+            await self.store.delete(project, sha256)
+            await self._database.write(partial(self._done, note=_note(project, sha256)))
+
+    async def keep_input(self, scope: Scope, data: bytes) -> str:
+        """Store an input that came with a call and return its id; it stays `INPUT_KEEP` after it last came."""
+        folder = self._cache / "coming"
+        source = folder / secrets.token_hex(12)
+        await asyncio.to_thread(_write, source, data)
+        try:
+            content = await self.store.measure(source)
+            item = artifact_id(f"input of {scope.tenant}", f"{scope.project}/{content.sha256}").replace("art_", "inp_")
+            ref = ArtifactRef(artifact_id=item, path="", size=content.size, sha256=content.sha256)
+            await self._note_down({"tenant": scope.tenant, "project": scope.project, "agent": scope.agent}, ref)
+            await self.store.save(scope.project, source)
+        finally:
+            source.unlink(missing_ok=True)
+        return item
+
+    async def _note_down(self, whose: Mapping[str, str | None], ref: ArtifactRef) -> None:
+        """Add the row of an artifact, when nobody is deleting its bytes: those stored from now on stay."""
+        while True:
+            if await self._database.write(partial(self._add, whose=whose, ref=ref)):
+                return
+            await asyncio.sleep(WAIT_S)  # another process is at it, and tells nobody when it is through
+
+    def _add(self, link: sa.Connection, whose: Mapping[str, str | None], ref: ArtifactRef) -> bool:
+        """Add a row; False while somebody deletes the same bytes."""
+        self._alone(link)
+        project, meta = str(whose["project"]), self._tables.meta
+        note = link.execute(meta.select().where(meta.c.name == _note(project, ref.sha256))).mappings().first()
+        if note is not None:
+            if micros(utc_now()) - int(note["value"]) < STALE / timedelta(microseconds=1):
+                return False
+            self._done(link, _note(project, ref.sha256))
+        table = self._tables.artifacts
+        row = {
+            "id": ref.artifact_id,
+            "task_id": None,
+            "job_id": None,
+            "skill_name": "",
+            "version_hash": "",
+            "path": ref.path,
+            "sha256": ref.sha256,
+            "size": ref.size,
+            "mime": ref.mime,
+            "mode": ref.mode,
+            "created_at": micros(utc_now()),
+            **whose,
+        }
+        new = upsert(link.dialect.name, table).values(row)
+        link.execute(
+            new.on_conflict_do_update(
+                index_elements=["id"], set_={name: row[name] for name in ("sha256", "size", "created_at")}
+            )
+        )
+        return True
+
+    def _remove(self, link: sa.Connection, task_ids: tuple[str, ...]) -> list[tuple[str, str]]:
+        """Remove the rows of tasks, note the bytes nobody has any more, and return them."""
+        import sqlalchemy as sa
+
+        self._alone(link)
+        table, meta = self._tables.artifacts, self._tables.meta
+        old = micros(utc_now() - INPUT_KEEP)
+        mine = sa.or_(table.c.task_id.in_(task_ids), sa.and_(table.c.task_id.is_(None), table.c.created_at < old))
+        had = sorted({(row[0], row[1]) for row in link.execute(sa.select(table.c.project, table.c.sha256).where(mine))})
+        link.execute(table.delete().where(mine))
+        loose = []
+        for project, sha256 in had:
+            remaining_rows = sa.select(table.c.id).where(table.c.project == project, table.c.sha256 == sha256).limit(1)
+            if link.execute(remaining_rows).first() is None:
+                loose.append((project, sha256))
+                new = upsert(link.dialect.name, meta).values(name=_note(project, sha256), value=str(micros(utc_now())))
+                link.execute(new.on_conflict_do_update(index_elements=["name"], set_={"value": new.excluded.value}))
+        return loose
+
+    def _done(self, link: sa.Connection, note: str) -> None:
+        link.execute(self._tables.meta.delete().where(self._tables.meta.c.name == note))
+
+    def _alone(self, link: sa.Connection) -> None:
+        """Let nobody else add or remove artifacts until this transaction is over; SQLite does so by itself."""
+        if link.dialect.name == "postgresql":
+            link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+
+
+def _provenance(head: TaskHead) -> dict[str, str | None]:
+    placement = head.spec.placement
+    return {
+        "tenant": head.scope.tenant,
+        "project": head.scope.project,
+        "agent": head.scope.agent,
+        "task_id": head.id,
+        "job_id": head.job_id,
+        "skill_name": placement.skill_name,
+        "version_hash": placement.version_hash,
+    }
+
+
+def _write(path: Path, data: bytes) -> None:
+    _tidy(path.parent)
+    write_private(path, data)
+
+
+def _note(project: str, sha256: str) -> str:
+    return "forget:" + hashlib.sha256(f"{sha256}{project}".encode("utf-8", "surrogatepass")).hexdigest()[:40]
+
+
+def _artifact_row(row: Any) -> ArtifactRow:
+    names = ("id", "project", "agent", "task_id", "job_id", "path", "sha256", "size", "mime", "mode")
+    values = {name: row[name] for name in (*names, "skill_name", "version_hash")}
+    return ArtifactRow(**values, created_at=moment_of(row["created_at"]))
+
+
+def _touched(path: Path) -> bool:
+    """Say that a copy is in use; False when it is not there."""
+    try:
+        path.touch(exist_ok=True) if path.is_file() else path.stat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _tidy(folder: Path) -> None:
+    """Make the folder of copies, and remove those nobody asked for in a day."""
+    private_folder(folder.parent)
+    private_folder(folder)
+    oldest = time.time() - CACHE_S
+    for path in folder.iterdir():
+        try:
+            if path.lstat().st_mtime < oldest:
+                path.unlink()
+        except FileNotFoundError:  # another process was quicker
+            continue

@@ -24,8 +24,8 @@ from kdskills.execution.request import (
     Owner,
 )
 from kdskills.jobs.attempts import shim
-from kdskills.jobs.attempts.order import AttemptOrder, OutFile, OutputBounds, OutputError, Verdict, VerdictStatus
-from kdskills.jobs.model import Inline
+from kdskills.jobs.attempts.order import AttemptOrder, OutFile, OutputBounds, Verdict, VerdictStatus
+from kdskills.jobs.model import Inline, OutputError
 
 EVERYTHING: Final = "**"
 MARKER: Final = ".kdskills-looked"

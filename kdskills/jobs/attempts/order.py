@@ -11,7 +11,7 @@ from pydantic import Field
 
 from kdskills.errors import BadRequest
 from kdskills.execution.request import Status
-from kdskills.jobs.model import MIB, TaskSpec, Value
+from kdskills.jobs.model import MIB, Endpoint, OutputError, TaskSpec, Value
 
 VerdictStatus = Status | Literal["startup_timeout", "lost"]
 AttemptState = Literal["starting", "running", "ended", "lost"]
@@ -76,14 +76,6 @@ class AttemptOrder(Value):
         return {"backstop_s": self.backstop_s, "lease_file": lease, "order": self.model_dump(mode="json")}
 
 
-class Endpoint(Value):
-    """Where a port of a service is reached on its host."""
-
-    port: int
-    host_port: int
-    url: str
-
-
 class ProcessIdentity(Value):
     """A process told from every other that ever had its number."""
 
@@ -120,14 +112,6 @@ class OutFile(Value):
     sha256: str
     mode: int
     file: str
-
-
-class OutputError(Value):
-    """A declared output that was not kept, or a session file that was not stored, and why."""
-
-    path: str
-    code: str
-    message: str
 
 
 class Verdict(Value):

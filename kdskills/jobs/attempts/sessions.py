@@ -22,7 +22,7 @@ from kdskills.execution.collect import MAX_ERRORS
 from kdskills.execution.request import Artifact, ExecResult
 from kdskills.execution.stage import locked
 from kdskills.jobs.attempts.exchange import MARKER
-from kdskills.jobs.attempts.order import OutputError
+from kdskills.jobs.model import OutputError
 from kdskills.skills.private_files import make_folder, open_private, private_folder
 
 _CURRENT: Final = "current"

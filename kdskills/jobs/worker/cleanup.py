@@ -5,29 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kdskills.errors import BadRequest
 from kdskills.jobs.attempts.attempt import RUNS, attempt_alive
 from kdskills.jobs.attempts.order import require_task_id
-from kdskills.jobs.heads import TERMINAL
+from kdskills.jobs.model import TERMINAL
 from kdskills.jobs.opening import Work
 from kdskills.jobs.roster import Roster
-from kdskills.jobs.worker.context import LOG
+from kdskills.jobs.worker.context import LOG, OutputKeeper
 from kdskills.storage.database import micros, utc_now
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import sqlalchemy as sa
-
-
-class Forgets(Protocol):
-    """Where artifacts are."""
-
-    async def forget(self, task_ids: Sequence[str]) -> None:
-        """Forget the artifacts of these tasks."""
-        ...
 
 
 class Retention:
@@ -40,7 +30,7 @@ class Retention:
         artifacts: Where artifacts are.
     """
 
-    def __init__(self, work: Work, artifacts: Forgets) -> None:
+    def __init__(self, work: Work, artifacts: OutputKeeper) -> None:
         self._work = work
         self._artifacts = artifacts
         self._settings = work.settings

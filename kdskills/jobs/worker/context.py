@@ -17,8 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
-from kdskills.jobs.heads import ArtifactRef, TaskHead
-from kdskills.jobs.model import Scope
+from kdskills.jobs.model import ArtifactRef, Scope, TaskHead
 from kdskills.jobs.opening import Work
 from kdskills.jobs.queue import Capacity
 from kdskills.storage.database import DatabaseUnavailable

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import KdskillsError
 from kdskills.jobs.attempts import Attempt, AttemptFacts, AttemptOrder, OrderInput, OutputBounds, Verdict
-from kdskills.jobs.attempts.order import OutputError
-from kdskills.jobs.heads import ArtifactRef, JobHead, TaskHead
-from kdskills.jobs.model import FromArtifact, TaskSpec
+from kdskills.jobs.model import ArtifactRef, FromArtifact, JobHead, OutputError, TaskHead, TaskSpec
 from kdskills.jobs.plan import JobPlan, decide, step_task_id
 from kdskills.jobs.records import began, dump, ending, follows, new_task, printed, readiness
 from kdskills.jobs.services import restart_delay_s

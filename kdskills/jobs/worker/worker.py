@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import KdskillsError
-from kdskills.jobs.heads import TERMINAL
+from kdskills.jobs.model import TERMINAL
 from kdskills.jobs.opening import Work
 from kdskills.jobs.queue import CHANNEL
 from kdskills.jobs.roster import hold_slot, slot_mark

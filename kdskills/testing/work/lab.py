@@ -22,8 +22,7 @@ from kdskills.app.spawning import settings_line
 from kdskills.jobs.attempts import Attempts
 from kdskills.jobs.attempts.attempt import attempt_alive
 from kdskills.jobs.client import JobsClient
-from kdskills.jobs.heads import TaskHead
-from kdskills.jobs.model import Command, JobSpec, Placement, Scope, ServiceSpec, StepSpec, TaskSpec
+from kdskills.jobs.model import Command, JobSpec, Placement, Scope, ServiceSpec, StepSpec, TaskHead, TaskSpec
 from kdskills.jobs.roster import slot_taken
 from kdskills.jobs.settings import JobsSettings
 from kdskills.jobs.tables import WorkTables

@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kdskills.errors import OperatorMustAct
-from kdskills.jobs.heads import TaskHead
-from kdskills.jobs.model import OnPort, Placement, ServiceSpec
+from kdskills.jobs.model import OnPort, Placement, ServiceSpec, TaskHead
 from kdskills.testing.work.lab import WorkLab
 from kdskills.testing.work.postgres import Cluster
 

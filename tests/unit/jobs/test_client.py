@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from kdskills.errors import BadRequest, Conflict, NotFound
 from kdskills.jobs.client import JobsClient, new_id, tail_piece
-from kdskills.jobs.heads import TaskHead
-from kdskills.jobs.model import Scope
+from kdskills.jobs.model import Scope, TaskHead
 from kdskills.jobs.queue import Capacity
 from kdskills.jobs.roster import Roster, hold_slot
 from kdskills.storage.database import DatabaseUnavailable

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.jobs.attempts import AttemptFacts, Verdict
-from kdskills.jobs.heads import TERMINAL, TaskHead
-from kdskills.jobs.model import Command, Placement, Scope, ServiceSpec, TaskSpec
+from kdskills.jobs.model import TERMINAL, Command, Placement, Scope, ServiceSpec, TaskHead, TaskSpec
 from kdskills.jobs.records import began, ending, readiness
 
 NOW = datetime.now(UTC)

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.errors import BadRequest
-from kdskills.jobs.heads import JobHead, TaskHead
-from kdskills.jobs.model import Command, JobSpec, Placement, Scope, StepSpec, TaskSpec
+from kdskills.jobs.model import Command, JobHead, JobSpec, Placement, Scope, StepSpec, TaskHead, TaskSpec
 from kdskills.jobs.plan import check_graph, decide, needs_of, step_task_id, steps_of
 
 COMMAND = Command(argv=("/bin/true",))

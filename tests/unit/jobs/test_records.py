@@ -2,8 +2,7 @@
 
 import pytest
 
-from kdskills.jobs.heads import TASKS, TERMINAL, may
-from kdskills.jobs.model import Scope
+from kdskills.jobs.model import TASKS, TERMINAL, Scope, may
 from kdskills.jobs.records import ListQuery, new_task
 from kdskills.jobs.roster import Roster
 from kdskills.storage.database import micros, utc_now

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.jobs.heads import ACTIVE, JOBS, STEPS, TASKS, TERMINAL, before, is_task_status, may
+from kdskills.jobs.model import ACTIVE, JOBS, STEPS, TASKS, TERMINAL, before, is_task_status, may
 
 TABLES = {"tasks": TASKS, "jobs": JOBS, "steps": STEPS}
 each = pytest.mark.parametrize("table", list(TABLES.values()), ids=list(TABLES))

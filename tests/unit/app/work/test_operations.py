@@ -17,8 +17,7 @@ from kdskills.app.operations import Context
 from kdskills.app.operations.work_run import early_failure
 from kdskills.errors import BadRequest, KdskillsError, NotFound
 from kdskills.jobs.client import JobsClient
-from kdskills.jobs.heads import TaskHead
-from kdskills.jobs.model import Scope
+from kdskills.jobs.model import Scope, TaskHead
 
 
 @pytest.fixture

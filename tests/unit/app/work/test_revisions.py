@@ -10,8 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.app.work import job_revision, task_revision
-from kdskills.jobs.heads import JOBS, TASKS, TERMINAL, JobHead, StepHead, TaskHead
-from kdskills.jobs.model import Command, JobSpec, Placement, Scope, StepSpec, TaskSpec
+from kdskills.jobs.model import (
+    JOBS,
+    TASKS,
+    TERMINAL,
+    Command,
+    JobHead,
+    JobSpec,
+    Placement,
+    Scope,
+    StepHead,
+    StepSpec,
+    TaskHead,
+    TaskSpec,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 COMMAND = Command(argv=("true",))

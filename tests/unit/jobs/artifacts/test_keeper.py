@@ -13,9 +13,8 @@ import pytest
 
 from kdskills.errors import NotFound
 from kdskills.jobs.artifacts import ArtifactKeeper, ArtifactStore, artifact_id, open_artifacts
-from kdskills.jobs.artifacts.keeper import INPUT_KEEP, STALE, _note
-from kdskills.jobs.heads import TaskHead
-from kdskills.jobs.model import Command, Placement, Scope, TaskSpec
+from kdskills.jobs.artifacts.store import INPUT_KEEP, STALE, _note
+from kdskills.jobs.model import Command, Placement, Scope, TaskHead, TaskSpec
 from kdskills.jobs.tables import WorkTables
 from kdskills.storage.database import Database, micros, utc_now
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from kdskills.jobs.attempts import Attempts, shim
-from kdskills.jobs.heads import ArtifactRef
+from kdskills.jobs.model import ArtifactRef
 from kdskills.jobs.queue import WorkQueue
 from kdskills.jobs.roster import Roster, hold_slot
 from kdskills.jobs.worker.context import WorkerContext
