@@ -163,9 +163,6 @@ def skill_uri(subsystem_state: SubsystemState, skill: Skill) -> str:
     return below(root.uri, *PurePosixPath(relative.as_posix()).parts)
 
 
-__all__ = ["EXPORT_KEY", "export_view", "export_whole", "skill_uri"]
-
-
 BUNDLE = "bundle://"
 CUSTOM = "custom://"
 

@@ -12,10 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kdskills.builtin.roots.mcp.address import parse_address
 from kdskills.builtin.roots.mcp.content import verify
 from kdskills.builtin.roots.mcp.listing import McpListing
-from kdskills.builtin.roots.mcp.wire import SdkServer
+from kdskills.builtin.roots.mcp.wire import SdkServer, parse_address
 from kdskills.errors import ToolCallRefused
 from kdskills.session import SkillRuntime
 from kdskills.skills import SkillRoot

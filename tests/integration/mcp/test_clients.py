@@ -19,8 +19,7 @@ from mcp.shared.exceptions import MCPError
 from pydantic import TypeAdapter
 
 from kdskills.app import Host
-from kdskills.builtin.roots.mcp.address import parse_address
-from kdskills.builtin.roots.mcp.wire import SdkServer, ServerFailed
+from kdskills.builtin.roots.mcp.wire import SdkServer, ServerFailed, parse_address
 
 ERAS = ("legacy", "auto")
 

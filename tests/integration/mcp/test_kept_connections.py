@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.app import Host
-from kdskills.builtin.roots.mcp.address import parse_address
-from kdskills.builtin.roots.mcp.wire import SdkServer, ServerFailed
+from kdskills.builtin.roots.mcp.wire import SdkServer, ServerFailed, parse_address
 
 URI = "skill://public/tidy/SKILL.md"
 PROGRAM = Path(sys.executable).with_name("kdskills")

@@ -9,15 +9,15 @@ import tarfile
 
 import pytest
 
-from kdskills.builtin.executors.e2b.delivery import (
+from kdskills.builtin.executors.e2b.sandboxes import (
     Archive,
     PreparedSandbox,
     SandboxFacts,
+    Trouble,
     code_archive,
     prepare,
     tree_archive,
 )
-from kdskills.builtin.executors.e2b.sdk import Trouble
 from kdskills.errors import ExecRefused
 
 GOOD = {

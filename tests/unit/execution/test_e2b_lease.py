@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.builtin.executors.e2b.lease import Record, SandboxLeases, owner_key
+from kdskills.builtin.executors.e2b.sandboxes import Record, SandboxLeases, owner_key
 from kdskills.execution.owner import owner_labels
 from kdskills.execution.request import Owner
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdskills.builtin.roots.mcp.accepted import AcceptedSets, FileSet
+from kdskills.builtin.roots.mcp.listing import AcceptedSets, FileSet
 from kdskills.builtin.roots.mcp.wire import ServerFailed
 from kdskills.errors import Conflict, MissingExtra
 from kdskills.skills.roots import ApprovedListing
@@ -241,7 +241,7 @@ def test_processes_lose_nothing(tmp_path):
     """Nor do processes."""
     program = (
         "import sys; from pathlib import Path\n"
-        "from kdskills.builtin.roots.mcp.accepted import AcceptedSets, FileSet\n"
+        "from kdskills.builtin.roots.mcp.listing import AcceptedSets, FileSet\n"
         "for n in range(25): AcceptedSets(Path(sys.argv[1])).note({f'{sys.argv[2]}-{n}': FileSet('d')})\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path), str(number)]) for number in range(4)]

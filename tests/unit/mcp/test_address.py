@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.builtin.roots.mcp import kdskills_open_skill_root
-from kdskills.builtin.roots.mcp.address import McpAddress, parse_address
+from kdskills.builtin.roots.mcp.wire import McpAddress, parse_address
 from kdskills.errors import BadRequest
 
 

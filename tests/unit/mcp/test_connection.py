@@ -10,9 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kdskills.builtin.roots.mcp import wire
-from kdskills.builtin.roots.mcp.address import parse_address
-from kdskills.builtin.roots.mcp.connection import AT_ONCE, Connection, ConnectionLost
-from kdskills.builtin.roots.mcp.wire import SdkServer, ServerFailed
+from kdskills.builtin.roots.mcp.wire import AT_ONCE, Connection, ConnectionLost, SdkServer, ServerFailed, parse_address
 from kdskills.errors import MissingExtra
 
 WAIT_S = 60

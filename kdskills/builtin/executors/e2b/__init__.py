@@ -14,10 +14,19 @@ import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from kdskills.builtin.executors.e2b.delivery import HOME, Archive, PreparedSandbox, code_archive, prepare
-from kdskills.builtin.executors.e2b.lease import SandboxLease, SandboxLeases, owner_key
 from kdskills.builtin.executors.e2b.run import HOLD_S, E2bJob, E2bRun
-from kdskills.builtin.executors.e2b.sdk import Cloud, Trouble
+from kdskills.builtin.executors.e2b.sandboxes import (
+    HOME,
+    Archive,
+    Cloud,
+    PreparedSandbox,
+    SandboxLease,
+    SandboxLeases,
+    Trouble,
+    code_archive,
+    owner_key,
+    prepare,
+)
 from kdskills.errors import ExecRefused, RootChanged, RootMissing
 from kdskills.execution.check import check_request
 from kdskills.execution.dirs import cache_dir, private_dir, state_dir

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kdskills.builtin.roots.mcp.address import SCHEMES, parse_address
 from kdskills.builtin.roots.mcp.listing import McpListing
-from kdskills.builtin.roots.mcp.wire import SdkServer
+from kdskills.builtin.roots.mcp.wire import SCHEMES, SdkServer, parse_address
 from kdskills.hooks import hookimpl
 from kdskills.skills import SkillRoot
 

@@ -1,27 +1,260 @@
-"""Speaking to an MCP server with the official SDK.
+"""Speaking to an MCP server with the official SDK: its URI and label, one connection, and what is asked over it.
 
-One connection to a server is kept between questions. A server that hangs costs one question; one that was restarted
-costs none, since what a kept connection fails at is asked once more on a new one.
+The connection is kept between questions, which come from any thread, also from one whose event loop is busy, so it lives in
+a thread and loop of its own. It ends when nobody asked for a while, and with the first thing that goes wrong: questions that
+are under way are answered, the next one opens another. A server that hangs costs one question; one that was restarted costs
+none, since what a kept connection fails at is asked once more on a new one.
 """
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import base64
 import binascii
+import ipaddress
 import os
+import re
+import shlex
 import threading
 import weakref
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
 
-from kdskills.builtin.roots.mcp.address import McpAddress
-from kdskills.builtin.roots.mcp.connection import IDLE_S, Ask, Connection, Question
-from kdskills.errors import MissingExtra, OperatorMustAct
+from kdskills.errors import BadRequest, MissingExtra, OperatorMustAct
 
 T = TypeVar("T")
+
+Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+"""Takes a method and its parameters, and returns the server's answer."""
+Question = Callable[[Ask], Awaitable[T]]
+Connect = Callable[[AsyncExitStack], Awaitable[Ask]]
+
+AT_ONCE: Final = 8
+"""Questions a server gets at one time; more wait, and their time runs."""
+IDLE_S: Final = 120.0
+ENDING_S: Final = 5.0
+
+
+class ConnectionLost(Exception):  # internal to this package: it becomes a failure of the server
+    """The connection ended before the question was answered."""
+
+
+@dataclass(eq=False, slots=True)
+class _PendingQuestion:
+    question: Question[Any]
+    timeout_s: float
+    answer: Future[Any] = field(default_factory=Future)
+
+
+class Connection:
+    """One connection, opened by its first question. Safe from any thread.
+
+    Args:
+        connect: Opens it; what the stack holds is closed with it.
+        name: Of the thread.
+        settled: Whether an error is an answer of the server, after which the connection still works.
+        idle_s: Seconds without a question after which it is closed.
+    """
+
+    def __init__(
+        self, connect: Connect, name: str, settled: Callable[[BaseException], bool], *, idle_s: float = IDLE_S
+    ) -> None:
+        self._connect = connect
+        self._settled = settled
+        self._idle_s = idle_s
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._lock = threading.RLock()  # the garbage collector may call `close` in a thread that holds it
+        self._waiting: deque[_PendingQuestion] = deque()
+        self._open = True
+        self._wake: Callable[[], object] | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.proven = False
+        """Whether the server answered on it: what fails then may be the connection's fault alone."""
+
+    def ask(self, question: Question[T], timeout_s: float) -> Future[T] | None:
+        """Take a question; None when this connection takes no more.
+
+        Args:
+            question: Asks the server.
+            timeout_s: Seconds until the answer is a TimeoutError; connecting has as many of its own.
+        """
+        pending = _PendingQuestion(question, timeout_s)
+        with self._lock:
+            if not self._open:
+                return None
+            self._waiting.append(pending)
+            if self._thread.ident is None:
+                atexit.register(self._end)
+                self._thread.start()
+            elif self._wake is not None:
+                self._wake()
+        return pending.answer
+
+    def close(self) -> None:
+        """Take no more questions, and end when those under way are answered."""
+        with self._lock:
+            self._open = False
+            if self._wake is not None:
+                self._wake()
+
+    def _end(self) -> None:
+        """Close before the interpreter exits, so that a server process we started sees the end of its input."""
+        self.close()
+        self._thread.join(ENDING_S)
+
+    def _run(self) -> None:
+        failure: Exception = ConnectionLost("the connection was closed")
+        try:
+            asyncio.run(self._live())
+        except Exception as error:  # noqa: BLE001 - told below to those who asked, in their threads
+            failure = error
+        except asyncio.CancelledError:  # a broken transport cancels `_live`; those who asked were not cancelled
+            failure = ConnectionLost("the connection was lost")
+        with self._lock:
+            self._open, self._wake = False, None
+            unanswered = list(self._waiting)
+            self._waiting.clear()
+        for pending in unanswered:
+            pending.answer.set_exception(failure)
+        atexit.unregister(self._end)
+
+    async def _live(self) -> None:
+        """Connect, and answer until nothing is left to do."""
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+        with self._lock:
+            self._wake = lambda: loop.call_soon_threadsafe(woken.set)
+            patience = max((pending.timeout_s for pending in self._waiting), default=0.0)
+        running: set[asyncio.Task[None]] = set()
+
+        def over(task: asyncio.Task[None]) -> None:
+            running.discard(task)
+            woken.set()
+
+        try:
+            async with AsyncExitStack() as stack:
+                async with asyncio.timeout(patience):
+                    ask = await self._connect(stack)
+                while True:
+                    woken.clear()
+                    for pending in self._next_questions():
+                        task = loop.create_task(self._answer(pending, ask))
+                        running.add(task)
+                        task.add_done_callback(over)
+                    if not running and self._finished():
+                        return
+                    await self._woken(woken, busy=bool(running))
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _woken(self, woken: asyncio.Event, *, busy: bool) -> None:
+        """Wait for a question, for an answer, or until it was quiet for long enough: then no more is taken."""
+        try:
+            async with asyncio.timeout(None if busy else self._idle_s):
+                await woken.wait()
+        except TimeoutError:
+            with self._lock:
+                self._open = self._open and bool(self._waiting)
+
+    def _next_questions(self) -> list[_PendingQuestion]:
+        with self._lock:
+            questions = list(self._waiting)
+            self._waiting.clear()
+        return questions
+
+    def _finished(self) -> bool:
+        with self._lock:
+            return not self._open and not self._waiting
+
+    async def _answer(self, pending: _PendingQuestion, ask: Ask) -> None:
+        try:
+            async with asyncio.timeout(pending.timeout_s), self._room:
+                answer = await pending.question(ask)
+        except asyncio.CancelledError:
+            pending.answer.set_exception(ConnectionLost("the connection was lost"))
+            raise
+        except Exception as error:  # noqa: BLE001 - told to whoever asked, in that thread
+            if not self._settled(error):
+                self.close()
+            pending.answer.set_exception(error)
+        else:
+            self.proven = True
+            pending.answer.set_result(answer)
+
+
+SCHEMES: Final = ("mcp+https://", "mcp+http://", "mcp+stdio:")
+LABEL: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+DYNAMIC: Final = "allow_dynamic"
+
+
+@dataclass(frozen=True, slots=True)
+class McpAddress:
+    """A server: `url` or `command`, and the label the operator gave it."""
+
+    label: str
+    url: str | None = None
+    command: tuple[str, ...] = ()
+    allow_dynamic: bool = False
+
+
+def parse_address(uri: str) -> McpAddress:
+    """Read `mcp+https://…#label`, `mcp+http://…#label` on loopback or `mcp+stdio:program args#label`.
+
+    `#label;allow_dynamic` also takes skills whose server does not say what files they have.
+
+    Raises:
+        BadRequest: It is none of these.
+    """
+    target, _, fragment = uri.partition("#")
+    label, _, option = fragment.partition(";")
+    if not LABEL.fullmatch(label) or len(label) > 32:
+        raise _bad(uri, "end it with #label: up to 32 lower-case letters and digits, with single hyphens between")
+    if option not in {"", DYNAMIC}:
+        raise _bad(uri, f"the only option behind the label is {DYNAMIC}")
+    dynamic = option == DYNAMIC
+    if target.startswith("mcp+stdio:"):
+        try:
+            command = tuple(shlex.split(unquote(target.removeprefix("mcp+stdio:"))))
+        except ValueError as error:
+            raise _bad(uri, f"the command cannot be read: {error}") from error
+        if not command or "\0" in "".join(command):
+            raise _bad(uri, "it names no program")
+        return McpAddress(label, command=command, allow_dynamic=dynamic)
+    url = target.removeprefix("mcp+")
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise _bad(uri, f"the address cannot be read: {error}") from error
+    if not host or parts.username is not None or parts.password is not None:
+        raise _bad(uri, "it must name a host, without a user or password")
+    if parts.scheme == "http" and not _loopback(host):
+        raise _bad(uri, "plain http is for servers on loopback; use mcp+https")
+    return McpAddress(label, url=url, allow_dynamic=dynamic)
+
+
+def _loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _bad(uri: str, problem: str) -> BadRequest:
+    masked_uri = re.sub(r"//[^/@#]*@", "//***@", uri)
+    return BadRequest(f"{masked_uri!r} is no address of an MCP root: {problem}", code="mcp_root_invalid")
+
+
 TIMEOUT_S: Final = 30.0
 MAX_PAGES: Final = 200
 CREDENTIALS: Final = "KDSKILLS_MCP_TOKEN_"

@@ -1,0 +1,490 @@
+"""E2B's sandboxes: what the engine needs of the SDK, what each sandbox gets, which one an owner has.
+
+Whatever can go wrong with the SDK is one error; whether a sandbox is gone is asked of the API, never judged by words a
+program printed. Code and skills are delivered as archives named by their digest, verified in the sandbox and unpacked whole.
+
+There is one record per owner on disk. A lease is held by one run; the next waits. A holder that died, or that held on beyond
+its time, loses the lease to the next, whose token is higher. The far side refuses lower tokens, so a holder that comes back
+late can do no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import secrets
+import shlex
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from kdskills.errors import ExecRefused
+from kdskills.execution.check import LIMIT_NAMES
+from kdskills.execution.dirs import private_dir
+from kdskills.execution.owner import is_leftover
+from kdskills.execution.payload import host_entry
+from kdskills.execution.request import Owner
+from kdskills.execution.rootfs import ground_floor_files
+from kdskills.execution.stage import locked
+from kdskills.models.redact import Redactor
+
+if TYPE_CHECKING:
+    from e2b import Sandbox
+
+    from kdskills.execution.protocol import E2bOptions
+    from kdskills.execution.seccomp import Arch
+
+
+ROOT_USER: Final = "root"
+REQUEST_S: Final = 60.0
+
+Code = Literal["unauthorized", "rate_limited", "gone", "file_missing", "unreachable"]
+
+
+class Trouble(Exception):
+    """E2B could not do what was asked; the message is free of keys and tokens."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Cloud:
+    """Makes and finds sandboxes.
+
+    Args:
+        options: How to reach E2B.
+        key: The API key; kept out of every message.
+
+    Raises:
+        ExecRefused: The SDK is not installed.
+    """
+
+    def __init__(self, options: E2bOptions, key: str) -> None:
+        try:
+            import e2b
+        except ImportError:
+            raise ExecRefused(
+                "the engine e2b needs the package e2b: pip install 'kdskills[e2b]'", engine="e2b"
+            ) from None
+        self._sdk = e2b
+        self._options = options
+        self._redactor = Redactor([key])
+        self._how: dict[str, Any] = {"api_key": key, "request_timeout": REQUEST_S}
+        if options.api_url is not None:
+            self._how["api_url"] = options.api_url
+        if options.sandbox_url is not None:
+            self._how["sandbox_url"] = options.sandbox_url
+
+    def create(self, timeout_s: float, labels: Mapping[str, str]) -> Machine:
+        """Make a sandbox that lives *timeout_s* seconds, without access to the internet. Raises Trouble."""
+        with self.translated():
+            return Machine(
+                self,
+                self._sdk.Sandbox.create(
+                    template=self._options.template,
+                    timeout=round(timeout_s),
+                    metadata=dict(labels),
+                    allow_internet_access=False,
+                    **self._how,
+                ),
+            )
+
+    def connect(self, sandbox: str, timeout_s: float) -> Machine:
+        """Find a sandbox again. Raises Trouble, `gone` when it is not there any more."""
+        with self.translated():
+            return Machine(self, self._sdk.Sandbox.connect(sandbox, timeout=round(timeout_s), **self._how))
+
+    def kill(self, sandbox: str) -> bool:
+        """End a sandbox; False when it was gone already. Raises Trouble."""
+        with self.translated():
+            return bool(self._sdk.Sandbox.kill(sandbox, **self._how))
+
+    def living(self, sandbox: str) -> bool:
+        """Ask the API whether a sandbox is there. Raises Trouble when it does not say."""
+        try:
+            with self.translated():
+                self._sdk.Sandbox.get_info(sandbox, **self._how)
+        except Trouble as trouble:
+            if trouble.code == "gone":
+                return False
+            raise
+        return True
+
+    @contextlib.contextmanager
+    def translated(self) -> Iterator[None]:
+        """Turn whatever the SDK raises into Trouble."""
+        try:
+            yield
+        except (Trouble, self._sdk.CommandExitException):
+            raise
+        except Exception as error:  # noqa: BLE001 - the SDK raises plain Exception, too; each becomes Trouble
+            raise self._trouble(error) from None
+
+    def _trouble(self, error: Exception) -> Trouble:
+        sdk = self._sdk
+        words = self._redactor.text(f"{type(error).__name__}: {error}")[:500]
+        if isinstance(error, sdk.AuthenticationException):
+            return Trouble("unauthorized", f"E2B refused the API key ({words})")
+        if isinstance(error, sdk.RateLimitException):
+            return Trouble("rate_limited", f"E2B's rate limit is reached; try again later ({words})")
+        if isinstance(error, sdk.FileNotFoundException):
+            return Trouble("file_missing", words)
+        if isinstance(error, sdk.NotFoundException):
+            return Trouble("gone", words)
+        return Trouble("unreachable", words)
+
+    @property
+    def exit_exception(self) -> type[Any]:
+        """The SDK's exception for commands that end with a code other than 0."""
+        return self._sdk.CommandExitException
+
+
+class Machine:
+    """One sandbox. Every call may raise Trouble; `gone` is the API's own word, never read from a program's output."""
+
+    def __init__(self, cloud: Cloud, sandbox: Sandbox) -> None:
+        self._cloud = cloud
+        self._sandbox = sandbox
+        self.id: str = sandbox.sandbox_id
+
+    def live_for(self, timeout_s: float) -> None:
+        """Have the sandbox end after *timeout_s* seconds from now."""
+        with self._cloud.translated():
+            self._sandbox.set_timeout(round(timeout_s))
+
+    def living(self) -> bool:
+        """Ask the API whether the sandbox is there."""
+        return self._cloud.living(self.id)
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write a file as root."""
+        with self._inside():
+            self._sandbox.files.write(path, data, user=ROOT_USER)
+
+    def read(self, path: str) -> bytes:
+        """Read a file as root; `file_missing` when it is not there."""
+        with self._inside():
+            return bytes(self._sandbox.files.read(path, format="bytes", user=ROOT_USER))
+
+    def run(self, command: str, timeout_s: float = REQUEST_S) -> tuple[int, str, str]:
+        """Run a short command as root and return (exit code, stdout, stderr)."""
+        with self._inside():
+            try:
+                result = self._sandbox.commands.run(command, user=ROOT_USER, cwd="/", timeout=timeout_s)
+            except self._cloud.exit_exception as ended:
+                return ended.exit_code, ended.stdout, ended.stderr
+            return result.exit_code, result.stdout, result.stderr
+
+    def follow(
+        self, command: str, timeout_s: float, started: Callable[[int], None], stdout: Callable[[str], None]
+    ) -> tuple[int, str]:
+        """Run a command as root to its end and return (exit code, stderr).
+
+        Args:
+            command: For bash.
+            timeout_s: When the machine itself ends it.
+            started: Told its process id.
+            stdout: Given its output as it comes.
+        """
+        with self._inside():
+            handle = self._sandbox.commands.run(command, background=True, user=ROOT_USER, cwd="/", timeout=timeout_s)
+            started(handle.pid)
+            try:
+                result = handle.wait(on_stdout=stdout)
+            except self._cloud.exit_exception as ended:
+                return ended.exit_code, ended.stderr
+            return result.exit_code, result.stderr
+
+    def end(self, pid: int) -> bool:
+        """KILL a command; False when there is none of that id."""
+        with self._inside():
+            return bool(self._sandbox.commands.kill(pid))
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Translate what goes wrong inside the sandbox; ask the API when the sandbox itself may be what is missing."""
+        try:
+            with self._cloud.translated():
+                yield
+        except Trouble as trouble:
+            if trouble.code in {"unreachable", "gone"} and not self._cloud.living(self.id):
+                raise Trouble("gone", f"the sandbox {self.id} is gone") from None
+            raise
+
+
+HOME: Final = "/opt/kdskills"
+UNPACK: Final = f"{HOME}/unpack.py"
+OLDEST_PYTHON: Final = (3, 11)
+DELIVERY_S: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A tar that is the same for the same files, and its digest."""
+
+    data: bytes
+    digest: str
+
+    @classmethod
+    def from_files(cls, files: list[tuple[str, Path]]) -> Archive:
+        """Return the archive of (path inside, file, folder or link of this host)."""
+        sink = io.BytesIO()
+        with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for name, path in sorted(files):
+                info = tar.gettarinfo(str(path), arcname=name)
+                info.uid = info.gid = 0
+                info.uname = info.gname = ""
+                info.mtime = 0
+                info.mode = 0o755 if info.isdir() or info.mode & 0o111 else 0o644
+                if info.isreg():
+                    with path.open("rb") as stream:
+                        tar.addfile(info, stream)
+                else:
+                    tar.addfile(info)
+        data = sink.getvalue()
+        return cls(data, hashlib.sha256(data).hexdigest())
+
+
+def code_archive() -> Archive:
+    """Return the archive of the modules a program may import, and of the init and entry that run it."""
+    return Archive.from_files([(str(inside), source) for inside, source in ground_floor_files()])
+
+
+def tree_archive(folder: Path) -> Archive:
+    """Return the archive of a staged skill: its copy was checked against the skill's digest."""
+    return Archive.from_files([(str(path.relative_to(folder)), path) for path in folder.rglob("*")])
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxFacts:
+    """What our init reported about a sandbox: interpreter, architecture, enforceable limits, missing packages."""
+
+    python: str
+    arch: Arch
+    limits: frozenset[str]
+    missing: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class PreparedSandbox:
+    """A sandbox with our code in it.
+
+    Attributes:
+        machine: The sandbox.
+        code: Folder of our code inside.
+        facts: What it can hold.
+        trees: Digests of the skills that are there.
+    """
+
+    machine: Machine
+    code: str
+    facts: SandboxFacts
+    trees: set[str] = field(default_factory=set)
+
+    @property
+    def entry(self) -> str:
+        """The entry of generated code."""
+        return f"{self.code}/kdskills_runtime/py_code_exec_entry.py"
+
+    def command(self, *words: str) -> str:
+        """Return the command line of our init with *words*; bash becomes it, so its process id is the init's."""
+        init = f"{self.code}/kdskills_runtime/remote_init.py"
+        return "exec " + shlex.join([self.facts.python, "-I", init, *words])
+
+    def deliver(self, tree: str, folder: Path) -> str:
+        """Copy the staged skill *folder* with the digest *tree* in unless it is there; return its path in the sandbox."""
+        name = tree.removeprefix("sha256:")
+        target = f"{HOME}/skills/{name}"
+        if name not in self.trees:
+            unpack(self.machine, tree_archive(folder), target)
+            self.trees.add(name)
+        return target
+
+
+def prepare(machine: Machine, code: Archive) -> PreparedSandbox:
+    """Bring our code into a sandbox and ask what the sandbox can hold.
+
+    Raises:
+        Trouble: E2B or the sandbox failed.
+        ExecRefused: The sandbox's template cannot be used, and why.
+    """
+    machine.write(UNPACK, host_entry().with_name("remote_unpack.py").read_bytes())
+    folder = f"{HOME}/code/{code.digest}"
+    unpack(machine, code, folder)
+    status, out, err = machine.run(f"python3 -I {folder}/kdskills_runtime/remote_init.py facts", DELIVERY_S)
+    try:
+        answer = json.loads(out.strip().splitlines()[-1])
+        facts = SandboxFacts(
+            python=str(answer["python"]),
+            arch=answer["machine"],
+            limits=LIMIT_NAMES & set(answer["limits"]),
+            missing=tuple(answer["packages"]),
+        )
+        version, problem = tuple(answer["version"]), answer["problem"]
+        trees = set(answer["skills"])
+    except (ValueError, IndexError, KeyError, TypeError):
+        raise _unusable(f"python3 does not answer (exit code {status}: {err.strip()[-300:]})") from None
+    if version < OLDEST_PYTHON:
+        raise _unusable(f"its Python is {'.'.join(map(str, version))}; 3.11 is needed")
+    if problem is not None:
+        raise _unusable(str(problem)[:300])
+    if facts.arch not in {"x86_64", "aarch64"}:
+        raise _unusable(f"its machine is {facts.arch}")
+    return PreparedSandbox(machine, folder, facts, trees)
+
+
+def unpack(machine: Machine, archive: Archive, folder: str) -> None:
+    """Write *archive* into the sandbox and unpack it as *folder* if what arrived has its digest. Raises Trouble."""
+    archive_path = f"{HOME}/in-{secrets.token_hex(8)}.tar"
+    machine.write(archive_path, archive.data)
+    code, out, err = machine.run(f"python3 -I {UNPACK} {archive_path} {archive.digest} {folder}", DELIVERY_S)
+    if code != 0:
+        words = (out + err).strip()[-300:]
+        raise Trouble("unreachable", f"an archive could not be unpacked in the sandbox (exit code {code}: {words})")
+
+
+def _unusable(problem: str) -> ExecRefused:
+    return ExecRefused(f"the sandbox's template cannot be used: {problem}", engine="e2b")
+
+
+LEASE_POLL_S: Final = 0.02
+RECORD_VERSION: Final = 1
+
+
+def owner_key(owner: Owner, *further_parts: str) -> str:
+    """Return the owner's name in records: a hash over length-prefixed parts, so that no two owners meet."""
+    parts = [owner.tenant, owner.project, owner.agent, owner.conversation, *further_parts]
+    text = b"".join(len(part.encode()).to_bytes(8, "big") + part.encode("utf-8", "surrogatepass") for part in parts)
+    return hashlib.sha256(text).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is known of one owner's sandbox.
+
+    Attributes:
+        token: Highest fencing token given out.
+        sandbox: Id of the sandbox, or None.
+        created: When the sandbox was made, by the wall clock.
+        used: When it was last used.
+        until: When the lease is over, whoever holds it; 0 when nobody does.
+        holder: Labels of the process that holds the lease.
+    """
+
+    token: int = 0
+    sandbox: str | None = None
+    created: float = 0.0
+    used: float = 0.0
+    until: float = 0.0
+    holder: Mapping[str, str] = field(default_factory=dict)
+
+    def is_held(self, now: float) -> bool:
+        """Whether a living process holds the lease and its time is not over."""
+        return self.until > now and not is_leftover(self.holder)
+
+    def expired(self, now: float, idle_s: float, hard_s: float) -> bool:
+        """Whether its sandbox is over its idle or its hard time."""
+        return now - self.used > idle_s or now - self.created > hard_s
+
+
+@dataclass(slots=True)
+class SandboxLease:
+    """The right to use an owner's sandbox, and what is written down of it."""
+
+    key: str
+    token: int
+    record: Record
+
+
+class SandboxLeases:
+    """The records below one folder, shared by every process of this account.
+
+    Args:
+        top: Folder of the records; made when it is not there.
+    """
+
+    def __init__(self, top: Path) -> None:
+        self._top = top
+
+    def acquire(
+        self, key: str, labels: Mapping[str, str], hold_s: float, given_up: threading.Event
+    ) -> SandboxLease | None:
+        """Wait for the lease of *key* and take it for *hold_s* seconds; None when *given_up* was set first."""
+        while not given_up.is_set():
+            now = time.time()
+            with self._locked(key):
+                record = self._read(key)
+                # The token rises with every lease: the sandbox refuses a former holder that comes back late.
+                if not record.is_held(now):
+                    renewed = replace(record, token=record.token + 1, until=now + hold_s, holder=dict(labels))
+                    self._write(key, renewed)
+                    return SandboxLease(key, renewed.token, renewed)
+            given_up.wait(LEASE_POLL_S)
+        return None
+
+    def note(self, lease: SandboxLease, sandbox: str | None, created: float) -> bool:
+        """Record the sandbox that the holder uses now; False when another run holds the lease by now."""
+        return self._change(lease, sandbox=sandbox, created=created, used=time.time())
+
+    def release(self, lease: SandboxLease) -> bool:
+        """Release the lease; False when another run holds it by now."""
+        return self._change(lease, until=0.0, holder={}, used=time.time())
+
+    def leftovers(self, idle_s: float, hard_s: float) -> Iterator[tuple[str, Record, str]]:
+        """Return (key, record, reason) of records nobody will use again: dead holders, sandboxes over their time."""
+        for path in sorted(self._top.glob("*.json")) if self._top.is_dir() else ():
+            record, now = self._read(path.stem), time.time()
+            if record.until and is_leftover(record.holder):
+                yield path.stem, record, "its owner is dead"
+            elif record.sandbox is not None and not record.is_held(now) and record.expired(now, idle_s, hard_s):
+                yield path.stem, record, "its time is over"
+
+    def forget(self, key: str, record: Record) -> bool:
+        """Remove a leftover's sandbox from its record, unless it changed; its token stays, for tokens only rise."""
+        with self._locked(key):
+            if self._read(key) != record:
+                return False
+            self._write(key, Record(token=record.token))
+        return True
+
+    def _change(self, lease: SandboxLease, **changes: object) -> bool:
+        with self._locked(lease.key):
+            record = self._read(lease.key)
+            if record.token != lease.token:
+                return False
+            lease.record = replace(record, **changes)  # type: ignore[arg-type]  # names of Record's own fields
+            self._write(lease.key, lease.record)
+        return True
+
+    def _locked(self, key: str) -> AbstractContextManager[None]:
+        private_dir(self._top)
+        return locked(self._top / f"{key}.lock")
+
+    def _read(self, key: str) -> Record:
+        """Return the record; a malformed one counts as unused, with a token above any that was given out."""
+        path = self._top / f"{key}.json"
+        try:
+            facts = json.loads(path.read_bytes())
+            if facts.pop("version") == RECORD_VERSION:
+                return Record(**facts)
+        except FileNotFoundError:
+            return Record()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass
+        return Record(token=time.time_ns() // 1_000_000)
+
+    def _write(self, key: str, record: Record) -> None:
+        fd, name = tempfile.mkstemp(prefix=".new-", dir=self._top)
+        with os.fdopen(fd, "w", encoding="utf-8") as sink:
+            json.dump({"version": RECORD_VERSION, **asdict(record)}, sink)
+        Path(name).rename(self._top / f"{key}.json")
