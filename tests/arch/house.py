@@ -218,7 +218,7 @@ LIMITS = {
     "empty": 3.5,
     "shared": 24,
     "single": 113,
-    "private": 1,
+    "private": 0,
     "host": 156,
     "main": 70,
 }

@@ -127,7 +127,7 @@ def _become_shim(folder: Path, lock: int, host: Host) -> None:
         os.chdir("/")
         os.umask(0o022)  # programs inherit it, whoever started the launcher; our own files name their modes
         _own_descriptors(folder, lock)
-        be_called(f"shim {folder.name}")
+        be_called(f"shim {folder.parent.name}/{folder.name}")
         shim.watch(folder, lock, lambda: _be_runner(folder, host), lambda: _reap_for(folder, host))
         code = 0
     except BaseException:  # noqa: BLE001 - the end of this process: what went wrong is in its log
@@ -137,7 +137,7 @@ def _become_shim(folder: Path, lock: int, host: Host) -> None:
 
 
 def _be_runner(folder: Path, host: Host) -> int:
-    be_called(f"runner {folder.name}")
+    be_called(f"runner {folder.parent.name}/{folder.name}")
     return run_order(folder, host)
 
 

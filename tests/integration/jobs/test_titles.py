@@ -33,9 +33,9 @@ async def test_a_worker_has_its_title():
 
 @pytest.mark.needs("bubblewrap")
 async def test_each_process_of_an_attempt_has_its_title(lab):
-    """Launcher, shim and runner are three things in `ps`, and the last two name their attempt."""
+    """Launcher, shim and runner are three things in `ps`, and the last two name their task and attempt."""
     attempt = await lab.attempts.start(lab.order("echo up; sleep 600", task=f"task_titles_{os.getpid()}"))
-    name = attempt.folder.name
+    name = f"{attempt.folder.parent.name}/1"
     try:
         await lab.until(lambda: f"kdskills: runner {name}" in titles())
         assert {f"kdskills: shim {name}", "kdskills: launcher"} <= set(titles())

@@ -256,6 +256,7 @@ def _bad(uri: str, problem: str) -> BadRequest:
 
 
 TIMEOUT_S: Final = 30.0
+STREAM_S: Final = 300.0  # a server may hold a stream open without a word
 MAX_PAGES: Final = 200
 CREDENTIALS: Final = "KDSKILLS_MCP_TOKEN_"
 LOST: Final = frozenset((-32000, -32001, -32600, -32603))
@@ -376,11 +377,11 @@ class SdkServer:
 async def _connect(address: McpAddress, stack: AsyncExitStack) -> Ask:
     """Connect with the SDK, which speaks old and new versions of the protocol, and return what sends requests."""
     try:
+        import httpx2
         import mcp_types as types
         from mcp.client import Client, advertise
         from mcp.client.stdio import StdioServerParameters
         from mcp.client.streamable_http import streamable_http_client
-        from mcp.shared._httpx_utils import create_mcp_http_client
         from pydantic import TypeAdapter
     except ModuleNotFoundError as error:
         raise MissingExtra("MCP roots need the mcp package: pip install 'kdskills[mcp]'", extra="mcp") from error
@@ -391,7 +392,8 @@ async def _connect(address: McpAddress, stack: AsyncExitStack) -> Ask:
     else:
         token = os.environ.get(CREDENTIALS + address.label.upper().replace("-", "_"))
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        http = await stack.enter_async_context(create_mcp_http_client(headers=headers))
+        limits = httpx2.Timeout(TIMEOUT_S, read=STREAM_S)
+        http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=limits))
         transport = streamable_http_client(address.url, http_client=http)
         client = await stack.enter_async_context(Client(transport, extensions=extension, cache=None))
     shape: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])

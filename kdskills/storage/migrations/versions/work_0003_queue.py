@@ -10,21 +10,22 @@ depends_on = None
 
 OPEN = "status IN ('queued', 'starting', 'running')"
 ENGINE_SCHEMA = "dbos"
-ENGINE_TABLES = (
-    "operation_outputs",
-    "notifications",
-    "workflow_events_history",
-    "workflow_events",
-    "workflow_input",
-    "workflow_output",
-    "streams",
-    "event_dispatch_kv",
-    "workflow_schedules",
-    "application_versions",
-    "queues",
-    "workflow_status",
-    "dbos_migrations",
-)
+DROP_ENGINE = """
+DROP TABLE IF EXISTS operation_outputs
+DROP TABLE IF EXISTS notifications
+DROP TABLE IF EXISTS workflow_events_history
+DROP TABLE IF EXISTS workflow_events
+DROP TABLE IF EXISTS workflow_input
+DROP TABLE IF EXISTS workflow_output
+DROP TABLE IF EXISTS streams
+DROP TABLE IF EXISTS event_dispatch_kv
+DROP TABLE IF EXISTS workflow_schedules
+DROP TABLE IF EXISTS application_versions
+DROP TABLE IF EXISTS queues
+DROP TABLE IF EXISTS workflow_status
+DROP TABLE IF EXISTS dbos_migrations
+"""
+"""One statement a line, in an order that foreign keys allow."""
 OURS = "('kd_task', 'kd_job')"
 
 
@@ -59,7 +60,7 @@ def drop_engine() -> None:
     link = op.get_bind()
     schema = None if link.dialect.name == "sqlite" else ENGINE_SCHEMA
     present = set(sa.inspect(link).get_table_names(schema=schema))
-    if not {"workflow_status", "dbos_migrations"} <= present:
+    if not {"operation_outputs", "dbos_migrations"} <= present:
         return
     prefix = "" if schema is None else f"{schema}."
     foreign = f"SELECT 1 FROM {prefix}workflow_status WHERE name NOT IN {OURS} LIMIT 1"  # noqa: S608 - our own constants
@@ -68,5 +69,6 @@ def drop_engine() -> None:
     elif schema is not None:
         op.execute(f"DROP SCHEMA {schema} CASCADE")
     else:
-        for table in ENGINE_TABLES:
-            op.execute(f"DROP TABLE IF EXISTS {table}")
+        for statement in DROP_ENGINE.split("\n"):
+            if statement:
+                op.execute(statement)
