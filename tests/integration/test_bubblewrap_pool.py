@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kdskills import SkillsSubsystem, load_bundle
+from kdskills.builtin.executors import bubblewrap as engine_module
 from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
 from kdskills.errors import ExecRefused
 from kdskills.execution import ExecRequest, ExecutionOptions, InputFile, IsolationLevel, Limits, SkillMount
@@ -170,7 +171,7 @@ async def test_a_pool_that_cannot_be_filled_holds_nobody_up(fresh, monkeypatch):
     def fail(*_args, **_keywords):
         raise OSError("no more room")
 
-    monkeypatch.setattr(pool_module, "launch", fail)
+    monkeypatch.setattr(bubblewrap, "make_worker", fail)
     assert (await fresh.run(ExecRequest(code="print(1)"))).stdout.text == "1\n"
     end = time.monotonic() + 60
     while fresh._pool[1].trouble is None and time.monotonic() < end:  # noqa: ASYNC110 - another thread tells

@@ -100,8 +100,8 @@ async def test_uploads_and_retention_at_once(hosts, archive) -> None:
     await upload(made[0], 1)
     await asyncio.gather(upload(made[0], 12), upload(made[1], 12), collect(made[2], 12), hold(made[1], 12))
     found = await made[0].projects.version("acme", "brief")
-    place = await made[0].projects.file("acme", "brief", "SKILL.md")
-    assert place.place.read_text().endswith(".\n")
+    skill_file = await made[0].projects.file("acme", "brief", "SKILL.md")
+    assert skill_file.path.read_text().endswith(".\n")
     assert found.active
 
 
