@@ -171,7 +171,7 @@ async def test_a_pool_that_cannot_be_filled_holds_nobody_up(fresh, monkeypatch):
     def fail(*_args, **_keywords):
         raise OSError("no more room")
 
-    monkeypatch.setattr(bubblewrap, "make_worker", fail)
+    monkeypatch.setattr(engine_module, "make_worker", fail)
     assert (await fresh.run(ExecRequest(code="print(1)"))).stdout.text == "1\n"
     end = time.monotonic() + 60
     while fresh._pool[1].trouble is None and time.monotonic() < end:  # noqa: ASYNC110 - another thread tells

@@ -5,6 +5,7 @@ descriptor of a view of consumer `desk`, a session of it with `acme.brief` loade
 which one had ended and one was still running. Databases with work in them are the matter of `integration/jobs/test_upgrade.py`.
 """
 
+import contextvars
 import json
 import shutil
 import sqlite3
@@ -20,7 +21,7 @@ from kdskills.session import SkillRuntime
 from kdskills.skills import SkillRegistry
 from kdskills.skills.index import IndexStore
 from kdskills.skills.roots import SkillRoot
-from kdskills.turn import SkillsSubsystem, set_skills_descriptor
+from kdskills.turn import SkillsSubsystem, get_active_skills_subsystem, get_active_view, set_skills_descriptor
 
 FIXTURES = Path(__file__).with_name("fixtures")
 
@@ -126,9 +127,14 @@ async def test_an_old_snapshot_comes_back(bundle):
 def test_an_old_descriptor_under_way_is_understood(bundle):
     """A program started by 0.1.0 and run by today's library sees the view that was exported."""
     text = (FIXTURES / "descriptor.json").read_text().replace("/home/alice/bundle", str(bundle))
-    subsystem = set_skills_descriptor(json.loads(text))
-    with subsystem.activate("desk") as view:
-        assert (sorted(view.skills), view.consumer) == (["acme.brief", "acme.low"], "desk")
+    context = contextvars.copy_context()  # what a program activates holds to its end
+    subsystem = context.run(set_skills_descriptor, json.loads(text))
+    view = context.run(get_active_view)
+    assert (context.run(get_active_skills_subsystem) is subsystem, sorted(view.skills), view.consumer) == (
+        True,
+        ["acme.brief", "acme.low"],
+        "desk",
+    )
 
 
 def test_folders_of_old_runs_are_read(tmp_path):
