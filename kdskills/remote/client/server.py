@@ -32,6 +32,10 @@ LONGEST_PAUSE_S: Final = 5.0
 LEAST_ATTEMPT_S: Final = 1.0
 """The least time an attempt gets, even when the budget is nearly used up."""
 
+CLOSING_S: Final = 5.0
+"""How long a server may take to close a thread after it has told that it is closed."""
+CLOSING_PAUSE_S: Final = 0.02
+
 
 class ReconnectBudget:
     """The pauses between attempts: doubled each time, within one budget of seconds.
@@ -372,13 +376,25 @@ class AppServer:
         Every resume carries the unload delay, because the server takes the delay from the resume that loads the thread.
         """
         config = {**UNLOAD_AT_ONCE, **(params.pop("config", None) or {})}
-        answer = await self.request("thread/resume", threadId=thread_id, excludeTurns=True, config=config, **params)
+        answer = await self._open_thread(threadId=thread_id, excludeTurns=True, config=config, **params)
         info = answer.get("thread") if isinstance(answer, dict) else None
         if isinstance(info, dict):
             self.threads.learn(info, subscribed=True)
         else:
             self.threads.get(thread_id).subscribed = True
         return answer if isinstance(answer, dict) else {}
+
+    async def _open_thread(self, **params: Any) -> Any:
+        """Send `thread/resume`, again while the server is still closing the thread that it said was closed."""
+        end = asyncio.get_running_loop().time() + CLOSING_S
+        while True:
+            try:
+                return await self.request("thread/resume", **params)
+            except AppServerError as error:
+                closing = "is closing; retry" in str(error.details.get("server_message"))
+                if not closing or asyncio.get_running_loop().time() >= end:
+                    raise
+            await asyncio.sleep(CLOSING_PAUSE_S)
 
     async def subscribed(self, thread_id: str) -> WatchedThread:
         """Return a thread this connection is subscribed to, resuming it where needed."""

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -165,8 +166,14 @@ class Wire:
         self.until(lambda: len(self.told("thread/closed", thread)) > before, "thread/closed")
 
     def resume(self, thread: str, **more: object) -> dict:
-        """Subscribe again."""
-        return self.get("thread/resume", threadId=thread, excludeTurns=True, config=CONFIG, **more)["thread"]
+        """Subscribe again; the server tells that a thread is closed a moment before it can be loaded again."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            answer = self.ask("thread/resume", threadId=thread, excludeTurns=True, config=CONFIG, **more)
+            if "is closing; retry" not in str(answer.get("error")) or time.monotonic() > end:
+                assert "result" in answer, answer
+                return answer["result"]["thread"]
+            time.sleep(0.02)
 
     def close(self) -> None:
         """End the server by closing its input; after some time, by force."""

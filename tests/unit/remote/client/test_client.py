@@ -81,6 +81,16 @@ async def test_a_session_of_elsewhere_is_resumed_first(far, open_client):
     }
 
 
+async def test_a_session_that_is_still_closing_is_resumed_when_it_is_closed(far, open_client):
+    """The server tells of a close before it is over, and refuses until then: the message waits for it."""
+    answers = [ValueError("thread old is closing; retry thread/resume after the thread is closed")] * 2
+    thread = {"thread": far.thread("old")}
+    far.answers["thread/resume"] = lambda params: answers.pop() if answers else thread
+    client = await open_client()
+    await client.sessions.send_message("old", "hi")
+    assert far.methods() == ["thread/resume", "thread/resume", "thread/resume", "turn/start"]
+
+
 async def test_get_has_the_transcript_in_order(far, open_client):
     """Turns come newest first and in pages; the transcript is oldest first, completed by what was watched."""
     pages = {
