@@ -21,13 +21,13 @@ from kdskills.app.operations.calling import require_allowed, require_own_words, 
 from kdskills.app.operations.overloads import OperationCalls
 from kdskills.app.operations.table import RUNS, Context
 from kdskills.app.plugins import Filter, HookAnswers, PluginManager, Registers, collect, make_part, plugin_manager
-from kdskills.app.project_skills import ProjectSkills
 from kdskills.app.settings import Settings
 from kdskills.app.telemetry import Telemetry
 from kdskills.bundle import Bundle, SkillsDescriptor, load_bundle
 from kdskills.bundle.load import NAMES as DESCRIPTORS
 from kdskills.bundle.load import PythonPolicy
 from kdskills.errors import BadRequest, KdskillsError, StrPath
+from kdskills.projects.views import ProjectSkills
 from kdskills.turn import SkillsSubsystem
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from kdskills.app.conversations import Conversations
     from kdskills.app.operations import Operation
-    from kdskills.app.projects import Projects
     from kdskills.app.publication import Publication, PublishedEntry
     from kdskills.app.storage import Storage
     from kdskills.app.tokens import Tokens
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from kdskills.app.wiring import HostWiring
     from kdskills.app.work import WorkService
     from kdskills.execution import Executor, ReapReport
+    from kdskills.projects.service import Projects
     from kdskills.session import SessionStore
     from kdskills.skills import SkillRoot
 

@@ -12,8 +12,8 @@ from kdskills.storage.folder import database_folder
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
-    from kdskills.app.projects import Projects
     from kdskills.app.tokens import Tokens
+    from kdskills.projects.service import Projects
 
 
 class Storage:
@@ -43,9 +43,9 @@ class Storage:
     @cached_property
     def projects(self) -> Projects:
         """Projects, their skills and versions. Raises as `database`."""
-        from kdskills.app.projects import Projects
-        from kdskills.app.projects.views import ProjectViews
         from kdskills.jobs.artifacts.store import open_blobs
+        from kdskills.projects.service import Projects
+        from kdskills.projects.views import ProjectViews
 
         views = ProjectViews(self._host.subsystem, self._host.bundle)
         settings = self._host.settings

@@ -13,9 +13,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from kdskills.app.identity import LOCAL, SCOPES, Identity, Scope, TokenLimits, wider
-from kdskills.app.projects.model import check_project
-from kdskills.app.projects.records import ProjectRecords, ProjectTables
 from kdskills.errors import BadRequest, CallRefused, NotFound
+from kdskills.projects.model import check_project
+from kdskills.projects.records import ProjectRecords, ProjectTables
 from kdskills.storage.database import Database, micros, moment_of, utc_now, word_type
 
 if TYPE_CHECKING:

@@ -18,15 +18,15 @@ from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.app.operations.paging import PageInput, PageOutput, page_by_name, page_by_time
 from kdskills.app.operations.scoped import ProjectInput, audit_name, readable, readable_skill
 from kdskills.app.operations.table import Context, Implementation
-from kdskills.app.projects.folders import file_digest
 from kdskills.errors import BadRequest
+from kdskills.projects.folders import file_digest
 from kdskills.skills.zip_format import RULES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable
 
     from kdskills.app.host import Host
-    from kdskills.app.projects import Project, SkillFile, SkillState, SkillVersion
+    from kdskills.projects.model import Project, SkillFile, SkillState, SkillVersion
 
 
 INLINE: Final = 1024 * 1024

@@ -14,7 +14,7 @@ from kdskills.skills.selection import refuse_by
 if TYPE_CHECKING:
     from kdskills.app.host import Host
     from kdskills.app.identity import Identity
-    from kdskills.app.projects import SkillState
+    from kdskills.projects.model import SkillState
     from kdskills.skills import Skill
     from kdskills.turn import SkillView
 

@@ -12,9 +12,9 @@ from kdskills.app.operations.bundles import asker_findings, demo_of, meant_id, o
 from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.app.operations.scoped import visible_skills
 from kdskills.app.operations.table import Context, Implementation
-from kdskills.app.project_skills import ProjectSkills
 from kdskills.bundle.terms import DECISION
 from kdskills.errors import BadRequest, CallRefused
+from kdskills.projects.views import ProjectSkills
 from kdskills.skills.model import estimate_tokens
 from kdskills.turn import Granted, Refused
 from kdskills.turn.facade import build_skills_instruction_block

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard
 
-from kdskills.app.projects.folders import VersionFolders
-from kdskills.app.projects.views import UPLOADED
 from kdskills.app.work.watching import Watches
 from kdskills.errors import CallerMustAct, CallRefused, Conflict, ExecRefused, FileRefused, NotFound
 from kdskills.execution.dirs import cache_dir
@@ -24,6 +22,8 @@ from kdskills.execution.streams import LogPiece
 from kdskills.jobs.artifacts import ArtifactKeeper, artifacts_url, open_artifacts
 from kdskills.jobs.client import JobsClient, new_id
 from kdskills.jobs.model import Command, FromArtifact, Inline, InputSpec, JobSpec, Placement, Scope, TaskSpec
+from kdskills.projects.folders import VersionFolders
+from kdskills.projects.views import UPLOADED
 from kdskills.session.approval import AccessRequest, arguments_digest, denial_of
 from kdskills.turn import Refused
 

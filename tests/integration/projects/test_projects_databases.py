@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.app.projects.records import ProjectTables
 from kdskills.app.tokens import TokenTables
 from kdskills.errors import NotFound
+from kdskills.projects.records import ProjectTables
 from kdskills.skills.archives import read_tree, unpack_skill, version_of
 from kdskills.turn import Granted
 

@@ -10,8 +10,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kdskills.app.projects.folders import Presence, VersionFolders, spool, to_its_end
-from kdskills.app.projects.model import (
+from kdskills.errors import BadRequest, NotFound, OperatorMustAct
+from kdskills.projects.folders import Presence, VersionFolders, spool, to_its_end
+from kdskills.projects.model import (
     AuditRow,
     CollectReport,
     PinnedVersion,
@@ -22,17 +23,16 @@ from kdskills.app.projects.model import (
     UploadReport,
     check_project,
 )
-from kdskills.app.projects.records import ProjectRecords, ProjectTables, version_of_row
-from kdskills.app.projects.views import Ingredients, ProjectViews, Uploaded, descriptor_mark
-from kdskills.errors import BadRequest, NotFound, OperatorMustAct
+from kdskills.projects.records import ProjectRecords, ProjectTables, version_of_row
+from kdskills.projects.views import Ingredients, ProjectViews, Uploaded, descriptor_mark
 from kdskills.skills.archives import ArchiveLimits, UnpackedSkill, unpack_skill
 from kdskills.storage.database import Database, micros, moment_of, utc_now
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from kdskills.app.project_skills import ProjectSkills
     from kdskills.jobs.artifacts import Blobs
+    from kdskills.projects.views import ProjectSkills
     from kdskills.turn import SkillView
 
 

@@ -11,8 +11,8 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kdskills.app.projects.model import AuditRow, Project, SkillState, SkillVersion
 from kdskills.errors import Conflict, Diagnostic, NotFound
+from kdskills.projects.model import AuditRow, Project, SkillState, SkillVersion
 from kdskills.skills.archives import TreeFile
 from kdskills.storage.database import micros, moment_of, upsert, word_type
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from kdskills.app.project_skills import ProjectSkills
 from kdskills.bundle import Bundle
 from kdskills.bundle.load import NAMES as DESCRIPTORS
+from kdskills.errors import Diagnostic
 from kdskills.skills.model import Skill
 from kdskills.skills.roots import KIND_ORDER, SkillRoot
 from kdskills.turn import SkillsSubsystem
@@ -21,6 +21,21 @@ UPLOADED: Final = "project"
 namespace `public`, so that no upload takes a place in `internal` or replaces a bundle's skill."""
 WEAKER: Final = frozenset(KIND_ORDER[: KIND_ORDER.index(UPLOADED)])
 MAX_CACHED: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectSkills:
+    """A named set of skills with its policy, as operations look at it.
+
+    Attributes:
+        name: Name of the bundle, or of the project.
+        subsystem: Skills and policy.
+        diagnostics: What was found while they were loaded.
+    """
+
+    name: str
+    subsystem: SkillsSubsystem
+    diagnostics: tuple[Diagnostic, ...] = ()
 
 
 class Build(Protocol):

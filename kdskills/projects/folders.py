@@ -27,8 +27,8 @@ from kdskills.skills.private_files import make_folder, open_private, private_fol
 from kdskills.storage.database import micros
 
 if TYPE_CHECKING:
-    from kdskills.app.projects.model import SkillVersion
     from kdskills.jobs.artifacts import Blobs
+    from kdskills.projects.model import SkillVersion
 
 
 SCRATCH: Final = ".scratch"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from kdskills.app import Host, Settings
-from kdskills.app.projects import Projects
-from kdskills.app.projects.folders import VersionMissing, to_its_end
-from kdskills.app.projects.views import ProjectViews
 from kdskills.errors import BadRequest, Conflict, NotFound
 from kdskills.hooks import hookimpl
+from kdskills.projects.folders import VersionMissing, to_its_end
+from kdskills.projects.service import Projects
+from kdskills.projects.views import ProjectViews
 from kdskills.skills import SkillRoot
 from kdskills.skills.archives import ArchiveRefused, read_tree, remove_tree, version_of
 from kdskills.turn import Granted, Refused
