@@ -10,7 +10,7 @@ import ast
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -155,6 +155,17 @@ class House:
                         importers[name].add(module)
         return importers
 
+    @cached_property
+    def rings(self) -> list[list[str]]:
+        """Groups of modules that import one another in a circle, imports for types alone and within functions counted too."""
+        modules = self._modules()
+        graph: dict[str, set[str]] = {module: set() for module in modules}
+        for module, path in modules.items():
+            package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+            for node in ast.walk(self.tree[path]):
+                graph[module].update(name for name in _imported_modules(node, package, modules) if name != module)
+        return circles(graph)
+
     def too_long(self) -> list[str]:
         """Return modules, classes and functions over their budgets."""
         long_modules = [str(path.relative_to(self.root)) for path in self.product if self.text[path].count("\n") > 700]
@@ -182,6 +193,7 @@ class House:
             Measure("private names of dependencies", private, LIMITS["private"], 0),
             Measure("parameters `host: Host`", host, LIMITS["host"], 40),
             Measure("modules, classes, functions over budget", len(self.too_long()), 0, 0),
+            Measure("rings of imports", len(self.rings), LIMITS["rings"], 2),
             Measure("lines of the command line's main module", main, LIMITS["main"], 150),
         ]
 
@@ -209,6 +221,28 @@ def _imports(node: ast.AST, package: str) -> Iterator[str]:
         yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
+def _imported_modules(node: ast.AST, package: str, modules: Mapping[str, Path]) -> Iterator[str]:
+    """Yield the modules a statement imports from: `from a import b` is `a.b` where that is a module, else `a`."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if alias.name in modules)
+    elif isinstance(node, ast.ImportFrom):
+        base, *names = _imports(node, package)
+        yield from (name if name in modules else base for name in names if name in modules or base in modules)
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Return the groups of nodes that reach one another, each sorted; a node alone is no group."""
+    reach: dict[str, set[str]] = {}
+    for start in graph:
+        reach[start], pending = set(), [start]
+        while pending:
+            fresh = graph[pending.pop()] - reach[start]
+            reach[start] |= fresh
+            pending.extend(fresh)
+    groups = {tuple(sorted(other for other in reach[node] if node in reach[other])) for node in graph}
+    return sorted(list(group) for group in groups if len(group) > 1)
+
+
 LIMITS = {
     "lines": 75_600,
     "remote": 12_900,
@@ -220,6 +254,7 @@ LIMITS = {
     "single": 40,
     "private": 0,
     "host": 155,
+    "rings": 5,
     "main": 70,
 }
 """What each measure may be today."""

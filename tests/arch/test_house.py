@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tests.arch.house import PAPERS, House, Measure, bound_names, is_empty, long_parts
+from tests.arch.house import PAPERS, House, Measure, bound_names, circles, is_empty, long_parts
 from tests.arch.rooms import PAGE, draw
 
 
@@ -23,6 +23,7 @@ def test_no_measure_grows(house: House) -> None:
         house.shared_classes,
         house.papers[:20],
         house.too_long(),
+        house.rings,
     )
 
 
@@ -81,3 +82,9 @@ def test_a_function_and_a_class_over_budget_are_seen() -> None:
 def test_the_picture_of_the_rooms_is_current(house: House) -> None:
     """docs/explanation/rooms.svg shows today's imports; `python -m tests.arch.rooms` draws it anew."""
     assert PAGE.read_text(encoding="utf-8") == draw(house)
+
+
+def test_modules_that_import_one_another_are_one_ring() -> None:
+    """A circle over three modules is one group; what only leads into it, and what stands alone, is none."""
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set(), "f": {"a"}, "g": {"h"}, "h": {"g"}}
+    assert circles(graph) == [["a", "b", "c"], ["g", "h"]]
