@@ -6,9 +6,9 @@ room does not import them all.
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from kdskills.exports import lazy_exports
 
 if TYPE_CHECKING:
     from kdskills.bundle import AgentRules, Bundle, SkillsDescriptor, load_bundle
@@ -38,6 +38,24 @@ if TYPE_CHECKING:
         set_skills_descriptor,
         skills_for_consumer,
         skills_gallery_text,
+    )
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".bundle": "AgentRules Bundle SkillsDescriptor load_bundle",
+            ".errors": "Diagnostic",
+            ".skills": "Skill",
+            ".sources": (
+                "CitationStream MergeResult RewriteResult SourcesPool extract_citations render_citations "
+                "rewrite_citations"
+            ),
+            ".turn": (
+                "Granted Refused SkillsSubsystem SkillView build_skill_short_id_map build_skills_instruction_block "
+                "get_active_skills_subsystem get_skill import_skillset resolve_skill_ref set_active_skills_subsystem "
+                "set_skills_descriptor skills_for_consumer skills_gallery_text"
+            ),
+        },
     )
 
 __all__ = [
@@ -69,35 +87,3 @@ __all__ = [
     "skills_for_consumer",
     "skills_gallery_text",
 ]
-
-_ROOMS = MappingProxyType(
-    {
-        "kdskills.bundle": ("AgentRules", "Bundle", "SkillsDescriptor", "load_bundle"),
-        "kdskills.errors": ("Diagnostic",),
-        "kdskills.skills.model": ("Skill",),
-        "kdskills.sources": (
-            "CitationStream",
-            "MergeResult",
-            "RewriteResult",
-            "SourcesPool",
-            "extract_citations",
-            "render_citations",
-            "rewrite_citations",
-        ),
-    }
-)
-
-
-def __getattr__(name: str) -> object:
-    """Return a public name, importing its room now; what no other room has is the turn's."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    room = next((room for room, names in _ROOMS.items() if name in names), "kdskills.turn")
-    value = getattr(import_module(room), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """Return the public names."""
-    return sorted({*globals(), *__all__})

@@ -6,38 +6,22 @@ loaded when it is first used: the command line prints its help without a Host.
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from kdskills.exports import lazy_exports
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
     from kdskills.app.plugins import BUILTIN, plugin_manager
     from kdskills.app.settings import Settings, SettingsInvalid
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".host": "Host",
+            ".plugins": "BUILTIN plugin_manager",
+            ".settings": "Settings SettingsInvalid",
+        },
+    )
 
 __all__ = ["BUILTIN", "Host", "Settings", "SettingsInvalid", "plugin_manager"]
-
-_HOMES = MappingProxyType(
-    {
-        "BUILTIN": "kdskills.app.plugins",
-        "Host": "kdskills.app.host",
-        "Settings": "kdskills.app.settings",
-        "SettingsInvalid": "kdskills.app.settings",
-        "plugin_manager": "kdskills.app.plugins",
-    }
-)
-
-
-def __getattr__(name: str) -> object:
-    """Import the home of a public name on first use."""
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """Return the public names."""
-    return sorted(__all__)

@@ -8,33 +8,20 @@ Each name is loaded when it is first used: a process that only restores an expor
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from kdskills.exports import lazy_exports
 
 if TYPE_CHECKING:
     from kdskills.bundle.descriptor import AgentRules, SkillsDescriptor
     from kdskills.bundle.load import Bundle, load_bundle
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".descriptor": "AgentRules SkillsDescriptor",
+            ".load": "Bundle load_bundle",
+        },
+    )
 
 __all__ = ["AgentRules", "Bundle", "SkillsDescriptor", "load_bundle"]
-
-_MODULE_NAMES = MappingProxyType(
-    {
-        "kdskills.bundle.load": ("Bundle", "load_bundle"),
-        "kdskills.bundle.descriptor": ("AgentRules", "SkillsDescriptor"),
-    }
-)
-
-
-def __getattr__(name: str) -> object:
-    """Return a name of this room, importing its module now."""
-    for module_name, names in _MODULE_NAMES.items():
-        if name in names:
-            value = globals()[name] = getattr(import_module(module_name), name)
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    """Return what is here, loaded or not."""
-    return sorted({*globals(), *__all__})

@@ -9,9 +9,9 @@ Each name is loaded when it is first used; nothing here needs the optional packa
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from kdskills.exports import lazy_exports
 
 if TYPE_CHECKING:
     from kdskills.remote.api import AsyncCodexClient, CodexClient
@@ -36,6 +36,24 @@ if TYPE_CHECKING:
     from kdskills.remote.registry import RemoteSkill
     from kdskills.remote.session import AsyncRemoteSkillSession, RemoteSkillSession
     from kdskills.remote.signals import AppServerSignal
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".api": "AsyncCodexClient CodexClient",
+            ".facade": "AsyncRemoteSkillsFacade RemoteSkillLifecycle RemoteSkillsFacade",
+            ".journal": "MemoryJournal SqlJournal",
+            ".ports": (
+                "AppServerError AppServerGone CallJournal CatalogBackend CatalogBusy CatalogChange CatalogContext "
+                "CatalogError CatalogNotApplied RemoteCall ServerProfile WaitTimeoutError"
+            ),
+            ".publish": "PublishReport",
+            ".receipts": "Receipt RemoteSkillDispatch RemoteSkillSendResult",
+            ".registry": "RemoteSkill",
+            ".session": "AsyncRemoteSkillSession RemoteSkillSession",
+            ".signals": "AppServerSignal",
+        },
+    )
 
 __all__ = [
     "AppServerError",
@@ -66,44 +84,3 @@ __all__ = [
     "SqlJournal",
     "WaitTimeoutError",
 ]
-
-_MODULES = MappingProxyType(
-    {
-        "kdskills.remote.facade": ("AsyncRemoteSkillsFacade", "RemoteSkillLifecycle", "RemoteSkillsFacade"),
-        "kdskills.remote.journal": ("MemoryJournal", "SqlJournal"),
-        "kdskills.remote.api": ("AsyncCodexClient", "CodexClient"),
-        "kdskills.remote.ports": (
-            "AppServerError",
-            "AppServerGone",
-            "CallJournal",
-            "CatalogBackend",
-            "CatalogBusy",
-            "CatalogChange",
-            "CatalogContext",
-            "CatalogError",
-            "CatalogNotApplied",
-            "RemoteCall",
-            "ServerProfile",
-            "WaitTimeoutError",
-        ),
-        "kdskills.remote.publish": ("PublishReport",),
-        "kdskills.remote.receipts": ("Receipt", "RemoteSkillDispatch", "RemoteSkillSendResult"),
-        "kdskills.remote.registry": ("RemoteSkill",),
-        "kdskills.remote.session": ("AsyncRemoteSkillSession", "RemoteSkillSession"),
-        "kdskills.remote.signals": ("AppServerSignal",),
-    }
-)
-
-
-def __getattr__(name: str) -> object:
-    """Return a name of this room, importing its module now."""
-    for module_name, names in _MODULES.items():
-        if name in names:
-            value = globals()[name] = getattr(import_module(module_name), name)
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    """Return what is here, loaded or not."""
-    return sorted({*globals(), *__all__})

@@ -8,9 +8,9 @@ plugins are asked. Each name is loaded when it is first used: a store of session
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from kdskills.exports import lazy_exports
 
 if TYPE_CHECKING:
     from kdskills.session.approval import AccessRequest, Approval, ApprovalRequest, Approver, Denial, allow, deny
@@ -41,6 +41,25 @@ if TYPE_CHECKING:
         StoreUnavailable,
     )
     from kdskills.session.workspace import FolderWorkspace, Workspace
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".approval": "AccessRequest Approval ApprovalRequest Approver Denial allow deny",
+            ".codes": "CODES",
+            ".config": "INTERPRETERS Budget RuntimeLimits",
+            ".receipts": (
+                "ActiveSkill LoadReceipt ProducedFile PromptParts ReadResult ScriptResult SessionEvent SkillReceipt "
+                "ToolReply UnloadReceipt"
+            ),
+            ".runtime": "Session SkillRuntime",
+            ".scope": "TurnScope TurnSources",
+            ".snapshots": "SessionSnapshot",
+            ".source": "SkillCatalog",
+            ".store": "MemoryStore SessionHead SessionRecord SessionStore StoreConflict StoreUnavailable",
+            ".workspace": "FolderWorkspace Workspace",
+        },
+    )
 
 __all__ = [
     "CODES",
@@ -79,59 +98,3 @@ __all__ = [
     "allow",
     "deny",
 ]
-
-_HOMES = MappingProxyType(
-    {
-        "kdskills.session.approval": (
-            "AccessRequest",
-            "Approval",
-            "ApprovalRequest",
-            "Approver",
-            "Denial",
-            "allow",
-            "deny",
-        ),
-        "kdskills.session.codes": ("CODES",),
-        "kdskills.session.config": ("INTERPRETERS", "Budget", "RuntimeLimits"),
-        "kdskills.session.receipts": (
-            "ActiveSkill",
-            "LoadReceipt",
-            "ProducedFile",
-            "PromptParts",
-            "ReadResult",
-            "ScriptResult",
-            "SessionEvent",
-            "SkillReceipt",
-            "ToolReply",
-            "UnloadReceipt",
-        ),
-        "kdskills.session.runtime": ("Session", "SkillRuntime"),
-        "kdskills.session.scope": ("TurnScope", "TurnSources"),
-        "kdskills.session.snapshots": ("SessionSnapshot",),
-        "kdskills.session.source": ("SkillCatalog",),
-        "kdskills.session.store": (
-            "MemoryStore",
-            "SessionHead",
-            "SessionRecord",
-            "SessionStore",
-            "StoreConflict",
-            "StoreUnavailable",
-        ),
-        "kdskills.session.workspace": ("FolderWorkspace", "Workspace"),
-    }
-)
-
-
-def __getattr__(name: str) -> object:
-    """Import the home of a public name on first use."""
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """Return the public names."""
-    return sorted({*globals(), *__all__})

@@ -8,9 +8,9 @@ Each name is loaded when it is first used: a process that only restores an expor
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from kdskills.exports import lazy_exports
 
 if TYPE_CHECKING:
     from kdskills.skills.model import (
@@ -28,6 +28,20 @@ if TYPE_CHECKING:
     from kdskills.skills.registry import SkillRegistry
     from kdskills.skills.roots import SkillRoot, agent_skill_roots
     from kdskills.skills.snapshot import InvalidSkill, RefreshReport, RootState, Snapshot
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".model": (
+                "ParsedSkill RenderedBody Skill SkillArgument SkillContent SkillTool Verdict estimate_tokens "
+                "render_body"
+            ),
+            ".parse": "parse_skill parse_skill_bytes validate_skill",
+            ".registry": "SkillRegistry",
+            ".roots": "SkillRoot agent_skill_roots",
+            ".snapshot": "InvalidSkill RefreshReport RootState Snapshot",
+        },
+    )
 
 __all__ = [
     "InvalidSkill",
@@ -50,37 +64,3 @@ __all__ = [
     "render_body",
     "validate_skill",
 ]
-
-_MODULE_NAMES = MappingProxyType(
-    {
-        "kdskills.skills.model": (
-            "ParsedSkill",
-            "RenderedBody",
-            "Skill",
-            "SkillArgument",
-            "SkillContent",
-            "SkillTool",
-            "Verdict",
-            "estimate_tokens",
-            "render_body",
-        ),
-        "kdskills.skills.parse": ("parse_skill", "parse_skill_bytes", "validate_skill"),
-        "kdskills.skills.registry": ("SkillRegistry",),
-        "kdskills.skills.roots": ("SkillRoot", "agent_skill_roots"),
-        "kdskills.skills.snapshot": ("InvalidSkill", "RefreshReport", "RootState", "Snapshot"),
-    }
-)
-
-
-def __getattr__(name: str) -> object:
-    """Return a name of this room, importing its module now."""
-    for module_name, names in _MODULE_NAMES.items():
-        if name in names:
-            value = globals()[name] = getattr(import_module(module_name), name)
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    """Return what is here, loaded or not."""
-    return sorted({*globals(), *__all__})

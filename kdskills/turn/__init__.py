@@ -8,9 +8,9 @@ Each name is loaded when it is first used: a process that only restores an expor
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from kdskills.exports import lazy_exports
 
 if TYPE_CHECKING:
     from kdskills.skills.closure import Closure
@@ -37,6 +37,24 @@ if TYPE_CHECKING:
     from kdskills.turn.restore import set_skills_descriptor
     from kdskills.turn.subsystem import SkillsSubsystem
     from kdskills.turn.view import InstructionBlock, PickerEntry, SkillSet, SkillView
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".context": "Activation bound get_active_skills_subsystem get_active_view set_active_skills_subsystem",
+            ".export": "remap_mounts",
+            ".facade": (
+                "build_skill_short_id_map build_skills_instruction_block get_skill import_skillset instruction_block "
+                "resolve_skill_ref skills_for_consumer skills_gallery_text"
+            ),
+            ".restore": "set_skills_descriptor",
+            ".subsystem": "SkillsSubsystem",
+            ".view": "InstructionBlock PickerEntry SkillSet SkillView",
+            "kdskills.skills.closure": "Closure",
+            "kdskills.skills.explain": "ExplainedStep Explanation",
+            "kdskills.skills.selection": "Granted Refused",
+        },
+    )
 
 __all__ = [
     "Activation",
@@ -65,46 +83,3 @@ __all__ = [
     "skills_for_consumer",
     "skills_gallery_text",
 ]
-
-_MODULES = MappingProxyType(
-    {
-        "kdskills.skills.closure": ("Closure",),
-        "kdskills.skills.explain": ("ExplainedStep", "Explanation"),
-        "kdskills.skills.selection": ("Granted", "Refused"),
-        "kdskills.turn.context": (
-            "Activation",
-            "bound",
-            "get_active_skills_subsystem",
-            "get_active_view",
-            "set_active_skills_subsystem",
-        ),
-        "kdskills.turn.facade": (
-            "build_skill_short_id_map",
-            "build_skills_instruction_block",
-            "get_skill",
-            "import_skillset",
-            "instruction_block",
-            "resolve_skill_ref",
-            "skills_for_consumer",
-            "skills_gallery_text",
-        ),
-        "kdskills.turn.export": ("remap_mounts",),
-        "kdskills.turn.restore": ("set_skills_descriptor",),
-        "kdskills.turn.subsystem": ("SkillsSubsystem",),
-        "kdskills.turn.view": ("InstructionBlock", "PickerEntry", "SkillSet", "SkillView"),
-    }
-)
-
-
-def __getattr__(name: str) -> object:
-    """Return a name of this room, importing its module now."""
-    for module_name, names in _MODULES.items():
-        if name in names:
-            value = globals()[name] = getattr(import_module(module_name), name)
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    """Return what is here, loaded or not."""
-    return sorted({*globals(), *__all__})

@@ -68,7 +68,7 @@ def test_import_loads_rooms_on_first_use() -> None:
     """Importing the package alone loads none of its rooms: each name brings what it needs when it is first used."""
     code = "import sys, kdskills; print(sorted(m for m in sys.modules if m.startswith('kdskills.')))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"
+    assert run.stdout.strip() == "['kdskills.exports']"  # what loads them then
 
 
 LAZY = ["kdskills.bundle", "kdskills.skills", "kdskills.turn"]
