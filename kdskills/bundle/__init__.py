@@ -1,7 +1,7 @@
 """The descriptor of a bundle, and loading a bundle from its folder.
 
-`terms` understands what people write, strictly: a typo must not lose a denial. `descriptor` has the models of it that
-programs build and read. `load` finds the one descriptor file of a folder and fixes it to that folder.
+`descriptor` understands what people write, strictly: a typo must not lose a denial. `load` finds the one descriptor file
+of a folder and fixes it to that folder.
 
 Each name is loaded when it is first used: a process that only restores an export needs few of them.
 """

@@ -1,35 +1,125 @@
-"""The descriptor of a bundle and the rules of one consumer as models, completed when they are first used."""
+"""What a descriptor says: read strictly, because a typo must not lose a denial, and frozen."""
 
 from __future__ import annotations
 
-import threading
+import hashlib
+import json
+import math
+import os
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
+from dataclasses import FrozenInstanceError
+from pathlib import Path, PurePath
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
+from kdskills.errors import DescriptorError, Diagnostic, StrPath, path_argument
+from kdskills.skills.refs import is_number
+from kdskills.skills.safe_open import is_folder
+from kdskills.skills.selection import EMPTY, ImportPolicy, Rules
 
-from kdskills.bundle.terms import EVERYONE, AgentTerms, Terms, read_fields, rule_list
-from kdskills.errors import DescriptorError, Diagnostic, StrPath
-from kdskills.skills.selection import ImportPolicy, Rules
+IMPORT_POLICIES: tuple[ImportPolicy, ...] = get_args(ImportPolicy)  # loosest first
+UPPER = {"custom_skills_root": "CUSTOM_SKILLS_ROOT", "agents_config": "AGENTS_CONFIG", "consumers": "CONSUMERS"}
+EVERYONE = "*"
+DECISION: Final = "solver.react.decision"
+"""Consumer of the shipped solver that decides each step and answers."""
+CODEGEN: Final = "solver.codegen"
+"""Consumer of the shipped solver that writes programs."""
+_FIELD_OF = {upper: field for field, upper in UPPER.items()}
+_MOST_BITS = 2_000  # Python always writes numbers of this size, however it is set up
 
-_COMPLETING = threading.RLock()
+
+def refuse(code: str, key: str, message: str, **facts: Any) -> DescriptorError:
+    """Return the error of one key of a descriptor; *key* is its path, such as `agents_config.writer.enabled`."""
+    return DescriptorError(f"{key}: {message}", code=code, key=key, **facts)
 
 
-class LateModel(BaseModel):
-    """A frozen model without further keys, whose validator is built at its first use."""
+def resembling(key: str, known_names: Iterable[str], *, least: float = 0.75) -> str | None:
+    """Return the known name *key* is probably a misspelling of, or None. Case and punctuation do not count."""
+    from difflib import SequenceMatcher
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    folded = _fold(key)
+    for name in known_names:
+        folded_name = _fold(name)
+        beginning = len(folded) >= 5 and folded_name.startswith(folded)
+        # Texts of very different length cannot be alike: a key of a megabyte is not even compared.
+        comparable = 2 * min(len(folded), len(folded_name)) >= least * (len(folded) + len(folded_name))
+        if beginning or (comparable and SequenceMatcher(None, folded, folded_name, autojunk=False).ratio() >= least):
+            return name
+    return None
+
+
+def _fold(name: str) -> str:
+    return "".join(char for char in name.casefold() if char.isalnum())
+
+
+class Terms:
+    """What people wrote, understood. Annotated fields hold it; those that were not written have the class's defaults."""
+
+    # No pydantic model: every run of generated code starts a process that needs its rules, and no models.
+
+    def __init__(self, **written: Any) -> None:
+        vars(self).update(self._read(written, ""))
 
     @classmethod
-    def model_rebuild(cls, **options: Any) -> bool | None:
-        """Complete the model, one thread at a time: pydantic before 2.14 lets two of them get into each other's way."""
-        with _COMPLETING:
-            return super().model_rebuild(**options)
+    def _read(cls, value: object, prefix: str) -> dict[str, Any]:
+        """Return the fields that *value* says; *prefix* is the path of its keys, for errors."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_json(cls, value: object, prefix: str = "") -> Self:
+        """Read what `to_json` gave or what people write; what was read before comes back as it is.
+
+        Args:
+            value: A mapping, or what this gave before.
+            prefix: Path of its keys with a dot behind it, for errors.
+
+        Raises:
+            DescriptorError: Whatever is not understood, with `.code` and the key's path in `details["key"]`.
+        """
+        if isinstance(value, cls):
+            return value
+        terms = object.__new__(cls)
+        vars(terms).update(cls._read(value, prefix))
+        return terms
+
+    model_validate = from_json  # as what is made of a pydantic model may call it
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the terms as JSON, defaults left out."""
+        raise NotImplementedError
+
+    def model_dump(self) -> dict[str, Any]:
+        """Return every field, defaults too."""
+        return {name: getattr(self, name) for name in type(self).__annotations__} | self.to_json()
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """Let terms be fields of pydantic models."""
+        from pydantic_core import core_schema
+
+        written = core_schema.plain_serializer_function_ser_schema(cls.to_json)
+        return core_schema.no_info_plain_validator_function(cls.from_json, serialization=written)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise FrozenInstanceError(f"{type(self).__name__}.{name} cannot be changed")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        self.__setattr__(name, None)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(self.to_json(), sort_keys=True))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.from_json, (self.to_json(),)
 
 
-class AgentRules(LateModel):
+class AgentRules(Terms):
     """Which skills one consumer may use.
 
     Attributes:
@@ -55,31 +145,66 @@ class AgentRules(LateModel):
             imports: ImportPolicy = "private",
         ) -> None: ...
 
-    @model_validator(mode="before")
     @classmethod
-    def _read(cls, value: Any) -> Any:
-        return value if isinstance(value, AgentRules) else AgentTerms.read(value)._asdict()
-
-    @classmethod
-    def read(cls, value: object, key: str) -> AgentRules:
-        """Read rules found under *key*, whose path errors name."""
-        return value if isinstance(value, AgentRules) else cls.model_validate(AgentTerms.read(value, f"{key}."))
-
-    @property
-    def terms(self) -> AgentTerms:
-        """The same as a plain value."""
-        return AgentTerms(self.enabled, self.disabled, self.imports)
+    def _read(cls, value: object, prefix: str) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            message = f"rules are a mapping, not {type(value).__name__}"
+            raise refuse("descriptor_type", prefix.rstrip(".") or "rules", message)
+        for key in value:
+            if key not in cls.__annotations__:
+                hint = resembling(key, cls.__annotations__) if isinstance(key, str) else None
+                suggestion = f"; did you mean {hint!r}?" if hint else "; known: enabled, disabled, imports"
+                raise refuse("descriptor_unknown_key", f"{prefix}{key}", f"not a key of rules{suggestion}")
+        fields: dict[str, Any] = {}
+        for key, everything in (("enabled", False), ("disabled", True)):
+            rules = value.get(key)
+            if rules is not everything:
+                rules = rule_list(None if isinstance(rules, bool) else rules, f"{prefix}{key}")
+            fields[key] = rules
+        fields["imports"] = imports = value.get("imports", "private")
+        if not isinstance(imports, str) or imports not in IMPORT_POLICIES:
+            raise refuse("descriptor_type", f"{prefix}imports", f"one of {', '.join(IMPORT_POLICIES)}, not {imports!r}")
+        return fields
 
     def to_json(self) -> dict[str, Any]:
         """Return the rules as JSON, defaults left out."""
-        return self.terms.to_json()
+        fields: dict[str, Any] = {
+            key: rules if isinstance(rules, bool) else list(rules)
+            for key, rules in (("enabled", self.enabled), ("disabled", self.disabled))
+            if rules != ()
+        }
+        return fields if self.imports == "private" else fields | {"imports": self.imports}
 
     def denying(self, denied: tuple[str, ...]) -> AgentRules:
         """Return the same rules with more denials."""
-        return AgentRules.model_validate(self.terms.denying(denied))
+        disabled = True if self.disabled is True else tuple(dict.fromkeys((*self.disabled, *denied)))
+        return AgentRules(enabled=self.enabled, disabled=disabled, imports=self.imports)
 
 
-class SkillsDescriptor(LateModel):
+def rule_list(value: object, key: str) -> tuple[str, ...]:
+    """Read a list of rules; a string is a list of one, None an empty one.
+
+    Raises:
+        DescriptorError: Another type, or a short id: numbers belong to one view.
+    """
+    entries = _entries(value, key, "a list of rules")
+    for entry in entries:
+        if not isinstance(entry, str):
+            raise refuse("descriptor_type", key, f"a rule is text, not {type(entry).__name__}")
+        if is_number(entry):
+            raise refuse("descriptor_short_id", key, f"{entry!r} is a number of one view; rules take ids and patterns")
+    return tuple(str(entry) for entry in entries)
+
+
+def _entries(value: object, key: str, expected: str) -> Collection[Any]:
+    if value is None or isinstance(value, str):
+        return () if value is None else (value,)
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        raise refuse("descriptor_type", key, f"{expected}, not {type(value).__name__}")
+    return sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+
+
+class SkillsDescriptor(Terms):
     """Where skills are and who may use which; frozen.
 
     Attributes:
@@ -96,15 +221,13 @@ class SkillsDescriptor(LateModel):
         DescriptorError: Whatever is not understood, with `.code` and the key's path in `details["key"]`.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
     version: Literal[1] = 1
     custom_skills_root: str | None = None
-    agents_config: Mapping[str, AgentRules] = Field(default_factory=lambda: MappingProxyType({}))
+    agents_config: Mapping[str, AgentRules] = EMPTY
     consumers: tuple[str, ...] = ()
     bundle_root: str | None = None
     allow_outside_bundle: bool = False
-    extra: Mapping[str, Any] = Field(default_factory=lambda: MappingProxyType({}))
+    extra: Mapping[str, Any] = EMPTY
 
     if TYPE_CHECKING:  # what may be written, which is more than what is then read from the attributes
 
@@ -113,75 +236,61 @@ class SkillsDescriptor(LateModel):
             *,
             version: Literal[1] = 1,
             custom_skills_root: StrPath | Literal[False] | None = None,
-            agents_config: Mapping[str, AgentRules | Mapping[str, object]] = MappingProxyType({}),
+            agents_config: Mapping[str, AgentRules | Mapping[str, object]] = EMPTY,
             consumers: Collection[str] | None = (),
             bundle_root: StrPath | None = None,
             allow_outside_bundle: bool = False,
-            extra: Mapping[str, object] = MappingProxyType({}),
+            extra: Mapping[str, object] = EMPTY,
         ) -> None: ...
 
-    @model_validator(mode="before")
     @classmethod
-    def _read(cls, value: Any) -> Any:
-        return value if isinstance(value, SkillsDescriptor) else read_fields(value)
-
-    @field_validator("agents_config", "extra", mode="after")
-    @classmethod
-    def _freeze(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        return MappingProxyType(dict(value))
-
-    @field_serializer("agents_config", "extra")
-    def _thaw(self, value: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: entry.to_json() if isinstance(entry, AgentRules) else entry for key, entry in value.items()}
-
-    @property
-    def terms(self) -> Terms:
-        """The same as plain values: what every question below is answered from."""
-        return Terms(
-            custom_skills_root=self.custom_skills_root,
-            root_omitted=self.root_omitted,
-            agents_config=MappingProxyType({name: rules.terms for name, rules in self.agents_config.items()}),
-            bundle_root=self.bundle_root,
-            allow_outside_bundle=self.allow_outside_bundle,
-            extra=self.extra,
-            consumers=self.consumers,
-        )
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SkillsDescriptor) and self.to_json() == other.to_json()
-
-    def __hash__(self) -> int:
-        return hash(self.content_hash)
-
-    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> SkillsDescriptor:
-        return self  # nothing of it can change
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SkillsDescriptor.from_json, (self.to_json(),)
-
-    @classmethod
-    def from_json(cls, value: object) -> SkillsDescriptor:
-        """Read what `to_json` gave, or any other accepted form."""
-        return cls.model_validate(value)
+    def _read(cls, value: object, prefix: str) -> dict[str, Any]:
+        try:
+            return _fields(value)
+        except ValueError as error:  # a number of thousands of digits, which Python does not write out
+            raise refuse("descriptor_type", "descriptor", f"it cannot be understood: {error}") from error
 
     def to_json(self) -> dict[str, Any]:
         """Return the descriptor as JSON, defaults left out."""
-        return self.terms.to_json()
+        fields: dict[str, Any] = {}
+        if not self.root_omitted:
+            fields["custom_skills_root"] = self.custom_skills_root
+        if self.agents_config:
+            fields["agents_config"] = {name: rules.to_json() for name, rules in self.agents_config.items()}
+        if self.consumers:
+            fields["consumers"] = list(self.consumers)
+        if self.bundle_root is not None:
+            fields["bundle_root"] = self.bundle_root
+        if self.allow_outside_bundle:
+            fields["allow_outside_bundle"] = True
+        if self.extra:
+            fields["extra"] = json.loads(json.dumps(dict(self.extra)))
+        return fields
 
     @property
     def root_omitted(self) -> bool:
         """Whether nothing was said about the root, unlike a root said to be none."""
-        return "custom_skills_root" not in self.model_fields_set
+        return "custom_skills_root" not in vars(self)
 
     @property
     def content_hash(self) -> str:
         """sha256 over `to_json()` with sorted keys, without `bundle_root`: the same on every host."""
-        return self.terms.content_hash
+        content = {key: value for key, value in self.to_json().items() if key != "bundle_root"}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """Warnings: keys that are not known, and parts of `"*"` that mean nothing."""
-        return self.terms.diagnostics
+        warnings = [
+            Diagnostic("descriptor_unknown_key", "warning", f"{key}: not a known key; it is kept and ignored", ref=key)
+            for key in self.extra
+        ]
+        everyone = self.agents_config.get(EVERYONE)
+        if everyone is not None and everyone.enabled:
+            message = 'agents_config.*.enabled is ignored: "*" denies, it cannot allow'
+            warnings.append(Diagnostic("rule_ignored", "warning", message, ref="agents_config.*.enabled"))
+        return tuple(warnings)
 
     def narrow(self, denied: Iterable[str] | str) -> SkillsDescriptor:
         """Return a descriptor that denies more, to every consumer and `"*"`; the same object when nothing is denied.
@@ -192,9 +301,9 @@ class SkillsDescriptor(LateModel):
         entries = rule_list(denied if isinstance(denied, str) else list(denied), "denied")
         if not entries:
             return self
-        config = {EVERYONE: AgentTerms(), **self.terms.agents_config}
-        content = self.to_json() | {"agents_config": {name: rules.denying(entries) for name, rules in config.items()}}
-        return SkillsDescriptor.model_validate(content)
+        config = {EVERYONE: AgentRules(), **self.agents_config}
+        narrowed = {name: rules.denying(entries) for name, rules in config.items()}
+        return SkillsDescriptor.from_json(self.to_json() | {"agents_config": narrowed})
 
     def rules(self, consumer: str | None) -> Rules:
         """Return what holds for *consumer*: its own rules under the denials for all.
@@ -202,7 +311,16 @@ class SkillsDescriptor(LateModel):
         The key counts exactly as written. The stricter `imports` of the two layers holds, and `enabled: false` under
         `"*"` denies everything, for neither may be lost.
         """
-        return self.terms.rules(consumer)
+        everyone = self.agents_config.get(EVERYONE, AgentRules())
+        own = AgentRules() if consumer in {None, EVERYONE} else self.agents_config.get(str(consumer), AgentRules())
+        for_all = (EVERYONE,) if everyone.disabled is True or everyone.enabled is False else everyone.disabled
+        return Rules(
+            enabled=() if own.enabled is False else own.enabled or None,
+            disabled=(EVERYONE,) if own.disabled is True else own.disabled,
+            disabled_for_all=for_all,
+            imports=max(own.imports, everyone.imports, key=IMPORT_POLICIES.index),
+            consumer=consumer,
+        )
 
     def resolve_root(self, bundle_root: StrPath | None = None) -> Path | None:
         """Return the custom root on this host, or None when there is none.
@@ -214,7 +332,136 @@ class SkillsDescriptor(LateModel):
             DescriptorError: `descriptor_root_relative`, or `descriptor_root_outside_bundle` when a relative root leaves
                 the bundle by `..` or a link.
         """
-        return self.terms.resolve_root(bundle_root)
+        base_argument = None if bundle_root is None else path_argument(bundle_root, "bundle_root")
+        base = base_argument if base_argument is not None or self.bundle_root is None else Path(self.bundle_root)
+        if self.root_omitted:
+            folder = None if base is None else base / "skills"
+            if folder is None or not is_folder(folder):
+                return None
+        elif self.custom_skills_root is None:
+            return None
+        else:
+            folder = Path(self.custom_skills_root)
+            if folder.is_absolute():
+                return folder
+            if base is None:
+                message = f"{self.custom_skills_root!r} is relative, and there is no bundle_root to join it to"
+                raise refuse("descriptor_root_relative", "custom_skills_root", message)
+            folder = base / folder
+        if not self.allow_outside_bundle and not lies_inside(folder, base or folder):
+            message = f"{folder.name!r} leads out of the bundle; give an absolute path, or set allow_outside_bundle"
+            raise refuse("descriptor_root_outside_bundle", "custom_skills_root", message)
+        return folder
 
 
-__all__ = ["AgentRules", "DescriptorError", "SkillsDescriptor"]
+def lies_inside(path: Path, base: Path) -> bool:
+    """Whether *path* stays below *base* once links and `..` are followed, part by part."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(base))
+
+
+def _fields(value: object) -> dict[str, Any]:
+    """Bring a descriptor as people write it into the fields of `SkillsDescriptor`; what was not said is left out."""
+    if not isinstance(value, Mapping):
+        raise refuse("descriptor_type", "descriptor", f"a descriptor is a mapping, not {type(value).__name__}")
+    fields: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    for key, entry in value.items():
+        if not isinstance(key, str):
+            raise refuse("descriptor_type", str(key), "keys are text")
+        name = _FIELD_OF.get(key, key)
+        if name not in _READ:
+            suggestion = resembling(name, _READ)
+            if suggestion is not None:
+                raise refuse("descriptor_unknown_key", key, f"not a known key; did you mean {suggestion!r}?")
+            extra[key] = _json_value(entry, key)
+            continue
+        read = _READ[name](entry, name)
+        if name in fields and fields[name] != read:
+            raise refuse("descriptor_conflict", key, f"{name} and {UPPER[name]} say different things")
+        fields[name] = read
+    if extra:
+        fields["extra"] = MappingProxyType({**fields.get("extra", {}), **extra})
+    return fields
+
+
+def _version(value: object, key: str) -> int:
+    if type(value) is not int or value < 1:
+        raise refuse("descriptor_type", key, f"a whole number from 1, not {value!r}")
+    if value > 1:
+        raise refuse("descriptor_version", key, f"this kdskills reads version 1, not {value}")
+    return value
+
+
+def _folder(value: object, key: str) -> str | None:
+    if value is None or (value is False and key == "custom_skills_root"):
+        return None
+    text = str(value) if isinstance(value, PurePath) else value
+    if not isinstance(text, str):
+        raise refuse("descriptor_type", key, f"a path, not {type(value).__name__}")
+    if "\0" in text:
+        raise refuse("descriptor_type", key, "a path without NUL")
+    return text if text.strip() else None
+
+
+def _flag(value: object, key: str) -> bool:
+    if not isinstance(value, bool):
+        raise refuse("descriptor_type", key, f"true or false, not {value!r}")
+    return value
+
+
+def _agents(value: object, name: str) -> Mapping[str, AgentRules]:
+    if not isinstance(value, Mapping):
+        raise refuse("descriptor_type", name, f"rules per consumer, not {type(value).__name__}")
+    agents: dict[str, AgentRules] = {}
+    for consumer, rules in value.items():
+        key = f"{name}.{consumer}"
+        if not isinstance(consumer, str) or not consumer.strip():
+            raise refuse("descriptor_type", key, "a consumer is a name")
+        if EVERYONE in consumer and consumer != EVERYONE:
+            raise refuse("descriptor_consumer_pattern", key, 'consumers match exactly; only "*" stands for all')
+        agents[consumer] = AgentRules.from_json(rules, f"{key}.")
+    return MappingProxyType(agents)
+
+
+def _consumers(value: object, key: str) -> tuple[str, ...]:
+    names = _entries(value, key, "a list of names")
+    for name in names:
+        if not isinstance(name, str) or not name.strip():
+            raise refuse("descriptor_type", key, f"a consumer is a name, not {name!r:.100}")
+        if EVERYONE in name:
+            raise refuse("descriptor_consumer_pattern", key, "consumers are listed by their names, without '*'")
+    return tuple(sorted({str(name) for name in names}))
+
+
+def _extra(value: object, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise refuse("descriptor_type", name, f"a mapping, not {type(value).__name__}")
+    return MappingProxyType({str(key): _json_value(entry, f"{name}.{key}") for key, entry in value.items()})
+
+
+def _json_value(value: object, key: str, depth: int = 0) -> Any:
+    """Return *value* as plain JSON, so that a descriptor can travel."""
+    if value is None or isinstance(value, (bool, str)) or (isinstance(value, int) and value.bit_length() <= _MOST_BITS):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    if depth < 20 and isinstance(value, Mapping):
+        return {str(name): _json_value(entry, f"{key}.{name}", depth + 1) for name, entry in value.items()}
+    if depth < 20 and isinstance(value, (list, tuple)):
+        return [_json_value(entry, key, depth + 1) for entry in value]
+    raise refuse("descriptor_type", key, f"not a JSON value: {type(value).__name__}")
+
+
+_READ = MappingProxyType(
+    {
+        "version": _version,
+        "custom_skills_root": _folder,
+        "agents_config": _agents,
+        "consumers": _consumers,
+        "bundle_root": _folder,
+        "allow_outside_bundle": _flag,
+        "extra": _extra,
+    }
+)

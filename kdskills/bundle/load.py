@@ -12,9 +12,8 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Literal, NoReturn, get_args
 
-from kdskills.bundle.descriptor import SkillsDescriptor
+from kdskills.bundle.descriptor import UPPER, SkillsDescriptor, lies_inside, refuse, resembling
 from kdskills.bundle.literal import read_assignments
-from kdskills.bundle.terms import UPPER, lies_inside, refuse, resembling
 from kdskills.errors import BundleError, DescriptorError, Diagnostic, FileRefused, StrPath, path_argument
 from kdskills.skills.safe_open import is_folder, read_file
 from kdskills.skills.yaml_core import YamlLimits, YamlRefused, load_yaml, to_python
@@ -240,7 +239,7 @@ def _fixed_descriptor(
 ) -> SkillsDescriptor:
     """Understand the descriptor, and fix it to the bundle's folder."""
     try:
-        written = SkillsDescriptor.model_validate(content)
+        written = SkillsDescriptor.from_json(content)
         for key in ("bundle_root", "allow_outside_bundle"):
             if key in content and getattr(written, key):
                 message = f"{key} in a bundle's own file is ignored: only the caller decides it"
@@ -253,7 +252,7 @@ def _fixed_descriptor(
             elif not allow:
                 message = f"{custom_root!r} lies outside the bundle; only the caller of load_bundle can allow that"
                 raise refuse("descriptor_root_outside_bundle", "custom_skills_root", message)
-        descriptor = SkillsDescriptor.model_validate(written.to_json() | fixed_fields)
+        descriptor = SkillsDescriptor.from_json(written.to_json() | fixed_fields)
         descriptor.resolve_root()
     except DescriptorError as error:
         raise _in_file(error, name) from error

@@ -11,13 +11,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
-from kdskills.bundle.terms import Terms
+from kdskills.bundle import SkillsDescriptor
 from kdskills.errors import CallerMustAct, Diagnostic, PolicyUnavailable, StrPath, path_argument
 from kdskills.session.codes import not_found
 from kdskills.skills.model import Skill, TokenCounter
 from kdskills.skills.registry import SkillRegistry
 from kdskills.skills.roots import SkillRoot
-from kdskills.skills.selection import By, Granted, Policy, Refused, Rules
+from kdskills.skills.selection import By, Granted, Refused, Rules
 from kdskills.skills.snapshot import Snapshot
 from kdskills.turn.state import SubsystemState
 from kdskills.turn.view import SkillView, build_view
@@ -199,7 +199,7 @@ class SkillCatalog:
         with self._lock:
             view = self._views.get(consumer)
             if view is None:
-                view = self._views[consumer] = build_view(self._state(), Policy.compile(Rules(), consumer=consumer))
+                view = self._views[consumer] = build_view(self._state(), Rules(consumer=consumer))
             return view
 
     def _changed(self) -> None:
@@ -218,7 +218,7 @@ class SkillCatalog:
             generation=self._generation,
             built_at=0,
         )
-        return SubsystemState(Terms(), snapshot)
+        return SubsystemState(SkillsDescriptor(), snapshot)
 
 
 class CatalogSource:

@@ -14,8 +14,8 @@ from kdskills.skills.selection import (
     By,
     Granted,
     KnownSkills,
-    Policy,
     Refused,
+    Rules,
     StepRefusal,
     Via,
     for_consumer,
@@ -118,82 +118,60 @@ def needs_scripts(skill: Skill) -> tuple[str, ...]:
 
 
 def explain_steps(
-    known_skills: KnownSkills, policy: Policy, full_id: str | None, outcome: Granted | Refused, starter: By
+    known_skills: KnownSkills, rules: Rules, full_id: str | None, outcome: Granted | Refused, starter: By
 ) -> tuple[ExplainedStep, ...]:
-    """Ask every step about one id.
-
-    Args:
-        known_skills: The skills there are.
-        policy: The consumer's policy.
-        full_id: The id the reference means, or None.
-        outcome: What the gate answered, which tells about ids without a skill behind them.
-        starter: Who starts the skill.
-    """
+    """Ask every step about one id; *outcome* is the gate's answer, which tells about ids without a skill behind them."""
     skill = known_skills.skills.get(full_id) if full_id is not None else None
     if skill is None:
-        return _without_skill(outcome)
-    steps = [_passed(1, f"{skill.full_id} is a skill of a {skill.layer} root", rule=None, source=skill.layer)]
+        code, reason = (outcome.code, outcome.reason) if isinstance(outcome, Refused) else ("unknown_skill", "")
+        return tuple(
+            ExplainedStep(number, title, "refuse", reason, code)
+            if number == STEP_OF.get(code, 1)
+            else ExplainedStep(number, title, "unknown", "there is no skill here to ask about")
+            for number, title in enumerate(TITLES, 1)
+        )
+    first = (f"{skill.full_id} is a skill of a {skill.layer} root", None, skill.layer)
+    answers: list[tuple[StepRefusal | None, _Passed]] = [(None, first)]
     for number, check in CHECKS.items():
-        finding = check(policy, skill)
-        steps.append(_PASS[number](policy, skill) if finding is None else _refused(number, finding))
-    last = refuse_by(skill, starter)
-    steps.append(_passed(7, f"a {starter} may start it") if last is None else _refused(7, last))
-    return tuple(steps)
-
-
-def _without_skill(outcome: Granted | Refused) -> tuple[ExplainedStep, ...]:
-    code = outcome.code if isinstance(outcome, Refused) else "unknown_skill"
-    reason = outcome.reason if isinstance(outcome, Refused) else ""
-    refusing = STEP_OF.get(code, 1)
+        finding = check(rules, skill)
+        answers.append((finding, _NOT_ASKED if finding else _passed(number, rules, skill)))
+    answers.append((refuse_by(skill, starter), (f"a {starter} may start it", None, None)))
     return tuple(
-        ExplainedStep(number, title, "refuse", reason, code)
-        if number == refusing
-        else ExplainedStep(number, title, "unknown", "there is no skill here to ask about")
-        for number, title in enumerate(TITLES, 1)
+        ExplainedStep(number, title, "refuse", finding.reason, finding.code, finding.rule, finding.source)
+        if finding is not None
+        else ExplainedStep(number, title, "pass", passed[0], None, *passed[1:])
+        for number, (title, (finding, passed)) in enumerate(zip(TITLES, answers, strict=True), 1)
     )
 
 
-def _passed(step: int, reason: str, rule: str | None = None, source: str | None = None) -> ExplainedStep:
-    return ExplainedStep(step, TITLES[step - 1], "pass", reason, None, rule, source)
+_Passed = tuple[str, str | None, str | None]
+"""A reason, the rule that let a skill through, and where it stands."""
+
+_NOT_ASKED: _Passed = ("", None, None)
 
 
-def _refused(step: int, finding: StepRefusal) -> ExplainedStep:
-    return ExplainedStep(step, TITLES[step - 1], "refuse", finding.reason, finding.code, finding.rule, finding.source)
-
-
-def _not_denied(policy: Policy, skill: Skill) -> ExplainedStep:
-    return _passed(
-        2, f'no rule of "*" or {policy.consumer or "an anonymous consumer"} and no plugin denies {skill.full_id}'
-    )
-
-
-def _not_internal(policy: Policy, skill: Skill) -> ExplainedStep:
-    if skill.namespace == INTERNAL_NAMESPACE:
-        return _passed(3, "internal skills were asked for", rule="include_internal", source="view")
-    return _passed(3, f"the namespace is {skill.namespace}")
-
-
-def _meant_for(policy: Policy, skill: Skill) -> ExplainedStep:
-    entry = for_consumer(skill, policy.consumer)
-    if entry is None:
-        return _passed(4, "the skill names no consumers")
-    return _passed(4, f"include_for lets {policy.consumer} in by {entry!r}", entry, "include_for")
-
-
-def _is_enabled(policy: Policy, skill: Skill) -> ExplainedStep:
-    if policy.enabled is None:
-        return _passed(5, f"{policy.source} has no allow-list")
-    rule = policy.enabled.match(skill.full_id)
-    return _passed(5, f"{policy.source}.enabled holds {rule!r}", rule, f"{policy.source}.enabled")
-
-
-def _has_tools(policy: Policy, skill: Skill) -> ExplainedStep:
-    if policy.tools is None:
-        return _passed(6, "no tool gate was asked for")
-    needed = ", ".join(sorted({tool.id for tool in skill.tools if tool.required}))
-    if not needed:
-        return _passed(6, "the skill requires no tools")
-    return _passed(6, f"all required tools are here: {needed}", needed, "tools.yaml")
-
-
-_PASS = {2: _not_denied, 3: _not_internal, 4: _meant_for, 5: _is_enabled, 6: _has_tools}
+def _passed(step: int, rules: Rules, skill: Skill) -> _Passed:
+    """Return why *skill* passes one of the steps 2 to 6."""
+    rule = source = None
+    if step == 2:
+        reason = f'no rule of "*" or {rules.consumer or "an anonymous consumer"} and no plugin denies {skill.full_id}'
+    elif step == 3 and skill.namespace == INTERNAL_NAMESPACE:
+        reason, rule, source = "internal skills were asked for", "include_internal", "view"
+    elif step == 3:
+        reason = f"the namespace is {skill.namespace}"
+    elif step == 4 and (entry := for_consumer(skill, rules.consumer)) is not None:
+        reason, rule, source = f"include_for lets {rules.consumer} in by {entry!r}", entry, "include_for"
+    elif step == 4:
+        reason = "the skill names no consumers"
+    elif step == 5 and rules.enabled is not None:
+        rule, source = rules.allowed.match(skill.full_id), f"{rules.source}.enabled"
+        reason = f"{source} holds {rule!r}"
+    elif step == 5:
+        reason = f"{rules.source} has no allow-list"
+    elif rules.tools is None:
+        reason = "no tool gate was asked for"
+    elif needed := ", ".join(sorted({tool.id for tool in skill.tools if tool.required})):
+        reason, rule, source = f"all required tools are here: {needed}", needed, "tools.yaml"
+    else:
+        reason = "the skill requires no tools"
+    return reason, rule, source

@@ -79,7 +79,7 @@ def is_number(entry: str) -> bool:
     return not is_pattern(entry) and parse_ref(entry).kind == "number"
 
 
-class Matcher(NamedTuple):
+class RuleMatcher(NamedTuple):
     """Rules, made ready to be asked for many full ids."""
 
     entries: tuple[str, ...]
@@ -117,7 +117,7 @@ class Matcher(NamedTuple):
         return tuple(entry for entry in self.entries if entry not in used)
 
 
-def compile_rules(entries: Iterable[str], *, bare: Literal["public", "anywhere"]) -> Matcher:
+def compile_rules(entries: Iterable[str], *, bare: Literal["public", "anywhere"]) -> RuleMatcher:
     """Make rules ready for matching.
 
     Args:
@@ -138,4 +138,4 @@ def compile_rules(entries: Iterable[str], *, bare: Literal["public", "anywhere"]
         elif (full_id := ref.full_id()) is not None:
             exact.setdefault(full_id, entry)
     joined = re.compile("|".join(f"({translate(entry.strip())})" for entry in patterns)) if patterns else None
-    return Matcher(written_rules, exact, anywhere, tuple(patterns), joined)
+    return RuleMatcher(written_rules, exact, anywhere, tuple(patterns), joined)

@@ -5,15 +5,17 @@ Everything that reaches a skill asks `decide`; imports ask `decide_dependency`. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from kdskills.errors import Diagnostic
 from kdskills.skills.model import Skill
-from kdskills.skills.refs import INTERNAL_NAMESPACE, Matcher, compile_rules, quoted
+from kdskills.skills.refs import INTERNAL_NAMESPACE, RuleMatcher, compile_rules, parse_ref, quoted
 
 By = Literal["model", "user", "code"]
 Via = Literal["full_id", "bare_id", "name", "short_id", "import"]
@@ -96,21 +98,58 @@ class Granted:
     diagnostics: tuple[Diagnostic, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rules:
-    """What the configuration says about one consumer, with the deny layer for all.
+    """What holds for one consumer: its own rules, the denials for all, its tools, and what plugins deny it.
 
     Attributes:
         enabled: The allow-list; None when there is none. An empty one allows nothing.
         disabled: The consumer's own denials.
         disabled_for_all: The denials of `"*"`.
         imports: How dependencies are decided.
+        consumer: Whose rules; None for an anonymous consumer.
+        tools: Ids of the consumer's tools; None for no tool gate.
+        include_internal: Whether the internal namespace is open.
+        plugin_denied: `{full id: reason}` of what plugins deny.
     """
 
     enabled: tuple[str, ...] | None = None
     disabled: tuple[str, ...] = ()
     disabled_for_all: tuple[str, ...] = ()
     imports: ImportPolicy = "private"
+    consumer: str | None = None
+    tools: frozenset[str] | None = None
+    include_internal: bool = False
+    plugin_denied: Mapping[str, str] = field(default_factory=lambda: EMPTY)
+
+    @cached_property
+    def source(self) -> str:
+        """Where the consumer's rules stand, for explanations."""
+        return "agents_config" if self.consumer is None else f"agents_config.{self.consumer}"
+
+    @cached_property
+    def denials(self) -> tuple[tuple[str, RuleMatcher], ...]:
+        """The layers that deny, the one for all first, each with where it stands."""
+        return tuple(
+            (source, compile_rules(rules, bare="anywhere"))
+            for source, rules in (
+                ("agents_config.*.disabled", self.disabled_for_all),
+                (f"{self.source}.disabled", self.disabled),
+            )
+        )
+
+    @cached_property
+    def allowed(self) -> RuleMatcher:
+        """The allow-list, empty also when there is none."""
+        return compile_rules(self.enabled or (), bare="public")
+
+    def findings(self, full_ids: frozenset[str]) -> tuple[Diagnostic, ...]:
+        """Return `rule_matches_nothing` for each rule that matches none of *full_ids*."""
+        return tuple(
+            Diagnostic("rule_matches_nothing", "warning", f"{source}: the rule {entry!r} matches no skill", ref=entry)
+            for source, matcher in (*self.denials, (f"{self.source}.enabled", self.allowed))
+            for entry in matcher.unmatched(full_ids)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,61 +167,6 @@ class KnownSkills:
         return frozenset(self.skills) | frozenset(self.refused)
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """Rules, consumer and tools made ready for many decisions; build it with `Policy.compile`.
-
-    `source` is where the consumer's rules stand, for explanations.
-    """
-
-    consumer: str | None
-    tools: frozenset[str] | None
-    include_internal: bool
-    imports: ImportPolicy
-    denied_for_all: Matcher
-    denied: Matcher
-    enabled: Matcher | None
-    plugin_denied: Mapping[str, str]
-    source: str
-
-    @classmethod
-    def compile(
-        cls,
-        rules: Rules,
-        *,
-        consumer: str | None = None,
-        tools: frozenset[str] | None = None,
-        include_internal: bool = False,
-        plugin_denied: Mapping[str, str] = EMPTY,
-    ) -> Policy:
-        """Compile *rules* for one consumer, its tools and what plugins deny it."""
-        return cls(
-            consumer=consumer,
-            tools=tools,
-            include_internal=include_internal,
-            imports=rules.imports,
-            denied_for_all=compile_rules(rules.disabled_for_all, bare="anywhere"),
-            denied=compile_rules(rules.disabled, bare="anywhere"),
-            enabled=None if rules.enabled is None else compile_rules(rules.enabled, bare="public"),
-            plugin_denied=plugin_denied,
-            source="agents_config" if consumer is None else f"agents_config.{consumer}",
-        )
-
-    def rule_findings(self, full_ids: frozenset[str]) -> tuple[Diagnostic, ...]:
-        """Return `rule_matches_nothing` for each rule that matches none of *full_ids*."""
-        findings: list[Diagnostic] = []
-        layers = (
-            ("agents_config.*.disabled", self.denied_for_all),
-            (f"{self.source}.disabled", self.denied),
-            (f"{self.source}.enabled", self.enabled),
-        )
-        for source, matcher in layers:
-            for entry in () if matcher is None else matcher.unmatched(full_ids):
-                message = f"{source}: the rule {entry!r} matches no skill"
-                findings.append(Diagnostic("rule_matches_nothing", "warning", message, ref=entry))
-        return tuple(findings)
-
-
 class StepRefusal(NamedTuple):
     """A step that refuses: its code, the sentence, the rule and where the rule stands."""
 
@@ -198,28 +182,25 @@ class StepRefusal(NamedTuple):
         return Refused(self.code, self.reason, ref, full_id, facts | dict(self.details))
 
 
-Check = Callable[[Policy, Skill], StepRefusal | None]
+Check = Callable[[Rules, Skill], StepRefusal | None]
 
 
-def _denied(policy: Policy, skill: Skill) -> StepRefusal | None:
+def _denied(rules: Rules, skill: Skill) -> StepRefusal | None:
     """Step 2: the deny layer for all, the consumer's own, then plugins."""
     full_id = skill.full_id
-    source = "agents_config.*.disabled"
-    rule = policy.denied_for_all.match(full_id)
-    if rule is None:
-        rule = policy.denied.match(full_id)
-        source = "" if rule is None else f"{policy.source}.disabled"
-    if rule is not None:
-        return StepRefusal("denied", f"{full_id} is disabled by {rule!r} in {source}", rule, source)
-    reason = policy.plugin_denied.get(full_id)
+    for source, matcher in rules.denials:
+        rule = matcher.match(full_id)
+        if rule is not None:
+            return StepRefusal("denied", f"{full_id} is disabled by {rule!r} in {source}", rule, source)
+    reason = rules.plugin_denied.get(full_id)
     if reason is not None:
         return StepRefusal("plugin_denied", f"{full_id} is denied by a plugin: {reason}", reason, "plugin")
     return None
 
 
-def _internal(policy: Policy, skill: Skill) -> StepRefusal | None:
+def _internal(rules: Rules, skill: Skill) -> StepRefusal | None:
     """Step 3: the internal namespace, which `enabled` cannot open."""
-    if skill.namespace != INTERNAL_NAMESPACE or policy.include_internal:
+    if skill.namespace != INTERNAL_NAMESPACE or rules.include_internal:
         return None
     return StepRefusal("internal", f"{skill.full_id} is internal: it is used through skills that import it")
 
@@ -232,31 +213,31 @@ def for_consumer(skill: Skill, consumer: str | None) -> str | None:
     return next((entry for entry in skill.include_for if fnmatchcase(lowered, entry)), None)
 
 
-def _not_for_consumer(policy: Policy, skill: Skill) -> StepRefusal | None:
+def _not_for_consumer(rules: Rules, skill: Skill) -> StepRefusal | None:
     """Step 4: the skill names its consumers and this is none of them."""
-    if not skill.include_for or for_consumer(skill, policy.consumer) is not None:
+    if not skill.include_for or for_consumer(skill, rules.consumer) is not None:
         return None
-    consumer_name = "an anonymous consumer" if policy.consumer is None else repr(policy.consumer)
+    consumer_name = "an anonymous consumer" if rules.consumer is None else repr(rules.consumer)
     audience = ", ".join(skill.include_for)
     return StepRefusal(
         "not_for_consumer", f"{skill.full_id} is for {audience}, not for {consumer_name}", audience, "include_for"
     )
 
 
-def _not_enabled(policy: Policy, skill: Skill) -> StepRefusal | None:
+def _not_enabled(rules: Rules, skill: Skill) -> StepRefusal | None:
     """Step 5: there is an allow-list without this skill."""
-    if policy.enabled is None or policy.enabled.match(skill.full_id) is not None:
+    if rules.enabled is None or rules.allowed.match(skill.full_id) is not None:
         return None
     return StepRefusal(
-        "not_enabled", f"{skill.full_id} is not in {policy.source}.enabled", source=f"{policy.source}.enabled"
+        "not_enabled", f"{skill.full_id} is not in {rules.source}.enabled", source=f"{rules.source}.enabled"
     )
 
 
-def _tools_missing(policy: Policy, skill: Skill) -> StepRefusal | None:
+def _tools_missing(rules: Rules, skill: Skill) -> StepRefusal | None:
     """Step 6: a required tool is absent."""
-    if policy.tools is None or not skill.tools:
+    if rules.tools is None or not skill.tools:
         return None
-    missing = sorted({tool.id for tool in skill.tools if tool.required and tool.id not in policy.tools})
+    missing = sorted({tool.id for tool in skill.tools if tool.required and tool.id not in rules.tools})
     if not missing:
         return None
     names = ", ".join(missing)
@@ -278,28 +259,28 @@ CHECKS: Mapping[int, Check] = MappingProxyType(
 _IN_ORDER = tuple(CHECKS.values())
 
 
-def checks_in_force(policy: Policy) -> tuple[Check, ...]:
-    """Return steps 2 to 6 without those that can refuse nothing under *policy*: a view over many skills asks the rest.
+def checks_in_force(rules: Rules) -> tuple[Check, ...]:
+    """Return steps 2 to 6 without those that can refuse nothing under *rules*: a view over many skills asks the rest.
 
     Without any rule or plugin's answer nothing is denied, without an allow-list nothing is left out by it, and so on; the
     first refusal is the same as that of `refuse`.
     """
     idle: set[Check] = set()
-    if not (policy.denied_for_all.entries or policy.denied.entries or policy.plugin_denied):
+    if not (rules.disabled_for_all or rules.disabled or rules.plugin_denied):
         idle.add(_denied)
-    if policy.include_internal:
+    if rules.include_internal:
         idle.add(_internal)
-    if policy.enabled is None:
+    if rules.enabled is None:
         idle.add(_not_enabled)
-    if policy.tools is None:
+    if rules.tools is None:
         idle.add(_tools_missing)
     return tuple(check for check in _IN_ORDER if check not in idle)
 
 
-def refuse(policy: Policy, skill: Skill, checks: tuple[Check, ...] | None = None) -> StepRefusal | None:
+def refuse(rules: Rules, skill: Skill, checks: tuple[Check, ...] | None = None) -> StepRefusal | None:
     """Return the first of steps 2 to 6 that refuses *skill*, or None; *checks* as `checks_in_force` gives them."""
     for check in _IN_ORDER if checks is None else checks:
-        finding = check(policy, skill)
+        finding = check(rules, skill)
         if finding is not None:
             return finding
     return None
@@ -331,32 +312,32 @@ def missing(known_skills: KnownSkills, ref: str, full_id: str | None) -> Refused
     return Refused(code, f"{full_id} is refused ({code}) by the policy this view was exported with", ref, full_id)
 
 
-def decide(known_skills: KnownSkills, policy: Policy, full_id: str, *, ref: str, starter: By) -> Skill | Refused:
+def decide(known_skills: KnownSkills, rules: Rules, full_id: str, *, ref: str, starter: By) -> Skill | Refused:
     """Decide about one full id: the skill, or the first step that refuses it."""
     skill = known_skills.skills.get(full_id)
     if skill is None:
         return missing(known_skills, ref, full_id)
-    finding = refuse(policy, skill) or refuse_by(skill, starter)
+    finding = refuse(rules, skill) or refuse_by(skill, starter)
     return skill if finding is None else finding.refusal(ref, full_id)
 
 
 def decide_dependency(
-    known_skills: KnownSkills, policy: Policy, importer: Skill, full_id: str, *, ref: str
+    known_skills: KnownSkills, rules: Rules, importer: Skill, full_id: str, *, ref: str
 ) -> Skill | Refused:
     """Decide about a dependency of *importer*; step 7 is not applied.
 
     Under `private` a dependency need not be enabled, and may be internal when the importer's root is builtin, plugin or
-    bundle. Deny, `include_for` and tool gates hold under each policy.
+    bundle. Deny, `include_for` and tool gates hold under each rules.
     """
     skill = known_skills.skills.get(full_id)
     if skill is None:
         return missing(known_skills, ref, full_id)
-    private = policy.imports == "private"
+    private = rules.imports == "private"
     trusted = importer.layer in {"builtin", "plugin", "bundle"}
     for step, check in CHECKS.items():
         if private and (step == 5 or (step == 3 and trusted)):
             continue
-        finding = check(policy, skill)
+        finding = check(rules, skill)
         if finding is not None:
             return finding.refusal(ref, full_id)
     return skill
@@ -387,3 +368,155 @@ def _tool_id(entry: Any) -> str:
         if isinstance(candidate, str) and candidate:
             return candidate
     raise TypeError(f"a tool is an id, or has an id or a name: {entry!r}")
+
+
+_CHAIN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Closure:
+    """Skills in the order they are read, and what was left out.
+
+    Attributes:
+        order: Dependencies before dependents, each once, in order of first request.
+        refused: The asked references that were refused.
+        diagnostics: `import_cycle` and `import_skipped` findings.
+        skipped: Dependencies left out, each with its reason and chain.
+    """
+
+    order: tuple[Skill, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
+    skipped: tuple[Refused, ...] = ()
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The full ids of `order`."""
+        return tuple(skill.full_id for skill in self.order)
+
+
+def dependency_id(known_skills: KnownSkills, importer: Skill, ref: str) -> str | None:
+    """Return the full id an import means; a bare id is a sibling when there is one, else public. None: no id at all."""
+    parsed = parse_ref(ref)
+    if parsed.kind == "bare":
+        sibling = parsed.full_id(importer.namespace)
+        if sibling in known_skills:
+            return sibling
+    return parsed.full_id()
+
+
+def dependency(known_skills: KnownSkills, rules: Rules, importer: Skill, ref: str) -> Skill | Refused:
+    """Decide about one import of *importer*."""
+    full_id = dependency_id(known_skills, importer, ref)
+    if full_id is None:
+        number = parse_ref(ref).kind == "number"
+        code, why = ("unknown_skill", "numbers belong to one view") if number else ("invalid_ref", "it is no skill id")
+        return Refused(code, f"the import {ref!r} of {importer.full_id} is left out: {why}", ref)
+    return decide_dependency(known_skills, rules, importer, full_id, ref=ref)
+
+
+class _Walk:
+    """One depth-first walk, without recursion: an import chain may be as long as a root has skills."""
+
+    def __init__(self, known_skills: KnownSkills, rules: Rules) -> None:
+        self.known_skills = known_skills
+        self.rules = rules
+        self.order: dict[str, Skill] = {}
+        self.skipped: list[Refused] = []
+        self.diagnostics: list[Diagnostic] = []
+
+    def visit(self, top: Skill) -> None:
+        if top.full_id in self.order:
+            return
+        path: dict[str, Iterator[str]] = {top.full_id: iter(top.imports)}
+        skills = [top]
+        while skills:
+            importer = skills[-1]
+            ref = next(path[importer.full_id], None)
+            if ref is None:
+                self.order[importer.full_id] = importer
+                del path[importer.full_id]
+                skills.pop()
+                continue
+            decision = dependency(self.known_skills, self.rules, importer, ref)
+            if isinstance(decision, Refused):
+                self._skip(decision, path)
+            elif decision.full_id in path:
+                chain = " -> ".join([*_ends(path), decision.full_id])
+                self.diagnostics.append(
+                    Diagnostic("import_cycle", "warning", f"an import leads back: {chain}", ref=importer.full_id)
+                )
+            elif decision.full_id not in self.order:
+                path[decision.full_id] = iter(decision.imports)
+                skills.append(decision)
+
+    def _skip(self, refusal: Refused, path: dict[str, Iterator[str]]) -> None:
+        chain = _ends(path)
+        full_chain = [*chain, refusal.full_id or refusal.ref]
+        refused = Refused(
+            refusal.code, refusal.reason, refusal.ref, refusal.full_id, {**refusal.details, "chain": full_chain}
+        )
+        self.skipped.append(refused)
+        message = f"{chain[-1]} goes without its import {refusal.ref!r}: {refusal.reason}"
+        self.diagnostics.append(Diagnostic("import_skipped", "warning", message, ref=chain[-1]))
+
+
+def _ends(path: dict[str, Iterator[str]]) -> list[str]:
+    """Return the ids of a path, a long one cut in the middle: chains are read by people."""
+    if len(path) <= _CHAIN:
+        return [*path]
+    return [next(iter(path)), "…", *reversed([*islice(reversed(path), _CHAIN - 2)])]
+
+
+def close(known_skills: KnownSkills, rules: Rules, skills: Iterable[Skill]) -> Closure:
+    """Return *skills* with everything they bring along.
+
+    Args:
+        known_skills: The skills there are.
+        rules: The consumer's rules.
+        skills: Skills already granted, in the order asked for.
+    """
+    walk = _Walk(known_skills, rules)
+    for skill in skills:
+        walk.visit(skill)
+    return Closure(tuple(walk.order.values()), (), tuple(walk.diagnostics), tuple(walk.skipped))
+
+
+def broken_imports(known_skills: KnownSkills, rules: Rules, skills: Sequence[Skill]) -> frozenset[str]:
+    """Return the ids whose imports, at any depth, hold a refused one: what `imports: strict` refuses.
+
+    Linear in skills and imports: refused edges are found once and handed up to the importers.
+    """
+    importers: dict[str, list[str]] = {}
+    broken: set[str] = set()
+    visited = {skill.full_id for skill in skills}
+    waiting = list(skills)
+    while waiting:
+        skill = waiting.pop()
+        for ref in skill.imports:
+            decision = dependency(known_skills, rules, skill, ref)
+            if isinstance(decision, Refused):
+                broken.add(skill.full_id)
+                continue
+            importers.setdefault(decision.full_id, []).append(skill.full_id)
+            if decision.full_id not in visited:
+                visited.add(decision.full_id)
+                waiting.append(decision)
+    spread = list(broken)
+    while spread:
+        for importer in importers.get(spread.pop(), ()):
+            if importer not in broken:
+                broken.add(importer)
+                spread.append(importer)
+    return frozenset(broken)
+
+
+def import_refusal(known_skills: KnownSkills, rules: Rules, skill: Skill, ref: str) -> Refused | None:
+    """Return why `imports: strict` refuses *skill*, with the chain to the first refused import, or None."""
+    skipped = close(known_skills, rules, (skill,)).skipped
+    if not skipped:
+        return None
+    first = skipped[0]
+    chain = list(first.details["chain"])
+    reason = f"{skill.full_id} needs an import that is refused: {' -> '.join(chain)} ({first.code})"
+    return Refused("import_refused", reason, ref, skill.full_id, {"chain": chain, "code": first.code})

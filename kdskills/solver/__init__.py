@@ -4,7 +4,7 @@
 objects through a `Wiring`, so that nothing here imports the house above.
 """
 
-from kdskills.bundle.terms import CODEGEN, DECISION
+from kdskills.bundle.descriptor import CODEGEN, DECISION
 from kdskills.solver.bus import Sink
 from kdskills.solver.events import Event
 from kdskills.solver.parts import SolverSettings

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kdskills.bundle.terms import DECISION
+from kdskills.bundle.descriptor import DECISION
 from kdskills.errors import BadRequest, Diagnostic, FileRefused, PluginFailed, StrPath, ToolCallRefused, path_argument
 from kdskills.session.workspace import MAX_FILES, MAX_TOTAL, FolderWorkspace, clean_path, media_type
 from kdskills.skills.private_files import make_folder

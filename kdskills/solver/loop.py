@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from kdskills.bundle.terms import DECISION
+from kdskills.bundle.descriptor import DECISION
 from kdskills.errors import FileRefused, ModelFailed
 from kdskills.models import Message, ModelReply, ModelRequest, ToolCall, ToolSpec
 from kdskills.skills.model import TokenCounter, estimate_tokens

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from kdskills.bundle.terms import DECISION
+from kdskills.bundle.descriptor import DECISION
 from kdskills.errors import BadRequest
 from kdskills.models import Message, ModelProvider, Redactor, Usage
 from kdskills.session.config import ScriptEnv

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kdskills.bundle.terms import DECISION
+from kdskills.bundle.descriptor import DECISION
 from kdskills.errors import BadRequest, Diagnostic, KdskillsError, SessionError
 from kdskills.execution.run import in_thread
 from kdskills.models import Redactor

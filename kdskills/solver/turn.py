@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kdskills.bundle.terms import CODEGEN, DECISION
+from kdskills.bundle.descriptor import CODEGEN, DECISION
 from kdskills.errors import Diagnostic, ModelFailed
 from kdskills.models import Message, ModelProvider, ModelReply, ModelRequest, TextDelta, ToolSpec
 from kdskills.session.config import UNKNOWN_WINDOW, Budget

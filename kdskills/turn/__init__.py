@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from kdskills.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from kdskills.skills.closure import Closure
     from kdskills.skills.explain import ExplainedStep, Explanation
-    from kdskills.skills.selection import Granted, Refused
+    from kdskills.skills.selection import Closure, Granted, Refused
     from kdskills.turn.context import (
         Activation,
         bound,
@@ -50,9 +49,8 @@ else:
             ".restore": "set_skills_descriptor",
             ".subsystem": "SkillsSubsystem",
             ".view": "InstructionBlock PickerEntry SkillSet SkillView",
-            "kdskills.skills.closure": "Closure",
             "kdskills.skills.explain": "ExplainedStep Explanation",
-            "kdskills.skills.selection": "Granted Refused",
+            "kdskills.skills.selection": "Closure Granted Refused",
         },
     )
 

@@ -12,9 +12,9 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
-from kdskills.bundle.terms import EVERYONE, Terms
+from kdskills.bundle.descriptor import EVERYONE, SkillsDescriptor
 from kdskills.errors import DescriptorError, StrPath, path_argument
 from kdskills.skills.model import RootKind, Skill
 from kdskills.skills.roots import SkillRoot, far_content
@@ -72,72 +72,56 @@ VERSION = 1
 
 
 def export_view(
-    subsystem_state: SubsystemState,
+    state: SubsystemState,
     skills: Mapping[str, Skill],
     *,
-    consumer: str | None,
-    tools: frozenset[str] | None,
-    include_internal: bool,
     refused: Mapping[str, str],
+    consumer: str | None = None,
+    tools: frozenset[str] | None = None,
+    include_internal: bool = False,
+    scope: Literal["view", "subsystem"] = "view",
 ) -> dict[str, Any]:
-    """Return the export of one consumer's view.
+    """Return the export of one consumer's view, or of a whole subsystem.
 
     Args:
-        subsystem_state: The moment the view was taken at.
-        skills: What the view grants, with private dependencies.
+        state: The moment the view was taken at.
+        skills: What the view grants, with private dependencies; all skills of a subsystem.
+        refused: `{full id: code}` of everything else.
         consumer: Whose view it is.
         tools: The consumer's tools.
         include_internal: Whether the internal namespace is open.
-        refused: `{full id: code}` of everything else.
+        scope: A subsystem is exported with the rules of every consumer.
     """
-    config = subsystem_state.terms.agents_config
-    rules_in_force = {name: rules.to_json() for name, rules in config.items() if name in {EVERYONE, consumer}}
-    activation = {
-        "consumer": consumer,
-        "tools": None if tools is None else sorted(tools),
-        "include_internal": include_internal,
-        "refused": dict(sorted(refused.items())),
-    }
-    return _export(subsystem_state, skills, rules_in_force, "view", activation)
-
-
-def export_whole(subsystem_state: SubsystemState) -> dict[str, Any]:
-    """Return the export of all skills, for any consumer."""
-    config = {name: rules.to_json() for name, rules in subsystem_state.terms.agents_config.items()}
-    refused = dict.fromkeys(subsystem_state.snapshot.invalid, "skill_invalid")
-    if subsystem_state.exported is not None:
-        refused |= subsystem_state.exported.refused
-    activation = {"consumer": None, "tools": None, "include_internal": False, "refused": dict(sorted(refused.items()))}
-    return _export(subsystem_state, subsystem_state.snapshot.skills, config, "subsystem", activation)
-
-
-def _export(
-    subsystem_state: SubsystemState,
-    skills: Mapping[str, Skill],
-    config: dict[str, Any],
-    scope: str,
-    activation: dict[str, Any],
-) -> dict[str, Any]:
     # Skills of remote servers are not exported: the other process could not fetch and check their files.
-    present = [state for state in subsystem_state.snapshot.roots if state.present and state.root.listing is None]
+    present = [each for each in state.snapshot.roots if each.present and each.root.listing is None]
     rows = [
-        {"id": full_id, "uri": skill_uri(subsystem_state, skill), "digest": skill.digest, "tree": skill.tree_digest()}
+        {"id": full_id, "uri": skill_uri(state, skill), "digest": skill.digest, "tree": skill.tree_digest()}
         for full_id, skill in sorted(skills.items())
         if far_content(skill) is None
     ]
-    custom = next((state.root.uri for state in reversed(present) if state.root.kind == "bundle"), None)
+    config = {
+        name: rules.to_json()
+        for name, rules in state.descriptor.agents_config.items()
+        if scope == "subsystem" or name in {EVERYONE, consumer}
+    }
+    custom = next((each.root.uri for each in reversed(present) if each.root.kind == "bundle"), None)
     return {
         EXPORT_KEY: {
             "version": VERSION,
             "scope": scope,
             "custom_skills_root": custom,
             "agents_config": config,
-            "roots": [_root_row(state) for state in present],
-            "mounts": dict(subsystem_state.mounts),
+            "roots": [_root_row(each) for each in present],
+            "mounts": dict(state.mounts),
             "skills": rows,
-            "activation": activation,
-            "content_hash": subsystem_state.content_hash,
-            "fingerprint": subsystem_state.fingerprint,
+            "activation": {
+                "consumer": consumer,
+                "tools": None if tools is None else sorted(tools),
+                "include_internal": include_internal,
+                "refused": dict(sorted(refused.items())),
+            },
+            "content_hash": state.content_hash,
+            "fingerprint": state.fingerprint,
         }
     }
 
@@ -153,11 +137,11 @@ def _root_row(state: RootState) -> dict[str, Any]:
     return row
 
 
-def skill_uri(subsystem_state: SubsystemState, skill: Skill) -> str:
+def skill_uri(state: SubsystemState, skill: Skill) -> str:
     """Return the logical URI of a skill's folder: its root's, and the path below it."""
-    if subsystem_state.exported is not None:
-        return subsystem_state.exported.uris[skill.full_id]
-    root = subsystem_state.snapshot.origins[skill.full_id]
+    if state.exported is not None:
+        return state.exported.uris[skill.full_id]
+    root = state.snapshot.origins[skill.full_id]
     assert skill.folder is not None  # a skill of a root has a folder
     relative = skill.folder.relative_to(root.path.resolve())
     return below(root.uri, *PurePosixPath(relative.as_posix()).parts)
@@ -167,13 +151,8 @@ BUNDLE = "bundle://"
 CUSTOM = "custom://"
 
 
-def built_in_roots() -> tuple[SkillRoot, ...]:
-    """Return the roots that come with kdskills: none so far."""
-    return ()
-
-
 def place_roots(
-    terms: Terms, bundle_root: StrPath | None, further: Sequence[SkillRoot]
+    descriptor: SkillsDescriptor, bundle_root: StrPath | None, further: Sequence[SkillRoot]
 ) -> tuple[tuple[SkillRoot, ...], dict[str, str]]:
     """Return all roots, the custom one last, and the mounts that say where they are on this host.
 
@@ -191,10 +170,10 @@ def place_roots(
         roots.append(root if uri == root.uri else replace(root, uri=uri))
         if root.listing is None:
             mounts[uri] = os.path.realpath(root.path)
-    folder = terms.resolve_root(bundle_root)
+    folder = descriptor.resolve_root(bundle_root)
     if folder is None:
         return tuple(roots), mounts
-    base = bundle_root or terms.bundle_root
+    base = bundle_root or descriptor.bundle_root
     real = Path(os.path.realpath(folder))
     top = None if base is None else Path(os.path.realpath(base))
     if top is not None and real.is_relative_to(top):
@@ -238,7 +217,7 @@ class ExportedRoot(NamedTuple):
 class Export(NamedTuple):
     """An export, understood."""
 
-    terms: Terms
+    descriptor: SkillsDescriptor
     roots: tuple[ExportedRoot, ...]
     skills: tuple[ExportedSkill, ...]
     mounts: Mapping[str, str]
@@ -274,7 +253,7 @@ def read_export(value: Mapping[str, Any]) -> Export:
     """
     inner = value.get(EXPORT_KEY, value)
     content: dict[str, Any] = _typed({"": inner}, "", dict, "the export")
-    terms = Terms.read(
+    descriptor = SkillsDescriptor.from_json(
         {key: content[key] for key in ("version", "custom_skills_root", "agents_config") if key in content}
     )
     mounts = {
@@ -296,7 +275,7 @@ def read_export(value: Mapping[str, Any]) -> Export:
         fingerprint=_typed(content, "fingerprint", str),
         uris=MappingProxyType({entry.full_id: entry.uri for entry in skills}),
     )
-    return Export(terms, roots, skills, MappingProxyType(mounts), exported)
+    return Export(descriptor, roots, skills, MappingProxyType(mounts), exported)
 
 
 def _read_root(value: object, mounts: Mapping[str, str]) -> ExportedRoot:

@@ -9,24 +9,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from kdskills.bundle.terms import Terms
+from kdskills.bundle.descriptor import SkillsDescriptor
 from kdskills.errors import Diagnostic, FileRefused, RootChanged, RootMissing, StrPath
 from kdskills.skills.content import ContentReader, RegistryContent, RootTexts
 from kdskills.skills.digest import bytes_digest, tree_digest
-from kdskills.skills.folder import COMPACT_FILE, SOURCES_FILES, TOOLS_FILES, FolderParts, limit_of, open_skill
+from kdskills.skills.folder import COMPACT_FILE, SOURCES_FILES, TOOLS_FILES, FolderParts, open_skill, read_companion
 from kdskills.skills.model import Skill
 from kdskills.skills.parse import parse_parts
 from kdskills.skills.roots import SkillRoot
-from kdskills.skills.safe_open import read_file
 from kdskills.skills.snapshot import RefreshReport, RootState, Snapshot
 from kdskills.turn.context import Activation
 from kdskills.turn.export import BUNDLE, Export, ExportedSkill, is_export, locate, read_export, remap_mounts, split_uri
 from kdskills.turn.subsystem import SkillsSubsystem, SubsystemSource
-
-if TYPE_CHECKING:
-    from kdskills.bundle import SkillsDescriptor
 
 Verify = Literal["catalog", "tree", "none"]
 
@@ -65,7 +61,7 @@ def set_skills_descriptor(
         roots = tuple(entry.root for entry in export.roots)
         source = SubsystemSource(registry, roots, export.mounts, export.exported)
         registry.snapshot()
-        subsystem = SkillsSubsystem(export.terms, auto_refresh=None, source=source)
+        subsystem = SkillsSubsystem(export.descriptor, auto_refresh=None, source=source)
         recorded = export.exported
         view = subsystem.view(recorded.consumer, recorded.tools, include_internal=recorded.include_internal)
     else:
@@ -78,7 +74,7 @@ def set_skills_descriptor(
 def _plain(descriptor: Mapping[str, Any] | SkillsDescriptor | None, bundle_root: StrPath | None) -> SkillsSubsystem:
     """Return the subsystem of a plain descriptor, whose root must be there; of None an empty one."""
     if descriptor is None:
-        return SkillsSubsystem(Terms(root_omitted=False), roots=(), index_dir=None, auto_refresh=None)
+        return SkillsSubsystem(SkillsDescriptor(custom_skills_root=None), roots=(), index_dir=None, auto_refresh=None)
     subsystem = SkillsSubsystem(descriptor, bundle_root=bundle_root, index_dir=None, auto_refresh=None)
     for state in subsystem.snapshot.roots:
         if not state.present:
@@ -164,23 +160,23 @@ class RestoredRegistry:
             raise _changed(root.label, root.uri, expected, digest)
 
     def _skill(self, row: ExportedSkill, root: SkillRoot) -> Skill:
-        location = self._locate(row)
-        parts = open_skill(location.folder, "lenient")
+        folder = self._locate(row)
+        parts = open_skill(folder, "lenient")
         if not isinstance(parts, FolderParts):
             raise _missing(row.full_id, row.uri)
         digest = bytes_digest(parts.data)
         if self._verify != "none" and digest != row.digest:
             raise _changed(row.full_id, row.uri, row.digest, digest)
-        files = {parts.file_name: digest, **_companions(location)}
-        texts = RootTexts(self._reader, location.base)
+        files = {parts.file_name: digest, **_companions(folder)}
+        texts = RootTexts(self._reader, str(folder.parent))
         parsed = parse_parts(
             parts.data,
             folder=split_uri(row.uri)[1][-1],
             file_name=parts.file_name,
             fixed_namespace=row.full_id.partition(".")[0],
             layer=root.kind,
-            file=str(location.folder / parts.file_name),
-            content=lambda full_id: RegistryContent(texts, location.path, full_id, tuple(files), tuple(files.values())),
+            file=str(folder / parts.file_name),
+            content=lambda full_id: RegistryContent(texts, folder.name, full_id, tuple(files), tuple(files.values())),
             tools=parts.tools,
             findings=parts.findings,
             digest=digest,
@@ -188,55 +184,35 @@ class RestoredRegistry:
         if parsed.skill is None or parsed.skill.full_id != row.full_id:
             raise _changed(row.full_id, row.uri, row.full_id, parsed.full_id or "no usable skill")
         if self._verify == "tree":
-            self._check_tree(row, location)
+            try:
+                tree = tree_digest(folder.parent, folder.name)
+            except FileRefused as error:
+                raise _changed(row.full_id, row.uri, row.tree, error.code) from error
+            if tree != row.tree:
+                raise _changed(row.full_id, row.uri, row.tree, tree)
         findings = tuple(finding for finding in parsed.diagnostics if finding.code != "namespace_ignored")
         return replace(parsed.skill, diagnostics=findings)
 
-    def _check_tree(self, row: ExportedSkill, location: _SkillLocation) -> None:
-        try:
-            digest = tree_digest(location.base, location.path)
-        except FileRefused as error:
-            raise _changed(row.full_id, row.uri, row.tree, error.code) from error
-        if digest != row.tree:
-            raise _changed(row.full_id, row.uri, row.tree, digest)
-
-    def _locate(self, row: ExportedSkill) -> _SkillLocation:
+    def _locate(self, row: ExportedSkill) -> Path:
         """Return where a skill is: a real folder that no link below its mount leads to."""
         folder = locate(row.uri, self._export.mounts)
         if folder is None:
             raise _missing(row.full_id, row.uri)
-        mount = max((Path(path) for path in self._export.mounts.values() if folder.is_relative_to(path)), key=_depth)
+        mounts = [Path(mount) for mount in self._export.mounts.values() if folder.is_relative_to(mount)]
+        mount = max(mounts, key=lambda path: len(path.parts))
         real = Path(os.path.realpath(folder))
         if not real.is_dir() or real != Path(os.path.realpath(mount)) / folder.relative_to(mount):
             raise _missing(row.full_id, row.uri)
-        return _SkillLocation(real, str(real.parent), real.name)
+        return real
 
 
-class _SkillLocation(NamedTuple):
-    """A skill's folder, and the same as a base and a name below it."""
-
-    folder: Path
-    base: str
-    path: str
-
-
-def _depth(path: Path) -> int:
-    return len(path.parts)
-
-
-def _companions(location: _SkillLocation) -> dict[str, str]:
+def _companions(folder: Path) -> dict[str, str]:
     """Return the digests of the companion files as they are now, by name; later reads are compared with them."""
     digests: dict[str, str] = {}
     for names in ((COMPACT_FILE,), SOURCES_FILES, TOOLS_FILES):
-        for name in names:
-            try:
-                data = read_file(location.folder, name, limit=limit_of(name)).data
-            except FileRefused as error:
-                if error.code == "file_missing":
-                    continue
-                break  # there, but unusable: the next name does not take its place
+        name, data, _ = read_companion(folder, names, "lenient")
+        if data is not None:
             digests[name] = bytes_digest(data)
-            break
     return digests
 
 

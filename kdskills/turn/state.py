@@ -8,7 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from kdskills.bundle.terms import Terms
+from kdskills.bundle.descriptor import SkillsDescriptor
 from kdskills.errors import PolicyUnavailable
 from kdskills.skills.digest import rows_digest
 from kdskills.skills.refs import INTERNAL_NAMESPACE
@@ -81,7 +81,7 @@ class SubsystemState:
     """What a subsystem holds at one moment; never changed, but for `entries`, which is a cache.
 
     Attributes:
-        terms: What its descriptor says.
+        descriptor: Its rules.
         snapshot: Its skills.
         mounts: `{URI prefix: folder on this host}`.
         environment: Templates, or None for the shipped ones.
@@ -90,7 +90,7 @@ class SubsystemState:
         entries: Catalog entries already made, by full id, each with the skill it was made of.
     """
 
-    terms: Terms
+    descriptor: SkillsDescriptor
     snapshot: Snapshot
     mounts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     environment: jinja2.Environment | None = None
@@ -119,9 +119,9 @@ class SubsystemState:
         """Digest over descriptor, root digests and winners; a restored subsystem has its exporter's."""
         if self.exported is not None:
             return self.exported.fingerprint
-        return rows_digest([["descriptor", self.terms.content_hash], ["skills", self.snapshot.digest]])
+        return rows_digest([["descriptor", self.descriptor.content_hash], ["skills", self.snapshot.digest]])
 
     @property
     def content_hash(self) -> str:
         """The descriptor's content hash, on the restored side that of the exporter."""
-        return self.terms.content_hash if self.exported is None else self.exported.content_hash
+        return self.descriptor.content_hash if self.exported is None else self.exported.content_hash

@@ -7,25 +7,24 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from kdskills.bundle.terms import EVERYONE, Terms
+from kdskills.bundle.descriptor import EVERYONE, SkillsDescriptor
 from kdskills.errors import Diagnostic, StrPath
 from kdskills.skills.model import Skill
 from kdskills.skills.refs import compile_rules
 from kdskills.skills.roots import SkillRoot, order_roots
-from kdskills.skills.selection import EMPTY, Policy, tool_ids
+from kdskills.skills.selection import EMPTY, tool_ids
 from kdskills.skills.snapshot import RefreshReport, Snapshot
 from kdskills.turn.context import activated
-from kdskills.turn.export import built_in_roots, export_view, export_whole, place_roots
+from kdskills.turn.export import export_view, place_roots
 from kdskills.turn.state import Exported, SubsystemState
 from kdskills.turn.view import PickerEntry, SkillView, build_view, picker_of
 
 if TYPE_CHECKING:
     import jinja2
 
-    from kdskills.bundle import SkillsDescriptor
     from kdskills.sources import SourceKey
 
 Filter = Callable[[str | None, Sequence[Skill]], Mapping[str, str]]
@@ -65,7 +64,7 @@ class SkillsSubsystem:
     Args:
         descriptor: Where the custom root is and who may use what; a mapping is read as one. None says nothing.
         bundle_root: Folder relative roots are joined to, instead of the descriptor's own.
-        roots: Further roots. None means the built-in ones, `()` none; the custom root always comes last.
+        roots: Further roots; the custom root always comes last.
         index_dir: Where what was found is kept for the next start: `"default"` (the user's cache), a folder, or None.
         auto_refresh: Seconds after which `view` looks for changes; None means never.
         filters: Called with consumer and skills, each returns `{full id: reason}` to deny; the union denies.
@@ -74,13 +73,15 @@ class SkillsSubsystem:
         source_key: Overrides what makes two rows of sources one, in instruction blocks.
         source: Skills found otherwise than by looking through roots: the far side of an export has one.
 
+    `descriptor` holds the rules.
+
     Raises:
         DescriptorError: The descriptor, or its root, cannot be used.
     """
 
     def __init__(
         self,
-        descriptor: SkillsDescriptor | Terms | Mapping[str, Any] | None = None,
+        descriptor: SkillsDescriptor | Mapping[str, Any] | None = None,
         *,
         bundle_root: StrPath | None = None,
         roots: Sequence[SkillRoot] | None = None,
@@ -92,16 +93,14 @@ class SkillsSubsystem:
         source_key: SourceKey | None = None,
         source: SubsystemSource | None = None,
     ) -> None:
-        terms = Terms() if descriptor is None else Terms.read(descriptor)
+        self.descriptor = SkillsDescriptor() if descriptor is None else SkillsDescriptor.from_json(descriptor)
         if source is None:
             from kdskills.skills.registry import SkillRegistry
 
-            located_roots, mounts = place_roots(terms, bundle_root, built_in_roots() if roots is None else tuple(roots))
+            located_roots, mounts = place_roots(self.descriptor, bundle_root, roots or ())
             source = SubsystemSource(
                 SkillRegistry(located_roots, index_dir=index_dir, check=check), order_roots(located_roots), mounts
             )
-        self._descriptor_argument = descriptor
-        self._terms = terms
         self.roots = source.roots
         self.filters = tuple(filters)
         self._source = source
@@ -114,18 +113,6 @@ class SkillsSubsystem:
         self._views: OrderedDict[tuple[str | None, frozenset[str] | None, bool], SkillView] = OrderedDict()
 
     # ---- what is there -------------------------------------------------------------------------------------------
-
-    @cached_property
-    def descriptor(self) -> SkillsDescriptor:
-        """The descriptor; one given otherwise is made a model on first use, since the skills themselves need none."""
-        from kdskills.bundle import SkillsDescriptor
-
-        descriptor = self._descriptor_argument
-        return (
-            descriptor
-            if isinstance(descriptor, SkillsDescriptor)
-            else SkillsDescriptor.from_json(self._terms.to_json())
-        )
 
     @property
     def registry(self) -> Mapping[str, Skill]:
@@ -147,11 +134,11 @@ class SkillsSubsystem:
         """Findings about the descriptor, roots, skills, and rules that match nothing."""
         state = self._current_state()
         known_ids = state.skill_index(include_internal=False).ids()
-        rules = [
-            self._policy(name, None, False).rule_findings(known_ids) for name in (None, *self._terms.agents_config)
-        ]
-        unmatched = dict.fromkeys(finding for rule_findings in rules for finding in rule_findings)
-        return (*self._terms.diagnostics, *state.snapshot.diagnostics, *unmatched)
+        consumers = (None, *self.descriptor.agents_config)
+        unmatched = dict.fromkeys(
+            finding for name in consumers for finding in self.descriptor.rules(name).findings(known_ids)
+        )
+        return (*self.descriptor.diagnostics, *state.snapshot.diagnostics, *unmatched)
 
     def refresh(self) -> RefreshReport:
         """Look through the roots again; if that fails, what was known stays.
@@ -178,7 +165,7 @@ class SkillsSubsystem:
                 self._refreshed = time.monotonic()
             if self._state is None or self._state.snapshot is not snapshot:
                 self._state = SubsystemState(
-                    self._terms,
+                    self.descriptor,
                     snapshot,
                     self._source.mounts,
                     environment=self._environment,
@@ -208,17 +195,25 @@ class SkillsSubsystem:
         tool_set = tool_ids(tools)
         if self._source.exported is not None:
             self._source.exported.admit(consumer, tool_set, include_internal)
-        self._refresh_when_due()
+        every, before = self._auto_refresh, self._refreshed
+        if every is not None and before is not None and time.monotonic() - before >= every:
+            self.refresh()
         state = self._current_state()
-        if self.filters:
-            return build_view(state, self._policy(consumer, tool_set, include_internal, self._denied(consumer, state)))
         key = (consumer, tool_set, include_internal)
         with self._lock:
             view = self._views.get(key)
             if view is not None and view.state is state:
                 self._views.move_to_end(key)
                 return view
-        view = build_view(state, self._policy(consumer, tool_set, include_internal))
+        rules = replace(
+            self.descriptor.rules(consumer),
+            tools=tool_set,
+            include_internal=include_internal,
+            plugin_denied=self._denied(consumer, state),
+        )
+        view = build_view(state, rules)
+        if self.filters:  # what they say may be another thing the next time
+            return view
         with self._lock:
             if self._state is state:
                 self._views[key] = view
@@ -234,7 +229,7 @@ class SkillsSubsystem:
 
     def picker(self, patterns: Iterable[str] | str | None = None) -> list[PickerEntry]:
         """Return what a person configures agents with: no hidden, internal, agent-only skills, none denied to all."""
-        denied = compile_rules(self._terms.rules(EVERYONE).disabled_for_all, bare="anywhere")
+        denied = compile_rules(self.descriptor.rules(EVERYONE).disabled_for_all, bare="anywhere")
         return picker_of((skill for skill in self.registry.values() if denied.match(skill.full_id) is None), patterns)
 
     def export_runtime_globals(self) -> dict[str, Any]:
@@ -250,40 +245,20 @@ class SkillsSubsystem:
             ).export_runtime_globals()
         if self.filters:
             view = self.view()
-            return export_view(
-                state, view.index.skills, consumer=None, tools=None, include_internal=False, refused=view.codes
-            )
-        return export_whole(state)
-
-    def _refresh_when_due(self) -> None:
-        due = self._auto_refresh is not None and self._refreshed is not None
-        if due and time.monotonic() - (self._refreshed or 0.0) >= (self._auto_refresh or 0.0):
-            self.refresh()
+            return export_view(state, view.index.skills, refused=view.codes)
+        refused = dict.fromkeys(state.snapshot.invalid, "skill_invalid")
+        if self._source.exported is not None:
+            refused |= self._source.exported.refused
+        return export_view(state, state.snapshot.skills, refused=refused, scope="subsystem")
 
     def _denied(self, consumer: str | None, state: SubsystemState) -> Mapping[str, str]:
-        """Return `{full id: reason}` of everything a filter denies; the first filter's reason counts."""
-        skills = tuple(state.snapshot.skills.values())
+        """Return `{full id: reason}` of what plugins denied before an export, and deny now; the first reason counts."""
+        skills = tuple(state.snapshot.skills.values()) if self.filters else ()
         denied: dict[str, str] = {}
         for skill_filter in self.filters:
-            denied = dict(skill_filter(consumer, skills)) | denied
-        return denied
-
-    def _policy(
-        self,
-        consumer: str | None,
-        tools: frozenset[str] | None,
-        include_internal: bool,
-        denied: Mapping[str, str] = EMPTY,
-    ) -> Policy:
+            denied = {**skill_filter(consumer, skills), **denied}
         recorded = self._source.exported.refused if self._source.exported is not None else EMPTY
-        recorded_denials = {full_id: "as exported" for full_id, code in recorded.items() if code == "plugin_denied"}
-        return Policy.compile(
-            self._terms.rules(consumer),
-            consumer=consumer,
-            tools=tools,
-            include_internal=include_internal,
-            plugin_denied={**recorded_denials, **denied} if recorded_denials else denied,
-        )
+        return {full_id: "as exported" for full_id, code in recorded.items() if code == "plugin_denied"} | denied
 
 
 __all__ = ["Check", "Filter", "Registry", "SkillsSubsystem", "SubsystemSource"]

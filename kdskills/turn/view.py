@@ -9,20 +9,23 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 from kdskills.errors import Diagnostic
-from kdskills.skills.closure import Closure, broken_imports, close, import_refusal
 from kdskills.skills.digest import rows_digest
 from kdskills.skills.model import Skill, TokenCounter, estimate_tokens
 from kdskills.skills.refs import INTERNAL_NAMESPACE, compile_rules, is_number, parse_ref, quoted
 from kdskills.skills.roots import far_content
 from kdskills.skills.selection import (
     By,
+    Closure,
     Granted,
     KnownSkills,
-    Policy,
     Refused,
+    Rules,
     Via,
+    broken_imports,
     checks_in_force,
+    close,
     decide,
+    import_refusal,
     refuse,
     refuse_by,
 )
@@ -127,7 +130,7 @@ class SkillView:
     names: Mapping[str, str]
     state: SubsystemState = field(repr=False)
     index: KnownSkills = field(repr=False)
-    policy: Policy = field(repr=False)
+    rules: Rules = field(repr=False)
     codes: Mapping[str, str] = field(repr=False)
 
     def resolve(self, ref: str, *, by: By = "model") -> Granted | Refused:
@@ -158,14 +161,14 @@ class SkillView:
         full_id, via = self._target(ref, self.short_ids if numbers is None else numbers, names)
         if full_id is None:
             return _nothing(ref)
-        decision = decide(self.index, self.policy, full_id, ref=ref, starter=by)
+        decision = decide(self.index, self.rules, full_id, ref=ref, starter=by)
         if isinstance(decision, Refused):
             return decision
         if full_id not in self.skills:
-            refused = import_refusal(self.index, self.policy, decision, ref)
+            refused = import_refusal(self.index, self.rules, decision, ref)
             assert refused is not None  # only a refused import keeps a decided skill out of the view
             return refused
-        closure = close(self.index, self.policy, (decision,))
+        closure = close(self.index, self.rules, (decision,))
         return Granted(decision, full_id, via, closure.order, closure.skipped, closure.diagnostics)
 
     def _target(self, ref: str, numbers: Mapping[str, str], names: bool) -> tuple[str | None, Via]:
@@ -190,7 +193,7 @@ class SkillView:
     def join(self, answers: Iterable[Granted | Refused]) -> Closure:
         """Return the closure of references already answered."""
         resolved = tuple(answers)
-        closure = close(self.index, self.policy, [answer.skill for answer in resolved if isinstance(answer, Granted)])
+        closure = close(self.index, self.rules, [answer.skill for answer in resolved if isinstance(answer, Granted)])
         refused = tuple(answer for answer in resolved if isinstance(answer, Refused))
         return Closure(closure.order, refused, closure.diagnostics, closure.skipped)
 
@@ -200,7 +203,7 @@ class SkillView:
 
         outcome = self.gate(ref, by=by)
         full_id, via = self._target(ref, self.short_ids, True)
-        steps = explain_steps(self.index, self.policy, full_id, outcome, by)
+        steps = explain_steps(self.index, self.rules, full_id, outcome, by)
         notes = (
             [f"import left out: {skipped.reason}" for skipped in outcome.skipped]
             if isinstance(outcome, Granted)
@@ -281,11 +284,11 @@ class SkillView:
     @cached_property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """Rules of this consumer that match nothing."""
-        return self.policy.rule_findings(self.index.ids())
+        return self.rules.findings(self.index.ids())
 
     def export_runtime_globals(self) -> dict[str, Any]:
         """Return `{"SKILLS_DESCRIPTOR": …}` of what this view grants, with private dependencies."""
-        needed = close(self.index, self.policy, self.skills.values())
+        needed = close(self.index, self.rules, self.skills.values())
         return export_view(
             self.state,
             {skill.full_id: skill for skill in needed.order},
@@ -296,20 +299,20 @@ class SkillView:
         )
 
 
-def build_view(state: SubsystemState, policy: Policy) -> SkillView:
+def build_view(state: SubsystemState, rules: Rules) -> SkillView:
     """Ask the gate about every skill once and number what is listed."""
-    index = state.skill_index(policy.include_internal)
+    index = state.skill_index(rules.include_internal)
     codes: dict[str, str] = dict(index.refused)
     granted: dict[str, Skill] = {}
-    checks = checks_in_force(policy)
+    checks = checks_in_force(rules)
     for full_id, skill in index.skills.items():
-        finding = refuse(policy, skill, checks)
+        finding = refuse(rules, skill, checks)
         if finding is None:
             granted[full_id] = skill
         else:
             codes[full_id] = finding.code
-    if policy.imports == "strict":
-        for full_id in broken_imports(index, policy, tuple(granted.values())) & granted.keys():
+    if rules.imports == "strict":
+        for full_id in broken_imports(index, rules, tuple(granted.values())) & granted.keys():
             codes[full_id] = "import_refused"
             del granted[full_id]
     order = sorted(granted)  # registries are in this order already, exports may not be
@@ -317,16 +320,16 @@ def build_view(state: SubsystemState, policy: Policy) -> SkillView:
         granted = {full_id: granted[full_id] for full_id in order}
     listed = {i: skill for i, skill in granted.items() if not skill.hidden and refuse_by(skill, "model") is None}
     return SkillView(
-        consumer=policy.consumer,
-        tools=policy.tools,
-        include_internal=policy.include_internal,
+        consumer=rules.consumer,
+        tools=rules.tools,
+        include_internal=rules.include_internal,
         skills=MappingProxyType(granted),
         listed=MappingProxyType(listed),
         short_ids=MappingProxyType({f"SK{number}": full_id for number, full_id in enumerate(listed, 1)}),
         names=MappingProxyType(_names(listed)),
         state=state,
         index=index,
-        policy=policy,
+        rules=rules,
         codes=MappingProxyType(codes),
     )
 

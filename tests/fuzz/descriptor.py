@@ -17,11 +17,10 @@ from draw import Draw, scratch
 
 from kdskills import SkillsDescriptor, load_bundle
 from kdskills.errors import BundleError, DescriptorError
-from kdskills.skills.closure import broken_imports, close
 from kdskills.skills.folder import TextContent
 from kdskills.skills.model import Skill
 from kdskills.skills.refs import compile_rules, is_pattern
-from kdskills.skills.selection import KnownSkills, Policy, refuse
+from kdskills.skills.selection import KnownSkills, broken_imports, close, refuse
 
 WORDS = (
     "custom_skills_root", "CUSTOM_SKILLS_ROOT", "agents_config", "AGENTS_CONFIG", "bundle_root", "version", "extra",
@@ -187,9 +186,9 @@ def _denies(found: SkillsDescriptor, draw: Draw) -> None:
 
 def _seen(found: SkillsDescriptor, consumer: str | None) -> tuple[set[str], set[str]]:
     """Return what a consumer may use, and that with all that is imported by it."""
-    policy = Policy.compile(found.rules(consumer), consumer=consumer)
+    policy = found.rules(consumer)
     known = KnownSkills(_skills())
-    policy.rule_findings(known.ids())
+    policy.findings(known.ids())
     passed: Iterable[Skill] = [skill for skill in known.skills.values() if refuse(policy, skill) is None]
     if policy.imports == "strict":
         broken = broken_imports(known, policy, passed)

@@ -12,7 +12,7 @@ from kdskills.app.operations.bundles import asker_findings, demo_of, meant_id, o
 from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.app.operations.scoped import visible_skills
 from kdskills.app.operations.table import Context, Implementation
-from kdskills.bundle.terms import DECISION
+from kdskills.bundle.descriptor import DECISION
 from kdskills.errors import BadRequest, CallRefused
 from kdskills.projects.views import ProjectSkills
 from kdskills.skills.model import estimate_tokens

@@ -1,4 +1,4 @@
-"""A descriptor as plain values says exactly what the model says."""
+"""Descriptors and rules as values: read, frozen, handed on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from kdskills.bundle import AgentRules, SkillsDescriptor
-from kdskills.bundle.terms import EVERYONE, IMPORT_POLICIES, AgentTerms, Terms
+from kdskills.bundle.descriptor import EVERYONE, IMPORT_POLICIES
 from kdskills.errors import DescriptorError
 
 ID = st.from_regex(r"[a-z]{1,6}(\.[a-z*]{1,6})?", fullmatch=True)
@@ -41,51 +42,56 @@ ANYTHING = st.recursive(
 
 
 @given(WRITTEN)
-def test_terms_and_model_agree(written) -> None:
-    """JSON, digest, findings and the rules of each consumer are the same, read as terms or as a model."""
-    terms, model = Terms.read(written), SkillsDescriptor.from_json(written)
-    assert (terms.to_json(), terms.content_hash) == (model.to_json(), model.content_hash)
-    assert (terms.diagnostics, terms.root_omitted) == (model.diagnostics, model.root_omitted)
+def test_descriptors_travel(written) -> None:
+    """A descriptor read back from its JSON is the one first read, with the same digest, findings and rules."""
+    descriptor = SkillsDescriptor.from_json(written)
+    again = SkillsDescriptor.from_json(json.loads(json.dumps(descriptor.to_json())))
+    assert again == descriptor
+    assert (again.content_hash, again.diagnostics) == (descriptor.content_hash, descriptor.diagnostics)
+    assert again.root_omitted == descriptor.root_omitted
     for consumer in (None, "w", "v", "x", EVERYONE):
-        assert terms.rules(consumer) == model.rules(consumer)
+        assert again.rules(consumer) == descriptor.rules(consumer)
+    assert SkillsDescriptor.from_json(descriptor) is descriptor
 
 
-@given(WRITTEN)
-def test_terms_travel(written) -> None:
-    """Terms made of a model, or read back from their JSON, are the terms first read."""
-    terms = Terms.read(written)
-    assert Terms.read(SkillsDescriptor.from_json(written)) == terms
-    assert Terms.read(json.loads(json.dumps(terms.to_json()))) == terms
-    assert Terms.read(terms) is terms
-
-
-@given(st.dictionaries(st.sampled_from(["version", "agents_config", "bundle_root", "extra", "o"]), ANYTHING) | ANYTHING)
-def test_both_refuse_alike(written) -> None:
-    """What one refuses the other refuses, with the same code, key and sentence."""
+@given(st.dictionaries(st.sampled_from(["version", "agents_config", "bundle_root", "extra", "o"]), ANYTHING))
+def test_reading_and_construction_refuse_alike(written) -> None:
+    """What the reader refuses the constructor refuses, with the same code, key and sentence."""
 
     def answer(read):
         try:
-            return read(written).to_json()
+            return read().to_json()
         except DescriptorError as error:
             return error.code, error.details["key"], error.message
 
-    assert answer(Terms.read) == answer(SkillsDescriptor.from_json)
+    assert answer(lambda: SkillsDescriptor.from_json(written)) == answer(lambda: SkillsDescriptor(**written))
+
+
+@given(WRITTEN)
+def test_descriptors_are_fields_of_models(written) -> None:
+    """A pydantic model may have a descriptor as a field: it is read, and dumped as JSON."""
+
+    class Row(BaseModel):
+        descriptor: SkillsDescriptor
+
+    row = Row.model_validate({"descriptor": written})
+    assert row.descriptor == SkillsDescriptor.model_validate(written)
+    assert row.model_dump() == {"descriptor": row.descriptor.to_json()}
 
 
 @given(RULES, st.lists(ID, min_size=1, max_size=3))
-def test_rules_and_terms_deny_alike(written, denied) -> None:
-    """Narrowed rules are the same as terms and as a model, and deny what they denied before."""
-    terms, rules = AgentTerms.read(written), AgentRules.model_validate(written)
-    assert AgentTerms.read(rules) == terms
-    narrowed = terms.denying(tuple(denied))
-    assert narrowed.to_json() == rules.denying(tuple(denied)).to_json()
-    assert narrowed.disabled is True or {*denied, *terms.disabled} == {*narrowed.disabled}
+def test_narrowed_rules_deny_more(written, denied) -> None:
+    """Narrowed rules deny what they denied before, and more."""
+    rules = AgentRules.from_json(written)
+    narrowed = rules.denying(tuple(denied))
+    assert narrowed.disabled is True or {*denied, *rules.disabled} == {*narrowed.disabled}
+    assert (narrowed.enabled, narrowed.imports) == (rules.enabled, rules.imports)
 
 
 def test_errors_of_rules_name_the_key() -> None:
     """The path in front of a key is the one given."""
     with pytest.raises(DescriptorError) as caught:
-        AgentTerms.read({"disbled": ["x"]}, "agents_config.w.")
+        AgentRules.from_json({"disbled": ["x"]}, "agents_config.w.")
     assert (caught.value.code, caught.value.details["key"]) == ("descriptor_unknown_key", "agents_config.w.disbled")
 
 
@@ -96,17 +102,17 @@ def test_what_only_looks_like_terms_is_read_as_written() -> None:
         terms = "skills"
 
     with pytest.raises(DescriptorError, match="not Odd"):
-        Terms.read(Odd())
+        SkillsDescriptor.from_json(Odd())
 
 
 def test_nothing_of_terms_can_be_changed() -> None:
     """Fields and mappings of terms are read-only, and those of a reading are no one else's."""
     written = {"agents_config": {"w": {"disabled": ["x"]}}, "owner": "us"}
-    terms = Terms.read(written)
+    terms = SkillsDescriptor.from_json(written)
     with pytest.raises(AttributeError):
         terms.bundle_root = "/"
     with pytest.raises(TypeError):
-        terms.agents_config["v"] = AgentTerms()
+        terms.agents_config["v"] = AgentRules()
     with pytest.raises(TypeError):
         terms.extra["v"] = 1
     written["agents_config"]["w"]["disabled"].append("y")
@@ -116,7 +122,7 @@ def test_nothing_of_terms_can_be_changed() -> None:
 def test_terms_need_no_model() -> None:
     """Rules are understood without loading pydantic."""
     code = (
-        "import sys; from kdskills.bundle.terms import Terms; Terms.read({'agents_config': {'w': {'disabled': ['x']}}});"
+        "import sys; from kdskills.bundle.descriptor import SkillsDescriptor; SkillsDescriptor.from_json({'agents_config': {'w': {'disabled': ['x']}}});"
         "print(sorted({'pydantic', 'pydantic_core', 'yaml', 'jinja2'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.skills.closure import broken_imports, close, dependency_id, import_refusal
 from kdskills.skills.model import Skill
-from kdskills.skills.selection import KnownSkills, Policy, Rules
+from kdskills.skills.selection import KnownSkills, Rules, broken_imports, close, dependency_id, import_refusal
 
 
 def skill(full_id: str, *imports: str, **fields) -> Skill:
@@ -22,7 +21,7 @@ def known(*skills: Skill, refused=()) -> KnownSkills:
     return KnownSkills({entry.full_id: entry for entry in skills}, dict(refused))
 
 
-OPEN = Policy.compile(Rules())
+OPEN = Rules()
 
 
 def ids(closure) -> list[str]:
@@ -74,7 +73,7 @@ def test_skipped_dependencies_leave_a_record() -> None:
     top = skill("x.top", "mid")
     mid = skill("x.mid", "gone", "bad", "SK1", "a.b.c")
     world = known(top, mid, skill("x.bad"))
-    policy = Policy.compile(Rules(disabled=("x.bad",)))
+    policy = Rules(disabled=("x.bad",))
     found = close(world, policy, [top])
     assert ids(found) == ["x.mid", "x.top"]
     assert [(skipped.code, skipped.ref, skipped.details["chain"]) for skipped in found.skipped] == [
@@ -101,7 +100,7 @@ def test_strict_refuses_the_parent_with_the_chain() -> None:
     top, mid, low = skill("x.top", "mid"), skill("x.mid", "low"), skill("x.low", "gone")
     fine = skill("x.fine", "leaf")
     world = known(top, mid, low, fine, skill("x.leaf"))
-    policy = Policy.compile(Rules(imports="strict"))
+    policy = Rules(imports="strict")
     assert broken_imports(world, policy, list(world.skills.values())) == {"x.top", "x.mid", "x.low"}
     refused = import_refusal(world, policy, top, "top")
     assert (refused.code, refused.full_id, refused.ref) == ("import_refused", "x.top", "top")
@@ -112,7 +111,7 @@ def test_strict_refuses_the_parent_with_the_chain() -> None:
 def test_strict_allows_cycles() -> None:
     """A cycle is no refusal: its back edge is skipped under each policy."""
     a, b = skill("x.a", "b"), skill("x.b", "a")
-    policy = Policy.compile(Rules(imports="strict"))
+    policy = Rules(imports="strict")
     assert broken_imports(known(a, b), policy, [a, b]) == frozenset()
 
 
@@ -126,7 +125,7 @@ def test_long_chains_need_no_recursion() -> None:
     assert found.order[0].full_id == f"x.s{count - 1}"
     chain = found.skipped[0].details["chain"]
     assert (len(chain), chain[0], chain[1], chain[-1]) == (17, "x.s0", "…", f"public.s{count}")
-    assert len(broken_imports(world, Policy.compile(Rules(imports="strict")), skills)) == count
+    assert len(broken_imports(world, Rules(imports="strict"), skills)) == count
 
 
 NAMES = [f"n{number}" for number in range(7)]
@@ -140,7 +139,7 @@ NAMES = [f"n{number}" for number in range(7)]
 def test_closures_of_any_graph(graph, denied, asked) -> None:
     """In any graph each skill stands once, nothing denied comes in, and only back edges break the order."""
     world = known(*(skill(f"x.{name}", *imports) for name, imports in graph.items()))
-    policy = Policy.compile(Rules(disabled=tuple(f"x.{name}" for name in sorted(denied))))
+    policy = Rules(disabled=tuple(f"x.{name}" for name in sorted(denied)))
     granted = [world.skills[f"x.{name}"] for name in asked if name not in denied]
     found = close(world, policy, granted)
     order = ids(found)
@@ -151,7 +150,7 @@ def test_closures_of_any_graph(graph, denied, asked) -> None:
     for place, full_id in enumerate(order):
         wanted = {f"x.{name}" for name in graph[full_id[2:]]} & set(order)
         assert wanted <= set(order[:place]) or full_id in cyclic
-    strict = Policy.compile(Rules(disabled=policy.denied.entries, imports="strict"))
+    strict = Rules(disabled=policy.disabled, imports="strict")
     broken = broken_imports(world, strict, granted)
     for entry in granted:
         assert (entry.full_id in broken) is (import_refusal(world, strict, entry, "r") is not None)
@@ -161,4 +160,4 @@ def test_closures_of_any_graph(graph, denied, asked) -> None:
 def test_refused_imports_keep_the_parent(imports: str) -> None:
     """Under `private` and `listed` a refused import never takes its parent with it."""
     top = skill("x.top", "gone")
-    assert ids(close(known(top), Policy.compile(Rules(imports=imports)), [top])) == ["x.top"]
+    assert ids(close(known(top), Rules(imports=imports), [top])) == ["x.top"]

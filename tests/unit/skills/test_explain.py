@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kdskills.skills.explain import TITLES, Explanation, explain_steps
 from kdskills.skills.model import Skill, SkillTool
-from kdskills.skills.selection import STEP_OF, Granted, KnownSkills, Policy, Refused, Rules, decide
+from kdskills.skills.selection import STEP_OF, Granted, KnownSkills, Refused, Rules, decide
 
 NEEDED = (SkillTool("io.save", required=True), SkillTool("io.load", required=True), SkillTool("web.search"))
 
@@ -19,7 +21,7 @@ def skill(full_id: str, **fields) -> Skill:
 
 def explain(entry: Skill, rules: Rules = Rules(), by="model", **options) -> Explanation:  # noqa: B008 - frozen
     """Explain one skill alone in the world."""
-    known, policy = KnownSkills({entry.full_id: entry}), Policy.compile(rules, **options)
+    known, policy = KnownSkills({entry.full_id: entry}), replace(rules, **options)
     found = decide(known, policy, entry.full_id, ref=entry.id, starter=by)
     outcome = found if isinstance(found, Refused) else Granted(found, entry.full_id, "full_id", (found,))
     steps = explain_steps(known, policy, entry.full_id, outcome, by)
@@ -68,7 +70,7 @@ def test_a_refused_skill_still_shows_every_step() -> None:
 def test_without_a_skill_the_other_steps_are_unknown(code: str) -> None:
     """For an id without a skill behind it only the refusing step is known; also when the code came with an export."""
     known = KnownSkills({}, {"a.x": code})
-    steps = explain_steps(known, Policy.compile(Rules()), "a.x", Refused(code, "why", "x"), "model")
+    steps = explain_steps(known, Rules(), "a.x", Refused(code, "why", "x"), "model")
     assert [step.step for step in steps if step.result == "refuse"] == [STEP_OF[code]]
     assert {step.result for step in steps} == {"refuse", "unknown"}
 

@@ -13,7 +13,6 @@ from kdskills.skills.model import Skill, SkillTool
 from kdskills.skills.selection import (
     STEP_OF,
     KnownSkills,
-    Policy,
     Refused,
     Rules,
     decide,
@@ -56,7 +55,7 @@ def known(*skills: Skill, refused=()) -> KnownSkills:
 
 def code(world: KnownSkills, rules: Rules, full_id: str, *, by="model", **policy) -> str:
     """Return `granted` or the code of the refusal."""
-    found = decide(world, Policy.compile(rules, **policy), full_id, ref=full_id, starter=by)
+    found = decide(world, replace(rules, **policy), full_id, ref=full_id, starter=by)
     return found.code if isinstance(found, Refused) else "granted"
 
 
@@ -132,7 +131,7 @@ def test_step_6_tools() -> None:
     assert code(world, OPEN, "acme.a", tools=frozenset({"web.search"})) == "tools_missing"
     assert code(world, OPEN, "acme.a", tools=frozenset({"io.save"})) == "granted"
     assert code(world, OPEN, "acme.free", tools=frozenset()) == "granted"
-    refused = decide(world, Policy.compile(OPEN, tools=frozenset()), "acme.a", ref="acme.a", starter="model")
+    refused = decide(world, replace(OPEN, tools=frozenset()), "acme.a", ref="acme.a", starter="model")
     assert refused.details["missing"] == ["io.save"]
 
 
@@ -189,7 +188,7 @@ def test_steps_are_numbered_as_documented() -> None:
 
 def test_refusals_name_rule_and_source() -> None:
     """A refusal says which rule decided and where it stands."""
-    policy = Policy.compile(Rules(disabled=("acme.*",), disabled_for_all=("b",)), consumer="writer")
+    policy = replace(Rules(disabled=("acme.*",), disabled_for_all=("b",)), consumer="writer")
     world = known(skill("acme.a"), skill("zeta.b"))
     own = decide(world, policy, "acme.a", ref="sk:acme.a", starter="model")
     everyone = decide(world, policy, "zeta.b", ref="zeta.b", starter="model")
@@ -205,7 +204,7 @@ def test_refusals_name_rule_and_source() -> None:
 def test_public_refusal_reads_like_unknown() -> None:
     """To a model a refused skill reads exactly like one that does not exist."""
     world = known(skill("acme.a"))
-    policy = Policy.compile(Rules(disabled=("acme.a",)))
+    policy = Rules(disabled=("acme.a",))
     denied = decide(world, policy, "acme.a", ref="x", starter="model").public()
     absent = decide(world, policy, "acme.zzz", ref="x", starter="model").public()
     assert denied == absent
@@ -215,7 +214,7 @@ def test_public_refusal_reads_like_unknown() -> None:
 def test_dependency_private() -> None:
     """Under `private` a dependency need not be enabled, and may be internal for a trusted root's importer."""
     world = known(skill("acme.dep"), skill("internal.dep"))
-    policy = Policy.compile(Rules(enabled=("acme.top",)), consumer="w")
+    policy = replace(Rules(enabled=("acme.top",)), consumer="w")
     for layer, expected in [("builtin", True), ("plugin", True), ("bundle", True), ("user", False), ("project", False)]:
         importer = skill("acme.top", layer=layer)
         assert not isinstance(decide_dependency(world, policy, importer, "acme.dep", ref="dep"), Refused)
@@ -227,7 +226,7 @@ def test_dependency_private() -> None:
 def test_dependency_listed_must_be_grantable_itself(imports: str) -> None:
     """Under `listed` and `strict` a dependency needs to be enabled and not internal."""
     world = known(skill("acme.dep"), skill("internal.dep"))
-    policy = Policy.compile(Rules(enabled=("acme.top", "internal.*"), imports=imports), consumer="w")
+    policy = replace(Rules(enabled=("acme.top", "internal.*"), imports=imports), consumer="w")
     top = skill("acme.top")
     assert decide_dependency(world, policy, top, "acme.dep", ref="dep").code == "not_enabled"
     assert decide_dependency(world, policy, top, "internal.dep", ref="dep").code == "internal"
@@ -243,7 +242,7 @@ def test_deny_for_and_tools_hold_under_each_policy(imports: str) -> None:
         skill("a.tooled", tools=NEEDS_IO),
         skill("a.user", disable_model_invocation=True, user_invocable=False),
     )
-    policy = Policy.compile(
+    policy = replace(
         Rules(disabled=("denied",), imports=imports), consumer="w", tools=frozenset(), plugin_denied={"a.plugged": "no"}
     )
     found = {
@@ -283,7 +282,7 @@ IDS = ["a.x", "a.y", "b.x", "b.y", "public.x", "internal.x"]
 
 def visible(rules: Rules, **policy) -> set[str]:
     """Return the ids the gate lets through."""
-    compiled = Policy.compile(rules, **policy)
+    compiled = replace(rules, **policy)
     return {name for name in IDS if refuse(compiled, skill(name, tools=NEEDS_IO if name == "b.y" else ())) is None}
 
 
@@ -312,7 +311,7 @@ def test_checks_in_force_refuse_what_all_checks_refuse():
     from itertools import product
 
     from kdskills.skills import parse_skill_bytes
-    from kdskills.skills.selection import Policy, Rules, checks_in_force, refuse
+    from kdskills.skills.selection import Rules, checks_in_force, refuse
 
     extras = ["", "namespace: internal\n", 'include_for: ["w*"]\n', "namespace: acme\n", "agent_disclosure: hidden\n"]
     texts = [f"---\nname: s{n}\ndescription: d\n{extra}---\nb\n" for n, extra in enumerate(extras)]
@@ -327,7 +326,7 @@ def test_checks_in_force_refuse_what_all_checks_refuse():
     options = product(rules, ("w1", "x", None), (None, frozenset()), (False, True), ({}, {"public.s2": "a plugin"}))
     seen = set()
     for rule, consumer, tools, internal, denied in options:
-        policy = Policy.compile(rule, consumer=consumer, tools=tools, include_internal=internal, plugin_denied=denied)
+        policy = replace(rule, consumer=consumer, tools=tools, include_internal=internal, plugin_denied=denied)
         checks = checks_in_force(policy)
         for skill in skills:
             found = refuse(policy, skill, checks)

@@ -647,7 +647,7 @@ def test_restoring_loads_only_what_it_needs(world, tmp_path: Path) -> None:
         "import json, sys, kdskills.turn as turn\n"
         "turn.set_skills_descriptor(json.load(sys.stdin), verify='tree')\n"
         "absent = {'pydantic', 'jinja2', 'importlib.metadata', 'kdskills.prompts', 'kdskills.sources',\n"
-        "          'kdskills.bundle.descriptor', 'kdskills.skills.registry', 'kdskills.skills.discovery',\n"
+        "          'kdskills.bundle.load', 'kdskills.skills.registry', 'kdskills.skills.discovery',\n"
         "          'kdskills.skills.index', 'kdskills.skills.explain'}\n"
         "loaded = sorted(absent & set(sys.modules))\n"
         "descriptor = turn.get_active_skills_subsystem().descriptor\n"
