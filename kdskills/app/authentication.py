@@ -14,7 +14,7 @@ from kdskills.app.identity import OPEN_SCOPES, Identity
 from kdskills.errors import CallerMustAct, CallRefused, OperatorMustAct
 
 if TYPE_CHECKING:
-    from kdskills.app.host import Host
+    from kdskills.app.wiring import Storage
 
 
 class Unauthenticated(CallerMustAct):
@@ -50,7 +50,7 @@ def on_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-async def of_header(host: Host, header: str | None, *, open_on_loopback: bool) -> Identity:
+async def of_header(storage: Storage, header: str | None, *, open_on_loopback: bool) -> Identity:
     """Return who an Authorization header says calls; for doors that are mounted and have no project in their path.
 
     Raises:
@@ -58,7 +58,7 @@ async def of_header(host: Host, header: str | None, *, open_on_loopback: bool) -
     """
     scheme, _, token = (header or "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
-        caller: Identity | None = await host.tokens.authenticate(token.strip())
+        caller = await storage.tokens.authenticate(token.strip())
         if caller is not None:
             return caller
         raise Unauthenticated("this token is not known")

@@ -6,7 +6,6 @@ What only some operations need is imported where a Host first needs it: most com
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from kdskills.app.operations.table import RUNS, Context
 from kdskills.app.plugins import Filter, HookAnswers, PluginManager, Registers, collect, make_part, plugin_manager
 from kdskills.app.settings import Settings
 from kdskills.app.telemetry import Telemetry
+from kdskills.app.wiring import HostWiring, Storage
 from kdskills.bundle import Bundle, SkillsDescriptor, load_bundle
 from kdskills.bundle.load import NAMES as DESCRIPTORS
 from kdskills.bundle.load import PythonPolicy
@@ -37,17 +37,13 @@ if TYPE_CHECKING:
     from kdskills.app.conversations import Conversations
     from kdskills.app.operations import Operation
     from kdskills.app.publication import Publication, PublishedEntry
-    from kdskills.app.storage import Storage
     from kdskills.app.tokens import Tokens
-    from kdskills.app.upkeep import Readiness
-    from kdskills.app.wiring import HostWiring
+    from kdskills.app.upkeep import Readiness, Upkeep
     from kdskills.app.work import WorkService
-    from kdskills.execution import Executor, ReapReport
+    from kdskills.execution import Executor
     from kdskills.projects.service import Projects
     from kdskills.session import SessionStore
     from kdskills.skills import SkillRoot
-
-_LOG = logging.getLogger("kdskills.execution")
 
 
 class Host(OperationCalls):
@@ -74,7 +70,8 @@ class Host(OperationCalls):
         )
         self.registers: Registers = collect(self.plugins)
         self.answers = HookAnswers(self.plugins)
-        self._reaped: set[str] = set()
+        self.telemetry = Telemetry()
+        self._operator_log = OperatorLog()
         self._bundle_lock = threading.Lock()
         self._parts_lock = threading.Lock()
         self._bundle_skills: tuple[tuple[int, ...], ProjectSkills] | None = None
@@ -91,16 +88,13 @@ class Host(OperationCalls):
     @cached_property
     def wiring(self) -> HostWiring:
         """What a solver needs of this Host."""
-        from kdskills.app.wiring import HostWiring
-
-        return HostWiring(self)
+        engines, subsystem = self.engines, self.subsystem
+        return HostWiring(self.settings, self.registers, self.answers, engines=engines, subsystem=subsystem)
 
     @cached_property
     def storage(self) -> Storage:
         """What this Host keeps; nothing is opened before it is used."""
-        from kdskills.app.storage import Storage
-
-        return Storage(self)
+        return Storage(self.settings, self.subsystem)
 
     @property
     def projects(self) -> Projects:
@@ -184,23 +178,25 @@ class Host(OperationCalls):
         return {**OPERATIONS, **dict(self.registers.operations.items())}
 
     @cached_property
-    def telemetry(self) -> Telemetry:
-        """Traces and metrics of this Host; nothing comes of them unless the process configures OpenTelemetry."""
-        return Telemetry()
-
-    @cached_property
     def work(self) -> WorkService:
         """Background work: tasks, jobs, services and what they left."""
         from kdskills.app.work import WorkService
 
-        return WorkService(self)
+        return WorkService(self.settings, self.storage, self.wiring, self.project_skills)
 
     @cached_property
     def conversations(self) -> Conversations:
         """Conversation sessions of callers at the doors."""
         from kdskills.app.conversations import Conversations
 
-        return Conversations(self)
+        return Conversations(self.settings, self.wiring, self.project_skills, self.session_store)
+
+    @cached_property
+    def upkeep(self) -> Upkeep:
+        """What a service does beside answering, and whether it can take work."""
+        from kdskills.app.upkeep import Upkeep
+
+        return Upkeep(self.settings, self.storage, self.work, self.wiring, self.telemetry)
 
     async def publication(
         self, identity: Identity, cached_entries: dict[tuple[str, str], PublishedEntry]
@@ -224,7 +220,7 @@ class Host(OperationCalls):
             BundleError: Its bundle cannot be loaded.
         """
         if self.storage.present:
-            skills = await self.projects.known_skills(project)
+            skills = await self.storage.projects.known_skills(project)
             if skills is not None:
                 return skills
         path = self.settings.bundle
@@ -256,24 +252,7 @@ class Host(OperationCalls):
 
     async def ready(self) -> Readiness:
         """Tell whether new work can be taken: an engine works, and the database, the disk and the store of artifacts do."""
-        from kdskills.app.upkeep import readiness
-
-        return await readiness(self)
-
-    async def reap(self) -> dict[str, ReapReport]:
-        """End what dead owners left, by engine."""
-        return {engine.name: await engine.reap() for engine in self.engines()}
-
-    async def reap_once(self, engine: Executor) -> None:
-        """Before the first use of *engine*: end what a kdskills that was killed left, and say so in the log."""
-        if engine.name in self._reaped:
-            return
-        self._reaped.add(engine.name)
-        report = await engine.reap()
-        for line in report.ended:
-            _LOG.info("%s: ended what a dead owner left: %s", engine.name, line)
-        for line in report.failed:
-            _LOG.warning("%s: a dead owner's leftover cannot be ended: %s", engine.name, line)
+        return await self.upkeep.readiness()
 
     async def invoke(self, operation: str, arguments: Mapping[str, Any], context: Context) -> BaseModel:
         """Run an operation by name for the caller *context* names.
@@ -301,11 +280,6 @@ class Host(OperationCalls):
             with self.telling_operator():
                 return await entry.run(self, checked, context)
 
-    @cached_property
-    def operator_log(self) -> OperatorLog:
-        """What the operator must mend is logged here, whichever door met it."""
-        return OperatorLog()
-
     @contextmanager
     def telling_operator(self) -> Iterator[None]:
         """Log what the operator must mend, once in a while; a full disk is an error with a code.
@@ -319,7 +293,7 @@ class Host(OperationCalls):
             with telling_full_disk():
                 yield
         except KdskillsError as error:
-            self.operator_log(error)
+            self._operator_log(error)
             raise
 
 

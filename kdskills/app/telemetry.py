@@ -73,11 +73,13 @@ class Telemetry:
         self._record(RUNS, seconds, {"engine": engine, "status": status})
 
     def pulse(self, measurement: Pulse) -> None:
-        """Record how the work stands."""
+        """Record how the work stands, and what ended."""
         for state, count in measurement.depth.items():
             self._set(DEPTH, count, {"state": state})
         self._set(WORKERS, measurement.workers, {})
         self._set(LEASE, measurement.lease_age_s, {})
+        for run in measurement.ran:
+            self.ran(run.engine, run.status, run.seconds)
 
     @contextmanager
     def _span(self, name: str, door: str) -> Iterator[Any]:

@@ -22,13 +22,20 @@ from kdskills.storage.folder import StateUnwritable, check_writable
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from kdskills.app.host import Host
+    from kdskills.app.settings import Settings
+    from kdskills.app.telemetry import Telemetry
+    from kdskills.app.wiring import HostWiring, Storage
+    from kdskills.app.work import WorkService
     from kdskills.jobs.tables import WorkTables
-
 
 LIVE: Final = ("queued", "starting", "running")
 MOST: Final = 1000
 """Most ended runs that one measurement tells of."""
+WORK: Final = ("task_", "job_")
+PATIENCE_S: Final = 10.0
+"""Seconds a part may take to answer; one that takes longer is not ready."""
+SLOW: Final = "no_answer_in_time"
+_LOG = logging.getLogger("kdskills.service")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +66,8 @@ class Pulse:
     ran: tuple[Ran, ...]
 
 
-async def pulse(host: Host, since: datetime) -> Pulse:
-    """Measure.
-
-    Args:
-        host: Whose work.
-        since: When the measurement before was taken.
-
-    Raises:
-        DatabaseUnavailable: The database does not answer.
-    """
-    work = await host.work.client.work()
-    return await work.database.read(lambda link: _measured(link, work.tables, since))
-
-
-def _measured(link: sa.Connection, tables: WorkTables, since: datetime) -> Pulse:
+def measured(link: sa.Connection, tables: WorkTables, since: datetime) -> Pulse:
+    """Return how the work of a database stands, and what ended since *since*; reads what is open and no more."""
     import sqlalchemy as sa
 
     now, tasks, workers = utc_now(), tables.tasks, tables.workers
@@ -95,80 +89,10 @@ def _measured(link: sa.Connection, tables: WorkTables, since: datetime) -> Pulse
         workers=len(beats),
         lease_age_s=max(0.0, (micros(now) - min(beats)) / 1e6) if beats else 0.0,
         ran=tuple(
-            Ran(_engine(row.spec), row.status, max(0, row.finished_at - row.started_at) / 1e6)
+            Ran(json.loads(row.spec)["placement"]["engine"], row.status, max(0, row.finished_at - row.started_at) / 1e6)
             for row in link.execute(ended)
         ),
     )
-
-
-def _engine(spec: str) -> str:
-    return str(json.loads(spec)["placement"]["engine"])
-
-
-WORK: Final = ("task_", "job_")
-_LOG = logging.getLogger("kdskills.service")
-
-
-async def upkeep(host: Host) -> None:
-    """Do it until cancelled; what fails is logged and tried again."""
-    since, next_collect = utc_now(), time.monotonic()
-    while True:
-        try:
-            since = await measure(host, since)
-            if time.monotonic() >= next_collect:
-                next_collect = time.monotonic() + host.settings.collect_interval_s
-                await collect(host)
-        except KdskillsError as error:
-            _LOG.warning("upkeep: %s: %s", error.code, error.message)
-        await asyncio.sleep(min(host.settings.pulse_s, host.settings.collect_interval_s))
-
-
-async def measure(host: Host, since: datetime) -> datetime:
-    """Record how the work stands, and return when that was."""
-    measurement = await pulse(host, since)
-    host.telemetry.pulse(measurement)
-    for run in measurement.ran:
-        host.telemetry.ran(run.engine, run.status, run.seconds)
-    return measurement.measured_at
-
-
-async def collect(host: Host) -> int:
-    """Let go of versions whose work is over, then remove those nobody uses; return how many were removed."""
-    released = await release(host)
-    report = await host.projects.collect(keep_days=host.settings.collect_keep_days)
-    if released or report.versions:
-        _LOG.info("collected %d versions, let go of %d", len(report.versions), released)
-    return len(report.versions)
-
-
-async def release(host: Host) -> int:
-    """Let go of the versions held by work that is over or gone; return how many that were."""
-    pins = [(project, holder) for project, holder in await host.projects.holders() if holder.startswith(WORK)]
-    if not pins:
-        return 0
-    going = await _going(host, {holder for _, holder in pins})
-    return sum([await host.projects.unpin(project, holder) for project, holder in pins if holder not in going])
-
-
-async def _going(host: Host, holders: set[str]) -> set[str]:
-    """Return those of *holders* that are tasks or jobs which are not over."""
-    import sqlalchemy as sa
-
-    work = await host.work.client.work()
-
-    def look(link: sa.Connection) -> set[str]:
-        open_ids: set[str] = set()
-        for table in (work.tables.tasks, work.tables.jobs):
-            query = sa.select(table.c.id).where(table.c.status.in_(OPEN))
-            open_ids |= {str(item) for item in link.execute(query).scalars() if item in holders}
-        return open_ids
-
-    return await work.database.read(look)
-
-
-PATIENCE_S: Final = 10.0
-"""Seconds a part may take to answer; one that takes longer is not ready."""
-SLOW: Final = "no_answer_in_time"
 
 
 class NoWorker(OperatorMustAct):
@@ -195,25 +119,104 @@ class Readiness:
         return all(word == "ok" for word in self.checks.values())
 
 
-async def readiness(host: Host, *, patience_s: float = PATIENCE_S) -> Readiness:
-    """Ask the database, the engines, the disk and the store of artifacts at one time; engines remember their own probes.
+class Upkeep:
+    """Keeps a service in order, and tells whether it can take work.
 
     Args:
-        host: Who is asked.
-        patience_s: Seconds each part may take.
+        settings: Its intervals, and where things are kept.
+        storage: Its projects.
+        work: Its background work.
+        wiring: Its engines.
+        telemetry: Where measurements go.
     """
-    checks = {
-        "database": _database(host),
-        "engine": host.wiring.executor(host.settings.executor),
-        "disk": asyncio.to_thread(check_writable, host.settings.state_dir),
-        "artifacts": _artifacts(host),
-        "workers": _workers(host),
-    }
-    words = dict(zip(checks, await asyncio.gather(*(_word(each, patience_s) for each in checks.values())), strict=True))
-    workers = words.pop("workers")
-    if workers == NoWorker.code:
-        _LOG.warning("work waits and no worker is alive: `kdskills worker` starts one")
-    return Readiness(words, {} if workers == "ok" else {"workers": workers})
+
+    def __init__(
+        self, settings: Settings, storage: Storage, work: WorkService, wiring: HostWiring, telemetry: Telemetry
+    ) -> None:
+        self._settings = settings
+        self._storage = storage
+        self._work = work
+        self._wiring = wiring
+        self._telemetry = telemetry
+
+    async def run(self) -> None:
+        """Measure and collect until cancelled; what fails is logged and tried again."""
+        since, next_collect = utc_now(), time.monotonic()
+        pulse_s, collect_s = self._settings.pulse_s, self._settings.collect_interval_s
+        while True:
+            try:
+                since = await self.measure(since)
+                if time.monotonic() >= next_collect:
+                    next_collect = time.monotonic() + collect_s
+                    await self.collect()
+            except KdskillsError as error:
+                _LOG.warning("upkeep: %s: %s", error.code, error.message)
+            await asyncio.sleep(min(pulse_s, collect_s))
+
+    async def measure(self, since: datetime) -> datetime:
+        """Record how the work stands and what ended after *since*; return when that was. Raises DatabaseUnavailable."""
+        work = await self._work.client.work()
+        measurement = await work.database.read(lambda link: measured(link, work.tables, since))
+        self._telemetry.pulse(measurement)
+        return measurement.measured_at
+
+    async def collect(self) -> None:
+        """Let go of versions whose work is over, then remove those nobody uses."""
+        released = await self.release()
+        report = await self._storage.projects.collect(keep_days=self._settings.collect_keep_days)
+        if released or report.versions:
+            _LOG.info("collected %d versions, let go of %d", len(report.versions), released)
+
+    async def release(self) -> int:
+        """Let go of the versions held by tasks and jobs that are over or gone; return how many that were."""
+        projects = self._storage.projects
+        pins = [(project, holder) for project, holder in await projects.holders() if holder.startswith(WORK)]
+        if not pins:
+            return 0
+        import sqlalchemy as sa
+
+        work, holders = await self._work.client.work(), {holder for _, holder in pins}
+
+        def unfinished(link: sa.Connection) -> set[str]:
+            tables = (work.tables.tasks, work.tables.jobs)
+            queries = [sa.select(table.c.id).where(table.c.status.in_(OPEN)) for table in tables]
+            return {str(item) for query in queries for item in link.execute(query).scalars() if item in holders}
+
+        going = await work.database.read(unfinished)
+        return sum([await projects.unpin(project, holder) for project, holder in pins if holder not in going])
+
+    async def readiness(self, *, patience_s: float = PATIENCE_S) -> Readiness:
+        """Ask the database, the engines, the disk and the store of artifacts at once; engines remember their own probes.
+
+        Args:
+            patience_s: Seconds each part may take.
+        """
+        checks = {
+            "database": self._storage.database.read(lambda link: link.exec_driver_sql("SELECT 1").scalar()),
+            "engine": self._wiring.executor(),
+            "disk": asyncio.to_thread(check_writable, self._settings.state_dir),
+            "artifacts": self._check_artifacts(),
+            "workers": self.require_worker(),
+        }
+        answers = await asyncio.gather(*(_word(each, patience_s) for each in checks.values()))
+        words = dict(zip(checks, answers, strict=True))
+        workers = words.pop("workers")
+        if workers == NoWorker.code:
+            _LOG.warning("work waits and no worker is alive: `kdskills worker` starts one")
+        return Readiness(words, {} if workers == "ok" else {"workers": workers})
+
+    async def require_worker(self) -> None:
+        """Raises NoWorker when work waits that nobody alive would take; without waiting work nobody is missed."""
+        if not self._storage.present:
+            return
+        work = await self._work.client.work()
+        await asyncio.to_thread(work.roster.bury)  # one that was killed had nobody to say so
+        if await work.database.read(work.queue.stranded):
+            raise NoWorker("work waits and no worker is alive")
+
+    async def _check_artifacts(self) -> None:
+        if self._settings.artifacts is not None:  # else they are in the state folder, which is looked at already
+            await self._work.artifacts().check()
 
 
 async def _word(check: Awaitable[object], patience_s: float) -> str:
@@ -227,22 +230,3 @@ async def _word(check: Awaitable[object], patience_s: float) -> str:
     except OSError:
         return StateUnwritable.code
     return "ok"
-
-
-async def _workers(host: Host) -> None:
-    """Raises NoWorker when work waits that nobody alive would take; without waiting work nobody is missed."""
-    if not host.storage.present:
-        return
-    work = await host.work.client.work()
-    await asyncio.to_thread(work.roster.bury)  # one that was killed had nobody to say so
-    if await work.database.read(work.queue.stranded):
-        raise NoWorker("work waits and no worker is alive")
-
-
-async def _database(host: Host) -> None:
-    await host.storage.database.read(lambda link: link.exec_driver_sql("SELECT 1").scalar())
-
-
-async def _artifacts(host: Host) -> None:
-    if host.settings.artifacts is not None:  # else they are in the state folder, which is looked at already
-        await host.work.artifacts().check()

@@ -1,63 +1,153 @@
-"""How a solver reaches what its Host holds: `solver.wiring.Wiring` over registers and hook answers."""
+"""Parts of a Host that others take: what a solver needs of it, and what it keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from kdskills.app.plugins import make_part
-from kdskills.execution.probing import choose
-from kdskills.models import ModelProvider, split_name
+from kdskills.app.identity import LOCAL
+from kdskills.app.plugins import HookAnswers, Registers, make_part
+from kdskills.app.settings import Settings
+from kdskills.bundle import Bundle, load_bundle
+from kdskills.projects.views import Build, ProjectViews
 
 if TYPE_CHECKING:
-    from kdskills.app.host import Host
-    from kdskills.bundle import Bundle
+    from kdskills.app.tokens import Tokens
     from kdskills.execution import Executor
-    from kdskills.session.approval import AccessRequest, Denial
+    from kdskills.models import ModelProvider
+    from kdskills.projects.service import Projects
     from kdskills.solver import SolverTool
+    from kdskills.storage.database import Database
     from kdskills.turn import SkillsSubsystem
+
+_LOG = logging.getLogger("kdskills.execution")
 
 
 class HostWiring:
-    """What a solver needs of *host*, and nothing more."""
+    """What a solver needs of a Host, `solver.wiring.Wiring`: names become objects, and hooks answer.
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self.interpreters: Mapping[str, Sequence[str]] = dict(host.registers.interpreters.items())
-        self.tools: Sequence[SolverTool] = tuple(tool for _, tool in host.registers.tools.items())
+    Args:
+        settings: Which engines may be used.
+        registers: What plugins registered.
+        answers: What their hooks say.
+        engines: Gives every registered engine.
+        subsystem: Gives the skills of a bundle.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        registers: Registers,
+        answers: HookAnswers,
+        *,
+        engines: Callable[[], Sequence[Executor]],
+        subsystem: Callable[[Bundle], SkillsSubsystem],
+    ) -> None:
+        self._settings, self._models, self._engines = settings, registers.models, engines
+        self._reaped: set[str] = set()
+        self.interpreters: Mapping[str, Sequence[str]] = dict(registers.interpreters.items())
+        self.tools: Sequence[SolverTool] = tuple(tool for _, tool in registers.tools.items())
+        self.subsystem = subsystem
+        self.deny, self.source_key = answers.deny, answers.source_key
+        self.turn_started, self.turn_finished = answers.turn_started, answers.turn_finished
 
     def model(self, name: str) -> ModelProvider:
         """Return the provider a model string names. Raises UnknownName, PluginFailed."""
-        prefix, model_name = split_name(name)
-        return make_part(self._host.registers.models, prefix, ModelProvider, model_name)
+        from kdskills.models import ModelProvider, split_name
 
-    async def executor(self, name: str) -> Executor:
-        """Return the engine of that name, or for `auto` the first that works here. Raises ExecRefused."""
+        prefix, model_name = split_name(name)
+        return make_part(self._models, prefix, ModelProvider, model_name)
+
+    async def executor(self, name: str | None = None) -> Executor:
+        """Return the engine of that name, of the settings when omitted; for `auto` the first that works here.
+
+        Before its first use what a kdskills that was killed left is ended, and the log says so.
+
+        Raises:
+            ExecRefused: None works, or the named one does not.
+        """
+        from kdskills.execution.probing import choose
+
+        settings = self._settings
         engine = await choose(
-            self._host.engines(),
-            name,
-            min_isolation=self._host.settings.isolation,
-            allow_unisolated=self._host.settings.allow_unisolated,
+            self._engines(),
+            name or settings.executor,
+            min_isolation=settings.isolation,
+            allow_unisolated=settings.allow_unisolated,
         )
-        await self._host.reap_once(engine)
+        if engine.name not in self._reaped:
+            self._reaped.add(engine.name)
+            report = await engine.reap()
+            for line in report.ended:
+                _LOG.info("%s: ended what a dead owner left: %s", engine.name, line)
+            for line in report.failed:
+                _LOG.warning("%s: a dead owner's leftover cannot be ended: %s", engine.name, line)
         return engine
 
-    def subsystem(self, bundle: Bundle) -> SkillsSubsystem:
-        """Return the skills of *bundle* with plugins' roots, filters, checks and templates in force."""
-        return self._host.subsystem(bundle)
 
-    def deny(self, request: AccessRequest) -> Denial | None:
-        """Return the first Denial of a plugin, or None."""
-        return self._host.answers.deny(request)
+class Storage:
+    """What a Host keeps: its database, its projects and its tokens. Nothing is made on disk before something is asked.
 
-    def source_key(self, row: Mapping[str, Any]) -> str | None:
-        """Return the key under which a source row is merged."""
-        return self._host.answers.source_key(row)
+    Args:
+        settings: Where it is kept.
+        build: Makes a subsystem of a bundle, or of none, with plugins in force.
+    """
 
-    def turn_started(self, turn: Any) -> None:
-        """Tell plugins that a turn is active."""
-        self._host.answers.turn_started(turn)
+    def __init__(self, settings: Settings, build: Build) -> None:
+        self._settings = settings
+        self._build = build
+        self._present = False
 
-    def turn_finished(self, turn: Any, outcome: Any) -> None:
-        """Tell plugins that a turn has ended."""
-        self._host.answers.turn_finished(turn, outcome)
+    @property
+    def present(self) -> bool:
+        """Whether there may be anything to read: reading must not make a database nobody asked for."""
+        if not self._present:  # every call asks; once there is a database it stays
+            from kdskills.storage.database import sqlite_file
+
+            file = sqlite_file(self._settings.work_database)
+            self._present = file is None or file.exists()
+        return self._present
+
+    @cached_property
+    def database(self) -> Database:
+        """The database. Raises MissingExtra."""
+        from kdskills.storage.database import Database, upgrade
+        from kdskills.storage.folder import database_folder
+
+        url, state_dir = self._settings.work_database, self._settings.state_dir
+
+        def prepare(database: Database) -> None:
+            database_folder(url, state_dir)
+            upgrade(database, "service")
+
+        return Database(url, label="the service's database", prepare=prepare)
+
+    @cached_property
+    def projects(self) -> Projects:
+        """Projects, their skills and versions. Raises MissingExtra."""
+        settings, database = self._settings, self.database
+        from kdskills.jobs.artifacts.store import open_blobs
+        from kdskills.projects.service import Projects
+
+        return Projects(
+            database,
+            settings.state_dir,
+            ProjectViews(self._build, load_bundle),
+            bundle_of=lambda project: settings.bundle if project == LOCAL.project else None,
+            blobs=None if settings.artifacts is None else open_blobs(settings.artifacts),
+        )
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """Tokens of callers elsewhere. Raises MissingExtra."""
+        database = self.database
+        from kdskills.app.tokens import Tokens
+
+        return Tokens(database)
+
+    async def aclose(self) -> None:
+        """Close the connections, if any were opened."""
+        if "database" in self.__dict__:
+            await self.database.aclose()

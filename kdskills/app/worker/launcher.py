@@ -1,8 +1,11 @@
-"""The launcher: imports every engine once, then forks a shim per order in milliseconds.
+"""The launcher: imports every engine once, then forks a shim per order in milliseconds; the shim forks the runner.
 
 ``python -m kdskills.app.worker.launcher [--reap ENGINE]``. Standard input: one line of settings, then one order a line,
 `{"start": FOLDER}`; each is answered by one line, `{"shim": PID}`, `{"held": true}` or `{"error": WORDS}`. It ends with
 its standard input. It has one thread and never runs an engine itself, so a fork of it is a clean beginning.
+
+The runner is one attempt's engine, from the order to the result, in a process of its own below the shim. TERM means cancel:
+the engine ends the whole tree and the result says so.
 """
 
 from __future__ import annotations
@@ -12,21 +15,37 @@ import contextlib
 import gc
 import importlib
 import json
+import logging
 import os
 import signal
 import sys
+import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from kdskills.app.host import Host
 from kdskills.app.logs import be_called
 from kdskills.app.settings import Settings
-from kdskills.app.spawning import settings_line
-from kdskills.app.worker.runner import run_order
-from kdskills.errors import ExecRefused
-from kdskills.execution.protocol import Preparable
-from kdskills.jobs.attempts import WarmStarter, shim
+from kdskills.app.worker import settings_line
+from kdskills.errors import ExecRefused, KdskillsError
+from kdskills.execution import ExecResult, Executor
+from kdskills.execution.probing import require_consent
+from kdskills.execution.protocol import Handle, Preparable
+from kdskills.jobs.attempts import (
+    AttemptFacts,
+    AttemptOrder,
+    ProcessIdentity,
+    SessionFolder,
+    Verdict,
+    WarmStarter,
+    shim,
+)
+from kdskills.jobs.attempts.exchange import refusal, to_request, to_verdict
+from kdskills.jobs.attempts.sessions import Bounds, workdir_files
+from kdskills.jobs.model import OutputError
+from kdskills.jobs.services import ServiceSupervisor
 
 MODULE: Final = "kdskills.app.worker.launcher"
 _LIBRARIES: Final = {"docker": ("docker",), "e2b": ("e2b",)}
@@ -44,101 +63,129 @@ def main(arguments: list[str] | None = None) -> int:
     if not line:
         return 0  # the worker was killed before it said anything
     host = Host(Settings(**json.loads(line)))
-    if words[:1] == ["--reap"]:
-        return asyncio.run(_reap(host, words[1]))
-    return _serve(host)
+    launcher = Launcher(host.engines(), allow_unisolated=host.settings.allow_unisolated)
+    return asyncio.run(launcher.reap(words[1])) if words[:1] == ["--reap"] else launcher.serve()
 
 
-def _serve(host: Host) -> int:
-    """Answer orders until nobody can send any."""
-    be_called("launcher")
-    host.engines()
-    loaded: set[str] = set()
-    gc.collect()
-    gc.freeze()  # what is here now is shared with every fork for as long as nobody writes to it
-    _heed_signals()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # shims are nobody's business once they are started
-    for line in sys.stdin.buffer:
-        folder = Path(json.loads(line)["start"])
-        try:
-            _load(folder, host, loaded)
-            answer = _start(folder, host)
-        except (OSError, ValueError, KeyError, ImportError, ExecRefused) as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        try:
-            os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")
-        except BrokenPipeError:  # the worker was killed while it waited; the next one finds the attempt by its folder
-            return 0
-    return 0
+class Launcher:
+    """Starts attempts.
 
+    Args:
+        engines: The engines there are.
+        allow_unisolated: The operator's half of the consent to an engine without a wall.
+    """
 
-def _heed_signals() -> None:
-    """Ignore nothing a worker in the background was told to ignore: programs would inherit it and not hear the signal."""
-    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # the interpreter's own, not handed on
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+    def __init__(self, engines: tuple[Executor, ...], *, allow_unisolated: bool) -> None:
+        self._engines = {engine.name: engine for engine in reversed(engines)}
+        self._allow_unisolated = allow_unisolated
+        self._loaded: set[str] = set()
 
+    def serve(self) -> int:
+        """Answer orders until nobody can send any."""
+        be_called("launcher")
+        gc.collect()
+        gc.freeze()  # what is here now is shared with every fork for as long as nobody writes to it
+        # Ignore nothing a worker in the background was told to ignore: programs would inherit it and not hear the signal.
+        for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # the interpreter's own, not handed on
+            if signal.getsignal(number) is signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # shims are nobody's business once they are started
+        for line in sys.stdin.buffer:
+            folder = Path(json.loads(line)["start"])
+            try:
+                self._load(_engine_of(folder))
+                answer = self._start(folder)
+            except (OSError, ValueError, KeyError, ImportError, ExecRefused) as error:
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            try:
+                os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")
+            except (
+                BrokenPipeError
+            ):  # the worker was killed while it waited; the next one finds the attempt by its folder
+                return 0
+        return 0
 
-def _load(folder: Path, host: Host, loaded: set[str]) -> None:
-    """Do once what the order's engine would do in every fork."""
-    name = _engine_of(folder)
-    if name in loaded:
-        return
-    for library in _LIBRARIES.get(name, ()):
-        importlib.import_module(library)
-    for engine in host.engines():
-        if engine.name == name and isinstance(engine, Preparable):
-            with contextlib.suppress(ExecRefused):  # every runner finds out for itself, and says so
-                engine.prepare()
-                loaded.add(name)
+    def _load(self, name: str) -> None:
+        """Do once what an engine would do in every fork."""
+        if name in self._loaded:
             return
-    loaded.add(name)
+        for library in _LIBRARIES.get(name, ()):
+            importlib.import_module(library)
+        engine: object = self._engines.get(name)
+        with contextlib.suppress(ExecRefused):  # every runner finds out for itself, and says so
+            if isinstance(engine, Preparable):
+                engine.prepare()
+            self._loaded.add(name)
+
+    def _start(self, folder: Path) -> dict[str, Any]:
+        """Take the attempt's lock and fork its shim, unless somebody has it or it began before."""
+        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - only how many
+        if threads != 1:
+            raise ExecRefused(f"the launcher has {threads} threads and cannot fork safely", code="launcher_failed")
+        lock = shim.take_lock(folder)
+        if lock is None:
+            return {"held": True}
+        try:
+            if (folder / shim.EXIT).exists() or shim.read_identity(folder) is not None:
+                return {"held": True}
+            pid = os.fork()
+            if pid == 0:
+                self._become_shim(folder, lock)
+        finally:
+            os.close(lock)
+        return {"shim": pid}
+
+    def _become_shim(self, folder: Path, lock: int) -> NoReturn:
+        """Leave everything of the launcher behind but the lock, and be the shim."""
+        code = 70
+        try:
+            os.setsid()
+            os.chdir("/")
+            os.umask(0o022)  # programs inherit it, whoever started the launcher; our own files name their modes
+            _own_descriptors(folder, lock)
+            be_called(f"shim {folder.parent.name}/{folder.name}")
+            shim.watch(folder, lock, lambda: self._run(folder), lambda: self._reap_for(folder))
+            code = 0
+        except BaseException:  # noqa: BLE001 - the end of this process: what went wrong is in its log
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def _run(self, folder: Path) -> int:
+        """Be the runner: run the order in *folder* and write `result.json`; return the process's exit code."""
+        be_called(f"runner {folder.parent.name}/{folder.name}")
+        logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+        order = AttemptOrder.model_validate((shim.read_json(folder / shim.ORDER) or {})["order"])
+        engine = self._engines.get(order.spec.placement.engine)
+        runner = AttemptRunner(folder, order, engine, allow_unisolated=self._allow_unisolated)
+        try:
+            verdict = asyncio.run(runner.main())
+            shim.write_json(folder / shim.RESULT, verdict.model_dump(mode="json"))
+        except OSError as error:
+            if error.errno not in shim.FULL:
+                raise
+            return shim.DISK_FULL
+        return 0
+
+    def _reap_for(self, folder: Path) -> int:
+        """Reap after the runner of the attempt in *folder*."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+        return asyncio.run(self.reap(_engine_of(folder)))
+
+    async def reap(self, name: str) -> int:
+        """End what dead owners left of one engine and say what it was; return the process's exit code."""
+        engine = self._engines.get(name)
+        if engine is None:
+            return 1
+        report = await engine.reap()
+        for line in (*report.ended, *report.failed):
+            sys.stderr.write(f"{name}: {line}\n")
+        return 1 if report.failed else 0
 
 
 def _engine_of(folder: Path) -> str:
     order = shim.read_json(folder / shim.ORDER) or {}
     return str(order["order"]["spec"]["placement"]["engine"])
-
-
-def _start(folder: Path, host: Host) -> dict[str, Any]:
-    """Take the attempt's lock and fork its shim, unless somebody has it or it began before."""
-    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - only how many
-    if threads != 1:
-        raise ExecRefused(f"the launcher has {threads} threads and cannot fork safely", code="launcher_failed")
-    lock = shim.take_lock(folder)
-    if lock is None:
-        return {"held": True}
-    try:
-        if (folder / shim.EXIT).exists() or shim.read_identity(folder) is not None:
-            return {"held": True}
-        pid = os.fork()
-        if pid == 0:
-            _become_shim(folder, lock, host)
-    finally:
-        os.close(lock)
-    return {"shim": pid}
-
-
-def _become_shim(folder: Path, lock: int, host: Host) -> None:
-    """Leave everything of the launcher behind but the lock, and be the shim. Never returns."""
-    code = 70
-    try:
-        os.setsid()
-        os.chdir("/")
-        os.umask(0o022)  # programs inherit it, whoever started the launcher; our own files name their modes
-        _own_descriptors(folder, lock)
-        be_called(f"shim {folder.parent.name}/{folder.name}")
-        shim.watch(folder, lock, lambda: _be_runner(folder, host), lambda: _reap_for(folder, host))
-        code = 0
-    except BaseException:  # noqa: BLE001 - the end of this process: what went wrong is in its log
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
-def _be_runner(folder: Path, host: Host) -> int:
-    be_called(f"runner {folder.parent.name}/{folder.name}")
-    return run_order(folder, host)
 
 
 def _own_descriptors(folder: Path, lock: int) -> None:
@@ -152,20 +199,87 @@ def _own_descriptors(folder: Path, lock: int) -> None:
     os.closerange(lock + 1, limit)
 
 
-def _reap_for(folder: Path, host: Host) -> int:
-    """Reap after the runner of the attempt in *folder*."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
-    return asyncio.run(_reap(host, _engine_of(folder)))
+class AttemptRunner:
+    """One attempt.
 
+    Args:
+        folder: Where it is.
+        order: What is to be run.
+        engine: What runs it; None when there is none of that name.
+        allow_unisolated: As for the launcher.
+    """
 
-async def _reap(host: Host, name: str) -> int:
-    engine = next((engine for engine in host.engines() if engine.name == name), None)
-    if engine is None:
-        return 1
-    report = await engine.reap()
-    for line in (*report.ended, *report.failed):
-        sys.stderr.write(f"{name}: {line}\n")
-    return 1 if report.failed else 0
+    def __init__(self, folder: Path, order: AttemptOrder, engine: Executor | None, *, allow_unisolated: bool) -> None:
+        self._folder = folder
+        self._order = order
+        self._engine = engine
+        self._allow_unisolated = allow_unisolated
+        self._cancelled = asyncio.Event()
+
+    async def main(self) -> Verdict:
+        """Run it to its verdict; what cannot be run is a verdict too."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._cancelled.set)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())  # programs inherit the mask
+        try:
+            return await self._run()
+        except KdskillsError as error:
+            return refusal(error)
+
+    async def _run(self) -> Verdict:
+        order, engine = self._order, self._engine
+        if engine is None:
+            name = order.spec.placement.engine
+            raise ExecRefused(f"no engine is named {name!r}", engine=name)
+        session = None if order.session_dir is None else SessionFolder(order.session_dir)
+        if session is None:
+            handle, snapshot = await self._start(engine, {}), None
+        else:
+            with session.reading() as snapshot:
+                handle = await self._start(engine, snapshot.files)
+        started_at = time.time()
+        result, instead = await self._over(handle, engine, started_at)
+        files = None if session is None else workdir_files(result)
+        errors: list[OutputError] = []
+        if session is not None and files is not None and snapshot is not None:
+            limits = order.spec.placement.limits
+            errors = session.commit(snapshot, files, Bounds(order.session_files, limits.work_size))
+        return to_verdict(order, self._folder, result, started_at=started_at, session_errors=errors, override=instead)
+
+    async def _over(
+        self, handle: Handle, engine: Executor, started_at: float
+    ) -> tuple[ExecResult, KdskillsError | None]:
+        """Wait for the end, ending it when asked to or when it cannot be the service it should be."""
+        service = self._order.spec.service
+        me = ProcessIdentity.model_validate(shim.identity(os.getpid()))
+        ready_at = started_at if service is None else None
+        facts = AttemptFacts(started_at=started_at, ready_at=ready_at, engine=engine.name, runner=me)
+        self._tell(facts)
+        waiting = asyncio.create_task(handle.wait())
+        ends: list[asyncio.Task[Any]] = [asyncio.create_task(self._cancelled.wait())]
+        if service is not None:
+            logs = [self._folder / shim.STDOUT, self._folder / shim.STDERR]
+            supervisor = ServiceSupervisor(service, handle, logs, self._order.host_ports, facts, self._tell)
+            ends.append(asyncio.create_task(supervisor.supervise()))
+        await asyncio.wait({waiting, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            await handle.cancel()
+        for end in ends:
+            end.cancel()
+        instead: KdskillsError | None = None
+        for cause in await asyncio.gather(*ends, return_exceptions=True):
+            if isinstance(cause, KdskillsError) and not self._cancelled.is_set():
+                instead = cause
+            elif isinstance(cause, Exception):
+                raise cause
+        return await waiting, instead
+
+    async def _start(self, engine: Executor, session: Mapping[str, tuple[Path, int]]) -> Handle:
+        request = to_request(self._order, self._folder, session)
+        require_consent(engine, request, allow_unisolated=self._allow_unisolated)
+        return await engine.start(request)
+
+    def _tell(self, facts: AttemptFacts) -> None:
+        shim.write_json(self._folder / shim.FACTS, facts.model_dump(mode="json"))
 
 
 if __name__ == "__main__":

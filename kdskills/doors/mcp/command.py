@@ -69,7 +69,7 @@ def http_app(
     limits = RequestLimits(host.settings.requests_per_minute)
 
     async def authenticate(header: str | None) -> Identity:
-        caller = await of_header(host, header, open_on_loopback=on_loopback(listen))
+        caller = await of_header(host.storage, header, open_on_loopback=on_loopback(listen))
         if header is None:
             scopes = SCOPES_OF[profile]
             caller = replace(caller, project=project, agent=agent, scopes=scopes, tools=tools, profile=profile)

@@ -46,7 +46,7 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
     limits = RequestLimits(host.settings.requests_per_minute)
 
     async def authenticate(header: str | None) -> Identity:
-        identity = await of_header(host, header, open_on_loopback=open_on_loopback)
+        identity = await of_header(host.storage, header, open_on_loopback=open_on_loopback)
         limits.count(identity)
         return identity
 

@@ -150,7 +150,7 @@ class Entrance:
         project = project_of(str(scope["path"]))
         if text is None and self._open:
             return Identity(project=project or "local", scopes=OPEN_SCOPES, door="http")
-        identity = await of_header(self._host, text, open_on_loopback=False)
+        identity = await of_header(self._host.storage, text, open_on_loopback=False)
         if project is not None and identity.project != project:
             raise NotFound(f"there is no project {project!r}")
         self._limits.count(identity)

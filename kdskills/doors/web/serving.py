@@ -19,7 +19,6 @@ from kdskills.app.connections import BoundedServer, Crowd, server_config
 from kdskills.app.connections import serve as serve_connections
 from kdskills.app.identity import LOCAL
 from kdskills.app.logs import be_called, json_logs
-from kdskills.app.upkeep import upkeep
 from kdskills.doors.web.application import build_app
 from kdskills.doors.web.draining import Drain
 from kdskills.errors import KdskillsError
@@ -89,7 +88,7 @@ async def _serve(host: Host, name: str, port: int, nats: Bus | None, *, open_on_
     server = DrainingServer(config, app.state.drain, settings.drain_s)
     try:
         async with asyncio.TaskGroup() as group:
-            background = [group.create_task(upkeep(host))]
+            background = [group.create_task(host.upkeep.run())]
             if nats is not None:
                 background.append(group.create_task(_bus(nats[0], host, nats[1])))
             await serve_connections(server, crowd)

@@ -1,7 +1,7 @@
 """Attempts: one run of one task, watched by a shim that outlives everybody.
 
 `Attempts` starts and finds them, `Attempt` is what a folder says of one, `AttemptOrder` what it was told and `Verdict`
-how it ended. The shim is `shim.py`; the runner, which knows engines, is `kdskills.app.worker.runner`.
+how it ended. The shim is `shim.py`; the runner, which knows engines, is `kdskills.app.worker.launcher`.
 """
 
 from kdskills.execution.streams import LogPiece

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from kdskills.app.upkeep import _measured
+from kdskills.app.upkeep import measured
 from kdskills.jobs.client import JobsClient
 from kdskills.jobs.model import Command, JobSpec, Placement, Scope, StepSpec, TaskSpec
 from kdskills.jobs.opening import Work
@@ -162,4 +162,4 @@ def test_retention(work: Work, kind: str) -> None:
 
 def test_the_pulse(work: Work) -> None:
     """Measuring how the work stands reads what is open and what ended just now."""
-    assert whole_tables(work, lambda link: _measured(link, work.tables, utc_now() - timedelta(seconds=5))) == []
+    assert whole_tables(work, lambda link: measured(link, work.tables, utc_now() - timedelta(seconds=5))) == []

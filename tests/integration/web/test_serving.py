@@ -309,10 +309,8 @@ def test_work_is_followed_and_resumed(service, archive):
         assert client.get(f"/projects/local/tasks/{task}").json()["exit_code"] == 0
         assert task in {row["task_id"] for row in client.get("/projects/local/tasks").json()["tasks"]}
         # The version was held while the task could run, and is let go of now that it is over.
-        from kdskills.app.upkeep import release
-
         assert service.run(service.host.projects.holders()) == [("local", task)]
-        assert service.run(release(service.host)) == 1
+        assert service.run(service.host.upkeep.release()) == 1
         assert service.run(service.host.projects.holders()) == []
 
 

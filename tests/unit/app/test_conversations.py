@@ -136,7 +136,7 @@ async def test_scripts_come_back_with_the_engine(bundle, monkeypatch):
         with pytest.raises(ExecRefused) as refused:
             await host.invoke("skills.run_script", script, caller())
         assert (refused.value.code, "allow_unisolated" in str(refused.value.to_json())) == ("policy_denied", True)
-    monkeypatch.setattr(host, "settings", host.settings.model_copy(update={"executor": "bubblewrap"}))
+    monkeypatch.setattr(host.wiring, "_settings", host.settings.model_copy(update={"executor": "bubblewrap"}))
     for _ in range(2):
         found = await host.invoke("skills.run_script", script, caller())
         assert (found.result["exit_code"], found.result["stdout"]) == (0, "said\n")

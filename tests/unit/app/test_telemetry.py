@@ -13,7 +13,7 @@ from kdskills.app import Host, Settings
 from kdskills.app.identity import Identity
 from kdskills.app.operations import Context
 from kdskills.app.telemetry import Telemetry
-from kdskills.app.upkeep import Pulse, Ran, measure
+from kdskills.app.upkeep import Pulse, Ran
 from kdskills.errors import KdskillsError
 
 
@@ -96,7 +96,7 @@ def test_a_pulse_sets_the_gauges(host, reader):
 async def test_a_database_is_measured(host, reader):
     """A database without work says so in zeros."""
     try:
-        at = await measure(host, datetime.now(UTC))
+        at = await host.upkeep.measure(datetime.now(UTC))
     finally:
         await host.work.aclose()
     assert at.tzinfo is UTC

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kdskills.app.upkeep import NoWorker, _workers
+from kdskills.app.upkeep import NoWorker, Upkeep
 from kdskills.jobs.model import Scope
 from kdskills.jobs.opening import Work
 from kdskills.jobs.queue import Capacity, WorkQueue
@@ -261,14 +261,14 @@ def test_work_without_a_worker_is_stranded(line):
 
 async def test_a_service_tells_of_work_without_a_worker(client, make, work):
     """`no_worker` is told once work waits and the worker was killed, also when nobody was left to bury it."""
-    host = SimpleNamespace(storage=SimpleNamespace(present=True), work=SimpleNamespace(client=client))
-    await _workers(host)
+    upkeep = Upkeep(None, SimpleNamespace(present=True), SimpleNamespace(client=client), None, None)
+    await upkeep.require_worker()
     await client.submit_task(make.task())
     work.roster.enter("killed", 0)
     with hold_slot(work.state_dir, 0):
-        await _workers(host)
+        await upkeep.require_worker()
     with pytest.raises(NoWorker) as told:
-        await _workers(host)
+        await upkeep.require_worker()
     assert (told.value.code, told.value.who) == ("no_worker", "operator")
 
 

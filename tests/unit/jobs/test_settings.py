@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from kdskills.app.settings import Settings, SettingsInvalid
-from kdskills.app.spawning import settings_line
+from kdskills.app.worker import settings_line
 from kdskills.jobs.settings import JobsSettings, sqlite_url, user_state_dir
 
 

@@ -62,7 +62,7 @@ def names(*profiles: str) -> set[str]:
 async def test_a_client_without_a_token(host, profile):
     """On standard input and on loopback a client gets what its profile is for, and can call nothing of the operator's."""
     stdio = await client_identity(host, profile, "local", "local", None)
-    loopback = within(await of_header(host, None, open_on_loopback=True), profile)
+    loopback = within(await of_header(host.storage, None, open_on_loopback=True), profile)
     expected = names("skills") if profile == "skills" else names("skills", "author")
     assert {tool.name for tool in (await listed(host, stdio)).tools} == expected
     elsewhere = {safe_name(name) for name, row in OPERATIONS.items() if row.local}
@@ -77,7 +77,7 @@ async def test_a_client_without_a_token(host, profile):
 
 async def test_the_operators_profile_needs_an_administrators_token(host, tmp_path):
     """Neither the account on standard input, nor loopback, nor a lesser token has it; an administrator's token has."""
-    for identity in (LOCAL, await of_header(host, None, open_on_loopback=True), Identity(scopes=SCOPES)):
+    for identity in (LOCAL, await of_header(host.storage, None, open_on_loopback=True), Identity(scopes=SCOPES)):
         with pytest.raises(CallRefused) as caught:
             within(identity, "operator")
         assert caught.value.code == "scope_missing"
@@ -319,7 +319,7 @@ async def test_over_http(host):
     """The address may name a profile; who may not have it gets 403 and the code, a profile nobody knows 400."""
 
     async def loopback(header: str | None) -> Identity:
-        return await of_header(host, header, open_on_loopback=True)
+        return await of_header(host.storage, header, open_on_loopback=True)
 
     app = McpHttp(host, loopback)
     async with (

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.app.identity import LOCAL, Identity
-from kdskills.app.work import SkillCall
-from kdskills.app.work.service import _mounts
+from kdskills.app.work import SkillCall, _mounts
 from kdskills.errors import BadRequest, CallRefused, ExecRefused, NotFound
 from kdskills.execution import IsolationLevel
 from kdskills.session.approval import Denial

@@ -12,8 +12,7 @@ import pytest
 
 from kdskills.app import Host
 from kdskills.app.identity import LOCAL, Identity, TokenLimits
-from kdskills.app.work import scope_of
-from kdskills.app.work.service import TooMuchWork
+from kdskills.app.work import TooMuchWork, scope_of
 from kdskills.errors import Conflict
 from kdskills.jobs.client import JobsClient
 from kdskills.jobs.model import Command, Inline, JobSpec, Placement, StepSpec, TaskSpec

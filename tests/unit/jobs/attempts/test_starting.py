@@ -7,7 +7,7 @@ import pytest
 from pydantic import SecretStr
 
 from kdskills.app.settings import Settings
-from kdskills.app.spawning import settings_line
+from kdskills.app.worker import settings_line
 from kdskills.app.worker.launcher import warm_starter
 from kdskills.errors import BadRequest, ExecFailed
 from kdskills.jobs.attempts import Attempts, WarmStarter, shim

@@ -1,0 +1,614 @@
+"""Background work of a Host: where a caller's command runs, submitting within the limits of its token, output, watches.
+
+A watch is one task that looks at heads at intervals; what is watched never knows. Callers with the same key join it; when
+the last of them leaves, it ends. Numbers of events are made from the state's revision, which grows with each change and is
+the same in every process, so that they go on growing in whichever process a watch is taken up again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+
+from kdskills.errors import CallerMustAct, CallRefused, Conflict, ExecRefused, FileRefused, NotFound
+from kdskills.execution.dirs import cache_dir
+from kdskills.execution.request import IsolationLevel, Limits, SkillMount
+from kdskills.execution.stage import stage_skill
+from kdskills.execution.streams import LogPiece
+from kdskills.jobs.artifacts import ArtifactKeeper, artifacts_url, open_artifacts
+from kdskills.jobs.client import JobsClient, new_id
+from kdskills.jobs.model import (
+    TERMINAL,
+    Command,
+    FromArtifact,
+    Inline,
+    InputSpec,
+    JobHead,
+    JobSpec,
+    Placement,
+    Scope,
+    StepHead,
+    TaskHead,
+    TaskSpec,
+)
+from kdskills.projects.folders import VersionFolders
+from kdskills.projects.views import UPLOADED, ProjectSkills
+from kdskills.session.approval import AccessRequest, arguments_digest, denial_of
+from kdskills.storage.database import utc_now
+from kdskills.turn import Refused
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from kdskills.app.identity import Identity
+    from kdskills.app.settings import Settings
+    from kdskills.app.wiring import HostWiring, Storage
+    from kdskills.jobs.artifacts import ArtifactStore
+    from kdskills.jobs.client import Kind, SubmissionHook
+    from kdskills.jobs.records import WorkRecords
+    from kdskills.jobs.settings import JobsSettings
+    from kdskills.skills.model import Skill
+
+EventKind = Literal["state", "output", "heartbeat"]
+Stream = Literal["stdout", "stderr"]
+
+LARGE: Final = 64 * 1024
+"""Characters of base64 beyond which an input leaves the record of its task, which is read many times a second while somebody
+waits, for the store of artifacts."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """A skill a caller may run commands of, and where they run.
+
+    Attributes:
+        placement: What travels with the work.
+        level: How strong the engine's wall is.
+        has_files: Whether the skill has a folder to start in.
+    """
+
+    placement: Placement
+    level: IsolationLevel
+    has_files: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SkillCall:
+    """What is about to be done with a skill, as policy plugins see it."""
+
+    tool: str
+    session_id: str | None
+    arguments: Mapping[str, Any]
+
+
+def _mounts(skills: tuple[Skill, ...], *, shared: bool) -> tuple[SkillMount, ...]:
+    """Return the skills' folders, pinned as they are now.
+
+    On one host the copies are mounted from, so that later edits change nothing; a pool of hosts shares the originals only,
+    and a command whose skill was edited meanwhile is refused there.
+    """
+    mounts = []
+    for skill in skills:
+        if skill.folder is None:
+            continue
+        mount = SkillMount(skill.full_id, skill.folder, _digest(skill))
+        mounts.append(mount if shared else SkillMount(mount.id, stage_skill(mount, cache_dir()), mount.tree))
+    return tuple(mounts)
+
+
+def _uploaded(skills: tuple[Skill, ...]) -> dict[str, str]:
+    """Return the versions of the uploaded skills among *skills*, by name."""
+    folders = [skill.folder for skill in skills if skill.layer == UPLOADED and skill.folder is not None]
+    return {folder.name: VersionFolders.version_in(folder) for folder in folders}
+
+
+def _digest(skill: Skill) -> str:
+    try:
+        return skill.tree_digest()
+    except FileRefused as error:
+        raise Conflict(
+            f"the files of skill {skill.full_id} cannot be read: {error.message}", code="skill_changed"
+        ) from error
+
+
+def scope_of(identity: Identity) -> Scope:
+    """Return whose work it is that *identity* starts and sees."""
+    return Scope(tenant=identity.tenant, project=identity.project, agent=identity.agent, alias=identity.alias)
+
+
+class TooMuchWork(CallerMustAct):
+    """The caller has as many tasks and jobs as its token allows; `details["limit"]` tells how many."""
+
+    code = "too_much_work"
+
+
+def require_room(records: WorkRecords, link: sa.Connection, scope: Scope, limit: int, *, additional: int) -> None:
+    """Refuse an agent that has too much work; in the transaction that adds to it, the count is exact in every process.
+
+    Work belongs to an agent: tokens of one agent share what they have.
+
+    Args:
+        records: Rows of tasks and jobs.
+        link: The connection.
+        scope: Whose work.
+        limit: The most; 0 for any number.
+        additional: How many are to come: none in the transaction that has added one.
+
+    Raises:
+        TooMuchWork: There would be more than *limit*.
+    """
+    if not limit:
+        return
+    if link.dialect.name == "postgresql":  # SQLite has one writer anyway
+        whose = "\n".join(("room", scope.tenant, scope.project, scope.agent))
+        link.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (whose,))
+    if records.open_work(link, scope, limit + 1) + additional > limit:
+        raise TooMuchWork(
+            f"this token may have {limit} tasks and jobs at one time: wait until one is over",
+            limit=limit,
+            retry_after=1,
+        )
+
+
+class WorkService:
+    """Background work; nothing is opened before it is used.
+
+    Args:
+        settings: Where it is kept, and its limits.
+        storage: Projects whose versions work holds.
+        wiring: Engines and the policy of plugins.
+        skills_of: Gives the skills of a project.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        storage: Storage,
+        wiring: HostWiring,
+        skills_of: Callable[[str], Awaitable[ProjectSkills]],
+    ) -> None:
+        self._settings = settings
+        self._storage = storage
+        self._wiring = wiring
+        self._skills_of = skills_of
+        self._keeper: ArtifactKeeper | None = None
+        self._artifacts: ArtifactStore | None = None
+        self.watches = Watches()
+        self.limits: JobsSettings = settings.jobs
+
+    @cached_property
+    def client(self) -> JobsClient:
+        """The client of this Host's database; its first submission starts a worker where none runs."""
+        from kdskills.app.worker import spawner
+
+        settings = self._settings
+        return JobsClient(settings.work_database, settings.state_dir, settings.jobs, spawn=spawner(settings))
+
+    async def keeper(self) -> ArtifactKeeper:
+        """Return what keeps artifacts, over the client's own database. Raises ArtifactStoreUnavailable."""
+        if self._keeper is None:
+            work = await self.client.work()
+            if self._keeper is None:  # nobody else was quicker
+                inputs = self._settings.state_dir / "inputs"
+                self._keeper = ArtifactKeeper(self.artifacts(), work.database, work.tables, inputs)
+        return self._keeper
+
+    def artifacts(self) -> ArtifactStore:
+        """Return the one store of artifacts. Raises ArtifactStoreUnavailable: the setting `artifacts` cannot be used."""
+        if self._artifacts is None:
+            self._artifacts = open_artifacts(artifacts_url(self._settings.artifacts, self._settings.state_dir))
+        return self._artifacts
+
+    async def run_place(self, identity: Identity, skill_name: str, call: SkillCall) -> RunPlace:
+        """Return where commands of a skill run for this caller.
+
+        Raises:
+            NotFound: `unknown_skill`; there is none, or the caller may not have it.
+            CallRefused: `skill_denied`; a policy plugin said no.
+            PluginFailed: A policy plugin could not say.
+            ExecRefused: No engine may be used.
+            Conflict: `skill_changed`; its files cannot be read as they are.
+        """
+        skills = await self._skills_of(identity.project)
+        view = skills.subsystem.view(identity.consumer, identity.held_tools)
+        answer = view.resolve(skill_name, by="code" if identity.local else identity.starter)
+        if isinstance(answer, Refused):
+            raise NotFound(answer.public().reason, code="unknown_skill", skill_name=skill_name)
+        skill, session, digest = answer.skill, call.session_id or "", arguments_digest(call.arguments)
+        request = AccessRequest("run", identity.consumer, session, answer.full_id, None, call.tool, digest)
+        denial = denial_of(self._wiring.deny, request)
+        if denial is not None:
+            raise CallRefused(denial.public, code="skill_denied", skill_name=skill_name)
+        engine = await self._wiring.executor()
+        if engine.level == IsolationLevel.NONE:
+            raise ExecRefused(
+                f"background work needs an engine that isolates; {engine.name} does not",
+                code="isolation_too_weak",
+                engine=engine.name,
+            )
+        shared = not self._settings.work_database.startswith("sqlite")
+        mounts = await asyncio.to_thread(_mounts, answer.closure, shared=shared)
+        tree = next((mount.tree for mount in mounts if mount.id == skill.full_id), None)
+        tree = tree or await asyncio.to_thread(_digest, skill)
+        output_bytes = self.limits.result_bytes
+        placement = Placement(
+            engine=engine.name,
+            skill_name=answer.full_id,
+            version_hash=next(iter(_uploaded((skill,)).values()), tree),
+            tree_digest=tree,
+            uploaded=_uploaded(answer.closure),
+            skills=mounts,
+            limits=Limits(stdout=output_bytes, stderr=output_bytes),
+        )
+        return RunPlace(placement=placement, level=engine.level, has_files=skill.folder is not None)
+
+    async def task(self, identity: Identity, item: str) -> TaskHead:
+        """Return a task of the caller; administrators see those of every agent of their project. Raises NotFound."""
+        return await self.client.task(scope_of(identity), item, any_agent=identity.may("admin"))
+
+    async def job(self, identity: Identity, item: str) -> JobHead:
+        """Return a job, as `task`. Raises NotFound."""
+        return await self.client.job(scope_of(identity), item, any_agent=identity.may("admin"))
+
+    async def submit_task(self, identity: Identity, spec: TaskSpec, key: str | None, body: str) -> TaskHead:
+        """Submit a task, and hold the versions it uses until it is over.
+
+        Raises:
+            NotFound: An artifact it takes as input is not there for this caller.
+            TooMuchWork: The caller has as much as its token allows.
+        """
+        limit = self._limit(identity)
+        await self._require_possible("task", spec.scope, key, (spec.command,), limit)
+        spec = spec.model_copy(update={"command": await self._spooled(spec.scope, spec.command)})
+        return await self.client.submit_task(spec, key=key, body_hash=body, hook=await self._hook(spec, limit))
+
+    async def submit_job(self, identity: Identity, spec: JobSpec, key: str | None, body: str) -> JobHead:
+        """Submit a job; as `submit_task`."""
+        limit = self._limit(identity)
+        await self._require_possible("job", spec.scope, key, [step.command for step in spec.steps], limit)
+        commands = [await self._spooled(spec.scope, step.command) for step in spec.steps]
+        steps = [step.model_copy(update={"command": new}) for step, new in zip(spec.steps, commands, strict=True)]
+        spec = spec.model_copy(update={"steps": tuple(steps)})
+        return await self.client.submit_job(spec, key=key, body_hash=body, hook=await self._hook(spec, limit))
+
+    def _limit(self, identity: Identity) -> int:
+        """Return how many tasks and jobs a caller may have at one time; 0 for any number."""
+        if identity.token is None:
+            return 0
+        token_limit = identity.limits.concurrent_work
+        return self._settings.concurrent_work if token_limit is None else token_limit
+
+    async def _hook(self, spec: TaskSpec | JobSpec, limit: int) -> SubmissionHook:
+        """Return what is done in the transaction of a submission: count against the limit, and hold the versions it uses."""
+        work, uploaded = await self.client.work(), spec.placement.uploaded
+
+        def count_and_hold(link: sa.Connection, item: str) -> None:
+            require_room(work.records, link, spec.scope, limit, additional=0)
+            if uploaded:
+                self._storage.projects.hold(link, spec.scope.project, item, uploaded)
+
+        return count_and_hold
+
+    async def _spooled(self, scope: Scope, command: Command) -> Command:
+        """Return *command* with its large inputs in the store of artifacts, which is opened only for those."""
+        inputs: list[InputSpec] = []
+        for item in command.inputs:
+            if isinstance(item, Inline) and len(item.content_base64) > LARGE:
+                artifact_id = await (await self.keeper()).keep_input(scope, base64.b64decode(item.content_base64))
+                inputs.append(FromArtifact(path=item.path, artifact_id=artifact_id))
+            else:
+                inputs.append(item)
+        return command.model_copy(update={"inputs": tuple(inputs)})
+
+    async def _require_possible(
+        self, kind: Kind, scope: Scope, key: str | None, commands: Sequence[Command], limit: int
+    ) -> None:
+        """Refuse work that cannot be, before anything of it is kept; a call that is repeated has its answer already.
+
+        Raises:
+            NotFound: An input artifact is unknown, or another project's.
+            TooMuchWork: There is no room, and large inputs would be kept for nothing.
+        """
+        files = [file for command in commands for file in command.inputs]
+        items = [file.artifact_id for file in files if isinstance(file, FromArtifact)]
+        bulky = any(isinstance(file, Inline) and len(file.content_base64) > LARGE for file in files)
+        if not items and not bulky:
+            return
+        work = await self.client.work()
+        if key is not None:
+            item = new_id(kind, scope, key)
+            if await work.database.read(lambda link: work.records.body_hash(link, kind, item)) is not None:
+                return
+        if items:
+            await (await self.keeper()).require(scope, items)
+        if bulky:
+            await work.database.read(lambda link: require_room(work.records, link, scope, limit, additional=1))
+
+    async def run(self, identity: Identity, spec: TaskSpec, key: str | None, body: str) -> TaskHead:
+        """Run a task to its end; a caller who goes away takes it along, unless it may come back with its key.
+
+        Raises:
+            TooMuchWork: The caller has as much as its token allows.
+        """
+        submitting = asyncio.ensure_future(self.submit_task(identity, spec, key, body))
+        try:
+            head = await asyncio.shield(submitting)
+            return await self.client.wait_task(spec.scope, head.id)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._abandoned(spec, submitting, key))
+            raise
+
+    async def _abandoned(self, spec: TaskSpec, submitting: asyncio.Future[TaskHead], key: str | None) -> None:
+        """End a task whose caller went away, be it while it was submitted; with a key the caller may come back."""
+        await asyncio.wait([submitting])
+        if submitting.exception() is None and key is None:
+            await self.client.cancel_task(spec.scope, submitting.result().id, "the caller went away")
+
+    async def logs(self, head: TaskHead, stream: Stream, offset: int, limit: int) -> LogPiece:
+        """Return a piece of a task's output."""
+        return await self.client.logs(head.scope, head.id, stream, offset, limit)
+
+    async def tails(self, head: TaskHead, size: int) -> tuple[LogPiece, LogPiece]:
+        """Return the last *size* bytes of a task's stdout and stderr."""
+
+        async def tail(stream: Stream) -> LogPiece:
+            if head.attempt == 0:
+                return LogPiece(0, b"", 0, truncated=False)
+            piece = await self.logs(head, stream, -max(1, size), size)
+            return piece if size else LogPiece(piece.total, b"", piece.total, truncated=False)
+
+        return await tail("stdout"), await tail("stderr")
+
+    async def printed(self, head: TaskHead) -> int:
+        """Return how many bytes a task has printed so far."""
+        return sum(piece.total for piece in await self.tails(head, 0))
+
+    async def endpoints_active(self, head: TaskHead) -> bool:
+        """Whether a service's addresses can be reached from this host now."""
+        if head.status != "running" or not head.endpoints:
+            return False
+        work = await self.client.work()
+        if head.host != work.host:
+            return False
+        attempt = await asyncio.to_thread(work.attempts.find, head.id, head.attempt)
+        return attempt is not None and await asyncio.to_thread(attempt.endpoints_active)
+
+    async def cancel_task(self, identity: Identity, item: str, reason: str) -> bool:
+        """Ask for the end of a task; False when it is over. Raises NotFound."""
+        return await self.client.cancel_task(scope_of(identity), item, reason, any_agent=identity.may("admin"))
+
+    async def cancel_job(self, identity: Identity, item: str, reason: str) -> bool:
+        """Ask for the end of a job; False when it is over. Raises NotFound."""
+        return await self.client.cancel_job(scope_of(identity), item, reason, any_agent=identity.may("admin"))
+
+    async def aclose(self) -> None:
+        """Close the connections; running work goes on."""
+        self._keeper = None
+        if self._artifacts is not None:
+            await self._artifacts.aclose()
+            self._artifacts = None
+        if "client" in self.__dict__:
+            await self.client.aclose()
+            del self.__dict__["client"]
+
+
+SHIFT: Final = 20
+MAX_EVENTS: Final = 1024
+"""Events a watch keeps for those who join it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What one look found.
+
+    Attributes:
+        revision: A number that grows with every change of state.
+        output: Bytes printed so far.
+        over: Whether nothing will change any more.
+        facts: What events tell of it.
+    """
+
+    revision: int
+    output: int
+    over: bool
+    facts: object
+
+
+F = TypeVar("F")
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressEvent:
+    """Something a watch tells; `facts` are those of the look it was found by."""
+
+    seq: int
+    kind: EventKind
+    time: datetime
+    facts: object
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEnd:
+    """How a watch ended for one caller: `timed_out` when the state was not final yet."""
+
+    facts: object
+    timed_out: bool
+
+
+Look = Callable[[], Awaitable[Snapshot]]
+Tell = Callable[[ProgressEvent], None]
+
+
+@dataclass(eq=False)
+class _Listener:
+    tell: Tell | None
+    heartbeat_s: float
+    last: int
+    last_event_s: float
+    failure: BaseException | None = None
+
+
+@dataclass(eq=False)
+class Watch(Generic[F]):
+    """One running watch.
+
+    Args:
+        about: Id of what is watched.
+        look: Takes one look.
+        interval_s: Seconds between two looks.
+    """
+
+    about: str
+    look: Look
+    interval_s: float
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    events: list[ProgressEvent] = field(default_factory=list)
+    listeners: list[_Listener] = field(default_factory=list)
+    latest: Snapshot | None = None
+    last: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    async def listen(self, tell: Tell | None, *, heartbeat_s: float, timeout_s: float, after: int) -> WatchEnd:
+        """Hear events until the end or the timeout; the answer is given once, here and nowhere else."""
+        self.last = max(self.last, after)
+        mine = _Listener(tell, heartbeat_s, after, self.loop.time())
+        self.listeners.append(mine)
+        try:
+            for event in list(self.events):
+                self._give(mine, event)
+            if self.task is None:
+                self.task = self.loop.create_task(self._run())
+            elif self.latest is not None and mine.last < self.latest.revision << SHIFT:
+                self._give(mine, ProgressEvent(self.last, "state", utc_now(), self.latest.facts))
+            return await self._until_over(mine, timeout_s)
+        finally:
+            self.listeners.remove(mine)
+            if not self.listeners and self.task is not None:
+                self.task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await asyncio.gather(self.task, return_exceptions=True)
+
+    async def _until_over(self, mine: _Listener, timeout_s: float) -> WatchEnd:
+        assert self.task is not None
+        end = self.loop.time() + timeout_s
+        while True:
+            snapshot = self.latest
+            if mine.failure is not None:
+                raise mine.failure
+            if snapshot is not None and snapshot.over:
+                return WatchEnd(snapshot.facts, timed_out=False)
+            if self.task.done():
+                self.task.result()
+            now = self.loop.time()
+            if snapshot is not None and now >= end:
+                return WatchEnd(snapshot.facts, timed_out=True)
+            quiet = mine.last_event_s + mine.heartbeat_s - now
+            if snapshot is not None and quiet <= 0:
+                self._give(mine, ProgressEvent(mine.last, "heartbeat", utc_now(), snapshot.facts))
+                continue
+            changed = self.changed
+            waiting = self.loop.create_task(changed.wait())
+            patience = quiet if snapshot is not None else None
+            if snapshot is not None:
+                patience = min(quiet, end - now)
+            try:
+                await asyncio.wait({waiting, self.task}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            finally:  # also when the listener leaves: nobody would end it then
+                waiting.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            snapshot = await self.look()
+            self._take_snapshot(snapshot)
+            if snapshot.over:
+                return
+            await asyncio.sleep(self.interval_s)
+
+    def _take_snapshot(self, snapshot: Snapshot) -> None:
+        before, self.latest = self.latest, snapshot
+        kind: EventKind | None = None
+        if before is None:
+            # Whoever comes back with the number of this very state knows it already.
+            kind = "state" if snapshot.revision > self.last >> SHIFT else None
+        elif snapshot.revision > before.revision:
+            kind = "state"
+        elif snapshot.output > before.output:
+            kind = "output"
+        if kind is not None:
+            self.last = max(self.last + 1, snapshot.revision << SHIFT)
+            event = ProgressEvent(self.last, kind, utc_now(), snapshot.facts)
+            self.events = [*self.events[1 - MAX_EVENTS :], event]
+            for listener in list(self.listeners):
+                self._give(listener, event)
+        signal, self.changed = self.changed, asyncio.Event()
+        signal.set()
+
+    def _give(self, listener: _Listener, event: ProgressEvent) -> None:
+        if event.kind != "heartbeat" and event.seq <= listener.last:
+            return
+        listener.last = max(listener.last, event.seq)
+        listener.last_event_s = self.loop.time()
+        if listener.tell is None:
+            return
+        try:
+            listener.tell(event)
+        except Exception as error:  # noqa: BLE001 - one listener's failure is its own: the others and the watch go on
+            listener.failure = error
+
+
+class Watches:
+    """The running watches of a Host, by key."""
+
+    def __init__(self) -> None:
+        self._running: dict[tuple[str, ...], Watch[object]] = {}
+
+    def join(self, key: tuple[str, ...] | None, about: str, look: Look, interval_s: float) -> Watch[object]:
+        """Return the running watch of *key*, or a new one; without a key always a new one.
+
+        Raises:
+            Conflict: `watch_key_taken`; the key's running watch is of something else.
+        """
+        if key is None:
+            return Watch(about, look, interval_s)
+        running = self._running.get(key)
+        if running is not None and running.listeners and running.loop is asyncio.get_running_loop():
+            if running.about != about:
+                raise Conflict(f"this dedupe_key is of a watch of {running.about}", code="watch_key_taken")
+            return running
+        self._running = {running_key: watch for running_key, watch in self._running.items() if watch.listeners}
+        new_watch: Watch[object] = Watch(about, look, interval_s)
+        self._running[key] = new_watch
+        return new_watch
+
+
+_RANKS: Final = {"queued": 1, "starting": 2, "running": 3}
+_OVER: Final = 9
+_ATTEMPT: Final = 20
+_TRY: Final = 10_000
+
+
+def _rank(status: str) -> int:
+    return _OVER if status in TERMINAL else _RANKS[status]
+
+
+def task_revision(head: TaskHead) -> int:
+    """Return the number of a task's state: attempts count most, then the state, then whether a cancel was asked for."""
+    return head.attempt * _ATTEMPT + 2 * _rank(head.status) + (head.cancel_at is not None)
+
+
+def job_revision(head: JobHead) -> int:
+    """Return the number of a job's state: what its steps have been through, and its own."""
+    return sum(map(_step, head.steps)) + 2 * _rank(head.status) + (head.cancel_at is not None)
+
+
+def _step(step: StepHead) -> int:
+    if step.task is None:
+        return _TRY - 1 if step.status in TERMINAL else 0
+    return step.tries * _TRY + min(task_revision(step.task), _TRY - 1)
