@@ -292,6 +292,21 @@ class Settings(BaseSettings):
             raise SettingsInvalid(f"a settings file cannot be read: {error}") from None
 
 
+def settings_line(settings: Settings) -> bytes:
+    """Return *settings* as one line for a process of ours, secrets in clear."""
+    return json.dumps(settings.model_dump(), default=_plain).encode()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, frozenset):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} cannot be told to another process")
+
+
 def setting_rows() -> Iterator[tuple[str, FieldInfo]]:
     """Yield every setting as `field` or `table.field`, with what is known of it."""
     for name, field in Settings.model_fields.items():

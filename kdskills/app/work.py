@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +18,8 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
-from kdskills.errors import CallerMustAct, CallRefused, Conflict, ExecRefused, FileRefused, NotFound
+from kdskills.app.settings import Settings, settings_line
+from kdskills.errors import CallerMustAct, CallRefused, Conflict, ExecRefused, FileRefused, NotFound, OperatorMustAct
 from kdskills.execution.dirs import cache_dir
 from kdskills.execution.request import IsolationLevel, Limits, SkillMount
 from kdskills.execution.stage import stage_skill
@@ -40,14 +43,15 @@ from kdskills.jobs.model import (
 from kdskills.projects.folders import VersionFolders
 from kdskills.projects.views import UPLOADED, ProjectSkills
 from kdskills.session.approval import AccessRequest, arguments_digest, denial_of
+from kdskills.skills.private_files import open_private
 from kdskills.storage.database import utc_now
+from kdskills.storage.folder import state_folder
 from kdskills.turn import Refused
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from kdskills.app.identity import Identity
-    from kdskills.app.settings import Settings
     from kdskills.app.wiring import HostWiring, Storage
     from kdskills.jobs.artifacts import ArtifactStore
     from kdskills.jobs.client import Kind, SubmissionHook
@@ -58,6 +62,8 @@ if TYPE_CHECKING:
 EventKind = Literal["state", "output", "heartbeat"]
 Stream = Literal["stdout", "stderr"]
 
+WORKER_LOG: Final = "worker.log"
+START_S: Final = 30.0
 LARGE: Final = 64 * 1024
 """Characters of base64 beyond which an input leaves the record of its task, which is read many times a second while somebody
 waits, for the store of artifacts."""
@@ -156,6 +162,39 @@ def require_room(records: WorkRecords, link: sa.Connection, scope: Scope, limit:
         )
 
 
+class WorkerNotStarted(OperatorMustAct):
+    """A worker of background work could not be started on this host."""
+
+    code = "worker_not_started"
+
+
+def spawner(settings: Settings) -> Callable[[], None]:
+    """Return a function that starts a worker nobody waits for; it outlives its starter and logs into the state folder.
+
+    Settings travel over a pipe, as they may hold secrets. Plugins given to a Host in code do not travel: a worker loads
+    the installed ones.
+    """
+
+    def spawn() -> None:
+        state_folder(settings.state_dir)
+        command = ["setsid", "--fork", sys.executable, "-m", "kdskills.app.worker.main"]
+        try:
+            with open_private(settings.state_dir / WORKER_LOG, "ab") as log:
+                subprocess.run(
+                    command,
+                    input=settings_line(settings) + b"\n",
+                    stdout=log,
+                    stderr=log,
+                    check=True,
+                    timeout=START_S,
+                    cwd="/",
+                )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise WorkerNotStarted(f"no worker could be started: {error}") from None
+
+    return spawn
+
+
 class WorkService:
     """Background work; nothing is opened before it is used.
 
@@ -185,8 +224,6 @@ class WorkService:
     @cached_property
     def client(self) -> JobsClient:
         """The client of this Host's database; its first submission starts a worker where none runs."""
-        from kdskills.app.worker import spawner
-
         settings = self._settings
         return JobsClient(settings.work_database, settings.state_dir, settings.jobs, spawn=spawner(settings))
 

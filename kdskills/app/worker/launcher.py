@@ -27,8 +27,7 @@ from typing import Any, Final, NoReturn
 
 from kdskills.app.host import Host
 from kdskills.app.logs import be_called
-from kdskills.app.settings import Settings
-from kdskills.app.worker import settings_line
+from kdskills.app.settings import Settings, settings_line
 from kdskills.errors import ExecRefused, KdskillsError
 from kdskills.execution import ExecResult, Executor
 from kdskills.execution.probing import require_consent

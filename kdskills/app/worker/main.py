@@ -18,7 +18,7 @@ from typing import Final, NoReturn
 
 from kdskills.app.logs import be_called, json_logs
 from kdskills.app.settings import Settings
-from kdskills.app.worker import spawner
+from kdskills.app.work import spawner
 from kdskills.app.worker.launcher import warm_starter
 from kdskills.errors import KdskillsError
 from kdskills.jobs.artifacts import ArtifactKeeper, artifacts_url, open_artifacts

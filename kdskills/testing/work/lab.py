@@ -17,8 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from kdskills.app.settings import Settings
-from kdskills.app.worker import settings_line
+from kdskills.app.settings import Settings, settings_line
 from kdskills.jobs.attempts import Attempts
 from kdskills.jobs.attempts.attempt import attempt_alive
 from kdskills.jobs.client import JobsClient

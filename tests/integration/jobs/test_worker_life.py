@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.app.worker import spawner
+from kdskills.app.work import spawner
 from kdskills.jobs.attempts import Attempts
 from kdskills.jobs.attempts.shim import read_identity
 from kdskills.jobs.client import JobsClient, new_id

@@ -5,8 +5,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from kdskills.app.settings import Settings, SettingsInvalid
-from kdskills.app.worker import settings_line
+from kdskills.app.settings import Settings, SettingsInvalid, settings_line
 from kdskills.jobs.settings import JobsSettings, sqlite_url, user_state_dir
 
 

@@ -18,7 +18,7 @@ import pytest
 from kdskills.app import Host, Settings
 from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.operations import Context
-from kdskills.app.worker import settings_line
+from kdskills.app.settings import settings_line
 from kdskills.jobs.roster import slot_taken
 from kdskills.testing.work import end_attempts
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.app.settings import Settings
-from kdskills.app.worker import settings_line
+from kdskills.app.settings import Settings, settings_line
 from kdskills.app.worker.launcher import MODULE
 from kdskills.jobs.attempts import shim
 

@@ -6,8 +6,7 @@ import sys
 import pytest
 from pydantic import SecretStr
 
-from kdskills.app.settings import Settings
-from kdskills.app.worker import settings_line
+from kdskills.app.settings import Settings, settings_line
 from kdskills.app.worker.launcher import warm_starter
 from kdskills.errors import BadRequest, ExecFailed
 from kdskills.jobs.attempts import Attempts, WarmStarter, shim
