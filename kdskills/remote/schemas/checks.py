@@ -17,8 +17,6 @@ from urllib.parse import unquote
 from kdskills.errors import MissingExtra
 from kdskills.remote.ports import CatalogError, JsonObject
 
-UNEVALUATED = "unevaluatedProperties"
-
 
 @lru_cache(maxsize=512)
 def compiled(pattern: str) -> Any:
@@ -41,30 +39,17 @@ def compiled(pattern: str) -> Any:
         raise ValueError(f"{pattern[:200]!r} cannot be matched in linear time: {words}") from None
 
 
-def patterns_of(part: JsonObject) -> Iterator[str]:
-    """Yield the patterns that one subschema holds itself."""
-    pattern, table = part.get("pattern"), part.get("patternProperties")
-    if isinstance(pattern, str):
-        yield pattern
-    if isinstance(table, dict):
-        yield from table
-
-
 def validator_of(schema: JsonObject, **options: Any) -> Any:
-    """Return a validator of the 2020-12 draft whose patterns match in linear time.
-
-    Args:
-        schema: The schema.
-        **options: As the library's own validator takes them.
+    """Return a validator of the 2020-12 draft whose patterns match in linear time; it takes the library's own *options*.
 
     Raises:
         MissingExtra: `jsonschema` is not installed.
     """
-    return _kind()(schema, **options)
+    return _linear_validator()(schema, **options)
 
 
 @lru_cache(maxsize=1)
-def _kind() -> Any:
+def _linear_validator() -> Any:
     try:
         from jsonschema import Draft202012Validator, ValidationError
         from jsonschema.validators import extend
@@ -78,25 +63,20 @@ def _kind() -> Any:
     def pattern_properties(validator: Any, table: Any, instance: Any, schema: JsonObject) -> Iterator[ValidationError]:
         if validator.is_type(instance, "object"):
             for expression, inner in table.items():
-                search = compiled(expression).search
-                for name, value in instance.items():
-                    if search(name):
-                        yield from validator.descend(value, inner, path=name, schema_path=expression)
+                for name in filter(compiled(expression).search, instance):
+                    yield from validator.descend(instance[name], inner, path=name, schema_path=expression)
 
     def additional(validator: Any, inner: Any, instance: Any, schema: JsonObject) -> Iterator[ValidationError]:
         if not validator.is_type(instance, "object"):
             return
-        declared, searches = (
-            schema.get("properties", {}),
-            [compiled(p).search for p in schema.get("patternProperties", {})],
-        )
+        declared = schema.get("properties", {})
+        searches = [compiled(expression).search for expression in schema.get("patternProperties", {})]
         extra = [name for name in instance if name not in declared and not any(search(name) for search in searches)]
         if validator.is_type(inner, "object"):
             for name in extra:
                 yield from validator.descend(instance[name], inner, path=name)
         elif not inner and extra:
-            names = ", ".join(repr(name) for name in extra)
-            verb = "was" if len(extra) == 1 else "were"
+            names, verb = ", ".join(map(repr, extra)), "was" if len(extra) == 1 else "were"
             yield ValidationError(f"Additional properties are not allowed ({names} {verb} unexpected)")
 
     changed = {"pattern": pattern, "patternProperties": pattern_properties, "additionalProperties": additional}
@@ -116,7 +96,8 @@ def checked_schema(schema: JsonObject, name: str) -> JsonObject:
         name: Whose schema it is, for the message: "input_schema of `ship`".
 
     Raises:
-        CatalogError: It is no JSON, no schema, or refers to what it does not hold.
+        CatalogError: It is no JSON, no schema, refers to what it does not hold, or holds a pattern that no engine matches in
+            linear time.
         MissingExtra: `jsonschema` is not installed.
     """
     try:
@@ -132,28 +113,23 @@ def checked_schema(schema: JsonObject, name: str) -> JsonObject:
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
-        location = "/".join(str(part) for part in error.absolute_path)
+        location = "/".join(map(str, error.absolute_path))
         raise _invalid(name, f"at {location or 'its root'}: {error.message}") from error
-    _check_patterns(schema, name)
-    if not any(_OWN_NAMES & part.keys() for part in _parts(schema)):
-        for part in _parts(schema):
-            reference = part.get("$ref")
+    parts = list(_parts(schema))
+    tables = [part["patternProperties"] for part in parts if "patternProperties" in part]
+    patterns = [part["pattern"] for part in parts if isinstance(part.get("pattern"), str)]
+    try:
+        for pattern in (*patterns, *(pattern for table in tables if isinstance(table, dict) for pattern in table)):
+            compiled(pattern)
+    except ValueError as error:
+        raise _invalid(name, str(error)) from None
+    if tables and any("unevaluatedProperties" in part for part in parts):
+        raise _invalid(name, "`patternProperties` and `unevaluatedProperties` in one schema are not supported")
+    if not any(_OWN_NAMES & part.keys() for part in parts):
+        for reference in (part.get("$ref") for part in parts):
             if isinstance(reference, str) and not _resolves(schema, reference):
                 raise _invalid(name, f"`$ref` {reference!r} points to nothing inside it")
     return copy.deepcopy(schema)
-
-
-def _check_patterns(schema: JsonObject, name: str) -> None:
-    """Refuse patterns that could keep this process busy: those that no engine matches in linear time."""
-    parts = list(_parts(schema))
-    try:
-        for part in parts:
-            for pattern in patterns_of(part):
-                compiled(pattern)
-    except ValueError as error:
-        raise _invalid(name, str(error)) from None
-    if any("patternProperties" in part for part in parts) and any(UNEVALUATED in part for part in parts):
-        raise _invalid(name, f"`patternProperties` and `{UNEVALUATED}` in one schema are not supported")
 
 
 def _invalid(name: str, why: str) -> CatalogError:
@@ -170,15 +146,12 @@ def _parts(schema: Any) -> Iterator[JsonObject]:
     yield schema
     for key, value in schema.items():
         if key in _TABLES and isinstance(value, dict):
-            for item in value.values():
-                yield from _parts(item)
+            yield from _parts(list(value.values()))
         elif key not in _DATA:
             yield from _parts(value)
 
 
 def _resolves(root: JsonObject, reference: str) -> bool:
-    if not reference.startswith("#"):
-        return False
     node: Any = root
     for word in reference[1:].split("/")[1:]:
         key = unquote(word).replace("~1", "/").replace("~0", "~")
@@ -188,4 +161,4 @@ def _resolves(root: JsonObject, reference: str) -> bool:
             node = node[int(key)]
         else:
             return False
-    return reference in {"#", "#/"} or reference.startswith("#/")
+    return reference == "#" or reference.startswith("#/")

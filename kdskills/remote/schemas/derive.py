@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
+import itertools
 import re
 import types
 import typing
@@ -20,10 +21,8 @@ from pydantic import BaseModel, RootModel, ValidationError
 from kdskills.remote.ports import JsonObject
 from kdskills.remote.schemas.checks import checked_schema, validator_of
 from kdskills.remote.schemas.hints import (
-    READERS,
     SCALARS,
     Docstring,
-    Shape,
     bare,
     is_call,
     is_typed_dict,
@@ -43,18 +42,22 @@ LISTS = (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Iterator, ab
 SETS = (set, frozenset, abc.Set, abc.MutableSet)
 MAPPINGS = (dict, abc.Mapping, abc.MutableMapping, collections.OrderedDict, collections.defaultdict)
 _NON_WORD = re.compile(r"\W+", re.ASCII)
+_KINDS: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", types.NoneType: "null"}
+
+
+def _plain(value: Any) -> Any:
+    """Return the JSON scalar of a value whose class is a subclass of one (`StrEnum` members, for instance)."""
+    if isinstance(value, Enum):
+        value = value.value
+    if type(value) in _KINDS:
+        return value
+    return next((kind(value) for kind in (str, int, float) if isinstance(value, kind)), value)
 
 
 def enum_schema(values: Sequence[Any]) -> JsonObject:
     """Return `type` and `enum` of the values; nothing when one of them is no JSON scalar."""
-    kinds: list[str] = []
-    for value in values:
-        kind = _KINDS.get(type(value))
-        if kind is None:
-            return {}
-        if kind not in kinds:
-            kinds.append(kind)
-    if not kinds:
+    kinds = list(dict.fromkeys(_KINDS.get(type(value), "") for value in values))
+    if not kinds or "" in kinds:
         return {}
     kinds.sort(key=lambda kind: kind == "null")  # null last; the others as they came
     return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": list(values)}
@@ -96,70 +99,54 @@ class SchemaBuilder:
         annotation = bare(annotation)
         if annotation is None or annotation is types.NoneType:
             return {"type": "null"}
+        origin, type_arguments = typing.get_origin(annotation), typing.get_args(annotation)
         if is_union(annotation):
-            return self._union(typing.get_args(annotation))
-        origin = typing.get_origin(annotation)
+            return self._union(type_arguments)
         if origin is Literal:
-            return enum_schema([_plain(value) for value in typing.get_args(annotation)])
+            return enum_schema([_plain(value) for value in type_arguments])
         cls = origin or annotation
         if not inspect.isclass(cls) or len(self._open) > MAX_DEPTH:
             return {}
-        return self._class(cls, annotation)
-
-    def finish(self, schema: JsonObject) -> JsonObject:
-        """Return a root schema with the recursive classes its references need."""
-        return {**schema, "$defs": self.defs} if self.defs else schema
-
-    def _class(self, cls: type, annotation: Any) -> JsonObject:
         if issubclass(cls, Enum):
             return {"type": "integer"} if issubclass(cls, Flag) else enum_schema(enum_values(cls))
-        for scalar, schema in SCALARS:
+        for scalar, schema, _ in SCALARS:
             if issubclass(cls, scalar):
                 return dict(schema)
         if issubclass(cls, RootModel):
             return self.schema_of(cls.model_fields["root"].annotation)
         if not is_typed_dict(cls) and not hasattr(cls, "_fields"):
-            collection = self._collection(cls, typing.get_args(annotation))
+            collection = self._collection(cls, type_arguments)
             if collection is not None:
                 return collection
         return self._object(annotation)
+
+    def finish(self, schema: JsonObject) -> JsonObject:
+        """Return a root schema with the recursive classes its references need."""
+        return {**schema, "$defs": self.defs} if self.defs else schema
 
     def _collection(self, cls: type, type_arguments: tuple[Any, ...]) -> JsonObject | None:
         if cls in MAPPINGS or issubclass(cls, dict):
             values = self.schema_of(type_arguments[1]) if len(type_arguments) > 1 else {}
             return {"type": "object", "additionalProperties": values} if values else {"type": "object"}
         if issubclass(cls, tuple):
-            return self._tuple(type_arguments)
-        if cls in SETS or issubclass(cls, (set, frozenset)):
-            return {**self._array(type_arguments), "uniqueItems": True}
-        if cls in LISTS or issubclass(cls, list):
-            return self._array(type_arguments)
-        return None
-
-    def _array(self, type_arguments: tuple[Any, ...]) -> JsonObject:
+            if type_arguments and not (len(type_arguments) == 2 and type_arguments[1] is Ellipsis):
+                fixed = [self.schema_of(item) for item in type_arguments]
+                return {"type": "array", "prefixItems": fixed, "minItems": len(fixed), "maxItems": len(fixed)}
+        elif cls not in (*SETS, *LISTS) and not issubclass(cls, (set, frozenset, list)):
+            return None
         items = self.schema_of(type_arguments[0]) if type_arguments else {}
-        return {"type": "array", "items": items} if items else {"type": "array"}
-
-    def _tuple(self, type_arguments: tuple[Any, ...]) -> JsonObject:
-        if not type_arguments:
-            return {"type": "array"}
-        if len(type_arguments) == 2 and type_arguments[1] is Ellipsis:
-            return self._array(type_arguments[:1])
-        items = [self.schema_of(item) for item in type_arguments]
-        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+        schema: JsonObject = {"type": "array", "items": items} if items else {"type": "array"}
+        return {**schema, "uniqueItems": True} if cls in SETS or issubclass(cls, (set, frozenset)) else schema
 
     def _union(self, members: tuple[Any, ...]) -> JsonObject:
         schemas: list[JsonObject] = []
-        null = False
         for member in members:
-            if member is None or member is types.NoneType:
-                null = True
-            elif (schema := self.schema_of(member)) not in schemas:
+            if member is not types.NoneType and (schema := self.schema_of(member)) not in schemas:
                 schemas.append(schema)
         if {} in schemas:
             return {}
         joined = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-        return nullable(joined) if null else joined
+        return nullable(joined) if types.NoneType in members else joined
 
     def _object(self, annotation: Any) -> JsonObject:
         if annotation in self._open:
@@ -167,38 +154,32 @@ class SchemaBuilder:
         shape = shape_of(annotation)
         if shape is None:
             return {}
+        schema: JsonObject = {"type": "object", "properties": {}, "additionalProperties": False}
         self._open.append(annotation)
         try:
-            schema = self._members(shape)
+            for member in shape.members:
+                member_schema = self.schema_of(member.annotation)
+                schema["properties"][member.name] = described(member_schema, member.description, over=True)
         finally:
             self._open.pop()
-        names = [name for named_annotation, name in self._names if named_annotation == annotation]
-        if not names:
-            return schema
-        self.defs[names[0]] = schema
-        return {"$ref": f"#/$defs/{names[0]}"}
-
-    def _members(self, shape: Shape) -> JsonObject:
-        schema: JsonObject = {"type": "object", "properties": {}, "additionalProperties": False}
-        for member in shape.members:
-            member_schema = self.schema_of(member.annotation)
-            schema["properties"][member.name] = described(member_schema, member.description, over=True)
-        required = [member.name for member in shape.members if member.required]
-        if required:
+        if required := [member.name for member in shape.members if member.required]:
             schema["required"] = required
-        return described(schema, shape.description)
+        schema = described(schema, shape.description)
+        if all(named != annotation for named, _ in self._names):
+            return schema
+        self.defs[self._name(annotation)] = schema
+        return {"$ref": f"#/$defs/{self._name(annotation)}"}
 
     def _name(self, annotation: Any) -> str:
+        """Return the name of a recursive class in `$defs`, a new one when it has none."""
         for named_annotation, name in self._names:
             if named_annotation == annotation:
                 return name
         cls = typing.get_origin(annotation) or annotation
         stem = _NON_WORD.sub("_", cls.__name__) or "Object"
         used_names = {name for _, name in self._names}
-        name = stem
-        number = 2
-        while name in used_names:
-            name, number = f"{stem}_{number}", number + 1
+        candidates = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(2)))
+        name = next(name for name in candidates if name not in used_names)
         self._names.append((annotation, name))
         return name
 
@@ -208,23 +189,6 @@ def described(schema: JsonObject, description: str | None, *, over: bool = False
     if not description or not description.strip() or ("description" in schema and not over):
         return schema
     return {**schema, "description": description}
-
-
-def is_model(cls: object) -> bool:
-    """Whether a class is a pydantic model."""
-    return inspect.isclass(cls) and issubclass(cls, BaseModel)
-
-
-_KINDS: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", types.NoneType: "null"}
-
-
-def _plain(value: Any) -> Any:
-    """Return the JSON scalar of a value whose class is a subclass of one (`StrEnum` members, for instance)."""
-    if isinstance(value, Enum):
-        value = value.value
-    if type(value) in _KINDS:
-        return value
-    return next((kind(value) for kind in (str, int, float) if isinstance(value, kind)), value)
 
 
 class ArgumentError(ValueError):
@@ -240,47 +204,38 @@ def convert(annotation: Any, value: Any, path: str) -> Any:
     annotation = bare(annotation)
     if value is None or annotation is Any:
         return value
-    if is_union(annotation):
-        return _union(typing.get_args(annotation), value, path)
     origin, type_arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if is_union(annotation):
+        return _member_of_union(type_arguments, value, path)
     if origin is Literal:
-        return _literal(type_arguments, value)
+        enums = (choice for choice in type_arguments if isinstance(choice, Enum) and choice.value == value)
+        return next((choice for choice in enums if type(choice.value) is type(value)), value)
     cls = origin or annotation
     if not inspect.isclass(cls):
         return value
     if issubclass(cls, Enum):
-        return _member(cls, value, path)
+        for member, plain in zip(cls, enum_values(cls), strict=True):
+            if plain == value and isinstance(plain, bool) == isinstance(value, bool):
+                return member
+        return _constructed(cls, path, value)
+    if issubclass(cls, BaseModel):
+        return _model(cls, value, path)
     if isinstance(value, list):
         return _items(cls, type_arguments, value, path)
     if isinstance(value, dict):
         return _object(cls, annotation, type_arguments, value, path)
-    return _scalar(cls, value, path)
-
-
-def _literal(choices: tuple[Any, ...], value: Any) -> Any:
-    for member in choices:
-        if isinstance(member, Enum) and member.value == value and type(member.value) is type(value):
-            return member
-    return value
-
-
-def _member(cls: type[Enum], value: Any, path: str) -> Any:
-    for member, plain in zip(cls, enum_values(cls), strict=True):
-        if plain == value and isinstance(plain, bool) == isinstance(value, bool):
-            return member
-    return _constructed(cls, path, value)
+    if issubclass(cls, PurePath):
+        return _constructed(cls, path, value)
+    read = next((read for kind, _, read in SCALARS if cls is kind), None)
+    return value if read is None else _constructed(read, path, value)
 
 
 def _items(cls: type, type_arguments: tuple[Any, ...], value: list[Any], path: str) -> Any:
-    if issubclass(cls, BaseModel):
-        return _model(cls, value, path)
-    if issubclass(cls, tuple) and len(type_arguments) == 2 and type_arguments[1] is Ellipsis:
-        type_arguments = type_arguments[:1]
-    elif issubclass(cls, tuple) and type_arguments:
-        pairs = zip(type_arguments, value, strict=False)
-        return tuple(convert(kind, item, f"{path}[{n}]") for n, (kind, item) in enumerate(pairs))
-    kind = type_arguments[0] if type_arguments else Any
-    items = [convert(kind, item, f"{path}[{n}]") for n, item in enumerate(value)]
+    kinds: abc.Iterable[Any] = itertools.repeat(type_arguments[0] if type_arguments else Any)
+    if issubclass(cls, tuple) and type_arguments and not (len(type_arguments) == 2 and type_arguments[1] is Ellipsis):
+        kinds = type_arguments
+    numbered = enumerate(zip(kinds, value, strict=False))
+    items = [convert(kind, item, f"{path}[{number}]") for number, (kind, item) in numbered]
     if issubclass(cls, tuple):
         return tuple(items)
     if cls in SETS or issubclass(cls, (set, frozenset)):
@@ -289,8 +244,6 @@ def _items(cls: type, type_arguments: tuple[Any, ...], value: list[Any], path: s
 
 
 def _object(cls: type, annotation: Any, type_arguments: tuple[Any, ...], value: JsonObject, path: str) -> Any:
-    if issubclass(cls, BaseModel):
-        return _model(cls, value, path)
     if cls in MAPPINGS:
         kind = type_arguments[1] if len(type_arguments) > 1 else Any
         return {key: convert(kind, item, f"{path}.{key}") for key, item in value.items()}
@@ -300,17 +253,6 @@ def _object(cls: type, annotation: Any, type_arguments: tuple[Any, ...], value: 
     kinds = {member.name: member.annotation for member in shape.members}
     members = {key: convert(kinds.get(key, Any), item, f"{path}.{key}") for key, item in value.items()}
     return members if shape.kind == "dict" else _constructed(cls, path, **members)
-
-
-def _scalar(cls: type, value: Any, path: str) -> Any:
-    if issubclass(cls, BaseModel):
-        return _model(cls, value, path)
-    if issubclass(cls, PurePath):
-        return _constructed(cls, path, value)
-    for kind, read in READERS:
-        if cls is kind:
-            return _constructed(read, path, value)
-    return value
 
 
 def _model(cls: type[BaseModel], value: Any, path: str) -> BaseModel:
@@ -328,13 +270,15 @@ def _constructed(make: Any, path: str, *arguments: Any, **keywords: Any) -> Any:
         raise ArgumentError(f"{path}: {str(error) or type(error).__name__}") from error
 
 
-def _union(members: tuple[Any, ...], value: Any, path: str) -> Any:
+def _member_of_union(members: tuple[Any, ...], value: Any, path: str) -> Any:
+    """Convert to the first member that takes the value and whose schema it meets; the value itself when it meets none."""
     kinds = [member for member in members if member is not types.NoneType]
     if len(kinds) == 1:
         return convert(kinds[0], value, path)
     refused: ArgumentError | None = None
     for kind in kinds:
-        if not fits(kind, value):
+        builder = SchemaBuilder()
+        if not validator_of(builder.finish(builder.schema_of(kind))).is_valid(value):
             continue
         try:
             return convert(kind, value, path)
@@ -343,21 +287,6 @@ def _union(members: tuple[Any, ...], value: Any, path: str) -> Any:
     if refused is not None:
         raise refused
     return value
-
-
-def fits(annotation: Any, value: Any) -> bool:
-    """Whether a JSON value meets the schema of an annotation."""
-    builder = SchemaBuilder()
-    schema = builder.finish(builder.schema_of(annotation))
-    return bool(validator_of(schema).is_valid(value))
-
-
-def convert_all(annotations: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call, each as its parameter's annotation asks."""
-    return {name: convert(annotations.get(name, Any), value, name) for name, value in arguments.items()}
-
-
-_SKIPPED = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,53 +323,46 @@ def derive(
     Raises:
         CatalogError: A given schema is invalid.
     """
-    doc = docstring_of(handler)
-    parameters = parameters_of(handler) or []
-    call = next((p.name for p in parameters if p.kind not in _SKIPPED and is_call(p.annotation)), None)
+    text = inspect.getdoc(target_of(handler))
+    if not text and not inspect.isroutine(handler) and not isinstance(handler, functools.partial):
+        text = inspect.getdoc(type(handler))  # a callable object may have its docstring at its class
+    doc = parse_docstring(text)
+    parameters = parameters_of(handler)
+    named = [p for p in parameters if p.kind not in {p.VAR_POSITIONAL, p.VAR_KEYWORD}]
+    call = next((p.name for p in named if is_call(p.annotation)), None)
     coerce = None
     if isinstance(input_schema, dict):
         schema = _explained(checked_schema(input_schema, f"input_schema of `{name}`"), doc)
     elif any(p.annotation is not p.empty for p in parameters):
-        schema = _inferred(parameters, doc)
-        annotations = {p.name: p.annotation for p in _schema_parameters(parameters) if p.annotation is not p.empty}
-        coerce = functools.partial(convert_all, annotations)
+        taken = [p for p in named if not is_call(p.annotation)]
+        schema = _inferred(taken, doc, is_open=any(p.kind is p.VAR_KEYWORD for p in parameters))
+        coerce = functools.partial(convert_all, {p.name: p.annotation for p in taken if p.annotation is not p.empty})
     else:
         schema = permissive_schema()
+    output: JsonObject | None = None
     if isinstance(output_schema, dict):
-        output: JsonObject | None = checked_schema(output_schema, f"output_schema of `{name}`")
-    else:
-        output = _output(handler)
+        output = checked_schema(output_schema, f"output_schema of `{name}`")
+    elif (annotation := return_of(handler)) is not inspect.Signature.empty:
+        builder = SchemaBuilder()
+        output = builder.finish(builder.schema_of(annotation)) or None
     return Derived(doc.summary, schema, output, doc.returns, coerce, call)
 
 
-def docstring_of(handler: Callable[..., Any]) -> Docstring:
-    """Return what a handler's docstring says; a callable object may have it at its class."""
-    target = target_of(handler)
-    text = inspect.getdoc(target)
-    if not text and not inspect.isroutine(handler) and not isinstance(handler, functools.partial):
-        text = inspect.getdoc(type(handler))
-    return parse_docstring(text)
+def convert_all(annotations: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call, each as its parameter's annotation asks."""
+    return {name: convert(annotations.get(name, Any), value, name) for name, value in arguments.items()}
 
 
-def _schema_parameters(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    return [p for p in parameters if p.kind not in _SKIPPED and not is_call(p.annotation)]
-
-
-def _inferred(parameters: list[inspect.Parameter], doc: Docstring) -> JsonObject:
+def _inferred(parameters: list[inspect.Parameter], doc: Docstring, *, is_open: bool) -> JsonObject:
     builder = SchemaBuilder()
     properties: JsonObject = {}
-    for parameter in _schema_parameters(parameters):
+    for parameter in parameters:
         annotated = parameter.annotation is not parameter.empty
         schema = builder.schema_of(parameter.annotation) if annotated else {}
         note = doc.parameters.get(parameter.name) or (note_of(parameter.annotation) if annotated else None)
         properties[parameter.name] = described(schema, note, over=True)
-    root_schema: JsonObject = {
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": any(p.kind is p.VAR_KEYWORD for p in parameters),
-    }
-    required = [p.name for p in _schema_parameters(parameters) if p.default is p.empty]
-    if required:
+    root_schema: JsonObject = {"type": "object", "properties": properties, "additionalProperties": is_open}
+    if required := [p.name for p in parameters if p.default is p.empty]:
         root_schema["required"] = required
     return builder.finish(described(root_schema, doc.summary))
 
@@ -455,11 +377,3 @@ def _explained(schema: JsonObject, doc: Docstring) -> JsonObject:
         }
         schema = {**schema, "properties": explained}
     return described(schema, doc.summary)
-
-
-def _output(handler: Callable[..., Any]) -> JsonObject | None:
-    annotation = return_of(handler)
-    if annotation is inspect.Signature.empty:
-        return None
-    builder = SchemaBuilder()
-    return builder.finish(builder.schema_of(annotation)) or None
