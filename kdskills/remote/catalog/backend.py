@@ -14,17 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kdskills.remote.catalog.changes import (
-    Changes,
-    NotApplied,
-    StartPlan,
-    in_force,
-    lint,
-    noop,
-    not_applied,
-    start_plan,
-    strategy_of_old,
-)
+from kdskills.remote.catalog.changes import Changes, NotApplied, StartPlan, lint, start_plan, strategy_of_old
 from kdskills.remote.catalog.digest import difference, fingerprints, flat_tools, text_digest, tools_digest
 from kdskills.remote.catalog.store import POLL_SECONDS, CatalogRecord, CatalogRecords, CatalogStore, Sharing
 from kdskills.remote.ports import AppServerGone, CatalogChange, CatalogContext, JsonObject, ServerProfile
@@ -50,11 +40,7 @@ def context_text(instruction_text: str, *, earlier: bool) -> str | None:
         instruction_text: The catalog; empty for none.
         earlier: Whether the model has seen an earlier catalog, which this one replaces.
     """
-    if not earlier:
-        return instruction_text or None
-    if not instruction_text:
-        return REPLACES
-    return f"{REPLACES}\n{instruction_text}"
+    return "\n".join(filter(None, [REPLACES if earlier else "", instruction_text])) or None
 
 
 def additional_context(text: str) -> JsonObject:
@@ -128,6 +114,7 @@ class ContextChannel:
         self._states.pop(session_id, None)
 
 
+_DEFERRED = frozenset({"turn_active", "queued_turns", "held_open", "changed_underneath"})
 _RETRIES = 3
 _MIN_SECONDS = 2.0  # the least time a change gets, even when its caller's time is up
 
@@ -201,7 +188,7 @@ class CodexCatalog:
         tools = flat_tools(change.tools)
         record = await self._records.get(change.session_id)
         if not tools and not record.digest:
-            return noop(change.session_id)
+            return {"status": "noop", "sessionId": change.session_id}
         lint(tools, self._profile)
         began = time.monotonic()
         end = began + change.timeout_s
@@ -219,11 +206,19 @@ class CodexCatalog:
                 if change.wait and retry and seconds_left > 0:
                     await self._until_idle(change.session_id, min(seconds_left, POLL_SECONDS))
                     continue
-                pending = busy and not change.wait
-                if pending:
-                    self._apply_later(session, change)
-                pending = pending or problem.goes_on
-                return not_applied(await self._in_force_report(change.session_id, began), problem, pending=pending)
+                pending = problem.goes_on
+                if busy and not change.wait:
+                    session.pending_change, pending = change, True
+                    later = self._when_idle(session, change)
+                    self._server.spawn_task(later, f"kdskills-catalog-later-{change.session_id}")
+                deferred = problem.reason in _DEFERRED
+                return {
+                    "status": "deferred" if deferred else "failed",
+                    **await self._in_force_report(change.session_id, began),
+                    "reason": problem.reason,
+                    **({"pending": pending} if deferred else {}),
+                    **({"error": problem.error} if problem.error else {}),
+                }
 
     async def context_for(self, session_id: str, tools: Sequence[JsonObject], instruction_text: str) -> CatalogContext:
         """Return how the catalog travels with the next message.
@@ -298,7 +293,8 @@ class CodexCatalog:
     async def _bounded(self, change: CatalogChange, tools: list[JsonObject], end: float) -> JsonObject:
         # A change that began is finished even if its caller gives up: a half-done change would be worse.
         task = self._server.spawn_task(self._attempt(change, tools), f"kdskills-catalog-{change.session_id}")
-        task.add_done_callback(_retrieve_error)
+        # Retrieves the error of a change whose caller gave up, so that asyncio does not warn; the next report has the facts.
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         await asyncio.wait({task}, timeout=max(_MIN_SECONDS, end - time.monotonic()))
         if not task.done():
             raise NotApplied("held_open", f"not finished within {change.timeout_s:g} s", goes_on=True)
@@ -317,38 +313,26 @@ class CodexCatalog:
             async with self.sharing.releasing(session_id) if strategy == "reload" else contextlib.nullcontext():
                 outcome = await self._changes.make(strategy, session_id, tools)
             added, removed = difference(record.tools, marks)
-            report: JsonObject = {
-                "status": "ok" if outcome.changed else "noop",
-                "sessionId": session_id,
-                "strategy": strategy,
-                "digest": digest,
-                "verified": True,
-                "added": added,
-                "removed": removed,
-                "duration_ms": round((time.monotonic() - began) * 1000, 3),
-                "materialized_now": outcome.materialized_now,
-            }
-            target = outcome.new_session_id or session_id
-            if outcome.new_session_id is not None:
-                report["new_session_id"] = self._session(session_id).successor = target
+            changed = {"added": added, "removed": removed, **outcome}
+            report = {**_report(session_id, strategy, digest, began), **changed}
+            target = outcome.get("new_session_id", session_id)
+            if target != session_id:
+                self._session(session_id).successor = target
             await self._records.update(target, lambda old: replace(old, strategy=strategy, digest=digest, tools=marks))
             self._session(target).verified = True
             return report
 
     async def _in_force_report(self, session_id: str, began: float) -> JsonObject:
         record = await self._records.get(session_id)
-        if not record.digest:
-            return {"sessionId": session_id}
-        spent = round((time.monotonic() - began) * 1000, 3)
-        return in_force(session_id, strategy=record.strategy, digest=record.digest, duration_ms=spent)
+        return (
+            _report(session_id, record.strategy, record.digest, began) if record.digest else {"sessionId": session_id}
+        )
 
     async def _strategy_of_old(self, session_id: str) -> str:
         if await self._changes.has_dispatcher(session_id):
             return "dispatcher"
-        options = self._server.options
-        strategy = strategy_of_old(
-            self._profile, options.strategy, local=self._server.local, successor=options.allow_successor
-        )
+        options, local = self._server.options, self._server.local
+        strategy = strategy_of_old(self._profile, options.strategy, local=local, successor=options.allow_successor)
         if strategy is None:
             raise NotApplied("no_strategy")
         return strategy
@@ -358,10 +342,6 @@ class CodexCatalog:
             raise NotApplied("turn_active")
         if await asyncio.to_thread(self._calls_running, session_id):
             raise NotApplied("turn_active", "a call of this thread still runs")
-
-    def _apply_later(self, session: _SessionState, change: CatalogChange) -> None:
-        session.pending_change = change
-        self._server.spawn_task(self._when_idle(session, change), f"kdskills-catalog-later-{change.session_id}")
 
     async def _when_idle(self, session: _SessionState, change: CatalogChange) -> None:
         tools = flat_tools(change.tools)
@@ -399,7 +379,15 @@ class CodexCatalog:
         return self._sessions[session_id]
 
 
-def _retrieve_error(task: asyncio.Task[JsonObject]) -> None:
-    """Retrieve the error of a change whose caller gave up, so that asyncio does not warn; the next report has the facts."""
-    if not task.cancelled():
-        task.exception()
+def _report(session_id: str, strategy: str, digest: str, began: float) -> JsonObject:
+    """Return the entries every report has: the catalog in force, and that nothing changed."""
+    return {
+        "sessionId": session_id,
+        "strategy": strategy,
+        "digest": digest,
+        "verified": True,
+        "added": [],
+        "removed": [],
+        "duration_ms": round((time.monotonic() - began) * 1000, 3),
+        "materialized_now": False,
+    }

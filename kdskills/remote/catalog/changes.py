@@ -19,10 +19,7 @@ from kdskills.remote.names import DISPATCHER_TOOL, check_name, check_neighbours
 from kdskills.remote.ports import AppServerError, JsonObject, ServerProfile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kdskills.remote.client.server import AppServer
-    from kdskills.remote.ports import ServerProfile
 
 
 Reason = Literal[
@@ -37,8 +34,6 @@ Reason = Literal[
     "rejected",
     "client_refused",
 ]
-
-_DEFERRED = frozenset({"turn_active", "queued_turns", "held_open", "changed_underneath"})
 
 
 class NotApplied(Exception):
@@ -57,46 +52,9 @@ class NotApplied(Exception):
         self.goes_on = goes_on
 
 
-def noop(session_id: str) -> JsonObject:
-    """Return the report of a thread that never had a catalog."""
-    return {"status": "noop", "sessionId": session_id}
-
-
-def in_force(session_id: str, *, strategy: str, digest: str, duration_ms: float) -> JsonObject:
-    """Return the entries every report has: the catalog in force, and that nothing changed."""
-    return {
-        "sessionId": session_id,
-        "strategy": strategy,
-        "digest": digest,
-        "verified": True,
-        "added": [],
-        "removed": [],
-        "duration_ms": duration_ms,
-        "materialized_now": False,
-    }
-
-
-def not_applied(facts: JsonObject, problem: NotApplied, *, pending: bool) -> JsonObject:
-    """Return the report of a catalog that did not change.
-
-    Args:
-        facts: Further entries of the report, at least `sessionId`.
-        problem: Why it did not change.
-        pending: Whether the change will be made later by itself.
-    """
-    deferred = problem.reason in _DEFERRED
-    report: JsonObject = {"status": "deferred" if deferred else "failed", **facts, "reason": problem.reason}
-    if deferred:
-        report["pending"] = pending
-    if problem.error:
-        report["error"] = problem.error
-    return report
-
-
 _LOG = logging.getLogger("kdskills.remote")
 
 T = TypeVar("T")
-
 CLOSE_SECONDS = 5.0
 _DEFAULT_NAME = "kdskills"
 _NOTE = "Remote skills of this conversation are managed by kdskills."
@@ -109,7 +67,7 @@ class Reload:
         server: The server.
         profile: What the probe proved of the server.
         session_id: The thread.
-        tools: The catalog wanted, as `dynamic_tools()` writes it.
+        wire: The catalog wanted, as `thread/start` takes it.
         bootstrap: Makes the server write the rollout file, by a turn that is rolled back, where nothing cheaper works.
     """
 
@@ -118,15 +76,15 @@ class Reload:
         server: AppServer,
         profile: ServerProfile,
         session_id: str,
-        tools: Sequence[JsonObject],
-        *,
+        wire: list[JsonObject],
         bootstrap: Callable[[str], Awaitable[None]],
     ) -> None:
         self._server = server
         self._profile = profile
         self._id = session_id
-        self._wire = wire_tools(tools, namespaces=profile.namespaces)
+        self._wire = wire
         self._bootstrap = bootstrap
+        self._home = Path(server.codex_home) if server.codex_home is not None else None
         self.materialized_now = False
         self._has_pointers = False
 
@@ -160,8 +118,10 @@ class Reload:
         status = info.get("status")
         if isinstance(status, dict) and status.get("type") == "active":
             raise NotApplied("turn_active")
-        if await self._has_queue():
-            raise NotApplied("queued_turns")
+        with contextlib.suppress(AppServerError):  # servers without a queue do not know the method
+            queue = await self._server.request("thread/queue/list", threadId=self._id)
+            if isinstance(queue, dict) and queue.get("data"):
+                raise NotApplied("queued_turns")
         return info
 
     async def _read_thread(self) -> JsonObject:
@@ -172,39 +132,33 @@ class Reload:
             if rollout_path is not None and self._server.local:
                 await self._on_disk(rollout.read_head, Path(rollout_path), self._id)
             # A thread that is not loaded can be read after a resume; if that fails, the server tells the reason.
-            with _rejecting("rejected", problem):
+            with _rejecting(problem):
                 await self._server.resume(self._id)
                 return await self._server.describe(self._id)
 
-    async def _has_queue(self) -> bool:
-        try:
-            answer = await self._server.request("thread/queue/list", threadId=self._id)
-        except AppServerError:
-            return False  # servers without a queue do not know the method
-        return bool(isinstance(answer, dict) and answer.get("data"))
-
     async def _rollout_file(self, info: JsonObject) -> Path:
-        path = info.get("path")
-        if isinstance(path, str) and path and await asyncio.to_thread(Path(path).exists):
-            return Path(path)
+        if (path := await self._existing_file(info)) is not None:
+            return path
+        note = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": _NOTE}]}
         for method in self._profile.materialise or ("name_set", "inject_items", "bootstrap"):
             with contextlib.suppress(AppServerError):
-                await self._materialise(method, info)
-            path = (await self._server.describe(self._id)).get("path")
-            if isinstance(path, str) and path and await asyncio.to_thread(Path(path).exists):
+                if method == "name_set":
+                    name = info.get("name") or _DEFAULT_NAME
+                    await self._server.request("thread/name/set", threadId=self._id, name=name)
+                elif method == "inject_items":
+                    await self._server.request("thread/inject_items", threadId=self._id, items=[note])
+                else:
+                    await self._bootstrap(self._id)
+            path = await self._existing_file(await self._server.describe(self._id))
+            if path is not None:
                 self.materialized_now = True
-                return Path(path)
+                return path
         raise NotApplied("not_local", "the thread has no rollout file on this machine")
 
-    async def _materialise(self, method: str, info: JsonObject) -> None:
-        if method == "name_set":
-            await self._server.request("thread/name/set", threadId=self._id, name=info.get("name") or _DEFAULT_NAME)
-        elif method == "inject_items":
-            content = [{"type": "input_text", "text": _NOTE}]
-            item = {"type": "message", "role": "developer", "content": content}
-            await self._server.request("thread/inject_items", threadId=self._id, items=[item])
-        else:
-            await self._bootstrap(self._id)
+    async def _existing_file(self, info: JsonObject) -> Path | None:
+        path = info.get("path")
+        exists = isinstance(path, str) and path and await asyncio.to_thread(Path(path).exists)
+        return Path(str(path)) if exists else None
 
     async def _holds_already(self, path: Path) -> bool:
         head = await self._on_disk(rollout.read_head, path, self._id)
@@ -214,7 +168,7 @@ class Reload:
         server, thread = self._server, self._server.threads.get(self._id)
         closings = thread.closings
         if self._profile.unsubscribe:
-            with _rejecting("rejected"):
+            with _rejecting():
                 answer = await self._server.request("thread/unsubscribe", threadId=self._id)
             thread.subscribed = False
             if isinstance(answer, dict) and answer.get("status") == "notLoaded":
@@ -225,7 +179,7 @@ class Reload:
         if not (self._server.owned or self._server.options.unload == "archive"):
             await self._resume_old()
             raise NotApplied("held_open", "another connection keeps the thread open")
-        with _rejecting("rejected"):
+        with _rejecting():
             await self._server.request("thread/archive", threadId=self._id)
             thread.subscribed = False
             await self._server.request("thread/unarchive", threadId=self._id)
@@ -239,7 +193,7 @@ class Reload:
         return isinstance(status, dict) and status.get("type") == "notLoaded"
 
     async def _change(self) -> None:
-        with _rejecting("rejected"):
+        with _rejecting():
             info = await self._server.describe(self._id)  # the path again: a revert or an archive moved the file
         path = Path(str(info.get("path") or ""))
         if not await asyncio.to_thread(path.is_file):
@@ -267,7 +221,8 @@ class Reload:
                 await asyncio.to_thread(rollout.drop_backup, path)
             raise
         try:
-            await self._on_disk(self._drop_pointers, path, moves)
+            if moves:  # again: the server may have rebuilt them from the old file just before the swap
+                await self._on_disk(rollout.forget_file, self._home, path, self._id)
             await self._confirm(path)
         except (AppServerError, NotApplied) as problem:
             await self._put_back(path)
@@ -287,24 +242,11 @@ class Reload:
             try:
                 if self._has_pointers:
                     rollout.check_movable(self._home, head.path, self._id)
-                self._forget_pointers(head.path)
+                rollout.forget_file(self._home, head.path, self._id)  # the server builds them again from the file
             except rollout.UnknownFormat:
                 staged.unlink(missing_ok=True)
                 raise
         rollout.swap(head, staged)
-
-    def _drop_pointers(self, path: Path, moves: bool) -> None:
-        """Drop pointers again: the server may have rebuilt them from the old file just before the swap."""
-        if moves:
-            self._forget_pointers(path)
-
-    def _forget_pointers(self, path: Path) -> None:
-        """Drop what the server noted of the file's turns; it builds them again from the file."""
-        rollout.forget_file(self._home, path, self._id)
-
-    @property
-    def _home(self) -> Path | None:
-        return Path(self._server.codex_home) if self._server.codex_home is not None else None
 
     async def _check_closed(self, staged: Path) -> None:
         if not await self._not_loaded():
@@ -349,31 +291,16 @@ class Reload:
 
 
 @contextlib.contextmanager
-def _rejecting(reason: Reason, first: AppServerError | None = None) -> Iterator[None]:
-    """Convert an error of the server to `NotApplied` with a reason."""
+def _rejecting(first: AppServerError | None = None) -> Iterator[None]:
+    """Convert an error of the server to `NotApplied`, in the words of the *first* one if there is one."""
     try:
         yield
     except AppServerError as problem:
         words = (first or problem).details.get("server_message")
-        raise NotApplied(reason, str(words or problem)) from problem
+        raise NotApplied("rejected", str(words or problem)) from problem
 
 
 _CARRIED = ("cwd", "model", "modelProvider")
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of a change.
-
-    Attributes:
-        changed: Whether anything had to be changed.
-        materialized_now: Whether the rollout file was written for this change.
-        new_session_id: The thread that replaced the old one, or None.
-    """
-
-    changed: bool = True
-    materialized_now: bool = False
-    new_session_id: str | None = None
 
 
 def lint(tools: Sequence[JsonObject], profile: ServerProfile) -> None:
@@ -406,21 +333,27 @@ class Changes:
         self._profile = profile
         self._bootstrap = bootstrap
 
-    async def make(self, strategy: str, session_id: str, tools: Sequence[JsonObject]) -> Outcome:
+    async def make(self, strategy: str, session_id: str, tools: Sequence[JsonObject]) -> JsonObject:
         """Change the catalog by one strategy.
+
+        Returns:
+            Entries of the report: `status`, `materialized_now`, and `new_session_id` of a thread that replaced the old one.
 
         Raises:
             NotApplied: The old catalog stays in force.
         """
-        if strategy == "native":
-            return await self._native(session_id, tools)
+        wire = wire_tools(tools, namespaces=self._profile.namespaces)
+        report: JsonObject = {"status": "ok", "materialized_now": False}
         if strategy == "reload":
-            reload = Reload(self._server, self._profile, session_id, tools, bootstrap=self._bootstrap)
+            reload = Reload(self._server, self._profile, session_id, wire, self._bootstrap)
             changed = await reload.run()
-            return Outcome(changed, reload.materialized_now)
-        if strategy == "successor":
-            return await self._successor(session_id, tools)
-        return Outcome()  # the dispatcher's catalog is what the next message carries
+            return {"status": "ok" if changed else "noop", "materialized_now": reload.materialized_now}
+        with _rejecting():
+            if strategy == "native":
+                await self._server.resume(session_id, dynamicTools=wire)
+            elif strategy == "successor":
+                report["new_session_id"] = await self._successor(session_id, wire)
+        return report  # the dispatcher's catalog is what the next message carries
 
     async def holds_other(self, session_id: str, digest: str) -> bool:
         """Return whether a thread's file holds another catalog than the one of this digest."""
@@ -446,37 +379,24 @@ class Changes:
         tools = head.tools
         return [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
 
-    async def _native(self, session_id: str, tools: Sequence[JsonObject]) -> Outcome:
-        wire = wire_tools(tools, namespaces=self._profile.namespaces)
-        try:
-            await self._server.resume(session_id, dynamicTools=wire)
-        except AppServerError as problem:
-            raise NotApplied("rejected", str(problem.details.get("server_message") or problem)) from problem
-        return Outcome()
-
-    async def _successor(self, session_id: str, tools: Sequence[JsonObject]) -> Outcome:
-        wire = wire_tools(tools, namespaces=self._profile.namespaces)
-        try:
-            old = await self._server.describe(session_id)
-            if not self._server.local:
-                raise NotApplied("not_local")
-            path = Path(str(old.get("path") or ""))
-            items = await asyncio.to_thread(rollout.response_items, path)
-            params = {key: old[key] for key in _CARRIED if old.get(key)}
-            answer = await self._server.request(
-                "thread/start",
-                **params,
-                dynamicTools=wire,
-                approvalPolicy="never",
-                sandbox="read-only",
-                config={"thread_unload_delay_secs": 0},
-            )
-            thread = self._server.threads.learn(answer["thread"], subscribed=True)
-            if items:
-                await self._server.request("thread/inject_items", threadId=thread.id, items=items)
-        except AppServerError as problem:
-            raise NotApplied("rejected", str(problem.details.get("server_message") or problem)) from problem
-        return Outcome(new_session_id=thread.id)
+    async def _successor(self, session_id: str, wire: list[JsonObject]) -> str:
+        """Start a thread with the tools and what the old one recorded; return its id."""
+        old = await self._server.describe(session_id)
+        if not self._server.local:
+            raise NotApplied("not_local")
+        items = await asyncio.to_thread(rollout.response_items, Path(str(old.get("path") or "")))
+        answer = await self._server.request(
+            "thread/start",
+            **{key: old[key] for key in _CARRIED if old.get(key)},
+            dynamicTools=wire,
+            approvalPolicy="never",
+            sandbox="read-only",
+            config={"thread_unload_delay_secs": 0},
+        )
+        thread = self._server.threads.learn(answer["thread"], subscribed=True)
+        if items:
+            await self._server.request("thread/inject_items", threadId=thread.id, items=items)
+        return thread.id
 
 
 CatalogStrategy = Literal["native", "reload", "dispatcher", "successor"]
@@ -512,6 +432,12 @@ class StartPlan:
     tools: list[JsonObject]
 
 
+def _proven(profile: ServerProfile, preference: str, *, has_file: bool) -> CatalogStrategy | None:
+    if profile.native and preference in ("auto", "native"):
+        return "native"
+    return "reload" if profile.reload and preference in ("auto", "reload") and has_file else None
+
+
 def strategy_at_start(profile: ServerProfile, preference: str, *, local: bool, ephemeral: bool) -> CatalogStrategy:
     """Return the first proven strategy for a thread that is about to start.
 
@@ -521,20 +447,14 @@ def strategy_at_start(profile: ServerProfile, preference: str, *, local: bool, e
         local: Whether rollout files can be reached.
         ephemeral: Whether the thread will have no rollout file.
     """
-    if profile.native and preference in ("auto", "native"):
-        return "native"
-    if profile.reload and preference in ("auto", "reload") and local and not ephemeral:
-        return "reload"
-    return "successor" if preference == "successor" else "dispatcher"
+    proven = _proven(profile, preference, has_file=local and not ephemeral)
+    return proven or ("successor" if preference == "successor" else "dispatcher")
 
 
 def strategy_of_old(profile: ServerProfile, preference: str, *, local: bool, successor: bool) -> CatalogStrategy | None:
     """Return the strategy for a thread that another client started, or None when none is proven for it."""
-    if profile.native and preference in ("auto", "native"):
-        return "native"
-    if profile.reload and preference in ("auto", "reload") and local:
-        return "reload"
-    return "successor" if successor and preference in ("auto", "successor") else None
+    replaceable = successor and preference in ("auto", "successor")
+    return _proven(profile, preference, has_file=local) or ("successor" if replaceable else None)
 
 
 def start_plan(
@@ -552,9 +472,7 @@ def start_plan(
         return StartPlan(start_tools, "" if strategy == "dispatcher" else strategy, flat_tools(start_tools))
     flat = flat_tools(start_tools)
     if strategy == "dispatcher":
-        return StartPlan(_old_shape([DISPATCHER], profile), strategy, flat)
+        dispatcher = [DISPATCHER]
+        wire = dispatcher if profile.namespaces else wire_tools(dispatcher, namespaces=False)
+        return StartPlan(wire, strategy, flat)
     return StartPlan(wire_tools(flat, namespaces=profile.namespaces) if flat else None, strategy, flat)
-
-
-def _old_shape(tools: list[JsonObject], profile: ServerProfile) -> list[JsonObject]:
-    return tools if profile.namespaces else wire_tools(tools, namespaces=False)

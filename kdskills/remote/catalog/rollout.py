@@ -21,9 +21,10 @@ import shutil
 import sqlite3
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from kdskills.remote.ports import JsonObject
 
@@ -36,6 +37,7 @@ ROOM_BYTES = 16 * 1024
 """Blanks appended to a first line that grows, so that the next catalogs fit without moving what follows."""
 
 _CHUNK = 1024 * 1024
+_LOG = logging.getLogger("kdskills.remote")
 
 
 class UnknownFormat(ValueError):
@@ -50,19 +52,12 @@ class LockBusy(ValueError):
     """Another process changes this file now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """Facts that differ between two states of a file."""
+Stamp = tuple[int, int, int, int]
 
-    size: int
-    mtime_ns: int
-    inode: int
-    device: int
 
-    @classmethod
-    def from_stat(cls, info: os.stat_result) -> Stamp:
-        """Return the stamp of a file's status."""
-        return cls(info.st_size, info.st_mtime_ns, info.st_ino, info.st_dev)
+def _stamp(info: os.stat_result) -> Stamp:
+    """Return facts that differ between two states of a file."""
+    return info.st_size, info.st_mtime_ns, info.st_ino, info.st_dev
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +69,12 @@ class Head:
         line: The line's bytes with its end.
         record: The line as JSON.
         stamp: The file when it was read.
-        mode: Its permission bits.
     """
 
     path: Path
     line: bytes
     record: JsonObject
     stamp: Stamp
-    mode: int
 
     @property
     def tools(self) -> object:
@@ -129,7 +122,7 @@ def read_head(path: Path, thread_id: str) -> Head:
         raise UnknownFormat("line 1 of the rollout is no session_meta")
     if record["payload"].get("id") != thread_id:
         raise UnknownFormat("line 1 of the rollout is of another thread")
-    return Head(path, line, record, Stamp.from_stat(info), info.st_mode & 0o7777)
+    return Head(path, line, record, _stamp(info))
 
 
 def _meta(line: bytes) -> JsonObject | None:
@@ -139,25 +132,19 @@ def _meta(line: bytes) -> JsonObject | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if (
-        not isinstance(record, dict)
-        or record.get("type") != "session_meta"
-        or not isinstance(record.get("payload"), dict)
-    ):
-        return None
-    return record
+    known = isinstance(record, dict) and record.get("type") == "session_meta"
+    return record if known and isinstance(record.get("payload"), dict) else None
 
 
 def back_up(head: Head) -> None:
     """Write the old line beside the file, for its owner's eyes only, and make sure it is on the disk."""
-    target = backup_of(head.path)
     temporary = _neighbour(head.path)
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        with _new_file(temporary) as file:
             file.write(head.line)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(target)
+        temporary.replace(backup_of(head.path))
     finally:
         temporary.unlink(missing_ok=True)
     _sync_folder(head.path.parent)
@@ -169,17 +156,22 @@ def stage(head: Head, line: bytes) -> Path:
     Raises:
         ChangedUnderneath: The file is not the one whose head was read.
     """
-    temporary = _neighbour(head.path)
+    return _rewritten(head.path, line, lambda info, old_line: _check_unchanged(head, info, old_line))
+
+
+def _rewritten(path: Path, line: bytes, check: Callable[[os.stat_result, bytes], None]) -> Path:
+    temporary = _neighbour(path)
     try:
         with (
-            os.fdopen(os.open(head.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as old,
-            os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as new,
+            os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as old,
+            _new_file(temporary) as new,
         ):
-            _check_unchanged(head, os.fstat(old.fileno()), old.read(len(head.line)))
+            info = os.fstat(old.fileno())
+            check(info, old.readline())
             new.write(line)
             shutil.copyfileobj(old, new, _CHUNK)
             new.flush()
-            os.fchmod(new.fileno(), head.mode)
+            os.fchmod(new.fileno(), info.st_mode & 0o7777)
             os.fsync(new.fileno())
     except BaseException:  # raised again: nothing half-written stays
         temporary.unlink(missing_ok=True)
@@ -208,26 +200,15 @@ def restore(path: Path) -> bool:
 
     The backup stays: it marks a change that is not settled until the server's pointers into the file are.
     """
-    backup = backup_of(path)
     try:
-        line = backup.read_bytes()
+        line = backup_of(path).read_bytes()
     except FileNotFoundError:
         return False
-    temporary = _neighbour(path)
+    staged = _rewritten(path, line, lambda _info, _old_line: None)
     try:
-        with (
-            os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as old,
-            os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as new,
-        ):
-            old.readline()
-            new.write(line)
-            shutil.copyfileobj(old, new, _CHUNK)
-            new.flush()
-            os.fchmod(new.fileno(), os.fstat(old.fileno()).st_mode & 0o7777)
-            os.fsync(new.fileno())
-        temporary.replace(path)
+        staged.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        staged.unlink(missing_ok=True)
     _sync_folder(path.parent)
     return True
 
@@ -290,23 +271,23 @@ def response_items(path: Path) -> list[JsonObject]:
                 record = json.loads(line)
             except (ValueError, RecursionError):
                 continue  # a line the server itself would skip
-            payload = record.get("payload") if isinstance(record, dict) else None
-            if (
-                isinstance(payload, dict)
-                and record.get("type") == "response_item"
-                and payload.get("role") != "developer"
-            ):
+            known = isinstance(record, dict) and record.get("type") == "response_item"
+            if known and isinstance(payload := record.get("payload"), dict) and payload.get("role") != "developer":
                 items.append(payload)
     return items
 
 
 def _check_unchanged(head: Head, info: os.stat_result, line: bytes) -> None:
-    if Stamp.from_stat(info) != head.stamp or line != head.line:
+    if _stamp(info) != head.stamp or line != head.line:
         raise ChangedUnderneath("the rollout changed while its first line was replaced")
 
 
 def _neighbour(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(6)}.kdskills.tmp")
+
+
+def _new_file(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
 
 
 def _sync_folder(folder: Path) -> None:
@@ -318,12 +299,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 _PATTERN = "thread_history_*.sqlite"
-_TABLES = frozenset({"thread_turns", "thread_items", "thread_history_projection_state"})
-_FORGET = (
-    "DELETE FROM thread_turns WHERE thread_id = ?",
-    "DELETE FROM thread_items WHERE thread_id = ?",
-    "DELETE FROM thread_history_projection_state WHERE thread_id = ?",
-)
+_TABLES = ("thread_turns", "thread_items", "thread_history_projection_state")
 _BUSY_SECONDS = 5.0
 
 
@@ -350,19 +326,11 @@ def continued_elsewhere(codex_home: Path, segment: str) -> Path | None:
         for path in sorted((codex_home / folder).rglob("*.jsonl")):
             with path.open("rb") as file:
                 line = file.readline(MAX_HEAD_BYTES)
-            base = _history_base(line)
-            if base == segment:
-                return path
+            # a line that cannot be read is not of a thread the server could continue either
+            with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
+                if b'"history_base"' in line and json.loads(line)["payload"]["history_base"]["thread_id"] == segment:
+                    return path
     return None
-
-
-def _history_base(line: bytes) -> object:
-    if b'"history_base"' not in line:
-        return None
-    try:
-        return json.loads(line)["payload"]["history_base"]["thread_id"]
-    except (ValueError, RecursionError, KeyError, TypeError):
-        return None  # not a thread the server could continue either
 
 
 def forget(index: Path, segment: str) -> int:
@@ -377,19 +345,15 @@ def forget(index: Path, segment: str) -> int:
             db,
         ):
             tables = {str(row[0]) for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            if not tables >= _TABLES:
+            if not tables.issuperset(_TABLES):
                 raise UnknownFormat("the server's history index has other tables than those known")
-            return sum(db.execute(statement, (segment,)).rowcount for statement in _FORGET)
+            return sum(db.execute(f"DELETE FROM {name} WHERE thread_id = ?", (segment,)).rowcount for name in _TABLES)  # noqa: S608
     except sqlite3.Error as problem:
         raise UnknownFormat(f"the server's history index cannot be changed: {problem}") from problem
 
 
 def forget_file(codex_home: Path | None, rollout: Path, thread_id: str) -> None:
-    """Drop the rows of a file's turns from every index of a codex home; the server builds them again from the file.
-
-    Raises:
-        UnknownFormat: An index is not understood, or stays locked.
-    """
+    """Drop the rows of a file's turns from every index of a codex home; as `forget`, the server builds them again."""
     for file in find(codex_home):
         forget(file, segment_of(rollout, thread_id))
 
@@ -406,9 +370,6 @@ def check_movable(codex_home: Path | None, rollout: Path, thread_id: str) -> Non
         raise UnknownFormat("another thread's history begins in this file, and the turns would move")
 
 
-_LOG = logging.getLogger("kdskills.remote")
-
-
 def interrupted(home: Path) -> list[Path]:
     """Return the files below a codex home with a backup beside them, sorted."""
     return [
@@ -419,12 +380,9 @@ def interrupted(home: Path) -> list[Path]:
 
 
 def mend_home(home: Path) -> list[Path]:
-    """Undo every interrupted change below the home of a server that does not run yet.
+    """Undo every interrupted change below the home of a server that does not run yet; return the restored files.
 
     A change that was not confirmed is undone even if line 1 can be read: the server may not understand it.
-
-    Returns:
-        The files whose first line was restored.
     """
     return [path for path in interrupted(home) if mend(home, path)]
 

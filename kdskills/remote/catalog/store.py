@@ -11,13 +11,14 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from kdskills.errors import Conflict
 from kdskills.remote.journal.sql import JournalUnavailable
 from kdskills.remote.ports import AppServerError, AppServerGone, WaitTimeoutError
+from kdskills.storage.database import upsert
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -53,31 +54,12 @@ class CatalogRecord:
     version: int = 0
 
 
-class CatalogStore(Protocol):
-    """Keeps the records. Methods may block; they are called from threads."""
-
-    shared: bool
-    """Whether other workers see the same records."""
-
-    def get(self, session_id: str) -> CatalogRecord | None:
-        """Return a thread's record."""
-        ...
-
-    def update(self, session_id: str, change: Callable[[CatalogRecord], CatalogRecord]) -> CatalogRecord:
-        """Apply a change to the newest version and return what was written."""
-        ...
-
-    def forget(self, session_id: str) -> None:
-        """Drop a thread's record."""
-        ...
-
-    def releases(self, session_ids: Sequence[str]) -> list[CatalogRecord]:
-        """Return the records of those threads that are being released, or were."""
-        ...
-
-
 class MemoryCatalogStore:
-    """Records of this process."""
+    """Records of this process; as those of `SqlCatalogStore`, its methods are called from threads.
+
+    Attributes:
+        shared: Whether other workers see the same records.
+    """
 
     shared = False
 
@@ -90,7 +72,7 @@ class MemoryCatalogStore:
         return self._records.get(session_id)
 
     def update(self, session_id: str, change: Callable[[CatalogRecord], CatalogRecord]) -> CatalogRecord:
-        """Apply a change under a lock."""
+        """Apply a change to the newest version and return what was written."""
         with self._lock:
             old = self._records.get(session_id) or CatalogRecord(session_id)
             new = replace(change(old), version=old.version + 1)
@@ -105,6 +87,79 @@ class MemoryCatalogStore:
     def releases(self, session_ids: Sequence[str]) -> list[CatalogRecord]:
         """Return the records of those threads that are being released, or were."""
         return [record for key in session_ids if (record := self._records.get(key)) is not None and record.release]
+
+
+_TRIES = 20
+
+
+class SqlCatalogStore:
+    """Records in table `remote_catalogs`.
+
+    Args:
+        engine: The journal's; its schema is up to date.
+    """
+
+    shared = True
+
+    def __init__(self, engine: sa.Engine) -> None:
+        from kdskills.remote.journal.statements import catalogs
+
+        self._engine = engine
+        self._table = catalogs
+
+    def get(self, session_id: str) -> CatalogRecord | None:
+        """Return a thread's record."""
+        records = self._find(self._table.c.session_id == session_id)
+        return records[0] if records else None
+
+    def update(self, session_id: str, change: Callable[[CatalogRecord], CatalogRecord]) -> CatalogRecord:
+        """Apply a change to the newest version by compare-and-swap.
+
+        Raises:
+            Conflict: Other workers changed the record at every attempt.
+        """
+        columns = self._table.c
+        for _ in range(_TRIES):
+            old = self.get(session_id) or CatalogRecord(session_id)
+            new = replace(change(old), session_id=session_id, version=old.version + 1)
+            facts = {"tools": json.dumps(new.tools, sort_keys=True), "updated_at": int(time.time() * 1_000_000)}
+            if old.version:
+                same_version = (columns.session_id == session_id, columns.version == old.version)
+                write: Any = self._table.update().where(*same_version)
+            else:
+                write = upsert(self._engine.dialect.name, self._table).on_conflict_do_nothing()
+            with self._transaction() as link:
+                if link.execute(write.values(**asdict(new) | facts).returning(columns.version)).first() is not None:
+                    return new
+        raise Conflict(f"other workers keep changing the catalog record of {session_id}", session_id=session_id)
+
+    def forget(self, session_id: str) -> None:
+        """Drop a thread's record."""
+        with self._transaction() as link:
+            link.execute(self._table.delete().where(self._table.c.session_id == session_id))
+
+    def releases(self, session_ids: Sequence[str]) -> list[CatalogRecord]:
+        """Return those of these threads that are being released, or were."""
+        return self._find(self._table.c.session_id.in_(session_ids), self._table.c.release != "") if session_ids else []
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            with self._engine.begin() as link:
+                yield link
+        except SQLAlchemyError as problem:
+            raise JournalUnavailable(f"the catalog records do not answer: {type(problem).__name__}") from problem
+
+    def _find(self, *conditions: Any) -> list[CatalogRecord]:
+        columns = [self._table.c[name.name] for name in fields(CatalogRecord)]
+        with self._transaction() as link:
+            rows = link.execute(self._table.select().with_only_columns(*columns).where(*conditions)).mappings().all()
+        return [CatalogRecord(**{**row, "tools": json.loads(row["tools"])}) for row in rows]
+
+
+CatalogStore = MemoryCatalogStore | SqlCatalogStore
 
 
 class CatalogRecords:
@@ -133,113 +188,6 @@ class CatalogRecords:
     async def releases(self, session_ids: Sequence[str]) -> list[CatalogRecord]:
         """Return the records of those threads that are being released, or were."""
         return await asyncio.to_thread(self._store.releases, session_ids)
-
-
-_TRIES = 20
-
-
-class SqlCatalogStore:
-    """Records in table `remote_catalogs`.
-
-    Args:
-        engine: The journal's; its schema is up to date.
-    """
-
-    shared = True
-
-    def __init__(self, engine: sa.Engine) -> None:
-        import sqlalchemy as sa
-
-        self._engine = engine
-        self._sa = sa
-        names = ("session_id", "strategy", "digest", "tools", "context_digest", "release", "release_by")
-        columns = [sa.column(name, sa.String) for name in names]
-        numbers = [sa.column(name, sa.BigInteger) for name in ("version", "updated_at")]
-        self._table = sa.table("remote_catalogs", *columns, *numbers)
-
-    def get(self, session_id: str) -> CatalogRecord | None:
-        """Return a thread's record."""
-        records = self._find(self._table.c.session_id == session_id)
-        return records[0] if records else None
-
-    def update(self, session_id: str, change: Callable[[CatalogRecord], CatalogRecord]) -> CatalogRecord:
-        """Apply a change to the newest version by compare-and-swap.
-
-        Raises:
-            Conflict: Other workers changed the record at every attempt.
-        """
-        for _ in range(_TRIES):
-            old = self.get(session_id)
-            new = change(old or CatalogRecord(session_id))
-            new = replace(new, session_id=session_id, version=(old.version if old else 0) + 1)
-            if self._insert(new) if old is None else self._swap(old, new):
-                return new
-        raise Conflict(f"other workers keep changing the catalog record of {session_id}", session_id=session_id)
-
-    def forget(self, session_id: str) -> None:
-        """Drop a thread's record."""
-        with self._transaction() as link:
-            link.execute(self._sa.delete(self._table).where(self._table.c.session_id == session_id))
-
-    def releases(self, session_ids: Sequence[str]) -> list[CatalogRecord]:
-        """Return those of these threads that are being released, or were."""
-        if not session_ids:
-            return []
-        return self._find(self._table.c.session_id.in_(list(session_ids)), self._table.c.release != "")
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sa.Connection]:
-        try:
-            with self._engine.begin() as link:
-                yield link
-        except self._sa.exc.IntegrityError:
-            raise
-        except self._sa.exc.SQLAlchemyError as problem:
-            raise JournalUnavailable(f"the catalog records do not answer: {type(problem).__name__}") from problem
-
-    def _find(self, *conditions: Any) -> list[CatalogRecord]:
-        with self._transaction() as link:
-            rows = link.execute(self._sa.select(self._table).where(*conditions)).mappings().all()
-        return [
-            CatalogRecord(
-                row["session_id"],
-                row["strategy"],
-                row["digest"],
-                json.loads(row["tools"]),
-                row["context_digest"],
-                row["release"],
-                row["release_by"],
-                row["version"],
-            )
-            for row in rows
-        ]
-
-    def _insert(self, record: CatalogRecord) -> bool:
-        try:
-            with self._transaction() as link:
-                link.execute(self._sa.insert(self._table).values(**_values(record)))
-        except self._sa.exc.IntegrityError:
-            return False  # another worker inserted the record first; the next attempt reads it
-        return True
-
-    def _swap(self, old: CatalogRecord, new: CatalogRecord) -> bool:
-        same_version = (self._table.c.session_id == old.session_id, self._table.c.version == old.version)
-        with self._transaction() as link:
-            return link.execute(self._sa.update(self._table).where(*same_version).values(**_values(new))).rowcount == 1
-
-
-def _values(record: CatalogRecord) -> dict[str, object]:
-    return {
-        "session_id": record.session_id,
-        "strategy": record.strategy,
-        "digest": record.digest,
-        "tools": json.dumps(record.tools, sort_keys=True),
-        "context_digest": record.context_digest,
-        "release": record.release,
-        "release_by": record.release_by,
-        "version": record.version,
-        "updated_at": int(time.time() * 1_000_000),
-    }
 
 
 POLL_SECONDS = 0.25
@@ -281,11 +229,15 @@ class Sharing:
         if not self._records.shared:
             yield
             return
-        await self._mark(session_id, "releasing")
+
+        def marked(word: Release) -> Awaitable[CatalogRecord]:
+            return self._records.update(session_id, lambda old: replace(old, release=word, release_by=self._owner))
+
+        await marked("releasing")
         try:
             yield
         finally:
-            await self._mark(session_id, "applied")
+            await marked("applied")
 
     async def _look(self) -> None:
         threads = [thread for thread in self._server.threads.all() if thread.subscribed or thread.id in self._released]
@@ -312,9 +264,3 @@ class Sharing:
             since = time.monotonic()
             self._request_times[record.session_id] = (record.version, since)
         return time.monotonic() - since < FREE_SECONDS
-
-    async def _mark(self, session_id: str, word: str) -> None:
-        def change(record: CatalogRecord) -> CatalogRecord:
-            return replace(record, release="releasing" if word == "releasing" else "applied", release_by=self._owner)
-
-        await self._records.update(session_id, change)

@@ -47,6 +47,16 @@ receipts: sa.Table = sa.Table(
     sa.Column("created_at", sa.BigInteger, nullable=False, index=True),
 )
 
+catalogs: sa.Table = sa.Table(
+    "remote_catalogs",
+    metadata,
+    sa.Column("session_id", sa.String(200), primary_key=True),
+    *(sa.Column(name, sa.String(16), nullable=False) for name in ("strategy", "digest", "context_digest", "release")),
+    sa.Column("tools", sa.Text, nullable=False),
+    sa.Column("release_by", sa.String(32), nullable=False),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("updated_at", sa.BigInteger, nullable=False),
+)
 
 MICRO: Final = 1_000_000
 ANSWERED_STATES: Final = sorted(ANSWERED)
