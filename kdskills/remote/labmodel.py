@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 from kdskills.remote.ports import JsonObject
 
@@ -68,15 +68,9 @@ def call(
         call_id: The id of the call; a fresh one otherwise.
     """
     written = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
-    item: JsonObject = {
-        "type": "function_call",
-        "call_id": call_id or f"call_{next(_call_numbers)}",
-        "name": name,
-        "arguments": written,
-    }
-    if namespace is not None:
-        item["namespace"] = namespace
-    return item
+    call_id = call_id or f"call_{next(_call_numbers)}"
+    item: JsonObject = {"type": "function_call", "call_id": call_id, "name": name, "arguments": written}
+    return item if namespace is None else {**item, "namespace": namespace}
 
 
 def _texts(content: object) -> Iterator[str]:
@@ -92,13 +86,9 @@ def _texts(content: object) -> Iterator[str]:
 def texts_of(request: JsonObject, role: str) -> list[str]:
     """Return the texts of every message of *role* in a request's input, oldest first."""
     entries = request.get("input")
-    items = entries if isinstance(entries, list) else []
-    return [
-        text
-        for item in items
-        if isinstance(item, dict) and item.get("type", "message") == "message" and item.get("role") == role
-        for text in _texts(item.get("content"))
-    ]
+    items = [item for item in entries if isinstance(item, dict)] if isinstance(entries, list) else []
+    messages = [item for item in items if item.get("type", "message") == "message" and item.get("role") == role]
+    return [text for item in messages for text in _texts(item.get("content"))]
 
 
 def tool_outputs(request: JsonObject) -> dict[str, str]:
@@ -165,9 +155,7 @@ def default_brain(request: JsonObject) -> list[JsonObject]:
 
 def _commands(item: JsonObject) -> list[tuple[str, str]]:
     """Return the commands in an input item: a message of the user, else none."""
-    if item.get("type", "message") != "message" or item.get("role") != "user":
-        return []
-    lines = [line.strip() for text in _texts(item.get("content")) for line in text.splitlines()]
+    lines = [line.strip() for text in texts_of({"input": [item]}, "user") for line in text.splitlines()]
     split = [line.partition(" ") for line in lines]
     return [(word[1:], tail.strip()) for word, _, tail in split if word in {"!call", "!say"} and tail.strip()]
 
@@ -175,8 +163,7 @@ def _commands(item: JsonObject) -> list[tuple[str, str]]:
 class FakeResponses:
     """A fake of a Responses server: keeps every request and answers by its brain.
 
-    A context manager; it listens on a free port of loopback from `start` to `close`. Requests are answered in parallel, so a
-    brain that waits holds up only its own request.
+    A context manager; it listens on a free port of loopback from `start` to `close`. Requests are answered in parallel.
 
     Attributes:
         requests: The bodies received, in order.
@@ -211,9 +198,7 @@ class FakeResponses:
             server.hang_up()
             server.server_close()
 
-    def __enter__(self) -> Self:
-        """Begin to listen."""
-        return self.start()
+    __enter__ = start
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -225,8 +210,7 @@ class FakeResponses:
     def base_url(self) -> str:
         """Where a server finds this model: `http://127.0.0.1:PORT/v1`."""
         if self._server is None:
-            message = "the fake model is not started"
-            raise RuntimeError(message)
+            raise RuntimeError("the fake model is not started")
         return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
     @property
@@ -256,8 +240,7 @@ class FakeResponses:
         """
         with self._came:
             if not self._came.wait_for(lambda: len(self.requests) >= count, timeout_s):
-                message = f"{len(self.requests)} of {count} model requests came within {timeout_s} s"
-                raise TimeoutError(message)
+                raise TimeoutError(f"{len(self.requests)} of {count} model requests came within {timeout_s} s")
             return list(self.requests)
 
     def visible_tools(self, request: JsonObject | int = -1) -> list[str]:
@@ -333,44 +316,37 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Answer `/v1/responses`."""
-        body = self._body()
-        if body is None:
-            return
-        if self.path.partition("?")[0] != "/v1/responses":
-            self._refuse(404, f"no such path: {self.path}")
-            return
         try:
-            request = json.loads(body)
-        except ValueError as error:
-            self._refuse(400, f"the body is not JSON: {error}")
-            return
-        if not isinstance(request, dict):
-            self._refuse(400, "the body is not an object")
-            return
-        try:
-            events = self.server.fake.answer(cast("JsonObject", request))
+            events = self.server.fake.answer(self._request())
         except ModelFailure as failure:
             self._refuse(failure.status, str(failure))
-            return
-        self._reply(200, events, "text/event-stream")
+        else:
+            self._reply(200, events, "text/event-stream")
 
-    def _body(self) -> bytes | None:
-        """Return the body, unpacked; None when it was refused."""
+    def _request(self) -> JsonObject:
+        """Return the body, unpacked; one that is refused is a `ModelFailure`."""
         length = self.headers.get("Content-Length", "")
         if not length.isdigit() or int(length) > MAX_BODY:
             self.close_connection = True  # what follows cannot be told from the next request
-            self._refuse(413 if length.isdigit() else 411, "a body needs a length of at most 64 MiB")
-            return None
-        raw = self.rfile.read(int(length))
+            raise ModelFailure(413 if length.isdigit() else 411, "a body needs a length of at most 64 MiB")
+        raw: bytes | None = self.rfile.read(int(length))
         coding = self.headers.get("Content-Encoding", "identity").strip().lower()
         windows = {"gzip": (31,), "deflate": (15, -15), "identity": ()}.get(coding)
         if windows is None:
-            self._refuse(415, f"unknown content encoding: {coding}")
-            return None
-        unpacked = raw if not windows else next(filter(None, (_unpack(raw, bits) for bits in windows)), None)
-        if unpacked is None:
-            self._refuse(400, f"the body is not {coding}, or longer than 64 MiB")
-        return unpacked
+            raise ModelFailure(415, f"unknown content encoding: {coding}")
+        if windows:
+            raw = next(filter(None, (_unpack(raw or b"", bits) for bits in windows)), None)
+        if raw is None:
+            raise ModelFailure(400, f"the body is not {coding}, or longer than 64 MiB")
+        if self.path.partition("?")[0] != "/v1/responses":
+            raise ModelFailure(404, f"no such path: {self.path}")
+        try:
+            request = json.loads(raw)
+        except ValueError as error:
+            raise ModelFailure(400, f"the body is not JSON: {error}") from error
+        if not isinstance(request, dict):
+            raise ModelFailure(400, "the body is not an object")
+        return request
 
     def _refuse(self, status: int, message: str) -> None:
         self._reply(status, _dump({"error": {"message": message, "code": status}}), "application/json")

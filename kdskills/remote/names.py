@@ -34,8 +34,6 @@ def flatten(namespace: str | None, name: str) -> str:
     return (f"{namespace}__{name}" if namespace else name).replace("-", "_")
 
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
-_NAMESPACE = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _FORBIDDEN = re.compile(r"[^a-zA-Z0-9_-]+")
 
 DISPATCHER_TOOL = "kdskills_call"
@@ -48,29 +46,28 @@ def check_name(namespace: str | None, name: str, profile: ServerProfile, *, defe
     Raises:
         CatalogError: `details` has `rule` and `suggestion`.
     """
-    if not _NAME.fullmatch(name):
-        _refuse(
-            f"remote skill name {_quoted(name)} must match ^[a-zA-Z0-9_-]{{1,128}}$", "name_pattern", _mended(name, 128)
-        )
-    if namespace is not None and not _NAMESPACE.fullmatch(namespace):
-        _refuse(
-            f"namespace {_quoted(namespace)} must match ^[a-zA-Z0-9_-]{{1,64}}$",
-            "namespace_pattern",
-            _mended(namespace, 64),
-        )
-    for kind, word in (("remote skill name", name), ("namespace", namespace)):
+    words = [("remote skill name", name, 128, "name_pattern"), ("namespace", namespace, 64, "namespace_pattern")]
+    for kind, word, limit, rule in words:
+        if word is not None and (not word or len(word) > limit or _FORBIDDEN.search(word)):
+            quoted = repr(word if len(word) <= 80 else f"{word[:77]}...")
+            mended = (_FORBIDDEN.sub("_", word).strip("_") or "skill")[:limit]
+            raise _refusal(f"{kind} {quoted} must match ^[a-zA-Z0-9_-]{{1,{limit}}}$", rule, mended)
+    for kind, word, _, _ in words:
         if word is not None and (word == "mcp" or word.startswith("mcp__")):
-            _refuse(f"{kind} `{word}` is reserved for MCP servers", "reserved_mcp", f"remote_{word}")
+            raise _refusal(f"{kind} `{word}` is reserved for MCP servers", "reserved_mcp", f"remote_{word}")
     if namespace == "functions":
-        _refuse("namespace `functions` is reserved by the server", "reserved_namespace", "remote_functions")
-    if namespace is None and name in profile.built_ins:
-        _refuse(
-            f"`{name}` is a built-in tool: the server would drop the skill in silence", "built_in", f"remote_{name}"
-        )
-    if namespace is None and name == DISPATCHER_TOOL:
-        _refuse(f"`{name}` is the name under which catalogs travel as context", "reserved_dispatcher", f"remote_{name}")
-    if defer_loading and namespace is None:
-        _refuse(f"`{name}`: defer_loading needs a namespace", "defer_needs_namespace", "give the skill a namespace")
+        raise _refusal("namespace `functions` is reserved by the server", "reserved_namespace", "remote_functions")
+    if namespace is not None:
+        return
+    if name in profile.built_ins:
+        dropped = f"`{name}` is a built-in tool: the server would drop the skill in silence"
+        raise _refusal(dropped, "built_in", f"remote_{name}")
+    if name == DISPATCHER_TOOL:
+        taken = f"`{name}` is the name under which catalogs travel as context"
+        raise _refusal(taken, "reserved_dispatcher", f"remote_{name}")
+    if defer_loading:
+        alone = f"`{name}`: defer_loading needs a namespace"
+        raise _refusal(alone, "defer_needs_namespace", "give the skill a namespace")
 
 
 def check_neighbours(namespace: str | None, name: str, neighbours: Iterable[tuple[str | None, str]]) -> None:
@@ -80,25 +77,12 @@ def check_neighbours(namespace: str | None, name: str, neighbours: Iterable[tupl
         CatalogError: `details["other"]` is the qualified name of the other skill.
     """
     qualified, folded = qualify(namespace, name), flatten(namespace, name)
-    for neighbour_namespace, neighbour_name in neighbours:
-        neighbour = qualify(neighbour_namespace, neighbour_name)
-        if neighbour != qualified and flatten(neighbour_namespace, neighbour_name) == folded:
-            _refuse(
-                f"`{qualified}` and `{neighbour}` are one name to the server (`{folded}`)",
-                "folded_collision",
-                f"{name}_2",
-                neighbour=neighbour,
-            )
+    for pair in neighbours:
+        neighbour = qualify(*pair)
+        if neighbour != qualified and flatten(*pair) == folded:
+            collision = f"`{qualified}` and `{neighbour}` are one name to the server (`{folded}`)"
+            raise _refusal(collision, "folded_collision", f"{name}_2", other=neighbour)
 
 
-def _refuse(message: str, rule: str, suggestion: str, *, neighbour: str | None = None) -> None:
-    facts: dict[str, Any] = {"other": neighbour} if neighbour else {}
-    raise CatalogError(f"{message}; try: {suggestion}", rule=rule, suggestion=suggestion, **facts)
-
-
-def _mended(word: str, limit: int) -> str:
-    return (_FORBIDDEN.sub("_", word).strip("_") or "skill")[:limit]
-
-
-def _quoted(word: str) -> str:
-    return repr(word if len(word) <= 80 else f"{word[:77]}...")
+def _refusal(message: str, rule: str, suggestion: str, **facts: Any) -> CatalogError:
+    return CatalogError(f"{message}; try: {suggestion}", rule=rule, suggestion=suggestion, **facts)

@@ -20,12 +20,14 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kdskills.jobs.settings import user_state_dir
+from pydantic import TypeAdapter, ValidationError
+
 from kdskills.remote.catalog.changes import Changes, NotApplied
 from kdskills.remote.client.base import AsyncAppServerClient
 from kdskills.remote.client.threads import ENDED
@@ -39,37 +41,21 @@ if TYPE_CHECKING:
     from kdskills.remote.client.server import AppServer
 
 
-_CHUNK: Final = 4 * 2**20
 _NATIVE: Final = "node_modules/@openai/*/vendor/**/codex"
 
 
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
+def _digest(path: Path, folder: Path) -> str:
+    """Return the SHA-256 of a file, computed only when size, times or inode changed: executables have hundreds of megabytes."""
+    status, known_digests = path.stat(), folder / "digests.json"
+    mark = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    entries = read_object(known_digests) or {}
+    entry = entries.get(str(path))
+    if isinstance(entry, dict) and entry.get("mark") == mark and isinstance(entry.get("sha256"), str):
+        return str(entry["sha256"])
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-class Digests:
-    """File digests, remembered as long as a file stays the same: a native executable has hundreds of megabytes.
-
-    Args:
-        folder: Where they are remembered.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "digests.json"
-
-    def digest(self, path: Path) -> str:
-        """Return the SHA-256 of a file, computed only when size, times or inode changed."""
-        status = path.stat()
-        mark = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-        entries = read_object(self._path) or {}
-        entry = entries.get(str(path))
-        if isinstance(entry, dict) and entry.get("mark") == mark and isinstance(entry.get("sha256"), str):
-            return str(entry["sha256"])
-        digest = file_digest(path)
-        write_object(self._path, {**entries, str(path): {"mark": mark, "sha256": digest}})
-        return digest
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    write_object(known_digests, {**entries, str(path): {"mark": mark, "sha256": digest}})
+    return digest
 
 
 def running_programs(group: int) -> Iterator[Path]:
@@ -96,10 +82,9 @@ def fingerprint(launcher: Path, group: int | None, user_agent: str, folder: Path
         user_agent: What the server calls itself.
         folder: Where digests are remembered.
     """
-    digests = Digests(folder)
     real = launcher.resolve()
     programs = {real, *installed_programs(real), *(running_programs(group) if group is not None else ())}
-    program_digests = sorted(digests.digest(path) for path in programs)
+    program_digests = sorted(_digest(path, folder) for path in programs)
     return hashlib.sha256(json.dumps([program_digests, user_agent]).encode()).hexdigest()
 
 
@@ -125,29 +110,6 @@ def write_object(path: Path, value: JsonObject) -> None:
         raise
 
 
-def profile_to_json(profile: ServerProfile) -> JsonObject:
-    """Return a profile as JSON."""
-    return {**asdict(profile), "built_ins": sorted(profile.built_ins), "materialise": list(profile.materialise)}
-
-
-def profile_from_json(value: Any) -> ServerProfile | None:
-    """Return the profile of a cached probe; None when the file is of another version or damaged."""
-    if not isinstance(value, dict) or set(value) != {field.name for field in fields(ServerProfile)}:
-        return None
-    plain = ServerProfile()
-    for name, field_value in value.items():
-        expected = getattr(plain, name)
-        listed = name in {"built_ins", "materialise"}
-        if listed and not (isinstance(field_value, list) and all(isinstance(item, str) for item in field_value)):
-            return None
-        if isinstance(expected, bool) and not isinstance(field_value, bool):
-            return None
-    if value["rewind"] not in {"revert", "rollback", None} or not isinstance(value["name"], str):
-        return None
-    keywords = {**value, "built_ins": frozenset(value["built_ins"]), "materialise": tuple(value["materialise"])}
-    return ServerProfile(**keywords)
-
-
 FIRST: Final = "kdskills_probe_a"
 SECOND: Final = "kdskills_probe_b"
 THIRD: Final = "kdskills_probe_c"
@@ -159,11 +121,11 @@ _VERSION: Final = re.compile(r"/(\d+\.\d+)")
 
 @dataclass(frozen=True, slots=True)
 class ServerFinding:
-    """One answer of the probe: the question's name, whether the ability is proven, and the evidence."""
+    """One answer of the probe: the question's name, whether the ability is proven, and what was seen."""
 
     name: str
     proven: bool
-    evidence: str = ""
+    seen: str = ""
 
 
 @dataclass(slots=True)
@@ -173,16 +135,10 @@ class ServerFindings:
     profile: ServerProfile
     list: list[ServerFinding] = field(default_factory=list)
 
-    def add(self, name: str, proven: bool, evidence: str = "", **facts: Any) -> None:
+    def add(self, name: str, proven: bool, seen: str = "", **facts: Any) -> None:
         """Add a finding, with what follows from it for the profile."""
-        self.list.append(ServerFinding(name, proven, evidence))
+        self.list.append(ServerFinding(name, proven, seen))
         self.profile = replace(self.profile, **facts)
-
-
-def version_of(user_agent: str) -> str:
-    """Return `0.169` of `name/0.169.0 (…)`; the whole text where it is something else."""
-    match = _VERSION.search(user_agent)
-    return match.group(1) if match else user_agent
 
 
 def a_tool(name: str) -> JsonObject:
@@ -202,7 +158,7 @@ class Lab:
 
     def __init__(self, binary: str, home: Path, model: FakeResponses) -> None:
         self._binary = binary
-        self._home = home
+        self.home = home
         self.model = model
         self.calls: list[str] = []
         self._client: AsyncAppServerClient | None = None
@@ -214,9 +170,10 @@ class Lab:
         return self._client
 
     async def open(self) -> None:
-        """Start the server."""
+        """Start the server; one that runs is stopped before, and started again on the same home."""
+        await self.close()
         self._client = await AsyncAppServerClient.spawn(
-            home=self._home, binary=self._binary, cwd=self._home, config=self.model.config, request_timeout_s=_TURN_S
+            home=self.home, binary=self._binary, cwd=self.home, config=self.model.config, request_timeout_s=_TURN_S
         )
         self._client.on_call = self._answer
 
@@ -225,11 +182,6 @@ class Lab:
         if self._client is not None:
             await self._client.close()
             self._client = None
-
-    async def reopen(self) -> None:
-        """Stop the server and start it again on the same home."""
-        await self.close()
-        await self.open()
 
     async def ask(self, method: str, **params: Any) -> JsonObject:
         """Send a request."""
@@ -241,7 +193,7 @@ class Lab:
         answer = await self.ask(
             "thread/start",
             dynamicTools=list(tools),
-            cwd=str(self._home),
+            cwd=str(self.home),
             approvalPolicy="never",
             sandbox="read-only",
             config={"thread_unload_delay_secs": 0},
@@ -277,18 +229,13 @@ class Lab:
         return await self.client.tool_calls.respond(request_id=str(signal.request_id), response=response)
 
 
-async def _understood(lab: Lab, method: str, **params: Any) -> bool:
-    """Return whether the server knows a method, even if it refuses this call of it."""
-    try:
-        await lab.ask(method, **params)
-    except AppServerError as error:
-        return "unknown variant" not in str(error) and error.details.get("rpc_code") != -32601
-    return True
-
-
 async def ask_words(lab: Lab, findings: ServerFindings) -> None:
-    """Which methods there are."""
-    supported = await _understood(lab, "thread/unsubscribe", threadId=_NOBODY)
+    """Which methods there are: a server may know one and refuse this call of it."""
+    supported = True
+    try:
+        await lab.ask("thread/unsubscribe", threadId=_NOBODY)
+    except AppServerError as error:
+        supported = "unknown variant" not in str(error) and error.details.get("rpc_code") != -32601
     findings.add("unsubscribe", supported, unsubscribe=supported)
 
 
@@ -361,10 +308,11 @@ async def ask_rewind(lab: Lab, findings: ServerFindings) -> None:
     findings.add("rewind", rewound, method, rewind=method if rewound else None)
 
 
-async def ask_roots(lab: Lab, findings: ServerFindings, folder: Path) -> None:
+async def ask_roots(lab: Lab, findings: ServerFindings) -> None:
     """Whether extra skill roots reach a thread that is open."""
     thread = await lab.begin(a_tool(FIRST))
     await lab.turn(thread["id"], "!say before")
+    folder = lab.home / "kdskills-probe-roots"
     skill = folder / "kdskills-probe" / "SKILL.md"
     skill.parent.mkdir(parents=True)
     skill.write_text("---\nname: kdskills-probe\ndescription: Only a probe of kdskills.\n---\nNothing.\n", "utf-8")
@@ -381,7 +329,7 @@ async def ask_roots(lab: Lab, findings: ServerFindings, folder: Path) -> None:
     findings.add("extra_roots", reached, extra_roots=reached)
 
 
-async def ask_change(lab: Lab, findings: ServerFindings, strategy: str) -> None:
+async def ask_change(lab: Lab, findings: ServerFindings, *, strategy: str) -> None:
     """Whether replacing tool A by tool B by one strategy reaches the model, keeps history, and survives a restart."""
     thread = (await lab.begin(a_tool(FIRST)))["id"]
     await lab.turn(thread, f"!call {FIRST} {{}}")
@@ -395,13 +343,13 @@ async def ask_change(lab: Lab, findings: ServerFindings, strategy: str) -> None:
         return
     before = len(lab.calls)
     request = await lab.turn(thread, f"!call {SECOND} {{}}")
-    fault = _fault(lab, request) or (
-        None if lab.calls[before:] == [SECOND] else "a call of the new tool did not arrive"
-    )
+    fault = _fault(lab, request)
+    if fault is None and lab.calls[before:] != [SECOND]:
+        fault = "a call of the new tool did not arrive"
     if fault is None and f"!call {FIRST} {{}}" not in texts_of(request, "user"):
         fault = "the history is gone"
     if fault is None:
-        await lab.reopen()
+        await lab.open()
         await lab.client.server.resume(thread)
         fault = _fault(lab, await lab.turn(thread, "!say again"), after=" after a restart")
     findings.add(strategy, fault is None, fault or "", **{strategy: fault is None})
@@ -417,6 +365,17 @@ def _fault(lab: Lab, request: JsonObject, *, after: str = "") -> str | None:
 async def _no_bootstrap(_session_id: str) -> None:
     """The probe's threads have their files already."""
 
+
+_QUESTIONS: Final[tuple[tuple[str, Callable[[Lab, ServerFindings], Awaitable[None]]], ...]] = (
+    ("unsubscribe", ask_words),
+    ("namespaces", ask_namespaces),
+    ("materialise", ask_materialising),
+    ("context", ask_context),
+    ("rewind", ask_rewind),
+    ("extra_roots", ask_roots),
+    ("native", partial(ask_change, strategy="native")),
+    ("reload", partial(ask_change, strategy="reload")),
+)
 
 PROBE_SECONDS: Final = 30.0
 
@@ -445,15 +404,12 @@ class ServerProbeReport:
 
     def to_json(self) -> JsonObject:
         """Return the report as JSON."""
-        return {
-            "binary": str(self.binary),
-            "fingerprint": self.fingerprint,
-            "profile": profile_to_json(self.profile),
-            "findings": [{"name": item.name, "proven": item.proven, "seen": item.evidence} for item in self.findings],
-            "cached": self.cached,
-            "seconds": round(self.seconds, 3),
-            "complete": self.complete,
-        }
+        report: JsonObject = _REPORT.dump_python(self, mode="json")
+        report["profile"]["built_ins"].sort()
+        return report
+
+
+_REPORT: Final = TypeAdapter(ServerProbeReport)
 
 
 def probes_dir(state: Path) -> Path:
@@ -499,18 +455,22 @@ async def probe(
                 mark = await fingerprint_of(server, program, state)
                 cached_report = None if force else await asyncio.to_thread(_read, state, mark)
                 if cached_report is not None:
-                    return replace(cached_report, binary=program, cached=True, seconds=time.monotonic() - began)
-                findings = _start(server.user_agent)
-                complete = await _ask_all(lab, findings, home, timeout_s)
+                    return replace(
+                        cached_report, binary=program, cached=True, seconds=round(time.monotonic() - began, 3)
+                    )
+                version = _VERSION.search(server.user_agent)
+                name = version[1] if version else server.user_agent
+                findings = ServerFindings(ServerProfile(name=name, user_agent=server.user_agent, unsubscribe=False))
+                complete = await _ask_all(lab, findings, timeout_s)
             finally:
                 await lab.close()
     finally:
         await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
-    seconds = time.monotonic() - began
+    seconds = round(time.monotonic() - began, 3)
     profile = replace(findings.profile, probed=complete)
     report = ServerProbeReport(program, mark, profile, tuple(findings.list), False, seconds, complete)
     if complete:
-        await asyncio.to_thread(write_object, _file(state, mark), report.to_json())
+        await asyncio.to_thread(write_object, probes_dir(state) / f"{mark}.json", report.to_json())
     return report
 
 
@@ -530,23 +490,6 @@ async def profile_for(server: AppServer, binary: str, *, state: Path) -> ServerP
     return (await probe(str(program), state=state)).profile
 
 
-async def probed_profile(
-    binary: str, *, env: Mapping[str, str] | None = None, state: Path | None = None
-) -> ServerProfile:
-    """Return the profile of a binary that is about to be started (`spawn(probe="auto")`).
-
-    Args:
-        binary: The program, by name or path.
-        env: Variables of the server; their `PATH` is where a name is looked for.
-        state: The folder of durable state; the account's own otherwise.
-
-    Raises:
-        AppServerGone: The program is missing, or does not start.
-    """
-    program = await asyncio.to_thread(find_binary, binary, (env or {}).get("PATH"))
-    return (await probe(str(program), state=state or user_state_dir())).profile
-
-
 async def fingerprint_of(server: AppServer, program: Path, state: Path) -> str:
     """Return the fingerprint of a server that runs."""
     transport = server.transport
@@ -554,28 +497,13 @@ async def fingerprint_of(server: AppServer, program: Path, state: Path) -> str:
     return await asyncio.to_thread(fingerprint, program, group, server.user_agent, probes_dir(state))
 
 
-def _start(user_agent: str) -> ServerFindings:
-    version = version_of(user_agent)
-    return ServerFindings(ServerProfile(name=version, user_agent=user_agent, unsubscribe=False))
-
-
-async def _ask_all(lab: Lab, findings: ServerFindings, home: Path, timeout_s: float) -> bool:
+async def _ask_all(lab: Lab, findings: ServerFindings, timeout_s: float) -> bool:
     """Ask every question; False when the time was up, or the server went away, before the last."""
-    questions: list[tuple[str, Callable[[], Awaitable[None]]]] = [
-        ("unsubscribe", lambda: ask_words(lab, findings)),
-        ("namespaces", lambda: ask_namespaces(lab, findings)),
-        ("materialise", lambda: ask_materialising(lab, findings)),
-        ("context", lambda: ask_context(lab, findings)),
-        ("rewind", lambda: ask_rewind(lab, findings)),
-        ("extra_roots", lambda: ask_roots(lab, findings, home / "kdskills-probe-roots")),
-        ("native", lambda: ask_change(lab, findings, "native")),
-        ("reload", lambda: ask_change(lab, findings, "reload")),
-    ]
     try:
         async with asyncio.timeout(timeout_s):
-            for name, question in questions:
+            for name, question in _QUESTIONS:
                 try:
-                    await question()
+                    await question(lab, findings)
                 except AppServerError as error:
                     findings.add(name, False, str(error))
                 except WaitTimeoutError as error:
@@ -590,19 +518,11 @@ async def _ask_all(lab: Lab, findings: ServerFindings, home: Path, timeout_s: fl
     return True
 
 
-def _file(state: Path, mark: str) -> Path:
-    return probes_dir(state) / f"{mark}.json"
-
-
 def _read(state: Path, mark: str) -> ServerProbeReport | None:
-    """Return a cached report; None when there is none that this version can read."""
-    stored = read_object(_file(state, mark)) or {}
-    profile = profile_from_json(stored.get("profile"))
-    if profile is None or stored.get("fingerprint") != mark or not isinstance(stored.get("findings"), list):
+    """Return a cached report; None when there is none, or the file is damaged or of another version."""
+    stored = read_object(probes_dir(state) / f"{mark}.json")
+    try:
+        report = _REPORT.validate_json(json.dumps(stored), strict=True)
+    except ValidationError:
         return None
-    findings = tuple(
-        ServerFinding(str(entry.get("name")), bool(entry.get("proven")), str(entry.get("seen")))
-        for entry in stored["findings"]
-        if isinstance(entry, dict)
-    )
-    return ServerProbeReport(Path(str(stored.get("binary"))), mark, profile, findings, True, 0.0, True)
+    return report if report.fingerprint == mark and report.to_json() == stored else None

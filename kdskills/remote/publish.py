@@ -35,21 +35,15 @@ from kdskills.skills.safe_open import read_file, walk_tree
 from kdskills.turn import Granted, instruction_block
 
 if TYPE_CHECKING:
-    from kdskills.errors import Diagnostic
     from kdskills.remote.core_session import SessionCore
-    from kdskills.remote.registry import RemoteSkill
     from kdskills.skills.model import Skill
     from kdskills.turn import SkillView
 
 
 PUBLIC: Final = "public"
 LONGEST_ROOT: Final = 64
-_FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9_-]")
-
-
-def folded(text: str) -> str:
-    """Return a name with hyphens as underscores, as tools are named."""
-    return text.replace("-", "_")
+_AS_TOOLS: Final = "publish with route='tools'"
+_FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9_]")
 
 
 def tool_names(view: SkillView, python_tools: Iterable[str]) -> dict[str, tuple[str, str | None]]:
@@ -61,10 +55,10 @@ def tool_names(view: SkillView, python_tools: Iterable[str]) -> dict[str, tuple[
     python_tool_ids = frozenset(python_tools)
     names: dict[str, tuple[str, str | None]] = {}
     for full_id, skill in view.listed.items():
-        top = f"{skill.namespace}.{folded(skill.id)}"
-        candidates: list[tuple[str, str | None]] = [(top, None)]
-        candidates += [(f"{top}__{_word(tool.id)}", tool.id) for tool in skill.tools if tool.id in python_tool_ids]
-        for name, tool_id in candidates:
+        top = f"{skill.namespace}.{skill.id.replace('-', '_')}"  # tools are named with underscores
+        tool_ids = [tool.id for tool in skill.tools if tool.id in python_tool_ids]
+        for tool_id in (None, *tool_ids):
+            name = top if tool_id is None else f"{top}__{_FORBIDDEN.sub('_', tool_id)}"
             if name in names:
                 raise _collision(name, names[name][0], full_id)
             names[name] = (full_id, tool_id)
@@ -84,17 +78,12 @@ def root_names(view: SkillView) -> dict[str, str]:
             raise CatalogError(
                 f"the folder of {full_id} would be called {name}, which is longer than {LONGEST_ROOT} characters",
                 rule="root_name_long",
-                suggestion="shorten the skill's id, or publish with route='tools'",
+                suggestion=f"shorten the skill's id, or {_AS_TOOLS}",
             )
         if name in names:
             raise _collision(name, names[name], full_id)
         names[name] = full_id
     return names
-
-
-def _word(tool_id: str) -> str:
-    """Return a tool id with underscores for characters that no name may contain."""
-    return _FORBIDDEN.sub("_", folded(tool_id))
 
 
 def _collision(name: str, first: str, second: str) -> CatalogError:
@@ -103,9 +92,6 @@ def _collision(name: str, first: str, second: str) -> CatalogError:
         rule="published_twice",
         suggestion="rename one of them, or grant only one to this consumer",
     )
-
-
-Route = Literal["tools", "roots"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +107,7 @@ class PublishReport:
         diagnostics: Findings about the texts.
     """
 
-    route: Route
+    route: Literal["tools", "roots"]
     digest: str
     names: Mapping[str, str]
     skills: tuple[ReceiptSkillEntry, ...]
@@ -152,11 +138,7 @@ _SKILL_FILE: Final = "SKILL.md"
 
 
 async def publish_roots(core: SessionCore, view: SkillView) -> PublishReport:
-    """Publish by route `roots`; see `kdskills.remote.publish.publish`.
-
-    Raises:
-        CatalogError: The server is not this client's own, sessions differ, or names collide.
-    """
+    """Publish by route `roots`; see `publish`."""
     core.live()
     home = _owned_home(core)
     check_same_view(view, (session.view_digest for session in other_sessions(core)))
@@ -175,7 +157,7 @@ async def publish_roots(core: SessionCore, view: SkillView) -> PublishReport:
     core.roots_digest = core.view_digest = view.digest
     core.published = receipts(texts)
     diagnostics = (*(note for _, notes_of in texts.values() for note in notes_of), *notes)
-    return PublishReport("roots", view.digest, MappingProxyType(names), core.published, str(folder), tuple(diagnostics))
+    return PublishReport("roots", view.digest, MappingProxyType(names), core.published, str(folder), diagnostics)
 
 
 async def take_roots_away(core: SessionCore) -> None:
@@ -210,28 +192,24 @@ def _owned_home(core: SessionCore) -> Path:
         raise CatalogError(
             "roots are seen by every session of a server, so only a server this client started is given any",
             rule="roots_not_owned",
-            suggestion="start the server with spawn(), or publish with route='tools'",
+            suggestion=f"start the server with spawn(), or {_AS_TOOLS}",
         )
     if core.owner.profile.probed and not core.owner.profile.extra_roots:
         raise CatalogError(
             "this server does not take skill roots",
             rule="roots_unknown",
-            suggestion="publish with route='tools', or use a newer server",
+            suggestion=f"{_AS_TOOLS}, or use a newer server",
         )
     return Path(home)
 
 
 def check_same_view(view: SkillView, digests: Iterable[str | None]) -> None:
-    """Refuse a view that differs from those published by other sessions, because every session of a server sees all roots.
-
-    Raises:
-        CatalogError: `roots_differ`.
-    """
+    """Refuse a view that differs from those published by other sessions, because every session of a server sees all roots."""
     if any(digest not in {None, view.digest} for digest in digests):
         raise CatalogError(
             "another session of this server published other skills, and roots are seen by every session",
             rule="roots_differ",
-            suggestion="give each view a server of its own, or publish with route='tools'",
+            suggestion=f"give each view a server of its own, or {_AS_TOOLS}",
         )
 
 
@@ -243,14 +221,11 @@ def _write(
     Raises:
         CatalogError: The folder cannot be written; whatever was written is deleted again.
     """
-    top = home / ROOTS
+    top = folder = home / ROOTS
+    notes: list[Diagnostic] = []
     try:
         private_folder(top)
         folder = Path(tempfile.mkdtemp(dir=top))
-    except OSError as error:
-        raise _write_error(top, error) from error
-    try:
-        notes: list[Diagnostic] = []
         for name, full_id in names.items():
             skill = view.listed[full_id]
             target = folder / name
@@ -259,19 +234,16 @@ def _write(
             write_private(target / _SKILL_FILE, f"---\n{head}---\n{texts[full_id]}\n")
             notes += _copy_files(skill, target)
     except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder != top:
+            shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError):
-            raise _write_error(folder, error) from error
+            raise CatalogError(
+                f"the skills cannot be written to {folder}: {error.strerror or error}",
+                rule="roots_not_written",
+                suggestion=f"make room in the server's home, or {_AS_TOOLS}",
+            ) from error
         raise
     return folder, tuple(notes)
-
-
-def _write_error(folder: Path, error: OSError) -> CatalogError:
-    return CatalogError(
-        f"the skills cannot be written to {folder}: {error.strerror or error}",
-        rule="roots_not_written",
-        suggestion="make room in the server's home, or publish with route='tools'",
-    )
 
 
 def _copy_files(skill: Skill, target: Path) -> list[Diagnostic]:
@@ -293,8 +265,6 @@ def _copy_files(skill: Skill, target: Path) -> list[Diagnostic]:
         write_private(target_file, data)
     return notes
 
-
-__all__ = ["PublishReport", "Renew", "publish", "publish_tools"]
 
 Renew = Callable[[], "SkillView"]
 
@@ -352,7 +322,8 @@ def _withdraw(core: SessionCore, keep: Iterable[str]) -> None:
 
 def _published_names(core: SessionCore) -> set[str]:
     """Return the names whose base is a published skill; the program may have registered its own function instead."""
-    return {_name(skill) for skill in core.registry.bases() if core.published_tools.get(_name(skill)) is skill}
+    bases = core.registry.bases()
+    return {skill.qualified_name for skill in bases if core.published_tools.get(skill.qualified_name) is skill}
 
 
 def publish_tools(
@@ -371,29 +342,28 @@ def publish_tools(
     for name, (full_id, tool_id) in names.items():
         skill = view.listed[full_id]
         if tool_id is None:
-            options: dict[str, Any] = {"description": _description(skill), "input_schema": _PART, "idempotent": True}
+            description = f"Instructions of the skill {skill.name}: {skill.description}"
+            options: dict[str, Any] = {"description": description, "input_schema": _PART, "idempotent": True}
             handler: Callable[..., Any] = _reader(look, name, full_id)
         else:
-            options = {"description": _tool_reason(skill, tool_id)}
+            reasons = (skill_tool.why for skill_tool in skill.tools if skill_tool.id == tool_id)
+            options = {"description": next(reasons, None) or None}
             handler = _guarded(look, name, full_id, python_tools[tool_id])
         namespace, _, tool = name.rpartition(".")
         new_skills.append(core.build_skill(tool, handler, namespace=namespace, **options))
     published = _published_names(core)
-    neighbours = [(entry.namespace, entry.name) for entry in core.registry.skills() if _name(entry) not in published]
+    others = [entry for entry in core.registry.skills() if entry.qualified_name not in published]
+    neighbours = [(entry.namespace, entry.name) for entry in others]
     # All are checked before the first change, so that all are published or none.
     for entry in new_skills:
         check_neighbours(entry.namespace, entry.name, neighbours)
     _withdraw(core, keep=names)
-    core.published_tools = {_name(entry): core.registry.register(entry) for entry in new_skills}
+    core.published_tools = {entry.qualified_name: core.registry.register(entry) for entry in new_skills}
     core.published = receipts(texts)
     core.view_digest = view.digest
     diagnostics = tuple(note for _, notes in texts.values() for note in notes)
     reverse = {name: full_id for name, (full_id, _) in names.items()}
     return PublishReport("tools", view.digest, MappingProxyType(reverse), core.published, None, diagnostics)
-
-
-def _name(skill: RemoteSkill) -> str:
-    return f"{skill.namespace}.{skill.name}" if skill.namespace else skill.name
 
 
 def _reader(look: Renew, name: str, full_id: str) -> Callable[..., Any]:
@@ -421,12 +391,3 @@ def _guarded(look: Renew, name: str, full_id: str, handler: Callable[..., Any]) 
         return handler(*args, **kwargs)
 
     return call
-
-
-def _description(skill: Skill) -> str:
-    return f"Instructions of the skill {skill.name}: {skill.description}"
-
-
-def _tool_reason(skill: Skill, tool_id: str) -> str | None:
-    skill_tool = next((tool for tool in skill.tools if tool.id == tool_id), None)
-    return skill_tool.why or None if skill_tool is not None else None

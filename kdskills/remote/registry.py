@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kdskills.errors import Diagnostic
+from kdskills.remote.catalog.digest import HEADER
 from kdskills.remote.names import check_neighbours, qualify
 from kdskills.remote.ports import JsonObject, ServerProfile
 
@@ -66,17 +67,13 @@ class RemoteSkill:
 
     def copied(self) -> RemoteSkill:
         """Return the skill with schemas of its own."""
-        return replace(
-            self, input_schema=copy.deepcopy(self.input_schema), output_schema=copy.deepcopy(self.output_schema)
-        )
+        schemas = {name: copy.deepcopy(getattr(self, name)) for name in ("input_schema", "output_schema")}
+        return replace(self, **schemas)
 
     def to_tool(self) -> JsonObject:
         """Return the wire tool: with exactly the keys a Codex server reads."""
-        tool: JsonObject = {
-            "name": self.name,
-            "description": self.description,
-            "inputSchema": copy.deepcopy(self.input_schema),
-        }
+        schema = copy.deepcopy(self.input_schema)
+        tool: JsonObject = {"name": self.name, "description": self.description, "inputSchema": schema}
         if self.namespace:
             tool["namespace"] = self.namespace
         if self.defer_loading:
@@ -84,13 +81,11 @@ class RemoteSkill:
         return tool
 
 
+@dataclass(eq=False, slots=True)
 class Layer:
     """One layer of a stack; compared by identity, since two windows may have equal skills."""
 
-    __slots__ = ("skill",)
-
-    def __init__(self, skill: RemoteSkill) -> None:
-        self.skill = skill
+    skill: RemoteSkill
 
 
 @dataclass(slots=True)
@@ -141,9 +136,12 @@ class RemoteSkillRegistry:
             stack = self._stacks.setdefault(name, _Stack())
             replaced, stack.base = stack.base, Layer(skill)
             if stack.windows:
-                self.note(_shadowed(name))
+                words = f"`{name}` was registered under an open window, which stays visible until it is left"
+                self.note(Diagnostic("shadowed_by_window", "warning", words, ref=name))
             elif replaced is not None:
-                self.note(_overwritten(name))
+                words = f"`{name}` was registered again; the newer handler is in force"
+                fix = "unregister the name first when the change is meant"
+                self.note(Diagnostic("remote_skill_overwritten", "warning", words, ref=name, fix=fix))
         return skill
 
     def open(self, skill: RemoteSkill) -> Layer:
@@ -159,12 +157,9 @@ class RemoteSkillRegistry:
         name = layer.skill.qualified_name
         with self._lock:
             stack = self._stacks.get(name)
-            if stack is None:
+            if stack is None or layer not in stack.windows:
                 return False
-            windows = [window for window in stack.windows if window is not layer]
-            if len(windows) == len(stack.windows):
-                return False
-            stack.windows = windows
+            stack.windows.remove(layer)
             if stack.visible is None:
                 del self._stacks[name]
             return True
@@ -217,69 +212,30 @@ class RemoteSkillRegistry:
         check_neighbours(skill.namespace, skill.name, [(s.namespace, s.name) for s in self.skills()])
 
 
-def _overwritten(name: str) -> Diagnostic:
-    return Diagnostic(
-        "remote_skill_overwritten",
-        "warning",
-        f"`{name}` was registered again; the newer handler is in force",
-        ref=name,
-        fix="unregister the name first when the change is meant",
-    )
-
-
-def _shadowed(name: str) -> Diagnostic:
-    return Diagnostic(
-        "shadowed_by_window",
-        "warning",
-        f"`{name}` was registered under an open window, which stays visible until it is left",
-        ref=name,
-    )
-
-
-HEADER = (
-    "Session remote skill catalog (Python-managed):",
-    "Use these capabilities when relevant and do not invent unknown tools.",
-)
 TOOLS_KEYWORDS = ("dynamic_tools", "dynamicTools")
 """The two spellings of the keyword with wire tools; clients convert the first to the second."""
 
 _BREAK = re.compile("\r\n|[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]")
 
 
-def sorted_skills(skills: Iterable[RemoteSkill]) -> list[RemoteSkill]:
-    """Return the skills by qualified name."""
-    return sorted(skills, key=lambda skill: skill.qualified_name)
-
-
 def wire_tools(skills: Iterable[RemoteSkill]) -> list[JsonObject]:
     """Return the tools of a catalog, sorted by qualified name, with schemas of their own."""
-    return [skill.to_tool() for skill in sorted_skills(skills)]
+    return [skill.to_tool() for skill in sorted(skills, key=lambda skill: skill.qualified_name)]
 
 
 def instruction_text(skills: Iterable[RemoteSkill]) -> str:
     """Return the catalog as text: empty without skills, no trailing newline."""
-    listed_skills = sorted_skills(skills)
-    if not listed_skills:
-        return ""
-    lines = list(HEADER)
-    for skill in listed_skills:
-        lines.append(f"- {skill.qualified_name}: {_one_line(skill.description)}")
-        lines.append(f"  input_schema: {_json(skill.input_schema)}")
+    lines = []
+    for skill in sorted(skills, key=lambda skill: skill.qualified_name):
+        lines.append(f"- {skill.qualified_name}: {_BREAK.sub(' ', skill.description)}")
+        lines.append(f"  input_schema: {json.dumps(skill.input_schema, sort_keys=True)}")
         if skill.output_schema:
-            lines.append(f"  output_schema: {_json(skill.output_schema)}")
+            lines.append(f"  output_schema: {json.dumps(skill.output_schema, sort_keys=True)}")
         if skill.output_description:
-            lines.append(f"  output_description: {_one_line(skill.output_description)}")
-    return "\n".join(lines)
+            lines.append(f"  output_description: {_BREAK.sub(' ', skill.output_description)}")
+    return "\n".join([*HEADER, *lines]) if lines else ""
 
 
 def inject(catalog: str, text: str) -> str:
     """Return the user's text below the catalog; the text alone when there is no catalog."""
     return f"{catalog}\n\nUser request:\n{text}" if catalog else text
-
-
-def _one_line(text: str) -> str:
-    return _BREAK.sub(" ", text)
-
-
-def _json(value: JsonObject) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=True)

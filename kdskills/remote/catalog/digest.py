@@ -7,8 +7,13 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kdskills.remote.names import qualify
 from kdskills.remote.ports import JsonObject
 
+HEADER = (
+    "Session remote skill catalog (Python-managed):",
+    "Use these capabilities when relevant and do not invent unknown tools.",
+)
 _EMPTY_SCHEMA: JsonObject = {"type": "object", "properties": {}, "additionalProperties": True}
 
 
@@ -46,8 +51,7 @@ def _flat(tool: JsonObject, namespace: Any) -> JsonObject:
 
 def qualified_name(tool: JsonObject) -> str:
     """Return `namespace.name`, or the name alone."""
-    namespace = tool.get("namespace")
-    return f"{namespace}.{tool.get('name')}" if namespace else str(tool.get("name"))
+    return qualify(tool.get("namespace"), str(tool.get("name")))
 
 
 def tools_digest(tools: Iterable[JsonObject]) -> str:
@@ -84,7 +88,7 @@ def wire_tools(tools: Iterable[JsonObject], *, namespaces: bool) -> list[JsonObj
                 entry["deferLoading"] = True
             grouped.setdefault(namespace, []).append(entry)
         else:
-            plain.append({**{k: v for k, v in entry.items() if k != "type"}, "name": f"{namespace}__{tool['name']}"})
+            plain.append({**entry, "name": f"{namespace}__{tool['name']}"})
     if not namespaces:
         return [{key: value for key, value in entry.items() if key != "type"} for entry in plain]
     spaces = [
@@ -110,11 +114,8 @@ def tools_text(tools: Sequence[JsonObject]) -> str:
     """Return a plain catalog text of tools for callers that bring no `instruction_text`."""
     if not tools:
         return ""
-    lines = [
-        "Session remote skill catalog (Python-managed):",
-        "Use these capabilities when relevant and do not invent unknown tools.",
-    ]
+    lines = list(HEADER)
     for tool in flat_tools(tools):
         lines.append(f"- {qualified_name(tool)}: {' '.join(str(tool['description'] or '').split())}")
-        lines.append(f"  input_schema: {json.dumps(tool['inputSchema'], sort_keys=True, ensure_ascii=True)}")
+        lines.append(f"  input_schema: {json.dumps(tool['inputSchema'], sort_keys=True)}")
     return "\n".join(lines)
