@@ -361,7 +361,7 @@ def ground_floor_files() -> list[tuple[Path, Path]]:
 def _our_files() -> list[tuple[Path, Path]]:
     """Return (path below site-packages, host file) of the ground floor and the entry, sorted."""
     package, runtime = _package_dir(), _runtime_dir()
-    files = [(Path("kdskills") / name, package / name) for name in ("__init__.py", "py.typed")]
+    files = [(Path("kdskills") / name, package / name) for name in ("__init__.py", "exports.py", "py.typed")]
     for room in GROUND_FLOOR:
         files += [(Path("kdskills") / path.relative_to(package), path) for path in _files(package / room)]
     files += [(Path("kdskills_runtime") / path.relative_to(runtime), path) for path in _files(runtime)]
