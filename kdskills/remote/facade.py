@@ -70,7 +70,10 @@ class FacadeCore:
         if journal is None and self.backend is not None:
             journal = getattr(client, "journal", None)
         self.dispatcher = RemoteDispatcher(
-            driver, journal, max_concurrency=max_concurrency, spool=getattr(client, "spool", None)
+            journal,
+            asynchronous=driver.asynchronous,
+            max_concurrency=max_concurrency,
+            spool=getattr(client, "spool", None),
         )
         self.receipts = Receipts(self.dispatcher.journal)
         self._sessions: dict[str, SessionCore] = {}

@@ -14,7 +14,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextvars import Context
+from contextvars import copy_context
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -22,7 +23,7 @@ from kdskills.errors import MissingExtra
 from kdskills.remote.core import discard
 from kdskills.remote.dispatch.outcome import NOT_RECORDED, OUTCOME_UNKNOWN, failed
 from kdskills.remote.dispatch.payloads import AnswerBuilder
-from kdskills.remote.ports import CallJournal, JournalRow, JsonObject, RemoteCall, StoredAnswer
+from kdskills.remote.ports import CallIdentity, CallJournal, JournalRow, JsonObject, RemoteCall, StoredAnswer
 from kdskills.remote.schemas.checks import validator_of
 
 if TYPE_CHECKING:
@@ -254,21 +255,14 @@ class CallLeases:
                 if self._closed:
                     return
                 leases = dict(self._leases)
-            for journal, rows in _by_journal(leases):
-                self._renew(journal, rows)
-
-    def _renew(self, journal: CallJournal, rows: dict[str, str]) -> None:
-        try:
-            journal.renew(rows, self.lease_s)
-        except Exception as error:  # noqa: BLE001 - a journal that is away for a moment must not end this thread
-            _log.warning("leases of %d calls could not be renewed: %s", len(rows), type(error).__name__)
-
-
-def _by_journal(leases: dict[tuple[int, str], tuple[CallJournal, str]]) -> list[tuple[CallJournal, dict[str, str]]]:
-    groups: dict[int, tuple[CallJournal, dict[str, str]]] = {}
-    for (number, key), (journal, owner) in leases.items():
-        groups.setdefault(number, (journal, {}))[1][key] = owner
-    return list(groups.values())
+            by_journal: dict[int, tuple[CallJournal, dict[str, str]]] = {}
+            for (number, key), (journal, owner) in leases.items():
+                by_journal.setdefault(number, (journal, {}))[1][key] = owner
+            for journal, rows in by_journal.values():
+                try:
+                    journal.renew(rows, self.lease_s)
+                except Exception as error:  # noqa: BLE001 - a journal that is away for a moment must not end this thread
+                    _log.warning("leases of %d calls could not be renewed: %s", len(rows), type(error).__name__)
 
 
 WRITE_TRIES: Final = 3
@@ -277,18 +271,48 @@ WRITE_PAUSE_S: Final = 0.2
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class CallAttempt:
+    """One attempt at a call that is to be run or answered.
+
+    Attributes:
+        skill: The skill to run; None when this worker has none of that name.
+        identity: Identifies the call.
+        arguments: Any JSON value.
+        tool: How messages name the skill.
+        journal: Where the call is recorded.
+        key: The call's key there.
+        owner: This attempt's name there.
+        findable: Whether a repeated delivery gets the same key.
+    """
+
+    skill: RemoteSkill | None
+    identity: CallIdentity
+    arguments: Any
+    tool: str
+    journal: CallJournal
+    key: str
+    owner: str
+    findable: bool
+
+    @property
+    def reported_key(self) -> str | None:
+        """The key if others can find the call by it, else None."""
+        return self.key if self.findable else None
+
+    def taken_over(self, row: JournalRow | None) -> bool:
+        """Return whether another attempt has the call's row."""
+        return row is not None and row.owner != self.owner
+
+
 class Execution:
-    """Runs one handler and records its answer; the caller may stop waiting before the handler has ended.
+    """Runs one handler, in the context variables of its maker, and records its answer.
+
+    The caller may stop waiting before the handler has ended.
 
     Args:
+        attempt: The call, whose arguments passed the checks.
         skill: The skill to run.
-        tool: How messages name it.
-        arguments: Any JSON value that passed the checks.
-        call: Facts about the call, for handlers that ask for them.
-        context: The caller's context variables, copied for this run.
-        journal: Where the answer is committed.
-        key: The call's key in the journal.
-        owner: This attempt's name in the journal.
         answers: Builds the answer.
         leases: Renews this call's lease until the answer is committed.
         asynchronous: Whether awaitable results can be awaited.
@@ -296,27 +320,19 @@ class Execution:
 
     def __init__(
         self,
+        attempt: CallAttempt,
         skill: RemoteSkill,
-        tool: str,
-        arguments: Any,
-        *,
-        call: RemoteCall,
-        context: Context,
-        journal: CallJournal,
-        key: str,
-        owner: str,
         answers: AnswerBuilder,
         leases: CallLeases,
+        *,
         asynchronous: bool,
     ) -> None:
-        self.skill = skill
-        self.tool = tool
-        self.call = call
-        self.context = context
-        self._arguments = arguments
-        self._journal = journal
-        self._key = key
-        self._owner = owner
+        identity = attempt.identity
+        deadline = None if skill.deadline_seconds is None else time.time() + skill.deadline_seconds
+        self.call = RemoteCall(attempt.key, identity.thread_id, identity.turn_id, identity.call_id, deadline)
+        self.context = copy_context()
+        self._skill = skill
+        self._attempt = attempt
         self._answers = answers
         self._leases = leases
         self._asynchronous = asynchronous
@@ -341,7 +357,7 @@ class Execution:
             if self._asynchronous:
                 return value
             discard(value)
-            self.commit(self._answers.awaitable(self.tool))
+            self.commit(self._answers.awaitable(self._attempt.tool))
             return None
         self.complete(value)
         return None
@@ -349,9 +365,11 @@ class Execution:
     def begin(self) -> bool:
         """Record that the handler is about to start; return False when another attempt owns the call by now."""
         try:
-            self.began = self._journal.start(self._key, self._owner)
+            self.began = self._attempt.journal.start(self._attempt.key, self._attempt.owner)
         except Exception as error:  # noqa: BLE001 - any journal's failure means that the handler must not run
-            _log.warning("a call of %s was not run: the journal does not answer (%s)", self.tool, type(error).__name__)
+            _log.warning(
+                "a call of %s was not run: the journal does not answer (%s)", self._attempt.tool, type(error).__name__
+            )
         if not self.began:
             self._end()
         return self.began
@@ -367,27 +385,28 @@ class Execution:
     def complete(self, value: Any) -> None:
         """Build the answer and commit it."""
         if self.raised is not None:
-            self.commit(self._answers.of_error(self.tool, self.raised))
+            self.commit(self._answers.of_error(self._attempt.tool, self.raised))
             return
         try:
-            answer = self._answers.of_value(self.tool, value)
+            answer = self._answers.of_value(self._attempt.tool, value)
             self.value = value if answer.handled else None
         except BaseException as error:  # noqa: BLE001 - `__str__` and iterators of the value are the handler's code, too
             self.raised = error
-            answer = self._answers.of_error(self.tool, error)
+            answer = self._answers.of_error(self._attempt.tool, error)
         self.commit(answer)
 
     def commit(self, answer: StoredAnswer) -> None:
         """Commit the answer; an answer that cannot be committed is not given, since no worker could repeat it."""
+        attempt = self._attempt
         for tries_left in reversed(range(WRITE_TRIES)):
             try:
-                self.row = self._journal.finish(self._key, self._owner, answer)
+                self.row = attempt.journal.finish(attempt.key, attempt.owner, answer)
                 self.answer = answer
                 break
             except Exception as error:  # noqa: BLE001 - any journal's failure is answered as an unknown outcome
-                _log.warning("the answer of %s could not be recorded: %s", self.tool, type(error).__name__)
+                _log.warning("the answer of %s could not be recorded: %s", self._attempt.tool, type(error).__name__)
                 if not tries_left:
-                    self.answer = failed(self.tool, NOT_RECORDED)
+                    self.answer = failed(self._attempt.tool, NOT_RECORDED)
                 else:
                     time.sleep(WRITE_PAUSE_S)
         self._end()
@@ -395,24 +414,24 @@ class Execution:
     def abandon(self) -> None:
         """Record an unknown outcome, because the event loop of the handler is closing."""
         try:
-            unknown = failed(self.tool, OUTCOME_UNKNOWN)
-            self.row = self._journal.lose(self._key, self._owner, unknown, dead=False)
+            unknown = failed(self._attempt.tool, OUTCOME_UNKNOWN)
+            self.row = self._attempt.journal.lose(self._attempt.key, self._attempt.owner, unknown, dead=False)
         finally:
             self._end()
 
     def _end(self) -> None:
-        self._leases.release(self._journal, self._key, self._owner)
+        self._leases.release(self._attempt.journal, self._attempt.key, self._attempt.owner)
         self.ended.set()
 
     def _handler(self) -> Any:
-        extra = {self.skill.call_parameter: self.call} if self.skill.call_parameter else {}
-        if self._arguments is None:
-            return self.skill.handler(**extra)
+        extra = {self._skill.call_parameter: self.call} if self._skill.call_parameter else {}
+        if self._attempt.arguments is None:
+            return self._skill.handler(**extra)
         # The handler gets a copy: if it changes its arguments, the identity of the call must stay the same.
-        arguments = own_copy(self._arguments)
+        arguments = own_copy(self._attempt.arguments)
         if isinstance(arguments, dict):
-            return self.skill.handler(**{**self.skill.coerce(arguments), **extra})
-        return self.skill.handler(arguments, **extra)
+            return self._skill.handler(**{**self._skill.coerce(arguments), **extra})
+        return self._skill.handler(arguments, **extra)
 
 
 def is_coroutine_function(handler: Any) -> bool:

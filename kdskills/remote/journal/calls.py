@@ -21,7 +21,7 @@ import hashlib
 import json
 import threading
 import uuid
-from collections import OrderedDict
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -75,6 +75,9 @@ def takeover(row: JournalRow, *, idempotent: bool) -> Event | None:
     return "rerun" if row.state == "running" and row.idempotent and idempotent else None
 
 
+IDENTIFYING: Final = ("session_id", "thread_id", "turn_id", "call_id", "namespace", "tool")
+"""What a row keeps of a call's identity, under the identity's own names."""
+
 WEAK_PER_SESSION: Final = 4096
 """Weak identities remembered per session; the oldest go first."""
 
@@ -98,14 +101,8 @@ def strong_key(identity: CallIdentity) -> str | None:
     """
     if not identity.strong:
         return None
-    parts = [
-        identity.thread_id,
-        identity.turn_id,
-        identity.call_id,
-        identity.namespace,
-        identity.tool,
-        identity.arguments_sha256,
-    ]
+    call = [identity.thread_id, identity.turn_id, identity.call_id]
+    parts = [*call, identity.namespace, identity.tool, identity.arguments_sha256]
     return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -120,7 +117,7 @@ class _SessionKeys:
     """The weak identities of one session: newest last."""
 
     by_name: dict[tuple[str | None, ...], list[_WeakKey]] = field(default_factory=dict)
-    order: OrderedDict[str, tuple[str | None, ...]] = field(default_factory=OrderedDict)
+    order: deque[tuple[str | None, ...]] = field(default_factory=deque)
 
 
 class WeakIdentities:
@@ -148,21 +145,15 @@ class WeakIdentities:
                     return weak_key.key
             new_key = _WeakKey(f"weak-{uuid.uuid4().hex}", identity.call_id)
             session.by_name.setdefault(name, []).append(new_key)
-            session.order[new_key.key] = name
+            session.order.append(name)
             if len(session.order) > self._limit:
-                self._drop_oldest(session)
+                oldest = session.order.popleft()
+                del session.by_name[oldest][0]
+                if not session.by_name[oldest]:
+                    del session.by_name[oldest]
             return new_key.key
 
     def forget(self, session_id: str) -> None:
         """Drop what is known of a session."""
         with self._lock:
             self._sessions.pop(session_id, None)
-
-    @staticmethod
-    def _drop_oldest(session: _SessionKeys) -> None:
-        key, name = session.order.popitem(last=False)
-        remaining = [weak_key for weak_key in session.by_name[name] if weak_key.key != key]
-        if remaining:
-            session.by_name[name] = remaining
-        else:
-            del session.by_name[name]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from kdskills.remote.journal.calls import ANSWERED, KEEPS_LATE, Event, after, takeover
+from kdskills.remote.journal.calls import ANSWERED, IDENTIFYING, KEEPS_LATE, Event, after, takeover
 from kdskills.remote.ports import CallClaim, CallIdentity, JournalRow, StoredAnswer
 
 KEPT_PER_SESSION: Final = 4096
@@ -30,59 +29,60 @@ class MemoryJournal:
         self._kept = kept
         self._clock = clock
         self._rows: dict[str, JournalRow] = {}
-        self._sessions: dict[str, OrderedDict[str, None]] = {}
+        self._sessions: dict[str, dict[str, None]] = {}
         self._late_told: set[str] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def claim(self, key: str, identity: CallIdentity, owner: str, lease_s: float, *, idempotent: bool) -> CallClaim:
         """As `CallJournal.claim`."""
         with self._lock:
-            now = self._clock()
-            row = self._read(key)
+            now, row = self._clock(), self.get(key)
             if row is None:
-                return CallClaim(self._add(key, identity, owner, now, lease_s, idempotent), mine=True)
-            event = takeover(row, idempotent=idempotent)
-            if event is None:
+                named = {name: getattr(identity, name) for name in IDENTIFYING}
+                row = JournalRow(key, "claimed", owner, idempotent, now + lease_s, alive=True, created_at=now, **named)
+                self._sessions.setdefault(row.session_id, {})[key] = None
+            elif (event := takeover(row, idempotent=idempotent)) is not None:
+                state = after(row.state, event) or row.state
+                row = replace(row, state=state, owner=owner, lease_until=now + lease_s, alive=True)
+            else:
                 return CallClaim(row, mine=False)
-            state = after(row.state, event)
-            assert state is not None
-            claimed = replace(row, state=state, owner=owner, lease_until=now + lease_s, alive=True)
-            self._rows[key] = claimed
-            return CallClaim(claimed, mine=True)
+            self._rows[key] = row
+            keys = self._sessions[row.session_id]
+            if len(keys) > self._kept:
+                self._drop([k for k in keys if self._rows[k].state in ANSWERED][:1], row.session_id)
+            return CallClaim(row, mine=True)
 
     def start(self, key: str, owner: str) -> bool:
         """As `CallJournal.start`."""
-        with self._lock:
-            return self._move(key, owner, "start")
+        return self._move(key, owner, "start")
 
     def finish(self, key: str, owner: str, answer: StoredAnswer) -> JournalRow | None:
         """As `CallJournal.finish`."""
         with self._lock:
-            row = self._rows.get(key)
-            moved = self._move(key, owner, "answer", answer)
+            row, moved = self._rows.get(key), self._move(key, owner, "answer", answer)
             waits = row is not None and row.owner == owner and row.state in KEEPS_LATE and row.late is None
             if row is not None and waits and not moved:
                 self._rows[key] = replace(row, late=answer)
-            return self._read(key)
+            return self.get(key)
 
     def overdue(self, key: str, owner: str, answer: StoredAnswer) -> JournalRow | None:
         """As `CallJournal.overdue`."""
         with self._lock:
             self._move(key, owner, "deadline", answer)
-            return self._read(key)
+            return self.get(key)
 
     def lose(self, key: str, owner: str, answer: StoredAnswer, *, dead: bool = True) -> JournalRow | None:
         """As `CallJournal.lose`."""
         with self._lock:
-            row = self._read(key)
+            row = self.get(key)
             if row is not None and not (dead and row.alive):
                 self._move(key, owner, "lose", answer)
-            return self._read(key)
+            return self.get(key)
 
     def get(self, key: str) -> JournalRow | None:
         """As `CallJournal.get`."""
-        with self._lock:
-            return self._read(key)
+        row = self._rows.get(key)
+        return None if row is None else replace(row, alive=row.lease_until > self._clock())
 
     def renew(self, keys: Mapping[str, str], lease_s: float) -> None:
         """As `CallJournal.renew`."""
@@ -100,13 +100,19 @@ class MemoryJournal:
     def calls(self, session_id: str, turn_id: str | None = None) -> Sequence[JournalRow]:
         """As `CallJournal.calls`."""
         with self._lock:
-            rows = [self._read(key) for key in self._sessions.get(session_id, ())]
+            rows = [self.get(key) for key in self._sessions.get(session_id, ())]
         return [row for row in rows if row is not None and turn_id in (None, row.turn_id)]
 
     def outcomes(self, session_id: str, turn_id: str | None = None) -> Sequence[JournalRow]:
         """As `CallJournal.outcomes`."""
-        rows = [row for row in self.calls(session_id) if turn_id is None or row.turn_id != turn_id]
-        return [row for row in rows if self._untold(row)]
+
+        def untold(row: JournalRow) -> bool:
+            if row.late is not None and row.key not in self._late_told:
+                return True
+            return not row.told if row.state in ANSWERED else row.state == "running" and not row.alive
+
+        rows = self.calls(session_id)
+        return [row for row in rows if (turn_id is None or row.turn_id != turn_id) and untold(row)]
 
     def tell(self, keys: Sequence[str]) -> None:
         """As `CallJournal.tell`."""
@@ -134,57 +140,19 @@ class MemoryJournal:
     def close(self) -> None:
         """Do nothing: a journal in memory has nothing to close."""
 
-    def _untold(self, row: JournalRow) -> bool:
-        if row.late is not None and row.key not in self._late_told:
-            return True
-        if row.state in ANSWERED:
-            return not row.told
-        return row.state == "running" and not row.alive
-
-    def _read(self, key: str) -> JournalRow | None:
-        row = self._rows.get(key)
-        return None if row is None else replace(row, alive=row.lease_until > self._clock())
-
-    def _add(
-        self, key: str, identity: CallIdentity, owner: str, now: float, lease_s: float, idempotent: bool
-    ) -> JournalRow:
-        row = JournalRow(
-            key,
-            "claimed",
-            owner,
-            idempotent,
-            now + lease_s,
-            True,
-            identity.session_id,
-            identity.thread_id,
-            identity.turn_id,
-            identity.call_id,
-            identity.namespace,
-            identity.tool,
-            created_at=now,
-        )
-        self._rows[key] = row
-        session_keys = self._sessions.setdefault(identity.session_id, OrderedDict())
-        session_keys[key] = None
-        if len(session_keys) > self._kept:
-            oldest = next((k for k in session_keys if self._rows[k].state in ANSWERED), None)
-            self._drop([] if oldest is None else [oldest], identity.session_id)
-        return row
-
     def _drop(self, keys: Sequence[str], session_id: str) -> None:
-        session_keys = self._sessions.get(session_id)
+        session_keys = self._sessions.get(session_id, {})
         for key in keys:
-            del self._rows[key]
+            del self._rows[key], session_keys[key]
             self._late_told.discard(key)
-            if session_keys is not None:
-                del session_keys[key]
         if not session_keys:
             self._sessions.pop(session_id, None)
 
     def _move(self, key: str, owner: str, event: Event, answer: StoredAnswer | None = None) -> bool:
-        row = self._rows.get(key)
-        state = None if row is None or row.owner != owner else after(row.state, event)
-        if row is None or state is None:
-            return False
-        self._rows[key] = replace(row, state=state, answer=answer if answer is not None else row.answer)
-        return True
+        with self._lock:
+            row = self._rows.get(key)
+            state = None if row is None or row.owner != owner else after(row.state, event)
+            if row is None or state is None:
+                return False
+            self._rows[key] = replace(row, state=state, answer=answer or row.answer)
+            return True

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kdskills.errors import MissingExtra, OperatorMustAct
-from kdskills.remote.journal.calls import ANSWERED, takeover
+from kdskills.remote.journal.calls import ANSWERED, IDENTIFYING, takeover
 from kdskills.remote.ports import CallClaim, CallIdentity, JournalRow, StoredAnswer
 from kdskills.skills.private_files import make_folder
 from kdskills.storage.database import SCHEMA_LOCK, Database, run_revisions, sqlite_file, upsert
@@ -29,16 +29,6 @@ def newest() -> str:
     return max(path.name[1:5] for path in (MIGRATIONS / "versions").glob("r[0-9][0-9][0-9][0-9]_*.py"))
 
 
-def current(link: sa.Connection) -> str | None:
-    """Return the revision a database is at, or None for one without our tables."""
-    import sqlalchemy as sa
-
-    if not sa.inspect(link).has_table(VERSION_TABLE):
-        return None
-    revision: str | None = link.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608 - a constant
-    return revision
-
-
 def upgrade(link: sa.Connection) -> None:
     """Bring the database behind *link* to the newest revision, in the transaction that is open there.
 
@@ -48,11 +38,14 @@ def upgrade(link: sa.Connection) -> None:
     Raises:
         MissingExtra: Alembic is not installed.
     """
+    import sqlalchemy as sa
+
     if link.dialect.name == "postgresql":
         link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
-    revision = current(link)
-    if revision is not None and revision >= newest():
-        return  # at a later revision a newer kdskills was here: its tables have all of ours
+    if sa.inspect(link).has_table(VERSION_TABLE):
+        revision: str | None = link.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()  # noqa: S608 - a constant
+        if revision is not None and revision >= newest():
+            return  # at a later revision a newer kdskills was here: its tables have all of ours
     run_revisions(link, MIGRATIONS, "head", missing=MissingExtra("the journal of calls", "codex"))
 
 
@@ -117,11 +110,15 @@ class SqlJournal:
 
     def claim(self, key: str, identity: CallIdentity, owner: str, lease_s: float, *, idempotent: bool) -> CallClaim:
         """As `CallJournal.claim`."""
-        self._purge_sometimes()
+        if time.monotonic() - self._purged_at > PURGE_EVERY_S:
+            self.purge()
         lease = int(lease_s * MICRO)
+        # Ids are stored as every database can keep them; the key already names the call exactly.
+        words = {f"b_{name}": _word(getattr(identity, name)) for name in IDENTIFYING}
 
         def change(link: sa.Connection) -> CallClaim:
-            new_row = self._first_row(link, self._sql.insert, **_insert_values(key, identity, owner, lease, idempotent))
+            inserted = {"b_key": key, "b_owner": owner, "b_idempotent": idempotent, "b_lease": lease, **words}
+            new_row = self._first_row(link, self._sql.insert, **inserted)
             if new_row is not None:
                 return CallClaim(new_row, mine=True)
             row = self._first_row(link, self._sql.row, b_key=key)
@@ -167,35 +164,26 @@ class SqlJournal:
 
     def running(self, session_id: str) -> Sequence[JournalRow]:
         """As `CallJournal.running`."""
-        table = self._tables.calls
-        living = (table.c.state.not_in(sorted(ANSWERED)), table.c.lease_until > self._sql.now)
-        return self._rows(table.c.session_id == session_id, *living)
+        calls = self._tables.calls
+        return self._rows(session_id, calls.c.state.not_in(sorted(ANSWERED)), calls.c.lease_until > self._sql.now)
 
     def calls(self, session_id: str, turn_id: str | None = None) -> Sequence[JournalRow]:
         """As `CallJournal.calls`."""
-        table = self._tables.calls
-        turn = [] if turn_id is None else [table.c.turn_id == turn_id]
-        return self._rows(table.c.session_id == session_id, *turn)
+        return self._rows(session_id, *([] if turn_id is None else [self._tables.calls.c.turn_id == turn_id]))
 
     def outcomes(self, session_id: str, turn_id: str | None = None) -> Sequence[JournalRow]:
         """As `CallJournal.outcomes`."""
-        table = self._tables.calls
-        other_turns = [] if turn_id is None else [table.c.turn_id.is_distinct_from(turn_id)]
-        return self._rows(table.c.session_id == session_id, self._sql.untold(), *other_turns)
+        other_turns = [] if turn_id is None else [self._tables.calls.c.turn_id.is_distinct_from(turn_id)]
+        return self._rows(session_id, self._sql.untold(), *other_turns)
 
     def tell(self, keys: Sequence[str]) -> None:
         """As `CallJournal.tell`."""
         table = self._tables.calls
 
-        def change(link: sa.Connection) -> None:
-            for key in keys:
-                mine = (table.c.key == key, table.c.state.in_(sorted(ANSWERED)))
-                link.execute(
-                    table.update().where(*mine).values(told=True, late_told=table.c.late_response.is_not(None))
-                )
-
+        told = table.update().values(told=True, late_told=table.c.late_response.is_not(None))
+        told = told.where(table.c.state.in_(sorted(ANSWERED)))
         if keys:
-            self._write(change)
+            self._write(lambda link: [link.execute(told.where(table.c.key == key)) for key in keys])
 
     def settle(self, session_id: str, turn_id: str) -> None:
         """As `CallJournal.settle`."""
@@ -228,9 +216,9 @@ class SqlJournal:
     def receipts(self, session_id: str, turn_id: str | None = None) -> Sequence[str]:
         """Return the receipts kept of a session, or of one turn, oldest first."""
         table = self._tables.receipts
-        turn = [] if turn_id is None else [table.c.turn_id == turn_id]
-        query = table.select().with_only_columns(table.c.body).where(table.c.session_id == session_id, *turn)
+        query = table.select().with_only_columns(table.c.body).where(table.c.session_id == session_id)
         query = query.order_by(table.c.created_at, table.c.turn_id)
+        query = query if turn_id is None else query.where(table.c.turn_id == turn_id)
         return self._database.ask(lambda link: list(link.execute(query).scalars()))
 
     def close(self) -> None:
@@ -239,7 +227,11 @@ class SqlJournal:
 
     def _answer(self, key: str, owner: str, answer: StoredAnswer, *tries: sa.Executable) -> JournalRow | None:
         """Execute the first statement that matches the row, and return the row afterwards."""
-        names = {"b_key": key, "b_owner": owner, "b_answer": _text(answer)}
+        names = {
+            "b_key": key,
+            "b_owner": owner,
+            "b_answer": json.dumps({"payload": answer.payload, "handled": answer.handled, "error": answer.error}),
+        }
 
         def change(link: sa.Connection) -> JournalRow | None:
             for statement in tries:
@@ -254,8 +246,8 @@ class SqlJournal:
         record = link.execute(statement, self._bound(**names)).mappings().first()
         return None if record is None else _row(record)
 
-    def _rows(self, *conditions: Any) -> Sequence[JournalRow]:
-        query = self._sql.select(*conditions)
+    def _rows(self, session_id: str, *conditions: Any) -> Sequence[JournalRow]:
+        query = self._sql.select(self._tables.calls.c.session_id == session_id, *conditions)
         return self._database.ask(lambda link: [_row(row) for row in link.execute(query, self._bound()).mappings()])
 
     def _bound(self, **names: Any) -> dict[str, Any]:
@@ -267,33 +259,9 @@ class SqlJournal:
         with self._writer if self._sqlite else nullcontext():
             return self._database.change(change)
 
-    def _purge_sometimes(self) -> None:
-        if time.monotonic() - self._purged_at > PURGE_EVERY_S:
-            self.purge()
-
-
-def _insert_values(key: str, identity: CallIdentity, owner: str, lease: int, idempotent: bool) -> dict[str, Any]:
-    return {
-        "b_key": key,
-        "b_session_id": _word(identity.session_id),
-        "b_thread_id": _word(identity.thread_id),
-        "b_turn_id": _word(identity.turn_id),
-        "b_call_id": _word(identity.call_id),
-        "b_namespace": _word(identity.namespace),
-        "b_tool": _word(identity.tool),
-        "b_owner": owner,
-        "b_idempotent": idempotent,
-        "b_lease": lease,
-    }
-
 
 def _word(text: str | None) -> str | None:
-    """Return an id as every database can keep it; the key already names the call exactly."""
     return None if text is None else text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
-
-
-def _text(answer: StoredAnswer) -> str:
-    return json.dumps({"payload": answer.payload, "handled": answer.handled, "error": answer.error})
 
 
 def _answer(text: str | None) -> StoredAnswer | None:
@@ -303,24 +271,16 @@ def _answer(text: str | None) -> StoredAnswer | None:
     return StoredAnswer(stored["payload"], stored["handled"], stored["error"])
 
 
+_SHARED: Final = ("key", "state", "owner", "idempotent", "alive", "told", *IDENTIFYING)
+
+
 def _row(record: Mapping[Any, Any]) -> JournalRow:
     return JournalRow(
-        record["key"],
-        record["state"],
-        record["owner"],
-        bool(record["idempotent"]),
-        record["lease_until"] / MICRO,
-        bool(record["alive"]),
-        record["session_id"],
-        record["thread_id"],
-        record["turn_id"],
-        record["call_id"],
-        record["namespace"],
-        record["tool"],
-        _answer(record["response"]),
-        _answer(record["late_response"]),
-        bool(record["told"]),
-        record["created_at"] / MICRO,
+        **{name: record[name] for name in _SHARED},
+        lease_until=record["lease_until"] / MICRO,
+        created_at=record["created_at"] / MICRO,
+        answer=_answer(record["response"]),
+        late=_answer(record["late_response"]),
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from kdskills.remote.journal.calls import ANSWERED, KEEPS_LATE, NEEDS_DEAD_OWNER, Event, after, sources
+from kdskills.remote.journal.calls import ANSWERED, IDENTIFYING, KEEPS_LATE, NEEDS_DEAD_OWNER, Event, after, sources
 from kdskills.storage.database import upsert
 
 metadata: sa.MetaData = sa.MetaData()
@@ -60,6 +60,7 @@ catalogs: sa.Table = sa.Table(
 
 MICRO: Final = 1_000_000
 ANSWERED_STATES: Final = sorted(ANSWERED)
+_BOUND: Final = ("key", "owner", "idempotent", *IDENTIFYING)
 
 
 class Statements:
@@ -76,7 +77,10 @@ class Statements:
         self._shown = (*calls.c, (calls.c.lease_until > self.now).label("alive"))
         self._mine = (calls.c.key == sa.bindparam("b_key"), calls.c.owner == sa.bindparam("b_owner"))
         self.row = self.select(calls.c.key == sa.bindparam("b_key"))
-        self.insert = self._insert(dialect)
+        bound = {name: sa.bindparam(f"b_{name}", type_=calls.c[name].type) for name in _BOUND}
+        given = {**bound, "lease_until": self._lease(), "created_at": self.now, "state": after(None, "claim")}
+        new = upsert(dialect, calls).values(told=False, late_told=False, **given)
+        self.insert = new.on_conflict_do_nothing().returning(*self._shown)
         answer = {"response": sa.bindparam("b_answer", type_=sa.Text), "answered_at": self.now}
         claim_values = {"owner": sa.bindparam("b_new_owner", type_=sa.Text), "lease_until": self._lease()}
         self.start = self._move("start", {"started_at": self.now})
@@ -87,15 +91,11 @@ class Statements:
         self.takeovers = {
             event: self._move(event, claim_values, calls.c.lease_until <= self.now) for event in NEEDS_DEAD_OWNER
         }
-        self.late = (
-            calls.update()
-            .where(*self._mine, calls.c.state.in_(sorted(KEEPS_LATE)), calls.c.late_response.is_(None))
-            .values(late_response=sa.bindparam("b_answer", type_=sa.Text), late_at=self.now)
-            .returning(*self._shown)
-        )
-        self.renew = (
-            calls.update().where(*self._mine, calls.c.state.not_in(ANSWERED_STATES)).values(lease_until=self._lease())
-        )
+        late = {"late_response": answer["response"], "late_at": self.now}
+        waiting = (calls.c.state.in_(sorted(KEEPS_LATE)), calls.c.late_response.is_(None))
+        self.late = calls.update().where(*self._mine, *waiting).values(**late).returning(*self._shown)
+        running = calls.c.state.not_in(ANSWERED_STATES)
+        self.renew = calls.update().where(*self._mine, running).values(lease_until=self._lease())
 
     def select(self, *conditions: Any) -> sa.Select[Any]:
         """Return the query for rows that fit, oldest first."""
@@ -110,13 +110,6 @@ class Statements:
 
     def _lease(self) -> Any:
         return self.now + sa.bindparam("b_lease", type_=sa.BigInteger)
-
-    def _insert(self, dialect: str) -> Any:
-        bound = ("key", "session_id", "thread_id", "turn_id", "call_id", "namespace", "tool", "owner", "idempotent")
-        values = {name: sa.bindparam(f"b_{name}", type_=calls.c[name].type) for name in bound}
-        times = {"lease_until": self._lease(), "created_at": self.now}
-        new = upsert(dialect, calls).values(state=after(None, "claim"), told=False, late_told=False, **values, **times)
-        return new.on_conflict_do_nothing().returning(*self._shown)
 
     def _move(self, event: Event, values: dict[str, Any], *also: Any) -> sa.Update:
         """Return one move of the table as one compare-and-swap."""

@@ -9,7 +9,6 @@ import os
 import sys
 import time
 
-from kdskills.remote.core import LoopDriver
 from kdskills.remote.dispatch import RemoteDispatcher
 from kdskills.remote.dispatch.execution import CallLeases
 from kdskills.remote.journal import MemoryJournal, SqlJournal, arguments_digest
@@ -63,7 +62,7 @@ async def main():
     kind = Stalled if order.get("stall") else SqlJournal
     journal = kind(order["url"]) if order.get("url") else MemoryJournal()
     leases = CallLeases(order.get("lease", 6.0), order.get("lease", 6.0) / 3)
-    dispatcher = RemoteDispatcher(LoopDriver(), journal, leases=leases, no_skill_s=order.get("no_skill", 1.0))
+    dispatcher = RemoteDispatcher(journal, leases=leases, no_skill_s=order.get("no_skill", 1.0))
     skill = RemoteSkill(
         "ship",
         handler_of(order),

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from kdskills.remote.core import BlockingDriver, LoopDriver
 from kdskills.remote.dispatch import RemoteDispatcher
 from kdskills.remote.journal import SqlJournal, arguments_digest, journal_url
 from kdskills.remote.ports import CallIdentity
@@ -48,7 +47,7 @@ def make_dispatcher() -> Iterator[Callable[..., RemoteDispatcher]]:
     made: list[RemoteDispatcher] = []
 
     def make(*args: Any, asynchronous: bool = False, **options: Any) -> RemoteDispatcher:
-        dispatcher = RemoteDispatcher(LoopDriver() if asynchronous else BlockingDriver(), *args, **options)
+        dispatcher = RemoteDispatcher(*args, asynchronous=asynchronous, **options)
         made.append(dispatcher)
         return dispatcher
 
