@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from kdskills.app.conversations import Conversations
     from kdskills.app.operations import Operation
+    from kdskills.app.operations.bundles import BundleLoader
     from kdskills.app.publication import Publication, PublishedEntry
     from kdskills.app.tokens import Tokens
     from kdskills.app.upkeep import Readiness, Upkeep
@@ -95,6 +96,13 @@ class Host(OperationCalls):
     def storage(self) -> Storage:
         """What this Host keeps; nothing is opened before it is used."""
         return Storage(self.settings, self.subsystem)
+
+    @cached_property
+    def bundles(self) -> BundleLoader:
+        """Bundles that callers name by their folder, and the skills of a caller's project."""
+        from kdskills.app.operations.bundles import BundleLoader
+
+        return BundleLoader(self.settings, self.bundle, self.subsystem, self.project_skills)
 
     @property
     def projects(self) -> Projects:

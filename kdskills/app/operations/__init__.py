@@ -6,6 +6,7 @@ Rows say what doors need to list an operation and to refuse it; models and funct
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -14,348 +15,205 @@ from kdskills.app.operations.table import Context, Operation, Shipped
 if TYPE_CHECKING:
     from kdskills.app.operations.models import Finding, Input, Output
 
+_VIEW: Final = ("no_bundle", "bundle_untrusted", "not_yours_to_say")
+_READ: Final = ("not_found", "project_invalid", "database_unavailable")
+_WORK: Final = ("not_found", "database_unavailable", "missing_extra")
+_START: Final = (
+    *("unknown_skill", "skill_denied", "skill_changed", "no_bundle", "conflict"),
+    *("engine_unavailable", "isolation_too_weak", "too_much_work", *_WORK),
+)
+_TOOL: Final = (
+    *("invalid_argument", "skill_not_found", "skill_unreadable", "path_not_found"),
+    *("policy_denied", "session_not_found", "no_bundle"),
+)
+_TURN: Final = ("replay_diverged", "replay_exhausted", "model_failed", "engine_unavailable")
+
+
+def _upload_errors() -> tuple[str, ...]:
+    from kdskills.skills.zip_format import RULES
+
+    return "not_yours_to_say", "id_taken", *_READ, *RULES
+
+
+# Families of operations: each kind shares who may call it, and where.
+_look = partial(Shipped, profile="author", reads=True, ui_allowed=True)
+_change = partial(Shipped, profile="author", scope="skills:write", ui_allowed=True)
+_operate = partial(Shipped, profile="operator", scope="admin")
+_tool = partial(Shipped, profile="skills", for_models=True)
+_start = partial(Shipped, errors=_START, profile="skills", scope="work:run")
+_work = partial(Shipped, errors=_WORK, profile="skills", scope="work:read", ui_allowed=True)
+
 _ROWS: Final = (
     Shipped(
         "skills.check",
         "Check a skill, a folder of skills or a bundle.",
-        "checking:CHECK",
+        "checking:check",
+        ("path_missing", "bundle_untrusted"),
         profile="author",
         local=True,
         reads=True,
     ),
-    Shipped("skills.fix", "Mend skill files without touching a body.", "checking:FIX", profile="author", local=True),
+    Shipped(
+        "skills.fix",
+        "Mend skill files without touching a body.",
+        "checking:fix",
+        ("path_missing", "bundle_untrusted"),
+        profile="author",
+        local=True,
+    ),
     Shipped(
         "skills.list",
         "List skills as a consumer sees them.",
-        "showing:LIST",
+        "showing:list_skills",
+        _VIEW,
         profile="skills",
         reads=True,
         ui_allowed=True,
     ),
-    Shipped("skills.show", "Show one skill in full.", "showing:SHOW", profile="author", reads=True, ui_allowed=True),
-    Shipped(
+    _look("skills.show", "Show one skill in full.", "showing:show_skill", ("unknown_skill", "denied", *_VIEW)),
+    _look(
         "skills.render",
         "Render the prompt a solver sends, a catalog, or an instruction block.",
-        "showing:RENDER",
-        profile="author",
-        reads=True,
-        ui_allowed=True,
+        "showing:render",
+        ("form_mixed", "local_only", *_VIEW),
     ),
-    Shipped(
-        "skills.why",
-        "Explain why a skill is granted or refused.",
-        "showing:WHY",
-        profile="author",
-        reads=True,
-        ui_allowed=True,
-    ),
+    _look("skills.why", "Explain why a skill is granted or refused.", "showing:why", _VIEW),
     Shipped(
         "solver.run",
         "Run one turn on a bundle.",
-        "turns:RUN",
+        "turns:run",
+        ("request_missing", "bundle_untrusted", *_TURN),
         profile="author",
         scope="work:run",
         local=True,
-        input_source="turn_inputs:RunInput",
+        input_source="models:RunInput",
     ),
     Shipped(
         "turns.show",
         "Show what happened in a turn, from its transcript.",
-        "turns:SHOW_TURN",
-        input_source="turn_inputs:ShowTurnInput",
+        "turns:show_turn",
+        ("transcript_missing", "transcript_invalid"),
         profile="author",
         local=True,
         reads=True,
+        input_source="models:ShowTurnInput",
     ),
-    Shipped(
-        "doctor",
-        "Run the self-checks of every part.",
-        "machine:DOCTOR",
-        profile="operator",
-        scope="admin",
-        reads=True,
-        ui_allowed=True,
+    _operate("doctor", "Run the self-checks of every part.", "machine:doctor", reads=True, ui_allowed=True),
+    _operate(
+        "image.build", "Build the tree sandboxes run in.", "machine:build_image", ("engine_unavailable",), local=True
     ),
-    Shipped(
-        "image.build",
-        "Build the tree sandboxes run in.",
-        "machine:IMAGE",
-        profile="operator",
-        scope="admin",
-        local=True,
+    _tool("skills.load", None, "conversation:load", _TOOL),
+    _tool("skills.unload", None, "conversation:unload", _TOOL),
+    _tool("skills.read", None, "conversation:read", _TOOL, reads=True),
+    _tool(
+        "skills.run_script",
+        None,
+        "conversation:run_script",
+        (*_TOOL, "run_disabled", "engine_unavailable"),
+        scope="work:run",
     ),
-    Shipped("skills.load", None, "conversation:LOAD", profile="skills", for_models=True),
-    Shipped("skills.unload", None, "conversation:UNLOAD", profile="skills", for_models=True),
-    Shipped("skills.read", None, "conversation:READ", profile="skills", reads=True, for_models=True),
-    Shipped("skills.run_script", None, "conversation:RUN_SCRIPT", profile="skills", scope="work:run", for_models=True),
     Shipped(
         "new",
         "Make the files to begin a bundle, a skill or a plugin with.",
-        "checking:NEW",
+        "checking:new",
+        ("path_missing", "path_exists"),
         profile="author",
         scope="skills:write",
         local=True,
     ),
-    Shipped(
-        "plugins",
-        "List plugins and what they registered.",
-        "checking:PLUGINS",
-        profile="operator",
-        scope="admin",
-        reads=True,
-    ),
-    Shipped("projects.list", "List projects.", "projects:LIST_PROJECTS", profile="operator", scope="admin", reads=True),
-    Shipped(
+    _operate("plugins", "List plugins and what they registered.", "checking:list_plugins", reads=True),
+    _operate("projects.list", "List projects.", "projects:list_projects", ("database_unavailable",), reads=True),
+    _operate(
         "projects.create",
         "Make a project, or change the bundle of one.",
-        "projects:CREATE_PROJECT",
-        profile="operator",
-        scope="admin",
+        "projects:create_project",
+        ("project_invalid", "bundle_path_relative", "database_unavailable"),
         local=True,
     ),
-    Shipped(
-        "project_skills.upload",
-        "Take a skill from a zip archive.",
-        "projects:UPLOAD",
-        profile="author",
-        scope="skills:write",
-        ui_allowed=True,
-    ),
-    Shipped(
-        "project_skills.list",
-        "List uploaded skills.",
-        "projects:LIST_SKILLS",
-        profile="author",
-        reads=True,
-        ui_allowed=True,
-    ),
-    Shipped(
-        "project_skills.get",
-        "Show one uploaded skill.",
-        "projects:GET_SKILL",
-        profile="author",
-        reads=True,
-        ui_allowed=True,
-    ),
-    Shipped(
-        "project_skills.patch",
-        "Enable or disable a skill.",
-        "projects:PATCH_SKILL",
-        profile="author",
-        scope="skills:write",
-        ui_allowed=True,
-    ),
-    Shipped(
-        "project_skills.delete",
-        "Delete a skill.",
-        "projects:DELETE_SKILL",
-        profile="author",
-        scope="skills:write",
-        ui_allowed=True,
-    ),
-    Shipped(
-        "project_skills.versions",
-        "List a skill's versions.",
-        "projects:LIST_VERSIONS",
-        profile="author",
-        reads=True,
-        ui_allowed=True,
-    ),
-    Shipped(
+    _change("project_skills.upload", "Take a skill from a zip archive.", "projects:upload", _upload_errors),
+    _look("project_skills.list", "List uploaded skills.", "projects:list_skills", _READ),
+    _look("project_skills.get", "Show one uploaded skill.", "projects:get_skill", _READ),
+    _change("project_skills.patch", "Enable or disable a skill.", "projects:patch_skill", _READ),
+    _change("project_skills.delete", "Delete a skill.", "projects:delete_skill", _READ),
+    _look("project_skills.versions", "List a skill's versions.", "projects:list_versions", _READ),
+    _change(
         "project_skills.activate",
         "Put a version of a skill in use.",
-        "projects:ACTIVATE",
-        profile="author",
-        scope="skills:write",
-        ui_allowed=True,
+        "projects:activate_version",
+        ("id_taken", *_READ),
     ),
-    Shipped(
-        "project_skills.archive",
-        "Give a version as a zip archive.",
-        "projects:ARCHIVE",
-        profile="author",
-        reads=True,
-        ui_allowed=True,
-    ),
-    Shipped(
-        "project_skills.file",
-        "Give one file of a version.",
-        "projects:FILE",
-        profile="author",
-        reads=True,
-        ui_allowed=True,
-    ),
-    Shipped(
+    _look("project_skills.archive", "Give a version as a zip archive.", "projects:archive", _READ),
+    _look("project_skills.file", "Give one file of a version.", "projects:file", _READ),
+    _operate(
         "tokens.create",
         "Make a token; its text is shown this once.",
-        "clients:CREATE_TOKEN",
-        profile="operator",
-        scope="admin",
+        "clients:create_token",
+        ("agent_invalid", "scope_unknown", "tool_unknown", "tool_not_allowed", "token_wider", *_READ),
     ),
-    Shipped("tokens.list", "List tokens.", "clients:LIST_TOKENS", profile="operator", scope="admin", reads=True),
-    Shipped("tokens.revoke", "End a token.", "clients:REVOKE_TOKEN", profile="operator", scope="admin"),
-    Shipped(
+    _operate("tokens.list", "List tokens.", "clients:list_tokens", _READ, reads=True),
+    _operate("tokens.revoke", "End a token.", "clients:revoke_token", _READ),
+    _operate(
         "db.upgrade",
         "Bring the service's tables up to date.",
-        "machine:UPGRADE",
-        profile="operator",
-        scope="admin",
+        "machine:upgrade_database",
+        ("database_unavailable", "missing_extra"),
         local=True,
     ),
-    Shipped(
-        "skills.activate",
-        "Make a skill's files ready where commands run.",
-        "work_run:ACTIVATE",
-        profile="skills",
-        scope="work:run",
+    _start("skills.activate", "Make a skill's files ready where commands run.", "work:activate"),
+    _start("skills.run_cmd", "Run a command of a skill in isolation and wait for it.", "work:run_cmd"),
+    _start(
+        "skills.run_cmd_async", "Start a command of a skill in the background.", "work:run_cmd_async", ui_allowed=True
     ),
-    Shipped(
-        "skills.run_cmd",
-        "Run a command of a skill in isolation and wait for it.",
-        "work_run:RUN_CMD",
-        profile="skills",
-        scope="work:run",
-    ),
-    Shipped(
-        "skills.run_cmd_async",
-        "Start a command of a skill in the background.",
-        "work_run:RUN_CMD_ASYNC",
-        profile="skills",
-        scope="work:run",
-        ui_allowed=True,
-    ),
-    Shipped(
-        "skills.run_service",
-        "Start a program of a skill that stays up.",
-        "work_run:RUN_SERVICE",
-        profile="skills",
-        scope="work:run",
-    ),
-    Shipped(
-        "skills.start_job",
-        "Start steps of a skill, in order or as a graph.",
-        "work_run:START_JOB",
-        profile="skills",
-        scope="work:run",
-        ui_allowed=True,
-    ),
-    Shipped(
+    _start("skills.run_service", "Start a program of a skill that stays up.", "work:run_service"),
+    _start("skills.start_job", "Start steps of a skill, in order or as a graph.", "work:start_job", ui_allowed=True),
+    _work(
         "skills.task_status",
         "Show how a task stands.",
-        "work_follow:TASK_STATUS",
-        profile="skills",
-        scope="work:read",
+        "work:task_status",
         reads=True,
-        ui_allowed=True,
         commands=("provider", "query_command", "skill_name", "env", "timeout_sec"),
     ),
-    Shipped(
-        "skills.job_status",
-        "Show how a job and its steps stand.",
-        "work_follow:JOB_STATUS",
-        profile="skills",
-        scope="work:read",
-        reads=True,
-        ui_allowed=True,
-    ),
-    Shipped(
-        "skills.task_watch",
-        "Tell a task's progress until it is over.",
-        "work_follow:TASK_WATCH",
-        profile="skills",
-        scope="work:read",
-        ui_allowed=True,
-    ),
-    Shipped(
-        "skills.job_watch",
-        "Tell a job's progress until it is over.",
-        "work_follow:JOB_WATCH",
-        profile="skills",
-        scope="work:read",
-        ui_allowed=True,
-    ),
-    Shipped(
-        "skills.task_cancel",
-        "End a task and everything it started.",
-        "work_follow:TASK_CANCEL",
-        profile="skills",
-        scope="work:run",
-        ui_allowed=True,
-    ),
-    Shipped(
-        "skills.job_cancel",
-        "End a job and its steps.",
-        "work_follow:JOB_CANCEL",
-        profile="skills",
-        scope="work:run",
-        ui_allowed=True,
-    ),
-    Shipped(
-        "skills.task_logs",
-        "Read a task's output by offset.",
-        "work_follow:TASK_LOGS",
-        profile="skills",
-        scope="work:read",
-        reads=True,
-        ui_allowed=True,
-    ),
-    Shipped(
-        "tasks.list",
-        "List tasks, the newest first.",
-        "work_follow:TASKS",
-        profile="skills",
-        scope="work:read",
-        reads=True,
-        ui_allowed=True,
-    ),
-    Shipped(
-        "jobs.list",
-        "List jobs, the newest first.",
-        "work_follow:JOBS",
-        profile="skills",
-        scope="work:read",
-        reads=True,
-        ui_allowed=True,
-    ),
-    Shipped(
+    _work("skills.job_status", "Show how a job and its steps stand.", "work:job_status", reads=True),
+    _work("skills.task_watch", "Tell a task's progress until it is over.", "work:task_watch"),
+    _work("skills.job_watch", "Tell a job's progress until it is over.", "work:job_watch"),
+    _work("skills.task_cancel", "End a task and everything it started.", "work:task_cancel", scope="work:run"),
+    _work("skills.job_cancel", "End a job and its steps.", "work:job_cancel", scope="work:run"),
+    _work("skills.task_logs", "Read a task's output by offset.", "work:task_logs", reads=True),
+    _work("tasks.list", "List tasks, the newest first.", "work:list_tasks", reads=True),
+    _work("jobs.list", "List jobs, the newest first.", "work:list_jobs", reads=True),
+    _work(
         "artifacts.get",
         "Read a file that work left behind.",
-        "work_follow:ARTIFACT",
-        profile="skills",
-        scope="work:read",
+        "work:get_artifact",
+        errors=(*_WORK, "artifact_missing", "artifact_corrupt", "artifact_store_unavailable"),
         reads=True,
-        ui_allowed=True,
     ),
-    Shipped(
+    _operate(
         "mcp.published",
         "List what MCP clients see, and what is kept from them and why.",
-        "clients:PUBLISHED",
-        profile="operator",
-        scope="admin",
+        "clients:list_published",
+        ("no_bundle", "not_found", "database_unavailable"),
         local=True,
         reads=True,
     ),
-    Shipped(
+    _operate(
         "mcp.accept",
         "Accept the files that skills of an MCP server have now.",
-        "clients:ACCEPT",
-        profile="operator",
-        scope="admin",
+        "clients:accept",
+        ("mcp_server_unknown", "mcp_server_failed", "mcp_set_changed", "missing_extra"),
         local=True,
     ),
-    Shipped(
+    _operate(
         "codex.probe",
         "Find out what a Codex app-server really does, without a login or tokens.",
-        "clients:CODEX_PROBE",
-        profile="operator",
-        scope="admin",
+        "clients:probe_codex",
+        ("not_yours_to_say", "codex_missing", "app_server_gone"),
     ),
-    Shipped(
+    _operate(
         "codex.receipts",
         "Show what each turn of a Codex session was run with.",
-        "clients:CODEX_RECEIPTS",
-        profile="operator",
-        scope="admin",
+        "clients:show_receipts",
+        ("journal_unavailable", "missing_extra"),
         reads=True,
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,49 +16,89 @@ from kdskills.bundle.literal import untrusted
 from kdskills.bundle.load import NAMES as DESCRIPTOR_NAMES
 from kdskills.errors import Diagnostic, FileRefused, ReplayError, Severity
 from kdskills.models.cassette import Cassette, read_cassette
+from kdskills.projects.views import ProjectSkills
 from kdskills.skills.refs import parse_ref
 from kdskills.skills.safe_open import read_file
+from kdskills.skills.selection import refuse_by
 from kdskills.turn import Refused
 
 if TYPE_CHECKING:
-    from kdskills.app.host import Host
+    from kdskills.app.identity import Identity
+    from kdskills.app.settings import Settings
     from kdskills.bundle import Bundle
+    from kdskills.skills import Skill
     from kdskills.turn import SkillsSubsystem, SkillView
 
 
-def open_bundle(host: Host, path: Path, context: Context, *, tools: bool = False) -> Bundle:
-    """Load a bundle by its folder; its code runs where the caller trusts it, and in folders that are the caller's own.
-
-    Own are shipped bundles, the bundle of the settings and, to who calls from the command line or a program, the working
-    folder and what lies below it. Elsewhere a descriptor of literals is read as data.
+class BundleLoader:
+    """Loads bundles that callers name by their folder, and skills as callers see them.
 
     Args:
-        host: Loads it.
-        path: The folder.
-        context: Whether the caller said to trust it.
-        tools: Whether its `tools.py` is going to run.
-
-    Raises:
-        BundleError: It cannot be loaded; `bundle_untrusted` where that takes running code that nobody trusted.
+        settings: Say which bundle is the account's own.
+        load: Loads the bundle at a path; its keyword `python` says whether its code runs.
+        subsystem: Puts the skills of a bundle under its policy.
+        project_skills: Returns the skills of a project.
     """
-    bundle = host.bundle(path, python="execute" if context.trust or _runs_anyway(host, path, context) else "read")
-    if tools and bundle.tools_path is not None and not bundle.trusted:
-        raise untrusted(bundle.tools_path, 1, "it holds tools of the bundle")
-    return bundle
+
+    def __init__(
+        self,
+        settings: Settings,
+        load: Callable[..., Bundle],
+        subsystem: Callable[[Bundle | None], SkillsSubsystem],
+        project_skills: Callable[[str], Awaitable[ProjectSkills]],
+    ) -> None:
+        self.load = load
+        self.subsystem = subsystem
+        self._settings = settings
+        self._project_skills = project_skills
+
+    def open(self, path: Path, context: Context, *, tools: bool = False) -> Bundle:
+        """Load a bundle by its folder; its code runs where the caller trusts it, and in folders that are the caller's own.
+
+        Own are shipped bundles, the bundle of the settings and, to who calls from the command line or a program, the
+        working folder and what lies below it. Elsewhere a descriptor of literals is read as data.
+
+        Args:
+            path: The folder.
+            context: Whether the caller said to trust it.
+            tools: Whether its `tools.py` is going to run.
+
+        Raises:
+            BundleError: It cannot be loaded; `bundle_untrusted` where that takes running code that nobody trusted.
+        """
+        bundle = self.load(path, python="execute" if context.trust or self._runs_anyway(path, context) else "read")
+        if tools and bundle.tools_path is not None and not bundle.trusted:
+            raise untrusted(bundle.tools_path, 1, "it holds tools of the bundle")
+        return bundle
+
+    async def skills(self, path: Path | None, context: Context) -> ProjectSkills:
+        """Return the skills of the bundle at *path*, or those of the caller's project. Raises as `open`."""
+        if path is None:
+            return await self._project_skills(context.identity.project)
+        bundle = self.open(path, context)
+        return ProjectSkills(bundle.name, self.subsystem(bundle), bundle.diagnostics)
+
+    def _runs_anyway(self, path: Path, context: Context) -> bool:
+        """Whether *path* leads to a folder whose code the caller runs anyway; links and `..` are followed first."""
+        try:
+            target = path.resolve()
+            folders = list(shipped_folders())
+            if context.identity.door in {"library", "cli"}:
+                folders.append(Path.cwd())
+            if self._settings.bundle is not None:
+                folders.append(self._settings.bundle)
+            return any(target.is_relative_to(folder.resolve()) for folder in folders)
+        except (OSError, ValueError, RuntimeError):
+            return False  # a working folder that is gone, a path that is none
 
 
-def _runs_anyway(host: Host, path: Path, context: Context) -> bool:
-    """Whether *path* leads to a folder whose code the caller runs anyway; links and `..` are followed first."""
-    try:
-        target = path.resolve()
-        folders = list(shipped_folders())
-        if context.identity.door in {"library", "cli"}:
-            folders.append(Path.cwd())
-        if host.settings.bundle is not None:
-            folders.append(host.settings.bundle)
-        return any(target.is_relative_to(folder.resolve()) for folder in folders)
-    except (OSError, ValueError, RuntimeError):
-        return False  # a working folder that is gone, a path that is none
+def visible_skills(view: SkillView, identity: Identity) -> dict[str, Skill]:
+    """Return the skills a caller elsewhere is told of: those it may start, without hidden ones; all others do not exist."""
+    return {
+        full_id: skill
+        for full_id, skill in view.skills.items()
+        if not skill.hidden and refuse_by(skill, identity.starter) is None
+    }
 
 
 SOLVER: Final = (DECISION, CODEGEN)
@@ -68,6 +108,7 @@ ALIKE: Final = 0.85
 LEAST: Final = 0.7
 """Below this, two names are not compared letter by letter."""
 MAX_DEMO: Final = 4 * 1024 * 1024
+MOST_SUGGESTED: Final = 3
 
 
 def rule_findings(bundle: Bundle) -> list[Diagnostic]:
@@ -181,9 +222,6 @@ def _descriptor_line(bundle: Bundle, consumer: str) -> tuple[str | None, int | N
     return None, None
 
 
-MOST_SUGGESTED = 3
-
-
 def meant_id(subsystem: SkillsSubsystem, view: SkillView, ref: str) -> str:
     """Return the full id a reference means: *ref* itself, but the one skill of a bare id that the view does not know.
 
@@ -205,16 +243,13 @@ def suggestions(subsystem: SkillsSubsystem, ref: str) -> tuple[str, ...]:
     full_ids = _of_id(subsystem, parsed.value.rpartition(".")[2])
     if full_ids:
         return tuple(full_ids[:MOST_SUGGESTED])
-    candidates = _all(subsystem)
+    candidates = {*subsystem.registry, *subsystem.snapshot.invalid}
     rated = [(nearest(parsed.value, (full_id, full_id.partition(".")[2]))[1], full_id) for full_id in candidates]
     similar = sorted((-ratio, full_id) for ratio, full_id in rated if ratio >= LEAST)
     return tuple(full_id for _, full_id in similar[:MOST_SUGGESTED])
 
 
 def _of_id(subsystem: SkillsSubsystem, bare: str) -> list[str]:
-    return [full_id for full_id in _all(subsystem) if full_id.partition(".")[2] == bare]
-
-
-def _all(subsystem: SkillsSubsystem) -> list[str]:
-    """Return every full id there is, those refused at load among them."""
-    return sorted({*subsystem.registry, *subsystem.snapshot.invalid})
+    """Return the full ids of skills of that id, those refused at load among them."""
+    full_ids = {*subsystem.registry, *subsystem.snapshot.invalid}
+    return sorted(full_id for full_id in full_ids if full_id.partition(".")[2] == bare)

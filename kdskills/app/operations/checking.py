@@ -19,7 +19,6 @@ from pydantic import Field, StringConstraints
 
 from kdskills.app.operations.bundles import rule_findings
 from kdskills.app.operations.models import Finding, Input, Output
-from kdskills.app.operations.table import Context, Implementation
 from kdskills.bundle.load import NAMES as DESCRIPTOR_NAMES
 from kdskills.errors import BadRequest, Conflict, Diagnostic, FileRefused
 from kdskills.skills import parse_skill, validate_skill
@@ -28,7 +27,9 @@ from kdskills.skills.listing import SKILL_FILES, SKILL_YAML, enters, printable_p
 from kdskills.skills.safe_open import is_folder
 
 if TYPE_CHECKING:
-    from kdskills.app.host import Host
+    from kdskills.app.operations.bundles import BundleLoader
+    from kdskills.app.operations.table import Context
+    from kdskills.app.plugins import HookAnswers, PluginManager, Registers
     from kdskills.bundle import Bundle
 
 
@@ -78,11 +79,8 @@ def skill_folders(top: Path, findings: list[Diagnostic] | None = None, *, itself
 
     def unreadable(error: OSError) -> None:
         folder = Path(error.filename or top)
-        path = (
-            printable_path(folder.relative_to(top).as_posix())
-            if folder.is_relative_to(top)
-            else printable_path(str(folder))
-        )
+        inside = folder.is_relative_to(top)
+        path = printable_path(folder.relative_to(top).as_posix() if inside else str(folder))
         if findings is not None:
             findings.append(unreadable_note("" if path == "." else path, error.strerror or "the system refused"))
 
@@ -110,17 +108,15 @@ def _kind(path: Path) -> Literal["skill", "folder", "bundle"]:
     return "bundle" if is_bundle else "folder"
 
 
-def _bundle(host: Host, bundle: Bundle, findings: list[Diagnostic]) -> tuple[Path, list[Path]]:
-    """Return a bundle's root and the skill folders below it, and find what its descriptor and discovery say."""
-    subsystem = host.subsystem(bundle)
-    findings += bundle.diagnostics
-    findings += rule_findings(bundle)
+def _bundle_findings(bundles: BundleLoader, bundle: Bundle) -> tuple[list[Diagnostic], Path, list[Path]]:
+    """Return what a bundle's descriptor and discovery say, where its skills lie, and their folders."""
+    subsystem = bundles.subsystem(bundle)
+    findings = [*bundle.diagnostics, *rule_findings(bundle)]
     for consumer in (None, *bundle.descriptor.agents_config):
         findings += subsystem.view(None if consumer == "*" else consumer).diagnostics
     roots = subsystem.snapshot.roots
     root = Path(roots[-1].root.path) if roots else bundle.root / "skills"
-    unread: list[Diagnostic] = []
-    folders = skill_folders(root, unread, itself=False)
+    folders = skill_folders(root, itself=False)
     for finding in subsystem.diagnostics:
         # What discovery says of a skill's own files is found by validating it; what it left out is not.
         seen_by_validation = finding.code in DISCOVERED and finding.severity != "error"
@@ -137,59 +133,57 @@ def _bundle(host: Host, bundle: Bundle, findings: list[Diagnostic]) -> tuple[Pat
             findings.append(
                 Diagnostic("skill_too_deep", "warning", message, printable_path((path / "SKILL.md").as_posix()))
             )
-    return root, folders
+    return findings, root, folders
 
 
-async def check(host: Host, arguments: CheckInput, context: Context) -> CheckOutput:
-    """Check a skill, a folder of skills or a bundle."""
-    return await asyncio.to_thread(check_path, host, arguments, trust=context.trust)
-
-
-def checked_bundle(host: Host, path: Path, *, trust: bool) -> Bundle | None:
+def loaded_bundle(bundles: BundleLoader, path: Path, *, trust: bool) -> Bundle | None:
     """Return the bundle at *path*, None for what is none; its descriptor is read as data unless it is trusted.
 
     Raises:
+        BadRequest: `path_missing`.
         BundleError: It cannot be loaded; `bundle_untrusted` where that takes running its code.
     """
-    return host.bundle(path, python="execute" if trust else "read") if _kind(path) == "bundle" else None
-
-
-def check_path(host: Host, arguments: CheckInput, *, trust: bool) -> CheckOutput:
-    """Check a skill, a folder of skills or a bundle, and wait for it; code of a bundle runs only with *trust*."""
-    path = arguments.path
     if not os.path.lexists(path):
         raise BadRequest(f"{path} is not there", code="path_missing", path=str(path))
+    return bundles.load(path, python="execute" if trust else "read") if _kind(path) == "bundle" else None
+
+
+async def check(bundles: BundleLoader, answers: HookAnswers, arguments: CheckInput, context: Context) -> CheckOutput:
+    """Check a skill, a folder of skills or a bundle."""
+    return await asyncio.to_thread(check_path, bundles, answers, arguments, trust=context.trust)
+
+
+def check_path(bundles: BundleLoader, answers: HookAnswers, arguments: CheckInput, *, trust: bool) -> CheckOutput:
+    """Check a skill, a folder of skills or a bundle, and wait for it; code of a bundle runs only with *trust*."""
+    path = arguments.path
+    bundle = loaded_bundle(bundles, path, trust=trust)
     kind = _kind(path)
     findings: list[Diagnostic] = []
     base = path if is_folder(path) else path.parent
     folders = [path]
-    bundle = checked_bundle(host, path, trust=trust)
     if bundle is not None:
-        base, folders = _bundle(host, bundle, findings)
+        findings, base, folders = _bundle_findings(bundles, bundle)
     elif kind == "folder":
         folders = skill_folders(path, findings)
     for folder in folders:
         prefix = "" if folder == base or kind == "skill" else printable_path(folder.relative_to(base).as_posix()) + "/"
         skill_findings = validate_skill(folder, verdict=arguments.verdict, extra_fields=arguments.extra_fields)
         skill = parse_skill(folder).skill
-        skill_findings += host.answers.check_skill(skill) if skill is not None else ()
+        skill_findings += answers.check_skill(skill) if skill is not None else ()
         findings += [replace(d, path=prefix + (d.path or "SKILL.md")) for d in skill_findings]
     unique = sorted(set(findings), key=lambda d: (d.path or "", d.line or 0, d.code, d.message))
-    counts = [sum(d.severity == name for d in unique) for name in ("error", "warning", "info")]
-    return CheckOutput(
+    errors, warnings, infos = (sum(d.severity == name for d in unique) for name in ("error", "warning", "info"))
+    return CheckOutput.of(
         path=printable_path(str(path)),
         kind=kind,
         verdict=arguments.verdict,
         skills=len(folders),
-        errors=counts[0],
-        warnings=counts[1],
-        infos=counts[2],
-        ok=counts[0] == 0,
-        diagnostics=tuple(Finding.of(d) for d in unique),
+        errors=errors,
+        warnings=warnings,
+        infos=infos,
+        ok=errors == 0,
+        diagnostics=unique,
     )
-
-
-CHECK = Implementation(CheckInput, CheckOutput, ("path_missing", "bundle_untrusted"), check)
 
 
 class FixInput(Input):
@@ -240,16 +234,14 @@ def _mend(path: Path, arguments: FixInput) -> tuple[Change | None, Path]:
     return Change(path=printable_path(str(path)), done=done, skipped=skipped, diff=plan.diff if done else ""), file
 
 
-async def fix(host: Host, arguments: FixInput, context: Context) -> FixOutput:
+async def fix(bundles: BundleLoader, answers: HookAnswers, arguments: FixInput, context: Context) -> FixOutput:
     """Mend skill files; one that cannot be mended costs only itself."""
-    return await asyncio.to_thread(_fix, host, arguments, context.trust)
+    return await asyncio.to_thread(_fix, bundles, answers, arguments, context.trust)
 
 
-def _fix(host: Host, arguments: FixInput, trust: bool) -> FixOutput:
+def _fix(bundles: BundleLoader, answers: HookAnswers, arguments: FixInput, trust: bool) -> FixOutput:
     top = arguments.path
-    if not os.path.lexists(top):
-        raise BadRequest(f"{top} is not there", code="path_missing", path=str(top))
-    checked_bundle(host, top, trust=trust)  # what cannot be judged afterwards is not mended
+    loaded_bundle(bundles, top, trust=trust)  # what cannot be judged afterwards is not mended
     is_directory = is_folder(top)
     changes = []
     for path in skill_folders(top) if is_directory else [top]:
@@ -257,11 +249,8 @@ def _fix(host: Host, arguments: FixInput, trust: bool) -> FixOutput:
         changes += [] if change is None else [change]
         if path == top and not arguments.dry_run and file != path:  # it may have another name now
             top = file.parent if is_directory else file
-    report = check_path(host, CheckInput(path=top, verdict=arguments.verdict), trust=trust)
+    report = check_path(bundles, answers, CheckInput(path=top, verdict=arguments.verdict), trust=trust)
     return FixOutput(path=printable_path(str(top)), dry_run=arguments.dry_run, changes=tuple(changes), left=report)
-
-
-FIX = Implementation(FixInput, FixOutput, ("path_missing", "bundle_untrusted"), fix)
 
 
 SUFFIX: Final = ".tmpl"
@@ -285,7 +274,7 @@ class NewOutput(Output):
     files: tuple[str, ...]
 
 
-async def new(host: Host, arguments: NewInput, context: Context) -> NewOutput:
+async def new(arguments: NewInput) -> NewOutput:
     """Make a folder with the files to begin with, whole or not at all."""
     return await asyncio.to_thread(_make, arguments)
 
@@ -324,14 +313,8 @@ def _fill(source: Traversable, target: Path, below: str, name: str) -> list[str]
 
 
 def _filled(text: str, name: str) -> str:
-    words = {
-        "__name__": name,
-        "__module__": name.replace("-", "_"),
-        "__title__": name.replace("-", " ").capitalize(),
-    }
-    for word, value in words.items():
-        text = text.replace(word, value)
-    return text
+    text = text.replace("__name__", name).replace("__module__", name.replace("-", "_"))
+    return text.replace("__title__", name.replace("-", " ").capitalize())
 
 
 class PluginsInput(Input):
@@ -353,23 +336,12 @@ class PluginsOutput(Output):
     registered: dict[str, tuple[str, ...]]
 
 
-async def plugins(host: Host, arguments: PluginsInput, context: Context) -> PluginsOutput:
+async def list_plugins(plugins: PluginManager, registers: Registers, arguments: PluginsInput) -> PluginsOutput:
     """List plugins and what they registered."""
     rows = []
-    for name, plugin in host.plugins.list_name_plugin():
-        callers = host.plugins.get_hookcallers(plugin) or []
-        hooks = tuple(sorted({caller.name for caller in callers}))
+    for name, plugin in plugins.list_name_plugin():
+        hooks = tuple(sorted({caller.name for caller in plugins.get_hookcallers(plugin) or []}))
         rows.append(PluginRow(name=name, shipped=name.startswith("kdskills.builtin."), hooks=hooks))
-    registers = host.registers
-    names = {
-        "executors": tuple(name for name, _ in registers.executors.items()),
-        "models": tuple(name for name, _ in registers.models.items()),
-        "stores": tuple(name for name, _ in registers.stores.items()),
-        "tools": tuple(name for name, _ in registers.tools.items()),
-        "interpreters": tuple(name for name, _ in registers.interpreters.items()),
-    }
+    kinds = ("executors", "models", "stores", "tools", "interpreters")
+    names = {kind: tuple(name for name, _ in getattr(registers, kind).items()) for kind in kinds}
     return PluginsOutput(plugins=tuple(rows), registered=names)
-
-
-NEW = Implementation(NewInput, NewOutput, ("path_missing", "path_exists"), new)
-PLUGINS = Implementation(PluginsInput, PluginsOutput, (), plugins)

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, StringConstraints, model_validator
 
-from kdskills.app.identity import Identity, own_client
+from kdskills.app.identity import TokenLimits, own_client
 from kdskills.app.operations.calling import require_allowed
-from kdskills.app.operations.models import Finding, Input, Output
-from kdskills.app.operations.paging import PageInput, PageOutput, page_by_time
-from kdskills.app.operations.scoped import ProjectInput, audit_name
-from kdskills.app.operations.table import Context, Implementation
+from kdskills.app.operations.models import Finding, Input, Output, PageInput, PageOutput, ProjectInput, page_by_time
 from kdskills.errors import BadRequest, Conflict, NotFound
 from kdskills.skills.digest import rows_digest
-from kdskills.skills.roots import ApprovedListing, SetChange
+from kdskills.skills.roots import ApprovedListing
 from kdskills.storage.database import utc_now
 
 if TYPE_CHECKING:
-    from kdskills.app.host import Host
-    from kdskills.app.tokens import IssuedToken
+    from kdskills.app.operations.table import Context, Operation
+    from kdskills.app.plugins import HookAnswers
+    from kdskills.app.publication import Publication
+    from kdskills.app.settings import Settings
+    from kdskills.app.storage import Storage
+    from kdskills.app.tokens import IssuedToken, Tokens
 
 
 class ProbeInput(Input):
@@ -137,36 +139,23 @@ class ReceiptsOutput(Output):
         return not self.receipts
 
 
-async def probe_codex(host: Host, arguments: ProbeInput, context: Context) -> ProbeOutput:
+async def probe_codex(settings: Settings, arguments: ProbeInput) -> ProbeOutput:
     """Probe a program with an empty home and a fake model."""
     from kdskills.remote.probe import probe
 
-    binary = arguments.binary or host.settings.codex_binary
-    report = await probe(binary, state=host.settings.state_dir, force=arguments.force)
-    strategy = next(
-        (strategy_name for strategy_name in ("native", "reload") if getattr(report.profile, strategy_name)),
-        "dispatcher",
-    )
+    report = await probe(arguments.binary or settings.codex_binary, state=settings.state_dir, force=arguments.force)
+    strategy = "native" if report.profile.native else "reload" if report.profile.reload else "dispatcher"
     facts = report.to_json()
-    return ProbeOutput(
-        ok=report.complete,
-        strategy=strategy,
-        binary=facts["binary"],
-        fingerprint=report.fingerprint,
-        cached=report.cached,
-        seconds=facts["seconds"],
-        facts=ServerFacts.model_validate(facts["profile"]),
-        findings=tuple(ProbeFinding.model_validate(finding) for finding in facts["findings"]),
-    )
+    return ProbeOutput.model_validate(facts | {"ok": report.complete, "strategy": strategy, "facts": facts["profile"]})
 
 
-async def show_receipts(host: Host, arguments: ReceiptsInput, context: Context) -> ReceiptsOutput:
+async def show_receipts(settings: Settings, arguments: ReceiptsInput) -> ReceiptsOutput:
     """Read a session's receipts from the journal of this state folder."""
-    receipts = await asyncio.to_thread(_read, host.settings.state_dir, arguments.session)
+    receipts = await asyncio.to_thread(_receipts, settings.state_dir, arguments.session)
     return ReceiptsOutput(session=arguments.session, receipts=receipts)
 
 
-def _read(state: Path, session: str) -> tuple[TurnReceipt, ...]:
+def _receipts(state: Path, session: str) -> tuple[TurnReceipt, ...]:
     from kdskills.remote.journal import SqlJournal, journal_url
     from kdskills.remote.receipts import Receipts
 
@@ -174,18 +163,9 @@ def _read(state: Path, session: str) -> tuple[TurnReceipt, ...]:
         return ()  # reading makes no database
     journal = SqlJournal(journal_url(state))
     try:
-        return tuple(TurnReceipt.model_validate(receipt.to_json()) for receipt in Receipts(journal).receipts(session))
+        return tuple(TurnReceipt.of(receipt) for receipt in Receipts(journal).receipts(session))
     finally:
         journal.close()
-
-
-CODEX_PROBE = Implementation(
-    ProbeInput, ProbeOutput, ("not_yours_to_say", "codex_missing", "app_server_gone"), probe_codex
-)
-CODEX_RECEIPTS = Implementation(ReceiptsInput, ReceiptsOutput, ("journal_unavailable", "missing_extra"), show_receipts)
-
-
-CHANGED: Final = "mcp_set_changed"
 
 
 class PublishedInput(Input):
@@ -229,34 +209,28 @@ class PublishedOut(Output):
     diagnostics: tuple[Finding, ...]
 
 
-async def published(host: Host, arguments: PublishedInput, context: Context) -> PublishedOut:
+async def list_published(
+    storage: Storage,
+    operations: Mapping[str, Operation],
+    publication: Callable[..., Awaitable[Publication]],
+    arguments: PublishedInput,
+) -> PublishedOut:
     """Tell what a client of this project and agent is offered."""
-    client = await _client(host, arguments)
-    require_allowed(host.operations["skills.list"], client)
-    publication = await host.publication(client, {})
-    entries, notes = await asyncio.to_thread(publication.entries)
-    return PublishedOut(
-        project=client.project,
-        agent=client.agent,
-        published=tuple(
-            PublishedSkill(
-                uri=entry.uri,
-                full_id=entry.full_id,
-                files=len(entry.files),
-                size=sum(file.size for file in entry.files),
-            )
-            for entry in entries
-        ),
-        diagnostics=tuple(Finding.of(note) for note in sorted(notes, key=lambda note: note.ref or "")),
-    )
-
-
-async def _client(host: Host, arguments: PublishedInput) -> Identity:
-    """Return the client that is asked about. Raises NotFound for a token that opens nothing."""
     if arguments.token is not None:
-        return replace(await host.tokens.client(arguments.token), door="mcp", profile="skills")
-    tools = None if arguments.tools is None else frozenset(arguments.tools)
-    return replace(own_client(arguments.profile, arguments.project, arguments.agent, tools), door="mcp")
+        client = replace(await storage.tokens.client(arguments.token), door="mcp", profile="skills")
+    else:
+        tools = None if arguments.tools is None else frozenset(arguments.tools)
+        client = replace(own_client(arguments.profile, arguments.project, arguments.agent, tools), door="mcp")
+    require_allowed(operations["skills.list"], client)
+    entries, notes = await asyncio.to_thread((await publication(client, {})).entries)
+    return PublishedOut.of(
+        client,
+        published=[
+            PublishedSkill.of(entry, files=len(entry.files), size=sum(file.size for file in entry.files))
+            for entry in entries
+        ],
+        diagnostics=sorted(notes, key=lambda note: note.ref or ""),
+    )
 
 
 class AcceptInput(Input):
@@ -290,29 +264,29 @@ class AcceptOut(Output):
     skills: tuple[ChangedSkill, ...]
 
 
-async def accept(host: Host, arguments: AcceptInput, context: Context) -> AcceptOut:
+async def accept(answers: HookAnswers, settings: Settings, arguments: AcceptInput) -> AcceptOut:
     """Ask the server what it lists now, show what is not as it was accepted, and accept it unless told not to."""
-    return await asyncio.to_thread(_accept, host, arguments)
+    return await asyncio.to_thread(_accept, answers, settings, arguments)
 
 
-def _accept(host: Host, arguments: AcceptInput) -> AcceptOut:
-    listing = _listing(host, arguments.server)
+def _accept(answers: HookAnswers, settings: Settings, arguments: AcceptInput) -> AcceptOut:
+    listing = _listing(answers, settings, arguments.server)
     changes = listing.changes()
     digest = rows_digest([(change.uri, change.digest) for change in sorted(changes, key=lambda one: one.uri)])
     if arguments.digest is not None and arguments.digest != digest:
-        raise Conflict(f"what {arguments.server} changed is not what you looked at: look again", code=CHANGED)
+        message = f"what {arguments.server} changed is not what you looked at: look again"
+        raise Conflict(message, code="mcp_set_changed")
     if changes and not arguments.dry_run:
         listing.accept(changes)
-    return AcceptOut(
-        server=arguments.server, digest=digest, dry_run=arguments.dry_run, skills=tuple(map(_changed_skill, changes))
-    )
+    skills = [ChangedSkill.of(change, known=change.files_known) for change in changes]
+    return AcceptOut.of(arguments, digest=digest, skills=skills)
 
 
-def _listing(host: Host, label: str) -> ApprovedListing:
+def _listing(answers: HookAnswers, settings: Settings, label: str) -> ApprovedListing:
     """Return the listing of a server, opened anew. Raises NotFound."""
     labels: list[str] = []
-    for uri in host.settings.skill_roots:
-        root = host.answers.open_skill_root(uri, host.settings.state_dir)
+    for uri in settings.skill_roots:
+        root = answers.open_skill_root(uri, settings.state_dir)
         if root is not None and isinstance(root.listing, ApprovedListing):
             if root.listing.label == label:
                 return root.listing
@@ -320,26 +294,6 @@ def _listing(host: Host, label: str) -> ApprovedListing:
     choice = f"there are {', '.join(sorted(labels))}" if labels else "the setting skill_roots names none"
     raise NotFound(f"no server is called {label!r}: {choice}", code="mcp_server_unknown", server=label)
 
-
-def _changed_skill(change: SetChange) -> ChangedSkill:
-    return ChangedSkill(
-        full_id=change.full_id,
-        uri=change.uri,
-        digest=change.digest,
-        known=change.files_known,
-        added=change.added,
-        removed=change.removed,
-        changed=change.changed,
-    )
-
-
-PUBLISHED = Implementation(PublishedInput, PublishedOut, ("no_bundle", "not_found", "database_unavailable"), published)
-ACCEPT = Implementation(
-    AcceptInput, AcceptOut, ("mcp_server_unknown", "mcp_server_failed", CHANGED, "missing_extra"), accept
-)
-
-
-ERRORS: Final = ("not_found", "project_invalid", "database_unavailable")
 
 ToolId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
 
@@ -409,43 +363,27 @@ class RevokeToken(ProjectInput):
     id: str = Field(min_length=1, max_length=64, description="The token's public id.")
 
 
-def _facts(token: IssuedToken) -> dict[str, object]:
-    return {
-        "id": token.id,
-        "label": token.label,
-        "project": token.project,
-        "agent": token.agent,
-        "scopes": tuple(sorted(token.scopes)),
-        "allowed_tools": None if token.allowed_tools is None else tuple(sorted(token.allowed_tools)),
-        "requests_per_minute": token.limits.requests_per_minute,
-        "concurrent_work": token.limits.concurrent_work,
-        "body_bytes": token.limits.body_bytes,
-        "created_at": token.created_at,
-        "created_by": token.created_by,
-        "expires_at": token.expires_at,
-        "revoked_at": token.revoked_at,
-        "person": token.person,
-        "tools": tuple(sorted(token.tools)),
-    }
+TokenModel = TypeVar("TokenModel", bound=TokenOut)
 
 
-def _check_tools(host: Host, allowed: tuple[str, ...] | None) -> None:
-    """Refuse names of no operation: such a token would open less than its maker thinks."""
-    unknown = [name for name in allowed or () if name not in host.operations]
-    if unknown:
-        matches = {name: get_close_matches(name, host.operations, 1) for name in unknown[:5]}
+def _token_out(model: type[TokenModel], token: IssuedToken, **facts: str) -> TokenModel:
+    allowed = None if token.allowed_tools is None else sorted(token.allowed_tools)
+    scopes, tools = sorted(token.scopes), sorted(token.tools)
+    return model.of(token, token.limits, scopes=scopes, allowed_tools=allowed, tools=tools, **facts)
+
+
+async def create_token(
+    tokens: Tokens, operations: Mapping[str, Operation], arguments: CreateToken, context: Context
+) -> NewTokenOut:
+    """Make a token, and its project if that is not there."""
+    project = arguments.project_of(context)
+    unknown = [name for name in arguments.allowed_tools or () if name not in operations]
+    if unknown:  # such a token would open less than its maker thinks
+        matches = {name: get_close_matches(name, operations, 1) for name in unknown[:5]}
         words = ", ".join(f"{name!r}" + "".join(f" (near: {match})" for match in matches[name]) for name in matches)
         raise BadRequest(f"there is no operation {words}", code="tool_unknown", unknown=unknown)
-
-
-async def create(host: Host, arguments: CreateToken, context: Context) -> NewTokenOut:
-    """Make a token, and its project if that is not there."""
-    from kdskills.app.identity import TokenLimits
-
-    project = arguments.project_of(context)
-    _check_tools(host, arguments.allowed_tools)
     days = arguments.expires_in_days
-    token, text = await host.tokens.create(
+    token, text = await tokens.create(
         project,
         arguments.agent,
         arguments.scopes,
@@ -455,36 +393,22 @@ async def create(host: Host, arguments: CreateToken, context: Context) -> NewTok
         expires_at=None if days is None else utc_now() + timedelta(days=days),
         person=arguments.person,
         tools=arguments.tools,
-        who=audit_name(context),
-        request_id=context.request_id,
+        **context.author,
         maker=context.identity,
     )
-    return NewTokenOut.model_validate({**_facts(token), "token": text})
+    return _token_out(NewTokenOut, token, token=text)
 
 
-async def list_tokens(host: Host, arguments: TokenListInput, context: Context) -> TokensOut:
+async def list_tokens(tokens: Tokens, arguments: TokenListInput, context: Context) -> TokensOut:
     """List the tokens of a project; the machine's own account sees all unless it names one."""
     everything = context.identity.account and arguments.project is None
-    tokens = await host.tokens.list(None if everything else arguments.project_of(context))
-    page, following = page_by_time(tokens, arguments, lambda token: (token.created_at, token.id))
-    return TokensOut(tokens=tuple(TokenOut.model_validate(_facts(token)) for token in page), next_cursor=following)
+    rows = await tokens.list(None if everything else arguments.project_of(context))
+    page, following = page_by_time(rows, arguments, lambda token: (token.created_at, token.id))
+    return TokensOut(tokens=tuple(_token_out(TokenOut, token) for token in page), next_cursor=following)
 
 
-async def revoke(host: Host, arguments: RevokeToken, context: Context) -> TokenOut:
+async def revoke_token(tokens: Tokens, arguments: RevokeToken, context: Context) -> TokenOut:
     """End a token, from the next request on."""
     anywhere = context.identity.account and arguments.project is None
     project = None if anywhere else arguments.project_of(context)
-    done = await host.tokens.revoke(
-        arguments.id, project=project, who=audit_name(context), request_id=context.request_id
-    )
-    return TokenOut.model_validate(_facts(done))
-
-
-CREATE_TOKEN = Implementation(
-    CreateToken,
-    NewTokenOut,
-    ("agent_invalid", "scope_unknown", "tool_unknown", "tool_not_allowed", "token_wider", *ERRORS),
-    create,
-)
-LIST_TOKENS = Implementation(TokenListInput, TokensOut, ERRORS, list_tokens)
-REVOKE_TOKEN = Implementation(RevokeToken, TokenOut, ERRORS, revoke)
+    return _token_out(TokenOut, await tokens.revoke(arguments.id, project=project, **context.author))

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, StringConstraints
 
 from kdskills.app.operations.models import Output
-from kdskills.app.operations.table import Context, Implementation
-from kdskills.session.tools import DESCRIPTIONS, LoadInput, ReadInput, RunScriptInput, UnloadInput
+from kdskills.session.tools import LoadInput, ReadInput, RunScriptInput, UnloadInput
 
 if TYPE_CHECKING:
-    from kdskills.app.host import Host
+    from kdskills.app.conversations import Conversations
+    from kdskills.app.operations.table import Context
 
 SessionId = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9._:-]{1,128}$"),
     Field(description="The caller's name for the conversation; the first use opens it."),
 ]
-
-REFUSALS: Final = (
-    "invalid_argument",
-    "skill_not_found",
-    "skill_unreadable",
-    "path_not_found",
-    "policy_denied",
-    "session_not_found",
-    "no_bundle",
-)
 
 
 class LoadCall(LoadInput):
@@ -75,43 +65,29 @@ class ToolAnswer(Output):
     instructions: tuple[LoadedSkillText, ...] = ()
 
 
-async def load(host: Host, arguments: LoadCall, context: Context) -> ToolAnswer:
+async def load(conversations: Conversations, arguments: LoadCall, context: Context) -> ToolAnswer:
     """Load skills and return their instructions."""
-    receipt = await host.conversations.load(context.identity, arguments.session_id, arguments.names, arguments.mode)
-    texts = tuple(LoadedSkillText(name=skill.name, body=skill.body) for skill in receipt.bodies)
-    return ToolAnswer(result=receipt.to_json(), instructions=texts)
+    receipt = await conversations.load(context.identity, arguments.session_id, arguments.names, arguments.mode)
+    return ToolAnswer.of(result=receipt.to_json(), instructions=receipt.bodies)
 
 
-async def unload(host: Host, arguments: UnloadCall, context: Context) -> ToolAnswer:
+async def unload(conversations: Conversations, arguments: UnloadCall, context: Context) -> ToolAnswer:
     """Unload skills."""
-    receipt = await host.conversations.unload(
-        context.identity, arguments.session_id, arguments.names, everything=arguments.all
-    )
+    names, everything = arguments.names, arguments.all
+    receipt = await conversations.unload(context.identity, arguments.session_id, names, everything=everything)
     return ToolAnswer(result=receipt.to_json())
 
 
-async def read(host: Host, arguments: ReadCall, context: Context) -> ToolAnswer:
+async def read(conversations: Conversations, arguments: ReadCall, context: Context) -> ToolAnswer:
     """Read a file of a loaded skill."""
-    piece = await host.conversations.read(
+    piece = await conversations.read(
         context.identity, arguments.session_id, arguments.path, arguments.skill, arguments.encoding, arguments.offset
     )
     return ToolAnswer(result=piece.to_json())
 
 
-async def run_script(host: Host, arguments: RunCall, context: Context) -> ToolAnswer:
+async def run_script(conversations: Conversations, arguments: RunCall, context: Context) -> ToolAnswer:
     """Run a script of a loaded skill."""
     options = arguments.model_dump(include={"skill", "args", "env", "workdir", "timeout_s"})
-    result = await host.conversations.run_script(context.identity, arguments.session_id, arguments.path, options)
+    result = await conversations.run_script(context.identity, arguments.session_id, arguments.path, options)
     return ToolAnswer(result=result.to_json())
-
-
-LOAD = Implementation(LoadCall, ToolAnswer, REFUSALS, load, DESCRIPTIONS["skills.load"])
-UNLOAD = Implementation(UnloadCall, ToolAnswer, REFUSALS, unload, DESCRIPTIONS["skills.unload"])
-READ = Implementation(ReadCall, ToolAnswer, REFUSALS, read, DESCRIPTIONS["skills.read"])
-RUN_SCRIPT = Implementation(
-    RunCall,
-    ToolAnswer,
-    (*REFUSALS, "run_disabled", "engine_unavailable"),
-    run_script,
-    DESCRIPTIONS["skills.run_script"],
-)

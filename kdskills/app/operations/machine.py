@@ -10,7 +10,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
@@ -21,15 +21,17 @@ from pydantic import Field
 
 from kdskills.app.logs import without_secrets
 from kdskills.app.operations.models import Input, Output
-from kdskills.app.operations.table import Context, Implementation
 from kdskills.errors import BadRequest, ExecRefused, KdskillsError, MissingExtra
-from kdskills.execution.rootfs import Rootfs, build_rootfs, rootfs_for_image
-from kdskills.storage.database import HEADS, Database, current_revisions, upgrade
+from kdskills.execution.rootfs import build_rootfs, rootfs_for_image
+from kdskills.storage.database import HEADS, Database, current_revisions, sqlite_file, upgrade
 from kdskills.storage.folder import database_folder
 
 if TYPE_CHECKING:
     from kdskills.app.host import Host
-    from kdskills.execution import ProbeReport
+    from kdskills.app.settings import Settings
+    from kdskills.execution import ExecutionOptions
+    from kdskills.session import SessionStore
+    from kdskills.turn import SkillsSubsystem
 
 
 class UpgradeInput(Input):
@@ -50,9 +52,9 @@ class UpgradeOut(Output):
     parts: tuple[UpgradedPart, ...]
 
 
-async def upgrade_all(host: Host, arguments: UpgradeInput, context: Context) -> UpgradeOut:
+async def upgrade_database(settings: Settings, arguments: UpgradeInput) -> UpgradeOut:
     """Upgrade every part, one after the other; what is up to date stays as it is."""
-    return await asyncio.to_thread(_upgrade, host.settings.work_database, host.settings.state_dir)
+    return await asyncio.to_thread(_upgrade, settings.work_database, settings.state_dir)
 
 
 def _upgrade(url: str, state_dir: Path) -> UpgradeOut:
@@ -63,15 +65,8 @@ def _upgrade(url: str, state_dir: Path) -> UpgradeOut:
         revisions = database.ask(current_revisions)
     finally:
         database.close()
-    return UpgradeOut(
-        parts=tuple(
-            UpgradedPart(part=part, revision=HEADS[part] if HEADS[part] in revisions else "", changed=changed)
-            for part, changed in done.items()
-        )
-    )
-
-
-UPGRADE = Implementation(UpgradeInput, UpgradeOut, ("database_unavailable", "missing_extra"), upgrade_all)
+    heads = {part: HEADS[part] if HEADS[part] in revisions else "" for part in done}
+    return UpgradeOut(parts=tuple(UpgradedPart(part=part, revision=heads[part], changed=done[part]) for part in done))
 
 
 class ImageInput(Input):
@@ -93,35 +88,26 @@ class ImageOutput(Output):
     tar_digest: str | None = None
 
 
-def _measure(tree: Path) -> tuple[int, int]:
-    files = [path for path in tree.rglob("*") if path.is_file() and not path.is_symlink()]
-    return sum(path.stat().st_size for path in files), len(files)
-
-
-def _build(host: Host, tar: bool) -> tuple[Rootfs, tuple[Path, str] | None]:
-    options = host.settings.execution_options()
-    tree = build_rootfs(options.cache_dir, packages=options.image_packages)
-    return tree, rootfs_for_image(options.cache_dir, packages=options.image_packages) if tar else None
-
-
-async def build(host: Host, arguments: ImageInput, context: Context) -> ImageOutput:
+async def build_image(settings: Settings, arguments: ImageInput) -> ImageOutput:
     """Build the tree, or find it built."""
     if not arguments.offline:
         raise BadRequest("with a registry at hand, build runtime/images/Dockerfile with docker", code="not_offline")
-    tree, archive = await asyncio.to_thread(_build, host, arguments.tar)
-    size, files = await asyncio.to_thread(_measure, tree.path)
+    return await asyncio.to_thread(_build, settings.execution_options(), arguments.tar)
+
+
+def _build(options: ExecutionOptions, tar: bool) -> ImageOutput:
+    tree = build_rootfs(options.cache_dir, packages=options.image_packages)
+    archive = rootfs_for_image(options.cache_dir, packages=options.image_packages) if tar else None
+    sizes = [path.stat().st_size for path in tree.path.rglob("*") if path.is_file() and not path.is_symlink()]
     return ImageOutput(
         path=str(tree.path),
         key=tree.key,
         python=tree.python,
-        size=size,
-        files=files,
+        size=sum(sizes),
+        files=len(sizes),
         tar=None if archive is None else str(archive[0]),
         tar_digest=None if archive is None else archive[1],
     )
-
-
-IMAGE = Implementation(ImageInput, ImageOutput, ("engine_unavailable",), build)
 
 
 EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
@@ -207,23 +193,12 @@ def _basics() -> list[Check]:
     return checks
 
 
-def _engine(report: ProbeReport) -> Engine:
-    return Engine(
-        name=report.engine,
-        level=report.level.name,
-        ok=report.ok,
-        cure=report.cure,
-        limits=tuple(sorted(report.limits)),
-        checks=tuple(Check(name=c.name, ok=c.ok, found=c.found) for c in report.checks),
-    )
-
-
 async def _parts(host: Host) -> list[Check]:
     """Look at everything the settings name, each part for itself and no longer than `PATIENCE_S`."""
     settings = host.settings
     looks: dict[str, tuple[Awaitable[str], str]] = {
         "state folder": (asyncio.to_thread(_writable, settings.state_dir), "make the folder of `state_dir` writable"),
-        "database": (_database(host), "start the database, or mend `database_url`"),
+        "database": (_database(settings), "start the database, or mend `database_url`"),
     }
     if settings.artifacts is not None:
         looks["artifacts"] = (
@@ -234,11 +209,16 @@ async def _parts(host: Host) -> list[Check]:
         folder = asyncio.to_thread(_writable, settings.index_dir)
         looks["index"] = folder, "make the folder of `index_dir` writable, or unset it"
     if settings.session_store is not None:
-        looks["session store"] = _session_store(host, settings.session_store), "mend `session_store`"
+        store = _session_store(host.session_store, settings.session_store)
+        looks["session store"] = store, "mend `session_store`"
     if settings.bundle is not None:
-        looks["bundle"] = asyncio.to_thread(_bundle, host, settings.bundle), "mend `bundle`, or what it names"
+        name = asyncio.to_thread(lambda path: f"{host.bundle(path).name}, {path}", settings.bundle)
+        looks["bundle"] = name, "mend `bundle`, or what it names"
     if settings.skill_roots:
-        looks["skill roots"] = asyncio.to_thread(_roots, host), "mend `skill_roots`, or start what they name"
+        looks["skill roots"] = (
+            asyncio.to_thread(_roots, settings, host.subsystem),
+            "mend `skill_roots`, or start what they name",
+        )
     if settings.bus.url is not None:
         looks["bus"] = _bus(settings.bus.url), "start the NATS server with JetStream, or mend `bus.url`"
     if settings.codex_binary != type(settings).model_fields["codex_binary"].default:
@@ -278,19 +258,16 @@ def _writable(folder: Path) -> str:
     return f"{folder}, made when it is needed"
 
 
-async def _database(host: Host) -> str:
+async def _database(settings: Settings) -> str:
     """Ask the database something, without making it or its tables. Raises KdskillsError, OSError."""
-    from kdskills.storage.database import Database, sqlite_file
-
-    url = host.settings.work_database
     try:
-        file = sqlite_file(url)
+        file = sqlite_file(settings.work_database)
         if file is not None and not file.exists():
             await asyncio.to_thread(_writable, file.parent)
             return "SQLite, made when it is needed"
-        database = Database(url, label="the service's database")
+        database = Database(settings.work_database, label="the service's database")
     except MissingExtra as error:
-        if host.settings.database_url is None:
+        if settings.database_url is None:
             return f"not used: {error.message}"
         raise
     try:
@@ -320,9 +297,8 @@ async def _artifacts(url: str) -> str:
     return "written, read and deleted"
 
 
-async def _session_store(host: Host, url: str) -> str:
-    store = await asyncio.to_thread(host.session_store, url)
-    await store.get("doctor")
+async def _session_store(open_store: Callable[[str], SessionStore], url: str) -> str:
+    await (await asyncio.to_thread(open_store, url)).get("doctor")
     return "answers"
 
 
@@ -355,18 +331,11 @@ async def _bus(url: str) -> str:
     return "answers, with JetStream"
 
 
-def _bundle(host: Host, path: Path) -> str:
-    bundle = host.bundle(path)
-    return f"{bundle.name}, {path}"
-
-
-def _roots(host: Host) -> str:
-    findings = [
-        row for row in host.subsystem(None).diagnostics if row.severity == "error" or row.code.startswith("root_")
-    ]
+def _roots(settings: Settings, subsystem: Callable[[None], SkillsSubsystem]) -> str:
+    findings = [row for row in subsystem(None).diagnostics if row.severity == "error" or row.code.startswith("root_")]
     if findings:
         raise OSError("; ".join(f"{row.code}: {row.message}" for row in findings[:3]))
-    return f"{len(host.settings.skill_roots)} opened"
+    return f"{len(settings.skill_roots)} opened"
 
 
 def _program(name: str) -> str:
@@ -376,25 +345,24 @@ def _program(name: str) -> str:
     return path
 
 
-async def doctor(host: Host, arguments: DoctorInput, context: Context) -> DoctorOutput:
+async def doctor(host: Host, arguments: DoctorInput) -> DoctorOutput:
     """Run every self-check."""
-    engines = [_engine(await engine.probe()) for engine in host.engines()]
+    reports = [await engine.probe() for engine in host.engines()]
     chosen = refusal = None
     try:
         chosen = (await host.wiring.executor(host.settings.executor)).name
     except ExecRefused as error:
         refusal = error.message
     basics, parts = _basics(), await _parts(host)
-    checks = [*basics, *parts]
-    return DoctorOutput(
+    return DoctorOutput.of(
         ok=chosen is not None and basics[0].ok and all(check.ok for check in parts),
         chosen=chosen,
         refusal=refusal,
-        checks=tuple(checks),
-        engines=tuple(engines),
-        interpreters={suffix: tuple(command) for suffix, command in host.interpreters().items()},
-        plugins=tuple(sorted(name for name, _ in host.plugins.list_name_plugin())),
+        checks=(*basics, *parts),
+        engines=[
+            Engine.of(report, name=report.engine, level=report.level.name, limits=sorted(report.limits))
+            for report in reports
+        ],
+        interpreters=host.interpreters(),
+        plugins=sorted(name for name, _ in host.plugins.list_name_plugin()),
     )
-
-
-DOCTOR = Implementation(DoctorInput, DoctorOutput, (), doctor)

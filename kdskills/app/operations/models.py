@@ -1,12 +1,22 @@
-"""What the inputs and outputs of operations have in common; in a file of its own, so that naming operations needs no pydantic."""
+"""What the inputs and outputs of operations have in common, and pages of lists; naming operations needs none of it."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import base64
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar, Final, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from kdskills.errors import Diagnostic
+from kdskills.app.operations.table import Context
+from kdskills.errors import BadRequest, NotFound
+from kdskills.storage.database import micros, moment_of
+
+Row = TypeVar("Row")
+MAX_PAGE: Final = 500
 
 
 class Input(BaseModel):
@@ -24,12 +34,23 @@ class Input(BaseModel):
 class Output(BaseModel):
     """The answer of an operation."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, from_attributes=True)
 
     @property
     def negative(self) -> bool:
         """Whether the answer is a no, for which the command line exits with 1."""
         return False
+
+    @classmethod
+    def of(cls, *sources: object, **facts: Any) -> Self:
+        """Return an answer made of *facts*; every other field is the attribute of the first of *sources* that has one.
+
+        Values inside are made alike: a `Diagnostic` becomes a `Finding` where the field is one.
+        """
+        for name in cls.model_fields.keys() - facts.keys():
+            source = next((source for source in sources if hasattr(source, name)), None)
+            facts |= {} if source is None else {name: getattr(source, name)}
+        return cls.model_validate(facts)
 
 
 class Finding(Output):
@@ -44,7 +65,134 @@ class Finding(Output):
     ref: str | None = None
     fix: str | None = None
 
-    @classmethod
-    def of(cls, diagnostic: Diagnostic) -> Finding:
-        """Return *diagnostic* as part of an answer."""
-        return cls.model_validate(diagnostic.to_json())
+
+class ProjectInput(Input):
+    """Which project; callers elsewhere have the one of their token."""
+
+    project: str | None = Field(None, max_length=64, description="The project; none means the caller's own.")
+
+    def project_of(self, context: Context) -> str:
+        """Return the project.
+
+        Raises:
+            NotFound: It is not the caller's; whether it is there stays unknown.
+        """
+        identity = context.identity
+        if self.project is None or self.project == identity.project:
+            return identity.project
+        if not identity.account:
+            raise NotFound(f"there is no project {self.project!r}", project=self.project)
+        return self.project
+
+
+# These two are here so that the help of their commands needs no solver.
+
+
+class RunInput(Input):
+    """One request to a solver over a bundle."""
+
+    bundle: Path = Field(description="The bundle's folder.")
+    request: str | None = Field(None, description="What the user asks; none means the one in the bundle's demo.yaml.")
+    model: str | None = Field(
+        None, description="`replay`, `openai:NAME`, `anthropic:NAME`, `ollama:NAME`, …; none means the setting."
+    )
+    executor: str | None = Field(
+        None, description="`auto`, or the name of the engine that scripts run in; none means the setting."
+    )
+    consumer: str = Field("solver.react.decision", description="Consumer the solver acts as.")
+    answer_role: str | None = Field(None, description="Generator that writes the answer, as a consumer of its own.")
+    files: tuple[Path, ...] = Field((), description="Files handed in with the request.")
+    skills: tuple[str, ...] = Field((), description="Skills loaded before the first decision.")
+    out: Path | None = Field(
+        None, description="Folder for produced files and the transcript; else the files stay where they are made."
+    )
+
+
+class ShowTurnInput(Input):
+    """Which turn."""
+
+    transcript: Path = Field(description="The turn's transcript, `<turn id>.jsonl`.")
+
+
+# ---- pages -------------------------------------------------------------------------------------------------------
+
+
+class PageInput(Input):
+    """Which page of a list."""
+
+    limit: int = Field(100, ge=1, le=MAX_PAGE, description="How many at most.")
+    cursor: str | None = Field(
+        None, max_length=2048, description="`next_cursor` of the page before; none means the first page."
+    )
+
+
+class PageOutput(Output):
+    """A page of a list; `next_cursor` asks for the page after it, and is null on the last one."""
+
+    next_cursor: str | None = None
+
+
+def encode_cursor(*parts: str | int) -> str:
+    """Return the cursor of a row by what the list is sorted by."""
+    return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str, *kinds: type) -> list[str | int]:
+    """Return what `encode_cursor` was given.
+
+    Raises:
+        BadRequest: It is no cursor of a list that is sorted by values of *kinds*.
+    """
+    try:
+        parts = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    except (ValueError, RecursionError):
+        parts = None
+    if not isinstance(parts, list) or [type(part) for part in parts] != list(kinds):
+        raise _cursor_refused()
+    return parts
+
+
+def encode_moment(moment: datetime, item: str) -> str:
+    """Return the cursor of a row in a list that is sorted by time and id."""
+    return encode_cursor(micros(moment), item)
+
+
+def decode_moment(cursor: str) -> tuple[datetime, str]:
+    """Return time and id of a row. Raises BadRequest."""
+    time, item = decode_cursor(cursor, int, str)
+    try:
+        str(item).encode()  # half a character, as NUL, is nothing a database compares with
+        if "\0" in str(item):
+            raise _cursor_refused()
+        return moment_of(int(time)), str(item)
+    except (ValueError, OverflowError):
+        raise _cursor_refused() from None
+
+
+def _cursor_refused() -> BadRequest:
+    problem = "is no next_cursor of this list"
+    return BadRequest(f"/cursor: {problem}", errors=[{"path": "/cursor", "problem": problem}])
+
+
+def page_by_name(rows: Sequence[Row], arguments: PageInput, name: Callable[[Row], str]) -> tuple[list[Row], str | None]:
+    """Return a page of rows that are sorted by name, and the cursor of the page after it. Raises BadRequest."""
+    if arguments.cursor is not None:
+        (last,) = decode_cursor(arguments.cursor, str)
+        rows = [row for row in rows if name(row) > str(last)]
+    page = list(rows[: arguments.limit])
+    return page, encode_cursor(name(page[-1])) if len(rows) > arguments.limit else None
+
+
+def page_by_time(
+    rows: Sequence[Row], arguments: PageInput, key: Callable[[Row], tuple[datetime, str]]
+) -> tuple[list[Row], str | None]:
+    """Return a page of rows that are sorted newest first, those of one moment by id, and the cursor of the next page.
+
+    Raises:
+        BadRequest: The cursor is of no such list.
+    """
+    if arguments.cursor is not None:
+        moment, item = decode_moment(arguments.cursor)
+        rows = [row for row in rows if key(row)[0] < moment or (key(row)[0] == moment and key(row)[1] > item)]
+    page = list(rows[: arguments.limit])
+    return page, encode_moment(*key(page[-1])) if len(rows) > arguments.limit else None

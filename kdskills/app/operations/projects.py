@@ -7,31 +7,35 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pydantic import Field
 
-from kdskills.app.operations.models import Finding, Input, Output
-from kdskills.app.operations.paging import PageInput, PageOutput, page_by_name, page_by_time
-from kdskills.app.operations.scoped import ProjectInput, audit_name, readable, readable_skill
-from kdskills.app.operations.table import Context, Implementation
-from kdskills.errors import BadRequest
+from kdskills.app.operations.bundles import visible_skills
+from kdskills.app.operations.models import (
+    Finding,
+    Input,
+    Output,
+    PageInput,
+    PageOutput,
+    ProjectInput,
+    page_by_name,
+    page_by_time,
+)
+from kdskills.errors import BadRequest, NotFound
 from kdskills.projects.folders import file_digest
-from kdskills.skills.zip_format import RULES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable
-
-    from kdskills.app.host import Host
-    from kdskills.projects.model import Project, SkillFile, SkillState, SkillVersion
+    from kdskills.app.operations.table import Context
+    from kdskills.projects.model import Project, SkillFile, SkillState
+    from kdskills.projects.service import Projects
 
 
 INLINE: Final = 1024 * 1024
 """Most bytes of an archive given within arguments; larger ones go by file or by HTTP's own upload."""
-READ: Final = ("not_found", "project_invalid", "database_unavailable")
 
 
 class ProjectOut(Output):
@@ -66,19 +70,6 @@ class SkillOut(Output):
     description: str
     created_at: datetime
     changed_at: datetime
-
-    @classmethod
-    def of(cls, state: SkillState) -> SkillOut:
-        """Return *state* as an answer."""
-        return cls(
-            skill=state.name,
-            full_id=state.full_id,
-            enabled=state.enabled,
-            active=state.active,
-            description=state.description,
-            created_at=state.created_at,
-            changed_at=state.changed_at,
-        )
 
 
 class SkillsOut(PageOutput):
@@ -157,23 +148,6 @@ class VersionOut(Output):
     created_by: str
     diagnostics: tuple[Finding, ...]
 
-    @classmethod
-    def of(cls, version: SkillVersion) -> VersionOut:
-        """Return *version* as an answer."""
-        return cls(
-            version=version.version,
-            full_id=version.full_id,
-            description=version.description,
-            active=version.active,
-            pins=version.pins,
-            size=version.size,
-            files=tuple(FileRow.model_validate(file._asdict()) for file in version.files),
-            tree_digest=version.tree_digest,
-            created_at=version.created_at,
-            created_by=version.created_by,
-            diagnostics=tuple(Finding.of(each) for each in version.diagnostics),
-        )
-
 
 class VersionsOut(PageOutput):
     """A skill's versions, the latest first."""
@@ -190,141 +164,113 @@ class DeletedOut(Output):
 
 
 def _project(project: Project, *, local: bool) -> ProjectOut:
-    bundle = project.bundle if local else None
-    return ProjectOut(project=project.name, generation=project.generation, created_at=project.created_at, bundle=bundle)
+    return ProjectOut.of(project, project=project.name, bundle=project.bundle if local else None)
 
 
-async def list_projects(host: Host, arguments: PageInput, context: Context) -> ProjectsOut:
+async def list_projects(projects: Projects, arguments: PageInput, context: Context) -> ProjectsOut:
     """List all projects; for callers elsewhere their own."""
     identity = context.identity
-    projects = await host.projects.projects()
-    mine = [each for each in projects if identity.account or each.name == identity.project]
+    mine = [each for each in await projects.projects() if identity.account or each.name == identity.project]
     page, following = page_by_name(mine, arguments, lambda each: each.name)
-    rows = tuple(_project(each, local=identity.local) for each in page)
-    return ProjectsOut(projects=rows, next_cursor=following)
+    return ProjectsOut(projects=tuple(_project(each, local=identity.local) for each in page), next_cursor=following)
 
 
-async def create_project(host: Host, arguments: CreateProject, context: Context) -> ProjectOut:
+async def create_project(projects: Projects, arguments: CreateProject, context: Context) -> ProjectOut:
     """Make a project, or change the bundle of one."""
-    request = context.request_id
-    project = await host.projects.create(
-        arguments.project, bundle=arguments.bundle, who=audit_name(context), request_id=request
-    )
-    return _project(project, local=True)
+    return _project(await projects.create(arguments.project, bundle=arguments.bundle, **context.author), local=True)
 
 
-async def upload(host: Host, arguments: UploadInput, context: Context) -> UploadOut:
+async def upload(projects: Projects, arguments: UploadInput, context: Context) -> UploadOut:
     """Take a skill from an archive on this machine or within the arguments."""
     if (arguments.path is None) == (arguments.data is None):
         raise BadRequest("give either path or data", errors=[{"path": "/path", "problem": "one of path and data"}])
+    source: Path | AsyncIterable[bytes]
     if arguments.path is not None:
-        if not arguments.path.is_file():
-            raise BadRequest(f"there is no file at {arguments.path}", errors=[{"path": "/path", "problem": "no file"}])
-        return await upload_from(
-            host, arguments.path, context, project=arguments.project_of(context), activate=arguments.activate
-        )
-    try:
-        data = base64.b64decode(arguments.data or "", validate=True)
-    except ValueError:  # of base64's own kind for wrong letters, of the plain kind for letters beyond ASCII
-        raise BadRequest("data is not base64", errors=[{"path": "/data", "problem": "not base64"}]) from None
-    return await upload_from(
-        host, _once(data), context, project=arguments.project_of(context), activate=arguments.activate
-    )
-
-
-async def upload_from(
-    host: Host, source: Path | AsyncIterable[bytes], context: Context, *, project: str, activate: bool
-) -> UploadOut:
-    """Take a skill from an archive as a door has it: a file, or bytes as they come; the door checks who may.
-
-    Raises:
-        ArchiveRefused: The archive breaks a rule; nothing is kept.
-    """
-    request = context.request_id
-    done = await host.projects.upload(project, source, activate=activate, who=audit_name(context), request_id=request)
-    return UploadOut(
-        skill=done.skill,
-        version=done.version,
-        created=done.created,
-        active=done.active,
-        enabled=done.enabled,
-        diagnostics=tuple(Finding.of(each) for each in done.diagnostics),
-    )
+        source = arguments.path
+        if not source.is_file():
+            raise BadRequest(f"there is no file at {source}", errors=[{"path": "/path", "problem": "no file"}])
+    else:
+        try:
+            source = _once(base64.b64decode(arguments.data or "", validate=True))
+        except ValueError:  # of base64's own kind for wrong letters, of the plain kind for letters beyond ASCII
+            raise BadRequest("data is not base64", errors=[{"path": "/data", "problem": "not base64"}]) from None
+    project = arguments.project_of(context)
+    return UploadOut.of(await projects.upload(project, source, activate=arguments.activate, **context.author))
 
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-async def list_skills(host: Host, arguments: SkillListInput, context: Context) -> SkillsOut:
+async def _readable(projects: Projects, context: Context, project: str, states: list[SkillState]) -> list[SkillState]:
+    """Return those of *states* the caller may read: all for who may change them, else what the policy grants."""
+    identity = context.identity
+    if identity.may("skills:write") or not states:
+        return states
+    visible = visible_skills(await projects.view(project, identity.consumer, identity.held_tools), identity)
+    return [state for state in states if state.full_id in visible and visible[state.full_id].layer == "project"]
+
+
+async def _one(projects: Projects, arguments: SkillInput, context: Context) -> tuple[str, SkillState]:
+    """Return the project, and one skill of it the caller may read.
+
+    Raises:
+        NotFound: There is none, or the policy refuses it to this caller; both read the same.
+    """
+    project, name = arguments.project_of(context), arguments.skill
+    state = await projects.get(project, name)
+    if not await _readable(projects, context, project, [state]):
+        raise NotFound(f"there is no skill {name!r} in project {project!r}", skill=name, project=project)
+    return project, state
+
+
+def _skill(state: SkillState) -> SkillOut:
+    return SkillOut.of(state, skill=state.name)
+
+
+async def list_skills(projects: Projects, arguments: SkillListInput, context: Context) -> SkillsOut:
     """List the uploaded skills the caller may read."""
     project = arguments.project_of(context)
-    states = await readable(host, context, project, await host.projects.list(project))
+    states = await _readable(projects, context, project, await projects.list(project))
     page, following = page_by_name(states, arguments, lambda each: each.name)
-    return SkillsOut(project=project, skills=tuple(SkillOut.of(each) for each in page), next_cursor=following)
+    return SkillsOut(project=project, skills=tuple(map(_skill, page)), next_cursor=following)
 
 
-async def get_skill(host: Host, arguments: SkillInput, context: Context) -> SkillOut:
+async def get_skill(projects: Projects, arguments: SkillInput, context: Context) -> SkillOut:
     """Show one uploaded skill."""
-    return SkillOut.of(await readable_skill(host, context, arguments.project_of(context), arguments.skill))
+    return _skill((await _one(projects, arguments, context))[1])
 
 
-async def patch_skill(host: Host, arguments: PatchInput, context: Context) -> SkillOut:
+async def patch_skill(projects: Projects, arguments: PatchInput, context: Context) -> SkillOut:
     """Enable or disable a skill."""
-    project, request = arguments.project_of(context), context.request_id
-    done = await host.projects.patch(
-        project, arguments.skill, enabled=arguments.enabled, who=audit_name(context), request_id=request
-    )
-    return SkillOut.of(done)
+    project = arguments.project_of(context)
+    return _skill(await projects.patch(project, arguments.skill, enabled=arguments.enabled, **context.author))
 
 
-async def delete_skill(host: Host, arguments: SkillInput, context: Context) -> DeletedOut:
+async def delete_skill(projects: Projects, arguments: SkillInput, context: Context) -> DeletedOut:
     """Delete a skill; versions in use stay until their work ends."""
-    await host.projects.delete(
-        arguments.project_of(context), arguments.skill, who=audit_name(context), request_id=context.request_id
-    )
+    await projects.delete(arguments.project_of(context), arguments.skill, **context.author)
     return DeletedOut(skill=arguments.skill)
 
 
-async def activate_version(host: Host, arguments: ActivateInput, context: Context) -> SkillOut:
+async def activate_version(projects: Projects, arguments: ActivateInput, context: Context) -> SkillOut:
     """Put a version in use."""
-    project, request = arguments.project_of(context), context.request_id
-    done = await host.projects.activate(
-        project, arguments.skill, arguments.version_hash, who=audit_name(context), request_id=request
-    )
-    return SkillOut.of(done)
-
-
-async def list_versions(host: Host, arguments: VersionListInput, context: Context) -> VersionsOut:
-    """List a skill's versions with their files."""
     project = arguments.project_of(context)
-    await readable_skill(host, context, project, arguments.skill)
-    all_versions = await host.projects.versions(project, arguments.skill)
-    page, following = page_by_time(all_versions, arguments, lambda each: (each.created_at, each.version))
-    versions = tuple(VersionOut.of(each) for each in page)
-    return VersionsOut(skill=arguments.skill, versions=versions, next_cursor=following)
+    return _skill(await projects.activate(project, arguments.skill, arguments.version_hash, **context.author))
 
 
-LIST_PROJECTS = Implementation(PageInput, ProjectsOut, ("database_unavailable",), list_projects)
-CREATE_PROJECT = Implementation(
-    CreateProject, ProjectOut, ("project_invalid", "bundle_path_relative", "database_unavailable"), create_project
-)
-UPLOAD = Implementation(UploadInput, UploadOut, ("not_yours_to_say", "id_taken", *READ, *RULES), upload)
-LIST_SKILLS = Implementation(SkillListInput, SkillsOut, READ, list_skills)
-GET_SKILL = Implementation(SkillInput, SkillOut, READ, get_skill)
-PATCH_SKILL = Implementation(PatchInput, SkillOut, READ, patch_skill)
-DELETE_SKILL = Implementation(SkillInput, DeletedOut, READ, delete_skill)
-LIST_VERSIONS = Implementation(VersionListInput, VersionsOut, READ, list_versions)
-ACTIVATE = Implementation(ActivateInput, SkillOut, ("id_taken", *READ), activate_version)
-
-
-VERSION: Final = "Hash of a version; none means the active one."
+async def list_versions(projects: Projects, arguments: VersionListInput, context: Context) -> VersionsOut:
+    """List a skill's versions with their files."""
+    project, _ = await _one(projects, arguments, context)
+    versions = await projects.versions(project, arguments.skill)
+    page, following = page_by_time(versions, arguments, lambda each: (each.created_at, each.version))
+    return VersionsOut(skill=arguments.skill, versions=tuple(map(VersionOut.of, page)), next_cursor=following)
 
 
 class VersionInput(SkillInput):
     """A version of a skill."""
 
-    version: str | None = Field(None, max_length=80, description=VERSION)
+    version: str | None = Field(None, max_length=80, description="Hash of a version; none means the active one.")
 
 
 class PieceInput(VersionInput):
@@ -353,68 +299,50 @@ class PieceOut(Output):
     data: str
 
 
-async def archive_of(host: Host, arguments: VersionInput, context: Context) -> tuple[str, Path]:
+async def archive_of(projects: Projects, arguments: VersionInput, context: Context) -> tuple[str, Path]:
     """Return a version and its zip on this machine, for doors that stream files.
 
     Raises:
         NotFound: There is none, or the caller may not read it.
     """
-    project = arguments.project_of(context)
-    await readable_skill(host, context, project, arguments.skill)
-    version = (await host.projects.version(project, arguments.skill, arguments.version)).version
-    return version, await host.projects.archive(project, arguments.skill, version)
+    project, _ = await _one(projects, arguments, context)
+    version = (await projects.version(project, arguments.skill, arguments.version)).version
+    return version, await projects.archive(project, arguments.skill, version)
 
 
-async def file_of(host: Host, arguments: FileInput, context: Context) -> tuple[str, SkillFile]:
-    """Return a version and one of its files on this machine, for doors that stream files.
-
-    Raises:
-        NotFound: There is none, or the caller may not read it.
-    """
-    project = arguments.project_of(context)
-    await readable_skill(host, context, project, arguments.skill)
-    version = (await host.projects.version(project, arguments.skill, arguments.version)).version
-    return version, await host.projects.file(project, arguments.skill, arguments.path, version)
+async def file_of(projects: Projects, arguments: FileInput, context: Context) -> tuple[str, SkillFile]:
+    """Return a version and one of its files on this machine, for doors that stream files. Raises as `archive_of`."""
+    project, _ = await _one(projects, arguments, context)
+    version = (await projects.version(project, arguments.skill, arguments.version)).version
+    return version, await projects.file(project, arguments.skill, arguments.path, version)
 
 
-def _read(path: Path, offset: int, limit: int) -> bytes:
-    with path.open("rb") as stream:
-        stream.seek(offset)
-        return stream.read(limit)
+async def archive(projects: Projects, arguments: PieceInput, context: Context) -> PieceOut:
+    """Give a piece of a version as a zip archive, the same bytes everywhere."""
+    version, path = await archive_of(projects, arguments, context)
+    size = (await asyncio.to_thread(path.stat)).st_size
+    sha256 = await asyncio.to_thread(file_digest, path)
+    return await asyncio.to_thread(_piece, arguments, version, None, path, size, sha256)
 
 
-async def _piece(
-    arguments: PieceInput, version: str, path: str | None, source: Path, size: int, sha256: str
-) -> PieceOut:
-    data = await asyncio.to_thread(_read, source, arguments.offset, arguments.limit)
+async def file(projects: Projects, arguments: FileInput, context: Context) -> PieceOut:
+    """Give a piece of one file of a version."""
+    version, skill_file = await file_of(projects, arguments, context)
+    size, sha256 = skill_file.file.size, skill_file.file.sha256
+    return await asyncio.to_thread(_piece, arguments, version, arguments.path, skill_file.path, size, sha256)
+
+
+def _piece(arguments: PieceInput, version: str, path: str | None, source: Path, size: int, sha256: str) -> PieceOut:
+    with source.open("rb") as stream:
+        stream.seek(arguments.offset)
+        data = stream.read(arguments.limit)
     after = arguments.offset + len(data)
-    return PieceOut(
-        skill=arguments.skill,
+    return PieceOut.of(
+        arguments,
         version=version,
         path=path,
         size=size,
         sha256=sha256,
-        offset=arguments.offset,
         next_offset=after if after < size else None,
         data=base64.b64encode(data).decode("ascii"),
     )
-
-
-async def archive(host: Host, arguments: PieceInput, context: Context) -> PieceOut:
-    """Give a piece of a version as a zip archive, the same bytes everywhere."""
-    version, zip_path = await archive_of(host, arguments, context)
-    size = (await asyncio.to_thread(zip_path.stat)).st_size
-    sha256 = await asyncio.to_thread(file_digest, zip_path)
-    return await _piece(arguments, version, None, zip_path, size, sha256)
-
-
-async def file(host: Host, arguments: FileInput, context: Context) -> PieceOut:
-    """Give a piece of one file of a version."""
-    version, skill_file = await file_of(host, arguments, context)
-    return await _piece(
-        arguments, version, arguments.path, skill_file.path, skill_file.file.size, skill_file.file.sha256
-    )
-
-
-ARCHIVE = Implementation(PieceInput, PieceOut, READ, archive)
-FILE = Implementation(FileInput, PieceOut, READ, file)

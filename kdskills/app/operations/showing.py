@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from kdskills.app.operations.bundles import asker_findings, demo_of, meant_id, open_bundle, suggestions
+from kdskills.app.operations.bundles import asker_findings, demo_of, meant_id, suggestions, visible_skills
 from kdskills.app.operations.models import Finding, Input, Output
-from kdskills.app.operations.scoped import visible_skills
-from kdskills.app.operations.table import Context, Implementation
 from kdskills.bundle.descriptor import DECISION
 from kdskills.errors import BadRequest, CallRefused
-from kdskills.projects.views import ProjectSkills
 from kdskills.skills.model import estimate_tokens
 from kdskills.turn import Granted, Refused
 from kdskills.turn.facade import build_skills_instruction_block
 
 if TYPE_CHECKING:
-    from kdskills.app.host import Host
     from kdskills.app.identity import Identity, Starter
+    from kdskills.app.operations.bundles import BundleLoader
+    from kdskills.app.operations.table import Context
+    from kdskills.app.settings import Settings
     from kdskills.errors import Diagnostic
     from kdskills.skills import Skill
+    from kdskills.solver.wiring import Wiring
     from kdskills.turn import SkillsSubsystem, SkillView
-
-ANONYMOUS = "Consumer that asks, such as `solver.react.decision`; none means an anonymous consumer."
-
 
 FORM = (
     "`prompt`, what a solver sends; or a catalog alone: `gallery`, `xml` or `json`. None means the prompt of a bundle "
@@ -39,25 +37,16 @@ class ViewInput(Input):
     """Whose view of which skills."""
 
     bundle: Path | None = Field(None, description="A bundle's folder; none means the skills of the caller's project.")
-    consumer: str | None = Field(None, description=ANONYMOUS)
+    consumer: str | None = Field(
+        None, description="Consumer that asks, such as `solver.react.decision`; none means an anonymous consumer."
+    )
     tools: tuple[str, ...] | None = Field(None, description="Tools the consumer has; none given means no tool gate.")
     include_internal: bool = Field(default=False, description="Grant skills of namespace `internal`, too.")
-
-    async def skills(self, host: Host, context: Context) -> ProjectSkills:
-        """Return the skills asked for."""
-        if self.bundle is None:
-            return await host.project_skills(context.identity.project)
-        bundle = open_bundle(host, self.bundle, context)
-        return ProjectSkills(bundle.name, host.subsystem(bundle), bundle.diagnostics)
 
     def asker_findings(self, subsystem: SkillsSubsystem, context: Context) -> tuple[Diagnostic, ...]:
         """Return a warning when the consumer named in the call is one that nothing of the skills or rules names."""
         local = context.identity.local and self.bundle is not None and self.consumer is not None
         return asker_findings(subsystem, self.consumer, demo_of(self.bundle)) if local else ()
-
-    async def view(self, host: Host, context: Context) -> SkillView:
-        """Return the view asked for. Raises as `skills`."""
-        return self.view_of((await self.skills(host, context)).subsystem, context)
 
     def consumer_of(self, context: Context) -> str | None:
         """Return the consumer that asks: the one named, else the caller's agent."""
@@ -106,68 +95,49 @@ class ListOutput(Output):
     diagnostics: tuple[Finding, ...] = ()
 
 
-def _row(view: SkillView, skill: Skill, numbers: dict[str, str]) -> SkillRow:
+def _row(view: SkillView, skill: Skill, numbers: dict[str, str], visible: Collection[str] | None = None) -> SkillRow:
     answer = view.resolve(skill.full_id, by="code")
-    facts: dict[str, Any] = {
-        "full_id": skill.full_id,
-        "name": skill.name,
-        "description": skill.description,
-        "version": skill.version,
-        "layer": skill.layer,
-        "tokens": skill.tokens,
-        "tools": tuple(f"{tool.id}{' (required)' if tool.required else ''}" for tool in skill.tools),
-        "imports": skill.imports,
-    }
+    facts: dict[str, Any] = {"tools": _tool_texts(skill), "imports": _visible_ids(skill.imports, visible)}
     if isinstance(answer, Refused):
-        return SkillRow(state="refused", code=answer.code, reason=answer.reason, **facts)
+        return SkillRow.of(skill, state="refused", code=answer.code, reason=answer.reason, **facts)
     if skill.full_id in numbers:
-        return SkillRow(state="listed", short_id=numbers[skill.full_id], **facts)
-    return SkillRow(state="hidden" if skill.hidden else "unlisted", **facts)
+        return SkillRow.of(skill, state="listed", short_id=numbers[skill.full_id], **facts)
+    return SkillRow.of(skill, state="hidden" if skill.hidden else "unlisted", **facts)
 
 
-def _only(row: SkillRow, visible: Collection[str]) -> SkillRow:
-    """Return a row without the ids of imports its reader is not told of."""
-    return row.model_copy(update={"imports": tuple(each for each in row.imports if each in visible)})
+def _tool_texts(skill: Skill) -> tuple[str, ...]:
+    return tuple(f"{tool.id}{' (required)' if tool.required else ''}" for tool in skill.tools)
 
 
-async def list_skills(host: Host, arguments: ViewInput, context: Context) -> ListOutput:
+def _visible_ids(full_ids: Iterable[str], visible: Collection[str] | None) -> tuple[str, ...]:
+    """Return the ids a caller is told of; all of them when *visible* is None."""
+    return tuple(each for each in full_ids if visible is None or each in visible)
+
+
+async def list_skills(bundles: BundleLoader, arguments: ViewInput, context: Context) -> ListOutput:
     """List every skill of a bundle as one consumer sees it."""
-    skills = await arguments.skills(host, context)
+    skills = await bundles.skills(arguments.bundle, context)
     subsystem = skills.subsystem
     view = arguments.view_of(subsystem, context)
     numbers = {full_id: short for short, full_id in view.short_ids.items()}
-    if not context.identity.sees_all:
+    findings: dict[Diagnostic, None] = {}
+    if context.identity.sees_all:
+        shown: Collection[str] = view.listed
+        rows = [_row(view, skill, numbers) for skill in subsystem.registry.values()]
+        for bad in subsystem.snapshot.invalid.values():
+            reason = "; ".join(map(str, bad.diagnostics))
+            rows.append(SkillRow(full_id=bad.full_id, state="invalid", code="skill_invalid", reason=reason))
+        asker = arguments.asker_findings(subsystem, context)
+        findings = dict.fromkeys((*skills.diagnostics, *subsystem.diagnostics, *view.diagnostics, *asker))
+    else:
         visible = visible_skills(view, context.identity)
-        rows = [_only(_row(view, skill, numbers), visible) for skill in visible.values()]
-        return ListOutput(
-            bundle=skills.name,
-            consumer=arguments.consumer_of(context),
-            skills=tuple(sorted(rows, key=lambda row: row.full_id)),
-            visible=tuple(visible),
-        )
-    rows = [_row(view, skill, numbers) for skill in subsystem.registry.values()]
-    rows += [
-        SkillRow(
-            full_id=bad.full_id, state="invalid", code="skill_invalid", reason="; ".join(map(str, bad.diagnostics))
-        )
-        for bad in subsystem.snapshot.invalid.values()
-    ]
-    return ListOutput(
+        shown, rows = visible, [_row(view, skill, numbers, visible) for skill in visible.values()]
+    return ListOutput.of(
         bundle=skills.name,
         consumer=arguments.consumer_of(context),
-        skills=tuple(sorted(rows, key=lambda row: row.full_id)),
-        visible=tuple(view.listed),
-        diagnostics=tuple(
-            Finding.of(d)
-            for d in dict.fromkeys(
-                (
-                    *skills.diagnostics,
-                    *subsystem.diagnostics,
-                    *view.diagnostics,
-                    *arguments.asker_findings(subsystem, context),
-                )
-            )
-        ),
+        skills=sorted(rows, key=lambda row: row.full_id),
+        visible=tuple(shown),
+        diagnostics=tuple(findings),
     )
 
 
@@ -216,55 +186,31 @@ class ShowOutput(Output):
     diagnostics: tuple[Finding, ...]
 
 
-async def show_skill(host: Host, arguments: RefInput, context: Context) -> ShowOutput:
+async def show_skill(bundles: BundleLoader, arguments: RefInput, context: Context) -> ShowOutput:
     """Show one skill in full, if the consumer may have it."""
-    subsystem = (await arguments.skills(host, context)).subsystem
+    subsystem = (await bundles.skills(arguments.bundle, context)).subsystem
     view = arguments.view_of(subsystem, context)
     answer = arguments.answer(view, context, subsystem)
+    sees_all = context.identity.sees_all
     if isinstance(answer, Refused):
-        similar = (
-            suggestions(subsystem, arguments.ref)
-            if context.identity.sees_all and answer.code == "unknown_skill"
-            else ()
-        )
+        similar = suggestions(subsystem, arguments.ref) if sees_all and answer.code == "unknown_skill" else ()
         hint = f"; did you mean {' or '.join(similar)}?" if similar else ""
         message = f"{arguments.ref}: {answer.reason}{hint}"
         raise BadRequest(message, code=answer.code, ref=arguments.ref, full_id=answer.full_id)
     skill = answer.skill
-    visible: Collection[str] | None = None if context.identity.sees_all else visible_skills(view, context.identity)
-    return ShowOutput(
-        full_id=skill.full_id,
-        name=skill.name,
-        description=skill.description,
-        layer=skill.layer,
-        location=skill.location,
+    visible = None if sees_all else visible_skills(view, context.identity)
+    granting = answer.diagnostics if sees_all else ()
+    return ShowOutput.of(
+        skill,
         path=str(skill.path) if skill.path is not None and context.identity.local else None,
-        digest=skill.digest,
         tree_digest=skill.tree_digest(),
-        size=skill.size,
-        tokens=skill.tokens,
-        disclosure=skill.disclosure,
         imports=_visible_ids(skill.imports, visible),
-        closure=_visible_ids((s.full_id for s in answer.closure), visible),
-        tools=tuple(f"{tool.id}{' (required)' if tool.required else ''}" for tool in skill.tools),
+        closure=_visible_ids((member.full_id for member in answer.closure), visible),
+        tools=_tool_texts(skill),
         frontmatter=dict(skill.frontmatter),
-        body=skill.body,
-        compact=skill.compact,
         sources=tuple(dict(row) for row in skill.sources),
-        diagnostics=tuple(
-            Finding.of(d)
-            for d in (
-                *skill.diagnostics,
-                *(answer.diagnostics if visible is None else ()),
-                *arguments.asker_findings(subsystem, context),
-            )
-        ),
+        diagnostics=(*skill.diagnostics, *granting, *arguments.asker_findings(subsystem, context)),
     )
-
-
-def _visible_ids(full_ids: Iterable[str], visible: Collection[str] | None) -> tuple[str, ...]:
-    """Return the ids a caller is told of; all of them when *visible* is None."""
-    return tuple(each for each in full_ids if visible is None or each in visible)
 
 
 class RenderInput(ViewInput):
@@ -312,48 +258,47 @@ class RenderOutput(Output):
         return bool(self.refused)
 
 
-async def render(host: Host, arguments: RenderInput, context: Context) -> RenderOutput:
+async def render(
+    bundles: BundleLoader, wiring: Wiring, settings: Settings, arguments: RenderInput, context: Context
+) -> RenderOutput:
     """Render the prompt a solver would send, a consumer's catalog, or the instruction block of some skills."""
     if arguments.whole_prompt:
-        return await _prompt(host, arguments, context)
+        return await _prompt(bundles, wiring, settings, arguments, context)
     if arguments.skills_loaded:
         raise BadRequest(
             "a prompt takes no refs: name skills that are loaded first as skills_loaded", code="form_mixed"
         )
-    subsystem = (await arguments.skills(host, context)).subsystem
+    subsystem = (await bundles.skills(arguments.bundle, context)).subsystem
     asker = arguments.asker_findings(subsystem, context)
     if not arguments.refs:
-        view = arguments.view_of(subsystem, context)
         form = arguments.form if arguments.form is not None and arguments.form != "prompt" else "gallery"
-        catalog = view.catalog(form, budget=arguments.budget)
-        return RenderOutput(
-            form=form,
-            text=catalog.text,
-            tokens=catalog.tokens,
-            level=catalog.level,
-            shown=catalog.shown,
-            total=catalog.total,
-            diagnostics=tuple(Finding.of(d) for d in (*catalog.diagnostics, *asker)),
-        )
+        catalog = arguments.view_of(subsystem, context).catalog(form, budget=arguments.budget)
+        return RenderOutput.of(catalog, form=form, diagnostics=(*catalog.diagnostics, *asker))
     tools, identity = arguments.tools_of(context), context.identity
     with subsystem.activate(arguments.consumer_of(context), tools, include_internal=arguments.include_internal) as view:
-        invisible = (
-            () if identity.sees_all else tuple(ref for ref in arguments.refs if not _is_visible(view, ref, identity))
-        )
+        invisible = [ref for ref in arguments.refs if not (identity.sees_all or _is_visible(view, ref, identity))]
         refs = tuple(ref for ref in arguments.refs if ref not in invisible)
         block = build_skills_instruction_block(refs, variant=arguments.variant, by=identity.starter)
-    return RenderOutput(
+    return RenderOutput.of(
         form="block",
         text=str(block),
         tokens=estimate_tokens(str(block)),
         granted=tuple(granted.full_id for granted in block.granted),
         refused={each.ref: each.code for each in block.refused} | dict.fromkeys(invisible, "unknown_skill"),
         sources=tuple(dict(row) for row in block.pool.to_json()["rows"]),
-        diagnostics=tuple(Finding.of(d) for d in (*block.diagnostics, *asker)) if identity.sees_all else (),
+        diagnostics=(*block.diagnostics, *asker) if identity.sees_all else (),
     )
 
 
-async def _prompt(host: Host, arguments: RenderInput, context: Context) -> RenderOutput:
+def _is_visible(view: SkillView, ref: str, identity: Identity) -> bool:
+    """Whether a caller elsewhere is told of the skill a reference means."""
+    answer = view.resolve(ref, by=identity.starter)
+    return isinstance(answer, Granted) and not answer.skill.hidden
+
+
+async def _prompt(
+    bundles: BundleLoader, wiring: Wiring, settings: Settings, arguments: RenderInput, context: Context
+) -> RenderOutput:
     """Render what a solver would send first, as `run` with the same bundle, consumer and skills does."""
     from kdskills.app.operations.turns import preview  # nothing else here needs a solver
 
@@ -364,26 +309,27 @@ async def _prompt(host: Host, arguments: RenderInput, context: Context) -> Rende
         raise BadRequest(message, code="form_mixed")
     if arguments.bundle is None or not context.identity.local:
         raise CallRefused("prompts are rendered of a bundle's folder, for this machine's account", code="local_only")
-    bundle = open_bundle(host, arguments.bundle, context, tools=True)
-    consumer = arguments.consumer_of(context) or DECISION
-    model = arguments.model or host.settings.model
-    prompt = await preview(host, bundle, consumer=consumer, skills=arguments.skills_loaded, model=model)
-    asker = arguments.asker_findings(host.subsystem(bundle), context)
-    return RenderOutput(
-        form="prompt",
-        text=prompt.instructions,
-        tokens=prompt.instruction_tokens + prompt.tool_tokens,
-        instruction_tokens=prompt.instruction_tokens,
-        tool_tokens=prompt.tool_tokens,
-        offered=prompt.tools,
-        diagnostics=tuple(Finding.of(d) for d in (*prompt.diagnostics, *asker)),
+    bundle = bundles.open(arguments.bundle, context, tools=True)
+    consumer, model = arguments.consumer_of(context) or DECISION, arguments.model or settings.model
+    request, findings = await preview(
+        wiring, bundle, consumer=consumer, skills=arguments.skills_loaded, model=model, executor=settings.executor
     )
-
-
-def _is_visible(view: SkillView, ref: str, identity: Identity) -> bool:
-    """Whether a caller elsewhere is told of the skill a reference means."""
-    answer = view.resolve(ref, by=identity.starter)
-    return isinstance(answer, Granted) and not answer.skill.hidden
+    offered = tuple(
+        {"name": tool.name, "description": tool.description, "parameters": dict(tool.input_schema)}
+        for tool in request.tools
+    )
+    text_tokens = estimate_tokens(request.instructions)
+    # Servers put the tools before the text, as JSON.
+    tool_tokens = estimate_tokens(json.dumps(offered, ensure_ascii=False)) if offered else 0
+    return RenderOutput.of(
+        form="prompt",
+        text=request.instructions,
+        tokens=text_tokens + tool_tokens,
+        instruction_tokens=text_tokens,
+        tool_tokens=tool_tokens,
+        offered=offered,
+        diagnostics=(*findings, *arguments.asker_findings(bundles.subsystem(bundle), context)),
+    )
 
 
 class WhyStep(Output):
@@ -416,35 +362,28 @@ class WhyOutput(Output):
         return not self.granted
 
 
-async def why(host: Host, arguments: RefInput, context: Context) -> WhyOutput:
+async def why(bundles: BundleLoader, arguments: RefInput, context: Context) -> WhyOutput:
     """Explain, rule by rule, why a skill is granted or refused; the rules are told to administrators alone."""
-    subsystem = (await arguments.skills(host, context)).subsystem
+    subsystem = (await bundles.skills(arguments.bundle, context)).subsystem
     view = arguments.view_of(subsystem, context)
     if not context.identity.sees_all:
         answer = arguments.answer(view, context, subsystem)
-        refused = isinstance(answer, Refused)
+        refusal = answer if isinstance(answer, Refused) else None
         return WhyOutput(
             ref=arguments.ref,
             consumer=arguments.consumer_of(context),
             full_id=answer.full_id,
-            granted=not refused,
-            code=answer.code if isinstance(answer, Refused) else "granted",
-            reason=answer.reason if isinstance(answer, Refused) else None,
+            granted=refusal is None,
+            code="granted" if refusal is None else refusal.code,
+            reason=None if refusal is None else refusal.reason,
             steps=(),
         )
     ref = meant_id(subsystem, view, arguments.ref)
-    notes = [f"{arguments.ref} was read as {ref}, the only skill of that id"] if ref != arguments.ref else []
     explained = view.explain(ref, by=arguments.starter(context))
+    notes = [*explained.notes]
+    if ref != arguments.ref:
+        notes.append(f"{arguments.ref} was read as {ref}, the only skill of that id")
     if explained.code == "unknown_skill" and (similar := suggestions(subsystem, arguments.ref)):
         notes.append(f"did you mean {' or '.join(similar)}?")
     notes += [f"{finding.message}; {finding.fix}" for finding in arguments.asker_findings(subsystem, context)]
-    facts = explained.to_json()
-    facts["notes"] = [*facts["notes"], *notes]
-    return WhyOutput.model_validate({name: facts[name] for name in WhyOutput.model_fields})
-
-
-VIEW_ERRORS = ("no_bundle", "bundle_untrusted", "not_yours_to_say")
-LIST = Implementation(ViewInput, ListOutput, VIEW_ERRORS, list_skills)
-SHOW = Implementation(RefInput, ShowOutput, ("unknown_skill", "denied", *VIEW_ERRORS), show_skill)
-RENDER = Implementation(RenderInput, RenderOutput, ("form_mixed", "local_only", *VIEW_ERRORS), render)
-WHY = Implementation(RefInput, WhyOutput, VIEW_ERRORS, why)
+    return WhyOutput.model_validate(explained.to_json() | {"notes": notes})

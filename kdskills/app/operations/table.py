@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from kdskills.app.identity import LOCAL, Identity, Profile, Scope
 
@@ -23,8 +23,15 @@ Emit = Callable[[Any], None]
 #: The operation whose gate holds for every call that runs a command.
 RUNS: Final = "skills.run_cmd"
 
-#: What a shipped operation asks its implementation for.
+#: What a shipped operation finds out when it is first asked for.
 IMPLEMENTED: Final = frozenset({"summary", "input", "output", "errors", "run"})
+
+
+class AuthorFacts(TypedDict):
+    """Who asked for a change and by which request, in the words of what makes changes."""
+
+    who: str
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,13 @@ class Context:
     idempotency_key: str | None = None
     request_id: str = ""
     trust: bool = False
+
+    @property
+    def author(self) -> AuthorFacts:
+        """The caller and the request, as audit rows name them."""
+        identity = self.identity
+        name = f"token:{identity.token}" if identity.token else identity.agent
+        return {"who": f"{identity.door}:{name}", "request_id": self.request_id}
 
 
 @dataclass(frozen=True)
@@ -93,40 +107,38 @@ class Operation:
         return self.reads and not self.runs_command(arguments)
 
 
-@dataclass(frozen=True)
-class Implementation:
-    """What a shipped operation needs to run, kept beside the models it names.
+@dataclass(frozen=True, slots=True)
+class OperationFunction:
+    """Runs an operation by a function that names what it needs, as a test names fixtures.
 
-    Attributes:
-        input: Model of the arguments.
-        output: Model of the answer.
-        errors: Stable codes it raises beside `bad_request`.
-        run: Does it, for the caller the context names.
-        summary: What it does, where those who call it without the table are told in the same words; else the table says it.
+    Parameters called `arguments` and `context` are those of the call, `host` is the Host. Every other one is named like
+    an attribute of the Host and gets it alone, so that a signature tells what of the composition an operation works on.
     """
 
-    input: type[BaseModel]
-    output: type[BaseModel]
-    errors: tuple[str, ...]
-    run: Callable[[Host, Any, Context], Awaitable[BaseModel]]
-    summary: str = ""
+    function: Callable[..., Awaitable[BaseModel]]
+
+    def __call__(self, host: Host, arguments: BaseModel, context: Context) -> Awaitable[BaseModel]:
+        """Run the operation. Raises as the function, and as the attributes of the Host."""
+        call = {"host": host, "arguments": arguments, "context": context}
+        names = [name for name in self.function.__annotations__ if name != "return"]
+        return self.function(**{name: call[name] if name in call else getattr(host, name) for name in names})
+
+    def model(self, name: str) -> type[BaseModel]:
+        """Return the model that a parameter, or `return`, is annotated with."""
+        model: type[BaseModel] = self.function.__globals__[self.function.__annotations__[name]]
+        return model
 
 
 class Shipped(Operation):
-    """A shipped operation: what the table says of it is there at once, its implementation when it is first asked for.
+    """A shipped operation: what the table says of it is there at once, its function and models when they are asked for.
 
     Args:
         name: Dotted name, the same at every door.
-        summary: One sentence; None for that of the implementation.
-        source: Where the implementation is, as `module:NAME` within this room.
-        input_source: Where the input model is, when it can be imported for less than the implementation.
-        scope: What the caller must be allowed to do.
-        local: Whether it works on files of this machine, for the local account only.
-        reads: Whether it changes nothing.
-        ui_allowed: Whether pages of the console may call it.
-        profile: The list of tools it belongs to; every operation says which.
-        for_models: Whether models call it themselves.
-        commands: Arguments that make it run a command.
+        summary: One sentence; None for what a model is told of the tool of that name.
+        source: Where the function is, as `module:name` within this room; its annotations name the models.
+        errors: Stable codes it raises beside `bad_request`; a function returns those that it takes an import to know.
+        input_source: Where the input model is, when it can be imported for less than the function.
+        facts: What an operation has beside; every one says its `profile`.
     """
 
     source: str
@@ -137,30 +149,39 @@ class Shipped(Operation):
         name: str,
         summary: str | None,
         source: str,
+        errors: tuple[str, ...] | Callable[[], tuple[str, ...]] = (),
         *,
         profile: Profile,
-        scope: Scope = "skills:read",
-        local: bool = False,
-        reads: bool = False,
-        ui_allowed: bool = False,
-        for_models: bool = False,
-        commands: tuple[str, ...] = (),
         input_source: str = "",
+        **facts: Any,
     ) -> None:
-        facts: dict[str, object] = {"name": name, "source": source, "scope": scope, "local": local, "reads": reads}
-        facts |= {"profile": profile, "ui_allowed": ui_allowed, "for_models": for_models}
-        facts |= {"commands": commands, "input_source": input_source}
+        assert facts.keys() <= self.__dataclass_fields__.keys(), facts  # a fact that is misspelt holds for nobody
+        facts |= {"name": name, "source": source, "profile": profile, "input_source": input_source}
+        facts |= {"_errors": errors} if callable(errors) else {"errors": errors}
         facts |= {} if summary is None else {"summary": summary}
         for fact, value in facts.items():
             object.__setattr__(self, fact, value)
 
     def __getattr__(self, name: str) -> object:
-        """Return what only the implementation knows; asked for what this object has not got yet."""
+        """Find out what this object has not got yet."""
         if name not in IMPLEMENTED:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        apart = name == "input" and self.input_source
-        module, _, constant = (self.input_source if apart else self.source).partition(":")
-        value = getattr(import_module(f"{__package__}.{module}"), constant)
-        value = value if apart else getattr(value, name)
+        value: object
+        if name == "summary":
+            value = _located("kdskills.session.tools:DESCRIPTIONS")[self.name]
+        elif name == "errors":
+            value = vars(self)["_errors"]()
+        elif name == "run":
+            value = OperationFunction(_located(f"{__package__}.{self.source}"))
+        elif name == "input" and self.input_source:
+            value = _located(f"{__package__}.{self.input_source}")
+        else:
+            function = OperationFunction(_located(f"{__package__}.{self.source}"))
+            value = function.model("arguments" if name == "input" else "return")
         object.__setattr__(self, name, value)
         return value
+
+
+def _located(source: str) -> Any:
+    module, _, name = source.partition(":")
+    return getattr(import_module(module), name)

@@ -1,43 +1,37 @@
 """`solver.run`: one turn on a bundle, from the request to a cited answer; `turns.show`: what happened in a turn.
 
-`preview` gives the prompt a solver would send: a real turn is begun, and what it sends first is kept instead of sent.
+`preview` gives the request a solver would send: a real turn is begun, and what it sends first is kept instead of sent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import SerializeAsAny
 
-from kdskills.app.operations.bundles import asker_findings, open_bundle
+from kdskills.app.operations.bundles import asker_findings
 from kdskills.app.operations.machine import EXTRAS, installed
-from kdskills.app.operations.models import Finding, Output
-from kdskills.app.operations.table import Context, Implementation
-from kdskills.app.operations.turn_inputs import RunInput, ShowTurnInput
+from kdskills.app.operations.models import Finding, Output, RunInput, ShowTurnInput
 from kdskills.errors import BadRequest, Diagnostic, ExecRefused, MissingExtra
 from kdskills.models import ModelReply, ModelRequest, TextDelta
 from kdskills.models.cassette import Cassette, read_cassette
-from kdskills.skills.model import estimate_tokens
 from kdskills.solver import ReactSolver, SolverSettings, SolverSystem, TurnResult
 from kdskills.solver.events import Event, SourcesMerged, Transcript, TurnFinished, read_transcript
 from kdskills.sources import render_citations
 
 if TYPE_CHECKING:
-    from kdskills.app.host import Host
+    from kdskills.app.operations.bundles import BundleLoader
+    from kdskills.app.operations.table import Context
+    from kdskills.app.settings import Settings
     from kdskills.bundle import Bundle
     from kdskills.execution import Executor
-    from kdskills.models import ModelProvider
-    from kdskills.session.approval import AccessRequest, Denial
-    from kdskills.solver import TurnResult
     from kdskills.solver.turn import Turn
     from kdskills.solver.wiring import Wiring
-    from kdskills.turn import SkillsSubsystem
 
 
 class CitedSource(Output):
@@ -101,11 +95,11 @@ def _citations(read: Transcript, result: TurnResult) -> tuple[CitedSource, ...]:
     return (*citations, *(CitedSource(sid=sid, known=False) for sid in unknown))
 
 
-async def show_turn(host: Host, arguments: ShowTurnInput, context: Context) -> ShowTurnOutput:
+async def show_turn(arguments: ShowTurnInput) -> ShowTurnOutput:
     """Read the transcript of a turn."""
     read = await asyncio.to_thread(read_transcript, arguments.transcript)
     result = read.result
-    return ShowTurnOutput(
+    return ShowTurnOutput.of(
         transcript=str(arguments.transcript),
         turn_id=read.events[0].turn_id if read.events else "",
         ended=result is not None,
@@ -113,16 +107,13 @@ async def show_turn(host: Host, arguments: ShowTurnInput, context: Context) -> S
         result=result,
         footnoted="" if result is None else footnoted(result),
         citations=() if result is None else _citations(read, result),
-        diagnostics=tuple(Finding.of(finding) for finding in read.diagnostics),
+        diagnostics=read.diagnostics,
     )
 
 
 def footnoted(result: TurnResult) -> str:
     """Return the answer with `[1]` for citations and the list of sources below, for readers without links."""
     return render_citations(result.text, {row["sid"]: row for row in result.sources}, mode="footnotes")
-
-
-SHOW_TURN = Implementation(ShowTurnInput, ShowTurnOutput, ("transcript_missing", "transcript_invalid"), show_turn)
 
 
 class RunOutput(Output):
@@ -144,10 +135,6 @@ class RunOutput(Output):
     def negative(self) -> bool:
         """Whether the turn did not end well, or not as the demo expects."""
         return bool(self.unmet) or not self.result.ok
-
-
-def _demo(bundle: Bundle) -> Cassette | None:
-    return None if bundle.demo_path is None else read_cassette(bundle.demo_path)
 
 
 def _lacking(demo: Cassette | None, result: TurnResult) -> dict[str, MissingExtra]:
@@ -189,29 +176,31 @@ def _deliver(result: TurnResult, out: Path) -> tuple[str, ...]:
     return tuple(paths)
 
 
-async def run(host: Host, arguments: RunInput, context: Context) -> RunOutput:
+async def run(
+    bundles: BundleLoader, wiring: Wiring, settings: Settings, arguments: RunInput, context: Context
+) -> RunOutput:
     """Run one turn."""
-    bundle = open_bundle(host, arguments.bundle, context, tools=True)
-    demo = _demo(bundle)
-    model = arguments.model or host.settings.model
+    bundle = bundles.open(arguments.bundle, context, tools=True)
+    demo = None if bundle.demo_path is None else read_cassette(bundle.demo_path)
     request = arguments.request or (demo.request if demo else "")
     if not request:
         raise BadRequest(f"{bundle.name} has no demo.yaml with a request: say what to do", code="request_missing")
+    is_demo, out = arguments.request is None, arguments.out
     files: tuple[Path, ...] = arguments.files
-    if arguments.request is None and demo is not None:
+    if is_demo and demo is not None:
         files += tuple(bundle.root / name for name in demo.files)
     options: dict[str, Any] = {
         "answer_role": arguments.answer_role or (demo.expect.get("answer_role") if demo else None)
     }
-    if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        options["transcripts"] = arguments.out
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        options["transcripts"] = out
     system = SolverSystem(
         bundle=bundle,
-        model=model,
-        executor=arguments.executor or host.settings.executor,
+        model=arguments.model or settings.model,
+        executor=arguments.executor or settings.executor,
         settings=SolverSettings(**options),
-        wiring=host.wiring,
+        wiring=wiring,
         sinks=() if context.emit is None else (context.emit,),
     )
     async with system:
@@ -220,63 +209,18 @@ async def run(host: Host, arguments: RunInput, context: Context) -> RunOutput:
         )
         engine = None if system.executor is None else system.executor.name
     turn_files = tuple(str(file.location) for file in result.files)
-    delivered = turn_files if arguments.out is None else await asyncio.to_thread(_deliver, result, arguments.out)
-    lacking = _lacking(demo, result) if arguments.request is None else {}
+    lacking = _lacking(demo, result) if is_demo else {}
     findings = [Diagnostic(error.code, "warning", error.message, ref=name) for name, error in lacking.items()]
-    findings += asker_findings(system.subsystem, arguments.consumer, demo)
-    return RunOutput(
+    return RunOutput.of(
         result=result,
         footnoted=footnoted(result),
         engine=engine,
-        out=None if arguments.out is None else str(arguments.out),
-        files=delivered,
-        transcript=None if arguments.out is None else str(arguments.out / f"{result.turn_id}.jsonl"),
-        unmet=_unmet(demo, result, lacking) if arguments.request is None else (),
-        diagnostics=tuple(Finding.of(d) for d in findings),
+        out=None if out is None else str(out),
+        files=turn_files if out is None else await asyncio.to_thread(_deliver, result, out),
+        transcript=None if out is None else str(out / f"{result.turn_id}.jsonl"),
+        unmet=_unmet(demo, result, lacking) if is_demo else (),
+        diagnostics=(*findings, *asker_findings(system.subsystem, arguments.consumer, demo)),
     )
-
-
-RUN = Implementation(
-    RunInput,
-    RunOutput,
-    (
-        "request_missing",
-        "bundle_untrusted",
-        "replay_diverged",
-        "replay_exhausted",
-        "model_failed",
-        "engine_unavailable",
-    ),
-    run,
-)
-
-
-REQUEST = "(the user's request)"
-
-
-@dataclass(frozen=True)
-class Preview:
-    """What a solver would send first.
-
-    Attributes:
-        instructions: The top-level text.
-        tools: The tools offered, as a model is told of them.
-        diagnostics: What is not as it would be.
-    """
-
-    instructions: str
-    tools: tuple[dict[str, Any], ...]
-    diagnostics: tuple[Diagnostic, ...] = ()
-
-    @property
-    def instruction_tokens(self) -> int:
-        """Estimated tokens of the top-level text."""
-        return estimate_tokens(self.instructions)
-
-    @property
-    def tool_tokens(self) -> int:
-        """Estimated tokens of the tools, which servers put before the text as JSON."""
-        return estimate_tokens(json.dumps(self.tools, ensure_ascii=False)) if self.tools else 0
 
 
 class PromptProbe:
@@ -315,28 +259,10 @@ class PreviewWiring:
 
     def __init__(self, wiring: Wiring) -> None:
         self._wiring = wiring
-        self.interpreters = wiring.interpreters
-        self.tools = wiring.tools
 
-    def model(self, name: str) -> ModelProvider:
-        """Return the provider a model string names. Raises UnknownName."""
-        return self._wiring.model(name)
-
-    async def executor(self, name: str) -> Executor:
-        """Return the engine of that name. Raises ExecRefused."""
-        return await self._wiring.executor(name)
-
-    def subsystem(self, bundle: Bundle) -> SkillsSubsystem:
-        """Return the skills of a bundle."""
-        return self._wiring.subsystem(bundle)
-
-    def deny(self, request: AccessRequest) -> Denial | None:
-        """Return the first Denial of a plugin, or None."""
-        return self._wiring.deny(request)
-
-    def source_key(self, row: Mapping[str, Any]) -> str | None:
-        """Return the key under which a source row is merged."""
-        return self._wiring.source_key(row)
+    def __getattr__(self, name: str) -> Any:
+        """Return what the wiring has."""
+        return getattr(self._wiring, name)
 
     def turn_started(self, turn: Turn) -> None:
         """Tell nobody."""
@@ -345,46 +271,38 @@ class PreviewWiring:
         """Tell nobody."""
 
 
-async def preview(host: Host, bundle: Bundle, *, consumer: str, skills: Sequence[str], model: str) -> Preview:
-    """Return what a solver over *bundle* would send first.
+async def preview(
+    wiring: Wiring, bundle: Bundle, *, consumer: str, skills: Sequence[str], model: str, executor: str
+) -> tuple[ModelRequest, tuple[Diagnostic, ...]]:
+    """Return what a solver over *bundle* would send first, and what is not as it would be.
 
     Args:
-        host: Settings and plugins.
+        wiring: Makes models and engines.
         bundle: The bundle; its `tools.py` runs, as in a turn.
         consumer: Who decides.
         skills: Skills loaded before the first decision.
         model: Model string, whose context window bounds the catalog.
+        executor: Name of the engine.
 
     Raises:
         ToolCallRefused: A skill cannot be loaded.
         KdskillsError: As opening a `SolverSystem` raises.
     """
-    wiring = PreviewWiring(host.wiring)
-    findings: list[Diagnostic] = []
-    executor: Executor | None = None
+    silent = cast("Wiring", PreviewWiring(wiring))
+    findings: tuple[Diagnostic, ...] = ()
+    engine: Executor | None = None
     try:
-        executor = await wiring.executor(host.settings.executor)
+        engine = await silent.executor(executor)
     except ExecRefused as error:
         message = f"scripts and generated code are left out, and a turn would not begin: {error.message}"
-        findings.append(Diagnostic(error.code, "warning", message))
-    probe = PromptProbe(await _window(wiring, model))
-    system = SolverSystem(bundle=bundle, model=probe, executor=executor, settings=SolverSettings(), wiring=wiring)
+        findings = (Diagnostic(error.code, "warning", message),)
+    window = None
+    if model.partition(":")[0] != "replay":  # recordings have none
+        async with aclosing(wiring.model(model)) as provider:
+            window = provider.context_window
+    probe = PromptProbe(window)
+    system = SolverSystem(bundle=bundle, model=probe, executor=engine, settings=SolverSettings(), wiring=silent)
     async with system:
-        await ReactSolver(system, consumer=consumer).run(REQUEST, skills=skills)
+        await ReactSolver(system, consumer=consumer).run("(the user's request)", skills=skills)
     assert probe.request is not None
-    tools = tuple(
-        {"name": tool.name, "description": tool.description, "parameters": dict(tool.input_schema)}
-        for tool in probe.request.tools
-    )
-    return Preview(probe.request.instructions, tools, tuple(findings))
-
-
-async def _window(wiring: Wiring, model: str) -> int | None:
-    """Return the context window of the model a string names; recordings have none."""
-    if model.partition(":")[0] == "replay":
-        return None
-    provider = wiring.model(model)
-    try:
-        return provider.context_window
-    finally:
-        await provider.aclose()
+    return probe.request, findings

@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from kdskills.app.operations.models import Input
-from kdskills.app.operations.paging import MAX_PAGE, PageInput
+from kdskills.app.operations.models import MAX_PAGE, Input, PageInput
 from kdskills.execution.check import MAX_ARGS, MAX_GLOBS, MAX_INPUTS, path_problem
 from kdskills.jobs.model import SESSION_ID
 from kdskills.session.scripts import call_env_problems

@@ -49,7 +49,7 @@ def list_work(
     ctx: typer.Context, status: Status = None, limit: Limit = 20, cursor: Cursor = None, as_json: Json = False
 ) -> None:
     """List jobs, and tasks that belong to none, the newest first."""
-    from kdskills.app.operations.paging import encode_moment
+    from kdskills.app.operations.models import encode_moment
 
     async def jobs_and_tasks(host: Host) -> list[dict[str, Any]]:
         query = {"status": status, "limit": limit, "cursor": cursor}

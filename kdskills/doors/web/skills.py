@@ -31,7 +31,6 @@ from kdskills.app.operations.projects import (
     VersionsOut,
     archive_of,
     file_of,
-    upload_from,
 )
 from kdskills.app.wire import json_text
 from kdskills.doors.web.callers import Cursor, Limit, caller
@@ -165,7 +164,7 @@ async def _archive(request: Request, identity: Caller, name: Name, version: Vers
     require_allowed(row, identity)
     arguments = validated(row, {"skill": name, "version": version})
     assert isinstance(arguments, VersionInput)
-    version_hash, path = await archive_of(host, arguments, _context(request, identity))
+    version_hash, path = await archive_of(host.projects, arguments, _context(request, identity))
     return _download(path, f"{name}.zip", "application/zip", version_hash)
 
 
@@ -175,7 +174,7 @@ async def _file(request: Request, identity: Caller, name: Name, path: str, versi
     require_allowed(row, identity)
     arguments = validated(row, {"skill": name, "version": version, "path": path})
     assert isinstance(arguments, FileInput)
-    version_hash, file = await file_of(host, arguments, _context(request, identity))
+    version_hash, file = await file_of(host.projects, arguments, _context(request, identity))
     return _download(file.path, PurePosixPath(path).name, "application/octet-stream", version_hash)
 
 
@@ -202,12 +201,11 @@ async def _upload(
         try:
             file, form_activation = _fields(form)
             activation = activate if activate is not None else form_activation
-            done = await upload_from(
-                host, _pieces(file), _context(request, identity), project=identity.project, activate=activation
-            )
+            author = _context(request, identity).author
+            report = await host.projects.upload(identity.project, _pieces(file), activate=activation, **author)
         finally:
             await form.close()
-    return Response(json_text(done), 201, media_type="application/json")
+    return Response(json_text(UploadOut.of(report)), 201, media_type="application/json")
 
 
 async def _form(request: Request) -> FormData:

@@ -1,0 +1,324 @@
+"""Made by `.ci/reference` from the table of operations: what `call` and `run` of a Host answer."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, overload
+
+from pydantic import BaseModel
+
+from kdskills.app.operations.checking import CheckOutput, FixOutput, NewOutput, PluginsOutput
+from kdskills.app.operations.clients import (
+    AcceptOut,
+    NewTokenOut,
+    ProbeOutput,
+    PublishedOut,
+    ReceiptsOutput,
+    TokenOut,
+    TokensOut,
+)
+from kdskills.app.operations.conversation import ToolAnswer
+from kdskills.app.operations.machine import DoctorOutput, ImageOutput, UpgradeOut
+from kdskills.app.operations.projects import (
+    DeletedOut,
+    PieceOut,
+    ProjectOut,
+    ProjectsOut,
+    SkillOut,
+    SkillsOut,
+    UploadOut,
+    VersionsOut,
+)
+from kdskills.app.operations.showing import ListOutput, RenderOutput, ShowOutput, WhyOutput
+from kdskills.app.operations.table import Context, Emit
+from kdskills.app.operations.turns import RunOutput as TurnsRunOutput
+from kdskills.app.operations.turns import ShowTurnOutput
+from kdskills.app.operations.work import ArtifactOutput
+from kdskills.app.operations.work_outputs import (
+    ActivateOutput,
+    CancelOutput,
+    JobList,
+    JobSnapshot,
+    LogsOutput,
+    ServiceOutput,
+    StartedJobOutput,
+    StartedOutput,
+    TaskList,
+    TaskSnapshot,
+)
+from kdskills.app.operations.work_outputs import RunOutput as WorkOutputsRunOutput
+
+class OperationCalls:
+    async def invoke(self, operation: str, arguments: Mapping[str, Any], context: Context) -> BaseModel: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.check"], *, emit: Emit | None = None, **arguments: Any
+    ) -> CheckOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.fix"], *, emit: Emit | None = None, **arguments: Any
+    ) -> FixOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.list"], *, emit: Emit | None = None, **arguments: Any
+    ) -> ListOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.show"], *, emit: Emit | None = None, **arguments: Any
+    ) -> ShowOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.render"], *, emit: Emit | None = None, **arguments: Any
+    ) -> RenderOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.why"], *, emit: Emit | None = None, **arguments: Any
+    ) -> WhyOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["solver.run"], *, emit: Emit | None = None, **arguments: Any
+    ) -> TurnsRunOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["turns.show"], *, emit: Emit | None = None, **arguments: Any
+    ) -> ShowTurnOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["doctor"], *, emit: Emit | None = None, **arguments: Any
+    ) -> DoctorOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["image.build"], *, emit: Emit | None = None, **arguments: Any
+    ) -> ImageOutput: ...
+    @overload
+    async def call(
+        self,
+        operation: Literal["skills.load", "skills.unload", "skills.read", "skills.run_script"],
+        *,
+        emit: Emit | None = None,
+        **arguments: Any,
+    ) -> ToolAnswer: ...
+    @overload
+    async def call(self, operation: Literal["new"], *, emit: Emit | None = None, **arguments: Any) -> NewOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["plugins"], *, emit: Emit | None = None, **arguments: Any
+    ) -> PluginsOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["projects.list"], *, emit: Emit | None = None, **arguments: Any
+    ) -> ProjectsOut: ...
+    @overload
+    async def call(
+        self, operation: Literal["projects.create"], *, emit: Emit | None = None, **arguments: Any
+    ) -> ProjectOut: ...
+    @overload
+    async def call(
+        self, operation: Literal["project_skills.upload"], *, emit: Emit | None = None, **arguments: Any
+    ) -> UploadOut: ...
+    @overload
+    async def call(
+        self, operation: Literal["project_skills.list"], *, emit: Emit | None = None, **arguments: Any
+    ) -> SkillsOut: ...
+    @overload
+    async def call(
+        self,
+        operation: Literal["project_skills.get", "project_skills.patch", "project_skills.activate"],
+        *,
+        emit: Emit | None = None,
+        **arguments: Any,
+    ) -> SkillOut: ...
+    @overload
+    async def call(
+        self, operation: Literal["project_skills.delete"], *, emit: Emit | None = None, **arguments: Any
+    ) -> DeletedOut: ...
+    @overload
+    async def call(
+        self, operation: Literal["project_skills.versions"], *, emit: Emit | None = None, **arguments: Any
+    ) -> VersionsOut: ...
+    @overload
+    async def call(
+        self,
+        operation: Literal["project_skills.archive", "project_skills.file"],
+        *,
+        emit: Emit | None = None,
+        **arguments: Any,
+    ) -> PieceOut: ...
+    @overload
+    async def call(
+        self, operation: Literal["tokens.create"], *, emit: Emit | None = None, **arguments: Any
+    ) -> NewTokenOut: ...
+    @overload
+    async def call(
+        self, operation: Literal["tokens.list"], *, emit: Emit | None = None, **arguments: Any
+    ) -> TokensOut: ...
+    @overload
+    async def call(
+        self, operation: Literal["tokens.revoke"], *, emit: Emit | None = None, **arguments: Any
+    ) -> TokenOut: ...
+    @overload
+    async def call(
+        self, operation: Literal["db.upgrade"], *, emit: Emit | None = None, **arguments: Any
+    ) -> UpgradeOut: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.activate"], *, emit: Emit | None = None, **arguments: Any
+    ) -> ActivateOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.run_cmd"], *, emit: Emit | None = None, **arguments: Any
+    ) -> WorkOutputsRunOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.run_cmd_async"], *, emit: Emit | None = None, **arguments: Any
+    ) -> StartedOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.run_service"], *, emit: Emit | None = None, **arguments: Any
+    ) -> ServiceOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.start_job"], *, emit: Emit | None = None, **arguments: Any
+    ) -> StartedJobOutput: ...
+    @overload
+    async def call(
+        self,
+        operation: Literal["skills.task_status", "skills.task_watch"],
+        *,
+        emit: Emit | None = None,
+        **arguments: Any,
+    ) -> TaskSnapshot: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.job_status", "skills.job_watch"], *, emit: Emit | None = None, **arguments: Any
+    ) -> JobSnapshot: ...
+    @overload
+    async def call(
+        self,
+        operation: Literal["skills.task_cancel", "skills.job_cancel"],
+        *,
+        emit: Emit | None = None,
+        **arguments: Any,
+    ) -> CancelOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.task_logs"], *, emit: Emit | None = None, **arguments: Any
+    ) -> LogsOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["tasks.list"], *, emit: Emit | None = None, **arguments: Any
+    ) -> TaskList: ...
+    @overload
+    async def call(self, operation: Literal["jobs.list"], *, emit: Emit | None = None, **arguments: Any) -> JobList: ...
+    @overload
+    async def call(
+        self, operation: Literal["artifacts.get"], *, emit: Emit | None = None, **arguments: Any
+    ) -> ArtifactOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["mcp.published"], *, emit: Emit | None = None, **arguments: Any
+    ) -> PublishedOut: ...
+    @overload
+    async def call(
+        self, operation: Literal["mcp.accept"], *, emit: Emit | None = None, **arguments: Any
+    ) -> AcceptOut: ...
+    @overload
+    async def call(
+        self, operation: Literal["codex.probe"], *, emit: Emit | None = None, **arguments: Any
+    ) -> ProbeOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["codex.receipts"], *, emit: Emit | None = None, **arguments: Any
+    ) -> ReceiptsOutput: ...
+    @overload
+    async def call(self, operation: str, *, emit: Emit | None = None, **arguments: Any) -> BaseModel: ...
+    @overload
+    def run(self, operation: Literal["skills.check"], **arguments: Any) -> CheckOutput: ...
+    @overload
+    def run(self, operation: Literal["skills.fix"], **arguments: Any) -> FixOutput: ...
+    @overload
+    def run(self, operation: Literal["skills.list"], **arguments: Any) -> ListOutput: ...
+    @overload
+    def run(self, operation: Literal["skills.show"], **arguments: Any) -> ShowOutput: ...
+    @overload
+    def run(self, operation: Literal["skills.render"], **arguments: Any) -> RenderOutput: ...
+    @overload
+    def run(self, operation: Literal["skills.why"], **arguments: Any) -> WhyOutput: ...
+    @overload
+    def run(self, operation: Literal["solver.run"], **arguments: Any) -> TurnsRunOutput: ...
+    @overload
+    def run(self, operation: Literal["turns.show"], **arguments: Any) -> ShowTurnOutput: ...
+    @overload
+    def run(self, operation: Literal["doctor"], **arguments: Any) -> DoctorOutput: ...
+    @overload
+    def run(self, operation: Literal["image.build"], **arguments: Any) -> ImageOutput: ...
+    @overload
+    def run(
+        self, operation: Literal["skills.load", "skills.unload", "skills.read", "skills.run_script"], **arguments: Any
+    ) -> ToolAnswer: ...
+    @overload
+    def run(self, operation: Literal["new"], **arguments: Any) -> NewOutput: ...
+    @overload
+    def run(self, operation: Literal["plugins"], **arguments: Any) -> PluginsOutput: ...
+    @overload
+    def run(self, operation: Literal["projects.list"], **arguments: Any) -> ProjectsOut: ...
+    @overload
+    def run(self, operation: Literal["projects.create"], **arguments: Any) -> ProjectOut: ...
+    @overload
+    def run(self, operation: Literal["project_skills.upload"], **arguments: Any) -> UploadOut: ...
+    @overload
+    def run(self, operation: Literal["project_skills.list"], **arguments: Any) -> SkillsOut: ...
+    @overload
+    def run(
+        self,
+        operation: Literal["project_skills.get", "project_skills.patch", "project_skills.activate"],
+        **arguments: Any,
+    ) -> SkillOut: ...
+    @overload
+    def run(self, operation: Literal["project_skills.delete"], **arguments: Any) -> DeletedOut: ...
+    @overload
+    def run(self, operation: Literal["project_skills.versions"], **arguments: Any) -> VersionsOut: ...
+    @overload
+    def run(
+        self, operation: Literal["project_skills.archive", "project_skills.file"], **arguments: Any
+    ) -> PieceOut: ...
+    @overload
+    def run(self, operation: Literal["tokens.create"], **arguments: Any) -> NewTokenOut: ...
+    @overload
+    def run(self, operation: Literal["tokens.list"], **arguments: Any) -> TokensOut: ...
+    @overload
+    def run(self, operation: Literal["tokens.revoke"], **arguments: Any) -> TokenOut: ...
+    @overload
+    def run(self, operation: Literal["db.upgrade"], **arguments: Any) -> UpgradeOut: ...
+    @overload
+    def run(self, operation: Literal["skills.activate"], **arguments: Any) -> ActivateOutput: ...
+    @overload
+    def run(self, operation: Literal["skills.run_cmd"], **arguments: Any) -> WorkOutputsRunOutput: ...
+    @overload
+    def run(self, operation: Literal["skills.run_cmd_async"], **arguments: Any) -> StartedOutput: ...
+    @overload
+    def run(self, operation: Literal["skills.run_service"], **arguments: Any) -> ServiceOutput: ...
+    @overload
+    def run(self, operation: Literal["skills.start_job"], **arguments: Any) -> StartedJobOutput: ...
+    @overload
+    def run(self, operation: Literal["skills.task_status", "skills.task_watch"], **arguments: Any) -> TaskSnapshot: ...
+    @overload
+    def run(self, operation: Literal["skills.job_status", "skills.job_watch"], **arguments: Any) -> JobSnapshot: ...
+    @overload
+    def run(self, operation: Literal["skills.task_cancel", "skills.job_cancel"], **arguments: Any) -> CancelOutput: ...
+    @overload
+    def run(self, operation: Literal["skills.task_logs"], **arguments: Any) -> LogsOutput: ...
+    @overload
+    def run(self, operation: Literal["tasks.list"], **arguments: Any) -> TaskList: ...
+    @overload
+    def run(self, operation: Literal["jobs.list"], **arguments: Any) -> JobList: ...
+    @overload
+    def run(self, operation: Literal["artifacts.get"], **arguments: Any) -> ArtifactOutput: ...
+    @overload
+    def run(self, operation: Literal["mcp.published"], **arguments: Any) -> PublishedOut: ...
+    @overload
+    def run(self, operation: Literal["mcp.accept"], **arguments: Any) -> AcceptOut: ...
+    @overload
+    def run(self, operation: Literal["codex.probe"], **arguments: Any) -> ProbeOutput: ...
+    @overload
+    def run(self, operation: Literal["codex.receipts"], **arguments: Any) -> ReceiptsOutput: ...
+    @overload
+    def run(self, operation: str, **arguments: Any) -> BaseModel: ...
