@@ -74,7 +74,7 @@ def test_an_operation_has_a_profile(name: str) -> None:
 def test_a_new_operation_must_choose() -> None:
     """There is no profile that a shipped operation has by silence."""
     with pytest.raises(TypeError, match="profile"):
-        Shipped("acme.new", "Do it.", "showing:LIST")  # type: ignore[call-arg]
+        Shipped("acme.new", "Do it.", "showing:list_skills")  # type: ignore[call-arg]
 
 
 def test_what_a_model_works_with_is_not_of_the_machine() -> None:

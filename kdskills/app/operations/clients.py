@@ -366,10 +366,10 @@ class RevokeToken(ProjectInput):
 TokenModel = TypeVar("TokenModel", bound=TokenOut)
 
 
-def _token_out(model: type[TokenModel], token: IssuedToken, **facts: str) -> TokenModel:
-    allowed = None if token.allowed_tools is None else sorted(token.allowed_tools)
-    scopes, tools = sorted(token.scopes), sorted(token.tools)
-    return model.of(token, token.limits, scopes=scopes, allowed_tools=allowed, tools=tools, **facts)
+def _token_out(model: type[TokenModel], issued: IssuedToken, **facts: str) -> TokenModel:
+    allowed = None if issued.allowed_tools is None else sorted(issued.allowed_tools)
+    scopes, tools = sorted(issued.scopes), sorted(issued.tools)
+    return model.of(issued, issued.limits, scopes=scopes, allowed_tools=allowed, tools=tools, **facts)
 
 
 async def create_token(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.app import operations
+from kdskills.app import Host, Settings, operations
 from kdskills.app.operations import OPERATIONS
 from kdskills.app.operations.table import Operation, Shipped
 from kdskills.app.plugins import plugin_manager
@@ -20,6 +20,9 @@ from kdskills.app.plugins import plugin_manager
 ROOT = Path(__file__).parents[3]
 HELLO = ROOT / "bundles" / "hello"
 HEAVY = {"pydantic_ai", "sqlalchemy", "alembic", "fastapi", "starlette", "nats", "mcp", "obstore", "docker"}
+
+#: Parts of the Host that functions know by a protocol.
+LOOSE = {("Wiring", "wiring"), ("Mapping", "operations")}
 
 #: Runs a command and says on the last line of stderr what it loaded.
 LOADED = """
@@ -113,6 +116,19 @@ def test_every_row_finds_its_implementation(name):
     assert [code for code in row.errors if not isinstance(code, str)] == []
 
 
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+def test_a_function_gets_what_its_parameters_name(name, tmp_path):
+    """Every parameter but those of the call is an attribute of the Host, of the type the function expects."""
+    host = Host(Settings(state_dir=tmp_path), entry_points=False)
+    function = OPERATIONS[name].run.function
+    for parameter, annotation in function.__annotations__.items():
+        if parameter not in {"arguments", "context", "return"}:
+            part = host if parameter == "host" else getattr(host, parameter)
+            kinds = {kind.__name__ for kind in type(part).__mro__}
+            word = annotation.partition("[")[0]
+            assert word in kinds or (word, parameter) in LOOSE or (word == "Callable" and callable(part)), parameter
+
+
 def test_no_two_rows_share_a_name():
     """The table is made from rows by name: a double would vanish in silence."""
     assert len(operations._ROWS) == len(OPERATIONS)
@@ -128,7 +144,7 @@ def test_the_table_cannot_be_changed():
 
 def test_a_row_has_no_other_attributes():
     """What is not of an operation is an AttributeError with its name, also for what copies and inspects objects."""
-    row = Shipped("acme.x", None, "showing:LIST", profile="operator")
+    row = Shipped("acme.x", None, "showing:list_skills", profile="operator")
     with pytest.raises(AttributeError, match="nonsense"):
         row.nonsense  # noqa: B018  # the access is the test
     assert copy.copy(OPERATIONS["skills.why"]) == OPERATIONS["skills.why"]
@@ -136,7 +152,7 @@ def test_a_row_has_no_other_attributes():
 
 def test_many_threads_get_one_implementation():
     """Threads that ask a fresh row for its parts at the same time get the same ones."""
-    row = Shipped("acme.x", "Do it.", "showing:LIST", profile="operator")
+    row = Shipped("acme.x", "Do it.", "showing:list_skills", profile="operator")
     gate, seen = threading.Barrier(8, timeout=60), []
 
     def ask() -> None:
