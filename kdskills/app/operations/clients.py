@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from kdskills.app.plugins import HookAnswers
     from kdskills.app.publication import Publication
     from kdskills.app.settings import Settings
-    from kdskills.app.storage import Storage
     from kdskills.app.tokens import IssuedToken, Tokens
+    from kdskills.app.wiring import Storage
 
 
 class ProbeInput(Input):
