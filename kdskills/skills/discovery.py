@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kdskills.errors import Diagnostic, FileRefused
-from kdskills.skills.content import ContentReader, RegistryContent, RootTexts
 from kdskills.skills.digest import bytes_digest, rows_digest
 from kdskills.skills.fields import fallback_id
 from kdskills.skills.findings import FileFindings
@@ -16,6 +16,8 @@ from kdskills.skills.folder import (
     COMPACT_FILE,
     SOURCES_FILES,
     TOOLS_FILES,
+    ContentReader,
+    RegistryContent,
     limit_of,
     read_compact,
     read_tools,
@@ -142,7 +144,10 @@ class RootScanner:
         except OSError as error:
             if self._old is not None and not self._old.present:
                 return self._old
-            return self._absent(error.strerror or "the system refused")
+            reason = error.strerror or "the system refused"
+            message = f"The skill root {self._root.label} ({self._root.uri}) is not there: {reason}."
+            note = Diagnostic("root_missing", "warning", message, ref=self._root.label)
+            return RootScan(self._checked_at, {}, {}, (note,), "", False)
         top = _Folder(None, "", descriptor)
         try:
             self._unchanged = self._look(descriptor)
@@ -151,31 +156,20 @@ class RootScanner:
             top.close()
         if self._old is not None and self._old.present and not self.reread:
             return self._old
-        return RootScan(self._checked_at, self._folders, self._skills, self._notes(), root_digest(self._skills), True)
-
-    def _absent(self, reason: str) -> RootScan:
-        note = Diagnostic(
-            "root_missing",
-            "warning",
-            f"The skill root {self._root.label} ({self._root.uri}) is not there: {reason}.",
-            ref=self._root.label,
-        )
-        return RootScan(self._checked_at, {}, {}, (note,), "", False)
-
-    def _notes(self) -> tuple[Diagnostic, ...]:
-        if not self._cut:
-            return ()
-        message = (
-            f"The root {self._root.label} has more than {self._limits.folders} folders or {self._limits.skills} "
-            "skills; what comes later in sorted order is left out."
-        )
-        return (Diagnostic("scan_limit", "warning", message, ref=self._root.label),)
+        notes: tuple[Diagnostic, ...] = ()
+        if self._cut:
+            message = (
+                f"The root {self._root.label} has more than {self._limits.folders} folders or {self._limits.skills} "
+                "skills; what comes later in sorted order is left out."
+            )
+            notes = (Diagnostic("scan_limit", "warning", message, ref=self._root.label),)
+        return RootScan(self._checked_at, self._folders, self._skills, notes, root_digest(self._skills), True)
 
     # ---- walking ------------------------------------------------------------------------------------------------
 
     def _visit(self, folder: _Folder, depth: int, namespace: str) -> None:
         """Look at one folder that may be a skill, or may hold some."""
-        if not self._has_room():
+        if self._visited_count >= self._limits.folders or len(self._skills) >= self._limits.skills:
             self._cut = True
             return
         self._visited_count += 1
@@ -192,7 +186,10 @@ class RootScanner:
             if listing is None:
                 return
             if listing.skill_file is not None and depth:
-                self._read(folder, listing, self._old_skills.get(path), depth, namespace)
+                descriptor = folder.descriptor()
+                subtree = walk_subtree(descriptor, path, listing, nested=self._root.nested)
+                old = self._old_skills.get(path)
+                self._adopt(folder, self._load(descriptor, path, namespace, listing, subtree, old), depth)
                 return
             plain = self._plain(path, listing, depth)
             self._folders[path] = plain
@@ -201,7 +198,7 @@ class RootScanner:
     def _below(self, folder: _Folder, names: tuple[str, ...], depth: int, namespace: str) -> None:
         if not names:
             return
-        namespace = self._namespace(folder, depth, namespace)
+        namespace = self._root.fixed_namespace or (namespace if depth == 0 else folder.name)
         unchanged, skills, limits = self._unchanged, self._skills, self._limits
         above = f"{folder.path}/" if folder.path else ""
         for name in names:
@@ -226,15 +223,6 @@ class RootScanner:
             if self._cut:
                 return
 
-    def _has_room(self) -> bool:
-        return self._visited_count < self._limits.folders and len(self._skills) < self._limits.skills
-
-    def _namespace(self, folder: _Folder, depth: int, namespace: str) -> str:
-        fixed = self._root.fixed_namespace
-        if fixed is not None:
-            return fixed
-        return namespace if depth == 0 else folder.name
-
     def _plain(self, path: str, listing: FolderListing, depth: int) -> PlainFolder:
         notes = list(listing.notes)
         if listing.skill_file is not None:
@@ -252,25 +240,12 @@ class RootScanner:
         self.listed.add(folder.path)
         try:
             return list_folder(folder.descriptor(), folder.path)
-        except FileRefused as refusal:
-            self._unreadable(folder.path, refusal)
-        except OSError as error:
-            self._unreadable(folder.path, error.strerror or "the system refused")
+        except (FileRefused, OSError) as error:
+            note = unreadable_note(folder.path, error)
+        self._folders[folder.path] = PlainFolder(NO_STAMP, (), (note,))  # no folder's stamp: the next walk tries again
         return None
 
-    def _unreadable(self, path: str, reason: str | FileRefused) -> None:
-        # Its stamp is one no folder has, so the next walk tries again.
-        self._folders[path] = PlainFolder(NO_STAMP, (), (unreadable_note(path, reason),))
-
     # ---- skills -------------------------------------------------------------------------------------------------
-
-    def _read(
-        self, folder: _Folder, listing: FolderListing, old: SkillRecord | None, depth: int, namespace: str
-    ) -> None:
-        descriptor = folder.descriptor()
-        subtree = walk_subtree(descriptor, folder.path, listing, nested=self._root.nested)
-        record = self._load(descriptor, folder.path, namespace, listing, subtree, old)
-        self._adopt(folder, record, depth)
 
     def _adopt(self, folder: _Folder, record: SkillRecord, depth: int) -> None:
         self._skills[record.path] = record
@@ -302,11 +277,15 @@ class RootScanner:
         All are asked about in one go, for what a call costs counts when there are thousands.
         """
         records = [record for record in self._old_skills.values() if record.newest < self._proof]
+        unchanged: dict[str, SkillRecord] = {}
         try:
             stamps = stamps_of(root, _stamped_paths(records))
         except OSError:  # something is gone: one by one they show which
-            return {record.path: record for record in records if _unchanged_skill(root, record)}
-        unchanged: dict[str, SkillRecord] = {}
+            for record in records:
+                with suppress(OSError):
+                    if stamps_of(root, _stamped_paths((record,))) == record.stamps:
+                        unchanged[record.path] = record
+            return unchanged
         position = 0
         for record in records:
             end = position + len(record.stamps)
@@ -329,13 +308,6 @@ def _stamped_paths(records: Iterable[SkillRecord]) -> list[str]:
     return paths
 
 
-def _unchanged_skill(root: int, record: SkillRecord) -> bool:
-    try:
-        return stamps_of(root, _stamped_paths((record,))) == record.stamps
-    except OSError:
-        return False
-
-
 def root_digest(skills: dict[str, SkillRecord]) -> str:
     """Return the digest over skill files and companions, by path bytes."""
     rows = [
@@ -354,18 +326,22 @@ _COMPANIONS = ((COMPACT_FILE,), SOURCES_FILES, TOOLS_FILES)
 _AS_IS = frozenset({"symlink", "too_large"})
 
 
+@dataclass(slots=True)
 class _Read:
     """The files read, what they mean together, and the skill file's bytes unless it was refused."""
 
-    __slots__ = ("data", "digests", "files", "findings", "stamps", "tools")
+    files: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()
+    stamps: bytes = b""
+    findings: list[Diagnostic] = field(default_factory=list)
+    data: bytes | None = None
+    tools: tuple[SkillTool, ...] = ()
 
-    def __init__(self) -> None:
-        self.files: tuple[str, ...] = ()
-        self.digests: tuple[str, ...] = ()
-        self.stamps = b""
-        self.findings: list[Diagnostic] = []
-        self.data: bytes | None = None
-        self.tools: tuple[SkillTool, ...] = ()
+    def mark(self, name: str, stamp: bytes, digest: str) -> None:
+        """Note a file; the digest is empty when it was refused."""
+        self.files += (name,)
+        self.digests += (digest,)
+        self.stamps += stamp
 
 
 class SkillLoader:
@@ -379,11 +355,12 @@ class SkillLoader:
 
     def __init__(self, root: SkillRoot, base: str, reader: ContentReader) -> None:
         self._root = root
-        self._source = RootTexts(reader, base)
+        self._base = base
+        self._reader = reader
 
     def content(self, path: str, full_id: str, files: tuple[str, ...], digests: tuple[str, ...]) -> RegistryContent:
         """Return the source of a skill's long texts."""
-        return RegistryContent(self._source, path, full_id, files, digests)
+        return RegistryContent(self._reader, self._base, path, full_id, files, digests)
 
     def __call__(
         self,
@@ -437,7 +414,7 @@ class SkillLoader:
             layout_namespace=layout_namespace,
             fixed_namespace=fixed,
             layer=self._root.kind,
-            file=f"{self._source.base}/{path}/{name}",
+            file=f"{self._base}/{path}/{name}",
             content=lambda full_id: self.content(path, full_id, read.files, read.digests),
             form=JsonMapping,
             tools=read.tools,
@@ -468,11 +445,10 @@ class SkillLoader:
         if isinstance(data, FileRefused):
             read.findings += unusable(name, data.message, path=printable)
         elif name in TOOLS_FILES:
-            tools = read_tools(data, name=name, path=printable)
-            read.tools = tools.tools
-            read.findings += tools.findings
+            read.tools, findings, _ = read_tools(data, name=name, path=printable)
+            read.findings += findings
         elif name == COMPACT_FILE:
-            read.findings += read_compact(data, path=printable).findings
+            read.findings += read_compact(data, path=printable).diagnostics
         # Sources are understood on first use: the digest is all that discovery needs of them.
 
     def _file(
@@ -491,13 +467,7 @@ class SkillLoader:
                 stamp = stamp_of(os.stat(name, dir_fd=folder, follow_symlinks=False))
             except OSError:
                 stamp = NO_STAMP  # gone between the listing and now: the next walk looks again
-            self._mark(read, name, stamp, "")
+            read.mark(name, stamp, "")
             return refusal
-        self._mark(read, name, stamp_of(file.stat), bytes_digest(file.data))
+        read.mark(name, stamp_of(file.stat), bytes_digest(file.data))
         return file.data
-
-    @staticmethod
-    def _mark(read: _Read, name: str, stamp: bytes, digest: str) -> None:
-        read.files += (name,)
-        read.digests += (digest,)
-        read.stamps += stamp

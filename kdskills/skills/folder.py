@@ -1,7 +1,8 @@
 """One skill folder on disk: the skill file, its companions (compact.md, tools.yaml, sources.yaml), and its long texts.
 
 The readers of companions are pure functions over bytes already read. A broken `tools.yaml` is an error, for a lost gate would
-open the skill; the other two only cost what they would have added.
+open the skill; the other two only cost what they would have added. Long texts are read on first use; those of registered
+skills are cached, and compared with what discovery saw.
 """
 
 from __future__ import annotations
@@ -9,16 +10,20 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from kdskills.errors import Diagnostic, FileRefused
-from kdskills.skills.digest import rows_digest, tree_digest
+from kdskills.errors import Diagnostic, FileRefused, RootChanged, RootMissing
+from kdskills.skills.digest import bytes_digest, rows_digest, tree_digest
 from kdskills.skills.fields import FALSE_WORDS, near_required
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import BOM, MAX_SKILL_BYTES, read_body, trim_body
-from kdskills.skills.listing import SKILL_FILES, SKILL_YAML
+from kdskills.skills.listing import RACY_NS, SKILL_FILES, SKILL_YAML, newest_of, printable_path, stamp_of
 from kdskills.skills.model import SkillTool, Verdict
 from kdskills.skills.safe_open import read_file
 from kdskills.skills.yaml_core import (
@@ -33,6 +38,8 @@ from kdskills.skills.yaml_core import (
     to_python,
 )
 
+T = TypeVar("T")
+
 COMPACT_FILE = "compact.md"
 TOOLS_FILES = ("tools.yaml", "tools.yml")
 SOURCES_FILES = ("sources.yaml", "sources.yml")
@@ -40,6 +47,7 @@ MAX_COMPACT_BYTES = 256 * 1024
 MAX_TOOLS_BYTES = 64 * 1024
 MAX_SOURCES_BYTES = 1024 * 1024
 MAX_SOURCES_ROWS = 2_000
+CACHE_BYTES = 16 * 1024 * 1024
 
 _SOURCES_LIMITS = YamlLimits(nodes=200_000, size=MAX_SOURCES_BYTES)
 _FENCES = re.compile(r"---[^\S\n]*\n(?:.*\n)*?---[^\S\n]*(?:\n|$)")
@@ -47,25 +55,17 @@ _OPTIONAL = FALSE_WORDS | {"optional", "soft", "preferred", "recommended"}
 _TOOL_KEYS = frozenset({"id", "role", "why", "reason", "description", "required", "hard_required", "availability"})
 
 
-class CompactRead(NamedTuple):
-    """`compact.md`: its text, or None when it cannot be used."""
+class ContentRead(NamedTuple, Generic[T]):
+    """A companion or long text as read just now; `cost` is about how many bytes of memory it takes."""
 
-    text: str | None
-    findings: tuple[Diagnostic, ...] = ()
+    value: T
+    diagnostics: tuple[Diagnostic, ...] = ()
+    cost: int = 0
 
-
-class ToolsRead(NamedTuple):
-    """`tools.yaml`: its tools."""
-
-    tools: tuple[SkillTool, ...]
-    findings: tuple[Diagnostic, ...] = ()
-
-
-class SourcesRead(NamedTuple):
-    """`sources.yaml`: its rows as written."""
-
-    rows: tuple[Mapping[str, Any], ...]
-    findings: tuple[Diagnostic, ...] = ()
+    @property
+    def stale(self) -> bool:
+        """Whether the file is unlike what the snapshot saw."""
+        return any(finding.code == "stale" for finding in self.diagnostics)
 
 
 class _Unusable(Exception):
@@ -86,43 +86,38 @@ def limit_of(name: str) -> int:
 
 def code_of(name: str) -> str:
     """Return the code that says that the companion *name* cannot be used."""
-    if name == COMPACT_FILE:
-        return "compact_invalid"
-    return "tools_invalid" if name in TOOLS_FILES else "sources_invalid"
+    return f"{name.partition('.')[0]}_invalid"
 
 
 def unusable(
     name: str, reason: str, *, path: str | None = None, verdict: Verdict = "lenient"
 ) -> tuple[Diagnostic, ...]:
-    """Return the finding for a companion that cannot even be read, for the *reason* given.
-
-    Args:
-        name: Its file name.
-        reason: A clause, such as "it is a link".
-        path: Path for the finding; *name* when omitted.
-        verdict: Decides on the severity.
-    """
-    return _finding(name, _Unusable(reason), name if path is None else path, verdict)
-
-
-def _finding(name: str, error: _Unusable, path: str, verdict: Verdict) -> tuple[Diagnostic, ...]:
-    findings = FileFindings(verdict, path)
-    findings.add(code_of(name), f"`{name}` cannot be used: {error.message}.", position=error.position)
+    """Return the finding for the companion *name* that cannot even be read; *reason* is a clause, such as "it is a link"."""
+    findings = FileFindings(verdict, name if path is None else path)
+    findings.add(code_of(name), f"`{name}` cannot be used: {reason}.")
     return tuple(findings.items)
+
+
+def _companion(
+    decode: Callable[[bytes, FileFindings], T], default: T, data: bytes, name: str, path: str | None, verdict: Verdict
+) -> ContentRead[T]:
+    notes = FileFindings(verdict, name if path is None else path)
+    try:
+        value = decode(data, notes)
+    except _Unusable as error:
+        notes.add(code_of(name), f"`{name}` cannot be used: {error.message}.", position=error.position)
+        value = default
+    return ContentRead(value, tuple(notes.items))
 
 
 def read_compact(
     data: bytes, *, name: str = COMPACT_FILE, path: str | None = None, verdict: Verdict = "lenient"
-) -> CompactRead:
+) -> ContentRead[str | None]:
     """Return the text of `compact.md`; unusable ones give None and `compact_invalid`."""
-    try:
-        text = _compact_text(data)
-    except _Unusable as error:
-        return CompactRead(None, _finding(name, error, name if path is None else path, verdict))
-    return CompactRead(text)
+    return _companion(_compact, None, data, name, path, verdict)
 
 
-def _compact_text(data: bytes) -> str:
+def _compact(data: bytes, _: FileFindings) -> str:
     text = trim_body(_text(data, MAX_COMPACT_BYTES))
     if _FENCES.match(text):
         raise _Unusable("it begins with frontmatter", (1, 1))
@@ -133,15 +128,12 @@ def _compact_text(data: bytes) -> str:
 
 def read_tools(
     data: bytes, *, name: str = TOOLS_FILES[0], path: str | None = None, verdict: Verdict = "lenient"
-) -> ToolsRead:
+) -> ContentRead[tuple[SkillTool, ...]]:
     """Return the tools named in `tools.yaml`; anything not understood is `tools_invalid`, an error."""
-    try:
-        return ToolsRead(tuple(_tool(node) for node in _tool_nodes(data)))
-    except _Unusable as error:
-        return ToolsRead((), _finding(name, error, name if path is None else path, verdict))
+    return _companion(_tools, (), data, name, path, verdict)
 
 
-def _tool_nodes(data: bytes) -> list[Node]:
+def _tools(data: bytes, _: FileFindings) -> tuple[SkillTool, ...]:
     document = _yaml(_text(data, MAX_TOOLS_BYTES), YamlLimits())
     _no_duplicates(document)  # keeping the first could lose a gate
     root = document.root
@@ -149,7 +141,7 @@ def _tool_nodes(data: bytes) -> list[Node]:
         root = _tool_list(root)
     if not isinstance(root, Items):
         raise _Unusable("it is neither a list nor a mapping with `tools`", (1, 1))
-    return root.items
+    return tuple(_tool(node) for node in root.items)
 
 
 def _tool_list(root: Fields) -> Node | None:
@@ -190,53 +182,38 @@ def _word(node: Fields, key: str) -> str:
 
 def _required(node: Fields) -> bool:
     """Whether an entry gates its skill; what is not understood does."""
-    for key in ("required", "hard_required"):
-        if key in node.items and _yes(node.items[key]):
-            return True
-    if "availability" in node.items and _mandatory(node.items["availability"]):
-        return True
+    known = {"required": FALSE_WORDS, "hard_required": FALSE_WORDS, "availability": _OPTIONAL}
     return any(
-        (_yes(item) if "avail" not in key.lower() else _mandatory(item))
+        _holds(item, known.get(key) or (_OPTIONAL if "avail" in key.lower() else FALSE_WORDS))
         for key, item in node.items.items()
-        if key not in _TOOL_KEYS and near_required(key)
+        if key in known or (key not in _TOOL_KEYS and near_required(key))
     )
 
 
-def _yes(item: Node) -> bool:
+def _holds(item: Node, negative: frozenset[str]) -> bool:
     if not isinstance(item, Scalar):
         return True
-    return not item.null and item.text.strip().lower() not in FALSE_WORDS
-
-
-def _mandatory(item: Node) -> bool:
-    if not isinstance(item, Scalar):
-        return True
-    return not item.null and item.text.strip().lower() not in _OPTIONAL
+    return not item.null and item.text.strip().lower() not in negative
 
 
 def read_sources(
     data: bytes, *, name: str = SOURCES_FILES[0], path: str | None = None, verdict: Verdict = "lenient"
-) -> SourcesRead:
+) -> ContentRead[tuple[Mapping[str, Any], ...]]:
     """Return the rows of `sources.yaml` as written, a mapping of sids with `sid` filled in; else `sources_invalid`.
 
     What the rows mean is decided by `kdskills.sources.normalize_sources`.
     """
-    notes = FileFindings(verdict, name if path is None else path)
-    try:
-        document = _yaml(_text(data, MAX_SOURCES_BYTES), _SOURCES_LIMITS)
-        if verdict == "lenient":
-            for key, mark in document.duplicates:
-                message = f"The key `{key}` stands twice; the first one counts."
-                notes.add("duplicate_key", message, position=(mark.line + 1, mark.column + 1), ref=key)
-        else:
-            _no_duplicates(document)
-        rows = _rows(to_python(document.root), notes)
-    except _Unusable as error:
-        return SourcesRead((), (*notes.items, *_finding(name, error, notes.path, verdict)))
-    return SourcesRead(rows, tuple(notes.items))
+    return _companion(_rows, (), data, name, path, verdict)
 
 
-def _rows(value: object, notes: FileFindings) -> tuple[Mapping[str, Any], ...]:
+def _rows(data: bytes, notes: FileFindings) -> tuple[Mapping[str, Any], ...]:
+    document = _yaml(_text(data, MAX_SOURCES_BYTES), _SOURCES_LIMITS)
+    if notes.verdict != "lenient":
+        _no_duplicates(document)
+    for key, mark in document.duplicates:
+        message = f"The key `{key}` stands twice; the first one counts."
+        notes.add("duplicate_key", message, position=(mark.line + 1, mark.column + 1), ref=key)
+    value = to_python(document.root)
     if isinstance(value, dict):
         value = next((value[key] for key in ("sources", "items") if isinstance(value.get(key), list | dict)), value)
     if isinstance(value, dict):
@@ -290,93 +267,25 @@ class FolderParts(NamedTuple):
     findings: tuple[Diagnostic, ...]
 
 
-class TextContent(NamedTuple):
-    """The long texts of a skill parsed from bytes: a body and nothing else."""
-
-    text: str
-    size: int
-    digest: str
-
-    def body(self) -> str:
-        """Return the body."""
-        return self.text
-
-    def compact(self) -> str | None:
-        """Return None: bytes have no companions."""
-        return None
-
-    def sources(self) -> tuple[Mapping[str, Any], ...]:
-        """Return (): bytes have no companions."""
-        return ()
-
-    def tree_digest(self) -> str:
-        """Return the digest of a folder with this one file."""
-        return rows_digest([["SKILL.md", self.size, self.digest.partition(":")[2]]])
-
-
-class DiskContent:
-    """The long texts of a skill in a folder, read on first use and kept.
-
-    Args:
-        folder: The skill's folder.
-        file_name: Name of its skill file.
-        verdict: Under which it was parsed: only `lenient` lets dots end the frontmatter.
-    """
-
-    __slots__ = ("_body", "_compact", "_file_name", "_folder", "_sources", "_verdict")
-
-    def __init__(self, folder: Path, file_name: str, verdict: Verdict = "lenient") -> None:
-        self._verdict: Verdict = verdict
-        self._folder = folder
-        self._file_name = file_name
-        self._body: str | None = None
-        self._compact: tuple[str | None] | None = None
-        self._sources: tuple[Mapping[str, Any], ...] | None = None
-
-    def body(self) -> str:
-        """Return the body. Raises `FileRefused` when the file is gone since."""
-        if self._body is None:
-            data = read_file(self._folder, self._file_name, limit=MAX_SKILL_BYTES).data
-            self._body = read_body(data, self._verdict)
-        return self._body
-
-    def compact(self) -> str | None:
-        """Return the text of `compact.md`, or None."""
-        if self._compact is None:
-            _, data, _ = read_companion(self._folder, (COMPACT_FILE,), "lenient")
-            self._compact = (read_compact(data).text if data is not None else None,)
-        return self._compact[0]
-
-    def sources(self) -> tuple[Mapping[str, Any], ...]:
-        """Return the rows of `sources.yaml`, or ()."""
-        if self._sources is None:
-            _, data, _ = read_companion(self._folder, SOURCES_FILES, "lenient")
-            self._sources = read_sources(data).rows if data is not None else ()
-        return self._sources
-
-    def tree_digest(self) -> str:
-        """Return the digest over all files of the folder."""
-        return tree_digest(self._folder)
-
-
 def open_skill(path: str | os.PathLike[str], verdict: Verdict) -> FolderParts | tuple[Diagnostic, ...]:
     """Return the parts of the skill at *path*, or the findings that refuse it. No file-system state raises."""
     skill_path = Path(path)
     findings = FileFindings(verdict, skill_path.name or ".")
+    printable = ascii(skill_path.name or str(skill_path))
     try:
-        status = skill_path.stat() if not _is_skill_file(skill_path) else skill_path.lstat()
+        status = skill_path.lstat() if skill_path.name in SKILL_FILES else skill_path.stat()
     except (OSError, ValueError) as error:
         denied = isinstance(error, PermissionError)
-        findings.add("unreadable" if denied else "path_missing", f"{_printable_name(skill_path)} cannot be looked at.")
+        findings.add("unreadable" if denied else "path_missing", f"{printable} cannot be looked at.")
         return tuple(findings.items)
     folder: Path
     names: tuple[str, ...]
     if stat.S_ISDIR(status.st_mode):
         folder, names = skill_path.absolute(), SKILL_FILES
-    elif _is_skill_file(skill_path):
+    elif skill_path.name in SKILL_FILES:
         folder, names = skill_path.absolute().parent, (skill_path.name,)
     else:
-        findings.add("not_a_directory", f"{_printable_name(skill_path)} is neither a folder nor a skill file.")
+        findings.add("not_a_directory", f"{printable} is neither a folder nor a skill file.")
         if skill_path.name in SKILL_YAML:
             findings.add(
                 "skill_yaml", f"{skill_path.name} is not a skill file; a skill is a SKILL.md with frontmatter."
@@ -385,14 +294,6 @@ def open_skill(path: str | os.PathLike[str], verdict: Verdict) -> FolderParts | 
     if ".." in folder.parts:
         folder = Path(os.path.realpath(folder))
     return _open_folder(folder, names, verdict)
-
-
-def _is_skill_file(path: Path) -> bool:
-    return path.name in SKILL_FILES
-
-
-def _printable_name(path: Path) -> str:
-    return ascii(path.name or str(path))
 
 
 def _open_folder(folder: Path, names: tuple[str, ...], verdict: Verdict) -> FolderParts | tuple[Diagnostic, ...]:
@@ -406,7 +307,10 @@ def _open_folder(folder: Path, names: tuple[str, ...], verdict: Verdict) -> Fold
                 continue
             refusal = error
             break
-        tools, findings = _tools(folder, verdict)
+        tools_name, tools_data, findings = read_companion(folder, TOOLS_FILES, verdict)
+        tools: tuple[SkillTool, ...] = ()
+        if tools_data is not None:
+            tools, findings, _ = read_tools(tools_data, name=tools_name, verdict=verdict)
         return FolderParts(folder, name, data, tools, findings)
     assert refusal is not None  # each name was tried, and none was read
     return _refused(folder, names, refusal, verdict)
@@ -441,9 +345,269 @@ def read_companion(
     return names[0], None, ()
 
 
-def _tools(folder: Path, verdict: Verdict) -> tuple[tuple[SkillTool, ...], tuple[Diagnostic, ...]]:
-    name, data, findings = read_companion(folder, TOOLS_FILES, verdict)
-    if data is None:
-        return (), findings
-    read = read_tools(data, name=name, verdict=verdict)
-    return read.tools, read.findings
+class TextContent(NamedTuple):
+    """The long texts of a skill parsed from bytes: a body, and no companions."""
+
+    text: str
+    size: int
+    digest: str
+
+    def body(self) -> str:
+        """Return the body."""
+        return self.text
+
+    def compact(self) -> None:
+        """Return None."""
+
+    def sources(self) -> tuple[Mapping[str, Any], ...]:
+        """Return ()."""
+        return ()
+
+    def tree_digest(self) -> str:
+        """Return the digest of a folder with this one file."""
+        return rows_digest([["SKILL.md", self.size, self.digest.partition(":")[2]]])
+
+
+class DiskContent:
+    """The long texts of a skill in a folder, read on first use and kept.
+
+    Args:
+        folder: The skill's folder.
+        file_name: Name of its skill file.
+        verdict: Under which it was parsed: only `lenient` lets dots end the frontmatter.
+    """
+
+    def __init__(self, folder: Path, file_name: str, verdict: Verdict = "lenient") -> None:
+        self._folder = folder
+        self._file_name = file_name
+        self._verdict: Verdict = verdict
+
+    def body(self) -> str:
+        """Return the body. Raises `FileRefused` when the file is gone since."""
+        return self._body
+
+    @cached_property
+    def _body(self) -> str:
+        return read_body(read_file(self._folder, self._file_name, limit=MAX_SKILL_BYTES).data, self._verdict)
+
+    def compact(self) -> str | None:
+        """Return the text of `compact.md`, or None."""
+        return self._compact
+
+    @cached_property
+    def _compact(self) -> str | None:
+        data = read_companion(self._folder, (COMPACT_FILE,), "lenient")[1]
+        return None if data is None else read_compact(data).value
+
+    def sources(self) -> tuple[Mapping[str, Any], ...]:
+        """Return the rows of `sources.yaml`, or ()."""
+        return self._sources
+
+    @cached_property
+    def _sources(self) -> tuple[Mapping[str, Any], ...]:
+        data = read_companion(self._folder, SOURCES_FILES, "lenient")[1]
+        return () if data is None else read_sources(data).value
+
+    def tree_digest(self) -> str:
+        """Return the digest over all files of the folder."""
+        return tree_digest(self._folder)
+
+
+class _CachedText(NamedTuple):
+    stamp: bytes
+    read_at: int
+    digest: str
+    read: ContentRead[Any]
+
+
+class ContentReader:
+    """Reads skills' files for one registry, through a cache bounded in bytes. Safe from any thread.
+
+    Args:
+        verified: Whether a file unlike its snapshot is refused instead of served with `stale`.
+        clock: Nanoseconds since the epoch.
+        cache_bytes: Most bytes of decoded text to keep.
+    """
+
+    def __init__(self, *, verified: bool, clock: Callable[[], int], cache_bytes: int = CACHE_BYTES) -> None:
+        self._verified = verified
+        self._clock = clock
+        self._most_bytes = cache_bytes
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[str, _CachedText] = OrderedDict()
+        self._cached_bytes = 0
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes in the cache now."""
+        return self._cached_bytes
+
+    def clear(self) -> None:
+        """Forget everything read so far."""
+        with self._lock:
+            self._entries.clear()
+            self._cached_bytes = 0
+
+    def read(
+        self, base: str, path: str, *, limit: int, expected: str, ref: str, decode: Callable[[bytes], ContentRead[T]]
+    ) -> ContentRead[T]:
+        """Read the file *path* below the folder *base*, from the cache when the file is certainly the same.
+
+        Args:
+            base: The resolved root.
+            path: Posix path below it.
+            limit: Most bytes to accept.
+            expected: Digest the snapshot knows.
+            ref: Full id, for findings and errors.
+            decode: What to make of the bytes; its result is kept.
+
+        Raises:
+            RootMissing: The file is gone or may not be read (`skill_missing`).
+            RootChanged: The file has changed and the registry is verified (`skill_changed`).
+        """
+        entry = self._cached(base, path)
+        if entry is None:
+            read_at = self._clock()
+            try:
+                file = read_file(base, path, limit=limit)
+            except FileRefused as refusal:
+                raise RootMissing(
+                    f"{path} of skill {ref} can no longer be read ({refusal.code}).",
+                    code="skill_missing",
+                    ref=ref,
+                    path=path,
+                    reason=refusal.code,
+                ) from refusal
+            entry = _CachedText(stamp_of(file.stat), read_at, bytes_digest(file.data), decode(file.data))
+            self._store(f"{base}/{path}", entry)
+        if entry.digest == expected:
+            return entry.read
+        if self._verified:
+            raise RootChanged(
+                f"{path} of skill {ref} is not the file this process was started with.",
+                code="skill_changed",
+                ref=ref,
+                path=path,
+                expected=expected,
+                found=entry.digest,
+            )
+        changed = Diagnostic(
+            "stale",
+            "warning",
+            f"{path} has changed since the skills were last looked through; the new text is served.",
+            path,
+            ref=ref,
+            fix="Refresh the registry.",
+        )
+        return ContentRead(entry.read.value, (*entry.read.diagnostics, changed))
+
+    def _cached(self, base: str, path: str) -> _CachedText | None:
+        key = f"{base}/{path}"
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            self._entries.move_to_end(key)
+        try:
+            status = os.lstat(key)
+        except OSError:
+            return None
+        certain = newest_of(entry.stamp) < entry.read_at - RACY_NS and stamp_of(status) == entry.stamp
+        return entry if certain else None
+
+    def _store(self, key: str, entry: _CachedText) -> None:
+        with self._lock:
+            before = self._entries.pop(key, None)
+            if before is not None:
+                self._cached_bytes -= before.read.cost
+            if entry.read.cost > self._most_bytes:
+                return
+            self._entries[key] = entry
+            self._cached_bytes += entry.read.cost
+            while self._cached_bytes > self._most_bytes:
+                _, dropped = self._entries.popitem(last=False)
+                self._cached_bytes -= dropped.read.cost
+
+
+class RegistryContent:
+    """The long texts of a registered skill, read on first use and compared with what discovery saw.
+
+    Each of the readers raises `RootMissing` when the file is gone, and `RootChanged` (`skill_changed`) when it has changed
+    and the registry is verified; otherwise a changed file is `stale`.
+
+    Args:
+        reader: The registry's.
+        base: The resolved root.
+        path: The skill's folder below it.
+        ref: Its full id.
+        files: Names of the skill file, then of its companions.
+        digests: Of each of them.
+    """
+
+    __slots__ = ("_base", "_digests", "_files", "_path", "_reader", "_ref")
+
+    def __init__(
+        self, reader: ContentReader, base: str, path: str, ref: str, files: tuple[str, ...], digests: tuple[str, ...]
+    ) -> None:
+        self._reader = reader
+        self._base = base
+        self._path = path
+        self._ref = ref
+        self._files = files
+        self._digests = digests
+
+    def _read(
+        self, names: tuple[str, ...], limit: int, default: T, decode: Callable[[bytes, str], ContentRead[T]]
+    ) -> ContentRead[T]:
+        # A companion that could not be read then is not read now.
+        files = zip(self._files, self._digests, strict=True)
+        name, expected = next(((name, digest) for name, digest in files if name in names and digest), ("", ""))
+        if not name:
+            return ContentRead(default)
+        path = f"{self._path}/{name}"
+
+        def decoded(data: bytes) -> ContentRead[T]:
+            return decode(data, path)
+
+        return self._reader.read(self._base, path, limit=limit, expected=expected, ref=self._ref, decode=decoded)
+
+    def read_body(self) -> ContentRead[str]:
+        """Return the body."""
+        return self._read(self._files[:1], MAX_SKILL_BYTES, "", lambda data, _: _weighed(ContentRead(read_body(data))))
+
+    def read_compact(self) -> ContentRead[str | None]:
+        """Return the text of `compact.md` as discovery saw it there, or None."""
+        return self._read((COMPACT_FILE,), MAX_COMPACT_BYTES, None, _decode_compact)
+
+    def read_sources(self) -> ContentRead[tuple[Mapping[str, Any], ...]]:
+        """Return the rows of `sources.yaml` as discovery saw it there, or ()."""
+        return self._read(SOURCES_FILES, MAX_SOURCES_BYTES, (), _decode_sources)
+
+    def body(self) -> str:
+        """Return the body."""
+        return self.read_body().value
+
+    def compact(self) -> str | None:
+        """Return the text of `compact.md`, or None."""
+        return self.read_compact().value
+
+    def sources(self) -> tuple[Mapping[str, Any], ...]:
+        """Return the rows of `sources.yaml`, or ()."""
+        return self.read_sources().value
+
+    def tree_digest(self) -> str:
+        """Return the digest over every file of the skill, as they are now. Raises `FileRefused`."""
+        return tree_digest(self._base, self._path)
+
+
+def _decode_compact(data: bytes, path: str) -> ContentRead[str | None]:
+    return _weighed(read_compact(data, path=printable_path(path)))
+
+
+def _decode_sources(data: bytes, path: str) -> ContentRead[tuple[Mapping[str, Any], ...]]:
+    read = read_sources(data, name=path.rpartition("/")[2], path=printable_path(path))
+    return read._replace(cost=8 * len(data) + 1024)  # objects weigh several times the text they were read from
+
+
+def _weighed(read: ContentRead[T]) -> ContentRead[T]:
+    return read._replace(cost=sys.getsizeof(read.value))

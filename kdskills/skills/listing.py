@@ -236,13 +236,14 @@ def _link_note(path: str) -> Diagnostic:
     return Diagnostic("symlink_skipped", "warning", f"{printable} is a linked folder and was not entered.", printable)
 
 
-def unreadable_note(path: str, reason: str | FileRefused) -> Diagnostic:
+def unreadable_note(path: str, reason: str | FileRefused | OSError) -> Diagnostic:
     """Say that a folder was left out because the system would not show it."""
     printable = printable_path(path) or "."
     if isinstance(reason, FileRefused):
-        cause = reason.__cause__
-        words = cause.strerror if isinstance(cause, OSError) else None
+        words = reason.__cause__.strerror if isinstance(reason.__cause__, OSError) else None
         reason = words or "it became something else than a folder while it was looked at"
+    elif isinstance(reason, OSError):
+        reason = reason.strerror or "the system refused"
     return Diagnostic("unreadable", "warning", f"The folder {printable} cannot be read: {reason}.", printable)
 
 
@@ -320,7 +321,7 @@ def _descend(parent: int, path: str, names: list[str], subtree: Subtree, nested:
             subtree.add(listing)
             _descend(descriptor, folder_path, listing.folders, subtree, nested, depth + 1)
         except OSError as error:
-            subtree.notes.append(unreadable_note(folder_path, error.strerror or "the system refused"))
+            subtree.notes.append(unreadable_note(folder_path, error))
         finally:
             os.close(descriptor)
 

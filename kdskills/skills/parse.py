@@ -353,9 +353,9 @@ def _companions(folder: Path, verdict: Verdict) -> list[Diagnostic]:
     _, data, companion_findings = read_companion(folder, (COMPACT_FILE,), verdict)
     findings = list(companion_findings)
     if data is not None:
-        findings.extend(read_compact(data, verdict=verdict).findings)
+        findings.extend(read_compact(data, verdict=verdict).diagnostics)
     name, data, companion_findings = read_companion(folder, SOURCES_FILES, verdict)
     findings.extend(companion_findings)
     if data is not None:
-        findings.extend(read_sources(data, name=name, verdict=verdict).findings)
+        findings.extend(read_sources(data, name=name, verdict=verdict).diagnostics)
     return findings

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from kdskills.errors import CallerMustAct, Diagnostic, StrPath
-from kdskills.skills.content import ContentReader
 from kdskills.skills.discovery import SCAN_LIMITS, RootScanner, ScanLimits, SkillLoader
+from kdskills.skills.folder import ContentReader
 from kdskills.skills.index import IndexStore
 from kdskills.skills.listing import RootScan
 from kdskills.skills.model import Skill

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal
 
 from kdskills.errors import Diagnostic
 from kdskills.prompts import BlockPart, render_block
+from kdskills.skills.folder import RegistryContent
 from kdskills.skills.model import Skill
 from kdskills.skills.selection import By, Granted, Refused, refuse_by
 from kdskills.sources import SourcesPool, adopt_citations
@@ -20,39 +21,6 @@ from kdskills.turn.context import current
 from kdskills.turn.view import InstructionBlock, SkillSet, SkillView
 
 Variant = Literal["full", "compact"]
-
-T_co = TypeVar("T_co", covariant=True)
-
-
-class CheckedRead(Protocol[T_co]):
-    """A text as read just now, with findings such as `stale`."""
-
-    @property
-    def value(self) -> T_co:
-        """The text or rows."""
-        ...
-
-    @property
-    def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """Findings of this read."""
-        ...
-
-
-@runtime_checkable
-class ReadsWithFindings(Protocol):
-    """Content whose reads also give findings: that of a registered skill, unlike one parsed from bytes."""
-
-    def read_body(self) -> CheckedRead[str]:
-        """Return the body."""
-        ...
-
-    def read_compact(self) -> CheckedRead[str | None]:
-        """Return the compact text."""
-        ...
-
-    def read_sources(self) -> CheckedRead[tuple[Mapping[str, Any], ...]]:
-        """Return the rows of sources."""
-        ...
 
 
 @dataclass(slots=True)
@@ -128,7 +96,7 @@ def _add(building: _Building, skill: Skill, variant: Variant, view: SkillView) -
 def read_texts(skill: Skill, variant: Variant) -> tuple[str, tuple[Mapping[str, Any], ...], tuple[Diagnostic, ...]]:
     """Return a skill's text, its rows of sources, and what was found reading them, `stale` among it."""
     content = skill.content
-    if not isinstance(content, ReadsWithFindings):
+    if not isinstance(content, RegistryContent):
         short = skill.compact if variant == "compact" else None
         return short if short and short.strip() else skill.body, skill.sources, ()
     rows = content.read_sources()

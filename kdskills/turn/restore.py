@@ -13,9 +13,17 @@ from typing import Any, Literal
 
 from kdskills.bundle.descriptor import SkillsDescriptor
 from kdskills.errors import Diagnostic, FileRefused, RootChanged, RootMissing, StrPath
-from kdskills.skills.content import ContentReader, RegistryContent, RootTexts
 from kdskills.skills.digest import bytes_digest, tree_digest
-from kdskills.skills.folder import COMPACT_FILE, SOURCES_FILES, TOOLS_FILES, FolderParts, open_skill, read_companion
+from kdskills.skills.folder import (
+    COMPACT_FILE,
+    SOURCES_FILES,
+    TOOLS_FILES,
+    ContentReader,
+    FolderParts,
+    RegistryContent,
+    open_skill,
+    read_companion,
+)
 from kdskills.skills.model import Skill
 from kdskills.skills.parse import parse_parts
 from kdskills.skills.roots import SkillRoot
@@ -168,7 +176,7 @@ class RestoredRegistry:
         if self._verify != "none" and digest != row.digest:
             raise _changed(row.full_id, row.uri, row.digest, digest)
         files = {parts.file_name: digest, **_companions(folder)}
-        texts = RootTexts(self._reader, str(folder.parent))
+        base = str(folder.parent)
         parsed = parse_parts(
             parts.data,
             folder=split_uri(row.uri)[1][-1],
@@ -176,7 +184,9 @@ class RestoredRegistry:
             fixed_namespace=row.full_id.partition(".")[0],
             layer=root.kind,
             file=str(folder / parts.file_name),
-            content=lambda full_id: RegistryContent(texts, folder.name, full_id, tuple(files), tuple(files.values())),
+            content=lambda full_id: RegistryContent(
+                self._reader, base, folder.name, full_id, tuple(files), tuple(files.values())
+            ),
             tools=parts.tools,
             findings=parts.findings,
             digest=digest,

@@ -46,15 +46,15 @@ def check(data: bytes) -> None:
     for verdict in VERDICTS:
         if name == "compact.md":
             compact = read_compact(written, verdict=verdict)
-            assert compact.text is None or not compact.findings
-            assert compact.text is not None or compact.findings or verdict != "lenient"
+            assert compact.value is None or not compact.diagnostics
+            assert compact.value is not None or compact.diagnostics or verdict != "lenient"
         elif name == "tools.yaml":
             tools = read_tools(written, verdict=verdict)
-            assert not (tools.tools and tools.findings)
-            assert all(tool.id.strip() for tool in tools.tools)
-            assert all(found.severity == "error" for found in tools.findings)
+            assert not (tools.value and tools.diagnostics)
+            assert all(tool.id.strip() for tool in tools.value)
+            assert all(found.severity == "error" for found in tools.diagnostics)
         else:
-            _rows(read_sources(written, verdict=verdict).rows)
+            _rows(read_sources(written, verdict=verdict).value)
     if name == "sources.yaml":
         _rows(written.decode("utf-8", "replace"))
     _folder(name, written)

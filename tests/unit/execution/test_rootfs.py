@@ -24,7 +24,12 @@ def test_the_tree_is_complete(tree):
     for name in ("usr/local/bin/python3", "usr/bin/sh", "usr/bin/grep", "etc/passwd", tree.entry.lstrip("/")):
         assert (tree.path / name).exists(), name
     package = tree.path / rootfs.site_packages() / "kdskills"
-    assert {path.name for path in package.iterdir()} - {"__pycache__"} == {"__init__.py", "exports.py", "py.typed", *GROUND_FLOOR}
+    assert {path.name for path in package.iterdir()} - {"__pycache__"} == {
+        "__init__.py",
+        "exports.py",
+        "py.typed",
+        *GROUND_FLOOR,
+    }
 
 
 def test_its_python_runs_in_a_changed_root(tree):

@@ -18,10 +18,10 @@ from kdskills.skills.folder import code_of, limit_of, read_compact, read_sources
 def tools(text: str) -> tuple[SkillTool, ...] | str:
     """Return the tools in a text, or the code that refuses it."""
     read = read_tools(text.encode())
-    if read.findings:
-        assert (read.tools, [f.severity for f in read.findings]) == ((), ["error"])
-        return read.findings[0].code
-    return read.tools
+    if read.diagnostics:
+        assert (read.value, [f.severity for f in read.diagnostics]) == ((), ["error"])
+        return read.diagnostics[0].code
+    return read.value
 
 
 @pytest.mark.parametrize(
@@ -156,14 +156,14 @@ def test_tools_that_cannot_be_read_refuse(make: str, put: Callable[..., Path]) -
 def test_unusable_compact(text: str) -> None:
     """Empty, with frontmatter, with a NUL or too large: the full body serves."""
     read = read_compact(text.encode())
-    assert (read.text, [(f.code, f.severity) for f in read.findings]) == (None, [("compact_invalid", "warning")])
+    assert (read.value, [(f.code, f.severity) for f in read.diagnostics]) == (None, [("compact_invalid", "warning")])
 
 
 def test_compact_text_is_trimmed() -> None:
     """A usable text is trimmed as a body is; a rule of dashes is no frontmatter."""
-    assert read_compact(b"\n\n  a\r\nb  \n").text == "  a\nb"
-    assert read_compact(b"---\na rule first\n").text == "---\na rule first"
-    assert read_compact(b"x" * (256 * 1024)).findings == ()
+    assert read_compact(b"\n\n  a\r\nb  \n").value == "  a\nb"
+    assert read_compact(b"---\na rule first\n").value == "---\na rule first"
+    assert read_compact(b"x" * (256 * 1024)).diagnostics == ()
 
 
 ROWS = ({"sid": 1, "url": "https://a"}, {"url": "https://b"})
@@ -184,7 +184,7 @@ ROWS = ({"sid": 1, "url": "https://a"}, {"url": "https://b"})
 def test_shapes_of_sources(text: str, rows: tuple) -> None:
     """A list or a mapping of sids, bare or under `sources` or `items`."""
     read = read_sources(text.encode())
-    assert (read.rows, read.findings) == (rows, ())
+    assert (read.value, read.diagnostics) == (rows, ())
 
 
 @pytest.mark.parametrize(
@@ -206,26 +206,26 @@ def test_shapes_of_sources(text: str, rows: tuple) -> None:
 def test_unusable_sources(text: str) -> None:
     """What is no list of rows costs the sources, with a warning."""
     read = read_sources(text.encode())
-    assert (read.rows, [(f.code, f.severity) for f in read.findings]) == ((), [("sources_invalid", "warning")])
+    assert (read.value, [(f.code, f.severity) for f in read.diagnostics]) == ((), [("sources_invalid", "warning")])
 
 
 def test_large_sources_are_read() -> None:
     """2,000 rows pass: the bounds of frontmatter are not those of sources."""
-    assert len(read_sources(b"- {url: 'https://a', title: t, text: x}\n" * 2000).rows) == 2000
+    assert len(read_sources(b"- {url: 'https://a', title: t, text: x}\n" * 2000).value) == 2000
 
 
 def test_one_bad_row_costs_only_itself() -> None:
     """Entries that are no rows are left out, with a warning."""
     read = read_sources(b"- {url: a}\n- text\n- {url: b}\n")
-    assert (read.rows, [f.code for f in read.findings]) == (({"url": "a"}, {"url": "b"}), ["sources_invalid"])
+    assert (read.value, [f.code for f in read.diagnostics]) == (({"url": "a"}, {"url": "b"}), ["sources_invalid"])
 
 
 def test_a_key_twice_in_sources() -> None:
     """Lenient keeps the first value; the strict verdicts do without the sources."""
     data = b"- {url: a, url: b}\n"
     lenient, spec = read_sources(data), read_sources(data, verdict="spec")
-    assert (lenient.rows, [f.code for f in lenient.findings]) == (({"url": "a"},), ["duplicate_key"])
-    assert (spec.rows, [f.code for f in spec.findings]) == ((), ["sources_invalid"])
+    assert (lenient.value, [f.code for f in lenient.diagnostics]) == (({"url": "a"},), ["duplicate_key"])
+    assert (spec.value, [f.code for f in spec.diagnostics]) == ((), ["sources_invalid"])
 
 
 def test_long_texts_come_on_first_use(put: Callable[..., Path]) -> None:
@@ -291,6 +291,6 @@ def test_codes_and_limits_by_name() -> None:
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "ignore")))
 def test_no_companion_raises(data: bytes) -> None:
     """Any bytes give a value or findings."""
-    assert read_tools(data).tools == () or read_tools(data).findings == ()
-    assert isinstance(read_sources(data).rows, tuple)
-    assert (read_compact(data).text is None) is bool(read_compact(data).findings)
+    assert read_tools(data).value == () or read_tools(data).diagnostics == ()
+    assert isinstance(read_sources(data).value, tuple)
+    assert (read_compact(data).value is None) is bool(read_compact(data).diagnostics)

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from kdskills.errors import RootChanged, RootMissing
-from kdskills.skills.content import ContentReader, Decoded
 from kdskills.skills.digest import bytes_digest
+from kdskills.skills.folder import ContentRead, ContentReader
 
 
 class Decoder:
@@ -18,9 +18,9 @@ class Decoder:
         self.calls = 0
         self.cost = cost
 
-    def __call__(self, data: bytes) -> Decoded[str]:
+    def __call__(self, data: bytes) -> ContentRead[str]:
         self.calls += 1
-        return Decoded(data.decode(), self.cost)
+        return ContentRead(data.decode(), cost=self.cost)
 
 
 def _quiet(path) -> None:
