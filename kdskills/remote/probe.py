@@ -334,7 +334,7 @@ async def ask_change(lab: Lab, findings: ServerFindings, *, strategy: str) -> No
     thread = (await lab.begin(a_tool(FIRST)))["id"]
     await lab.turn(thread, f"!call {FIRST} {{}}")
     trial = replace(findings.profile, native=strategy == "native", reload=strategy == "reload")
-    changes = Changes(lab.client.server, trial, bootstrap=_no_bootstrap)
+    changes = Changes(lab.client.server, trial, _no_bootstrap)
     flat = {key: value for key, value in a_tool(SECOND).items() if key != "type"}
     try:
         await changes.make(strategy, thread, [flat])

@@ -1,27 +1,276 @@
 """`client.catalog`: brings a catalog to the model, and reports what became of it.
 
 Where no strategy reaches the model's tools, the catalog's text goes beside a message: once per change, and again after a
-compaction.
+compaction. Each thread's catalog has a stored record, in memory or in the journal's database: workers that share it release
+threads for each other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import secrets
+import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
 
+from kdskills.errors import Conflict
 from kdskills.remote.catalog.changes import Changes, NotApplied, StartPlan, lint, start_plan, strategy_of_old
 from kdskills.remote.catalog.digest import difference, fingerprints, flat_tools, text_digest, tools_digest
-from kdskills.remote.catalog.store import POLL_SECONDS, CatalogRecord, CatalogRecords, CatalogStore, Sharing
-from kdskills.remote.ports import AppServerGone, CatalogChange, CatalogContext, JsonObject, ServerProfile
+from kdskills.remote.journal.sql import JournalUnavailable
+from kdskills.remote.ports import (
+    AppServerError,
+    AppServerGone,
+    CatalogChange,
+    CatalogContext,
+    JsonObject,
+    ServerProfile,
+    WaitTimeoutError,
+)
+from kdskills.storage.database import upsert
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from kdskills.remote.client.server import AppServer
-    from kdskills.remote.client.threads import WatchedThreads
+
+
+Release = Literal["", "releasing", "applied"]
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogRecord:
+    """One thread's catalog.
+
+    Attributes:
+        session_id: The thread.
+        strategy: How its catalog reaches the model; empty while none was needed.
+        digest: Digest of the catalog in force; empty if none was ever pushed.
+        tools: Digest of each tool in force by qualified name.
+        context_digest: Digest of the catalog text the model has seen last; empty for none.
+        release: `releasing` while a worker asks the others to release the thread, `applied` when they may resume it.
+        release_by: The worker that asked.
+        version: Counts changes; a record is written only over the version it was read at.
+    """
+
+    session_id: str
+    strategy: str = ""
+    digest: str = ""
+    tools: dict[str, str] = field(default_factory=dict)
+    context_digest: str = ""
+    release: Release = ""
+    release_by: str = ""
+    version: int = 0
+
+
+class MemoryCatalogStore:
+    """Records of this process; as those of `SqlCatalogStore`, its methods are called from threads.
+
+    Attributes:
+        shared: Whether other workers see the same records.
+    """
+
+    shared = False
+
+    def __init__(self) -> None:
+        self._records: dict[str, CatalogRecord] = {}
+        self._lock = threading.Lock()
+
+    def get(self, session_id: str) -> CatalogRecord | None:
+        """Return a thread's record."""
+        return self._records.get(session_id)
+
+    def update(self, session_id: str, change: Callable[[CatalogRecord], CatalogRecord]) -> CatalogRecord:
+        """Apply a change to the newest version and return what was written."""
+        with self._lock:
+            old = self._records.get(session_id) or CatalogRecord(session_id)
+            new = replace(change(old), version=old.version + 1)
+            self._records[session_id] = new
+            return new
+
+    def forget(self, session_id: str) -> None:
+        """Drop a thread's record."""
+        with self._lock:
+            self._records.pop(session_id, None)
+
+    def releases(self, session_ids: Sequence[str]) -> list[CatalogRecord]:
+        """Return the records of those threads that are being released, or were."""
+        return [record for key in session_ids if (record := self._records.get(key)) is not None and record.release]
+
+
+_TRIES = 20
+
+
+class SqlCatalogStore:
+    """Records in table `remote_catalogs`.
+
+    Args:
+        engine: The journal's; its schema is up to date.
+    """
+
+    shared = True
+
+    def __init__(self, engine: sa.Engine) -> None:
+        from kdskills.remote.journal.statements import catalogs
+
+        self._engine = engine
+        self._table = catalogs
+
+    def get(self, session_id: str) -> CatalogRecord | None:
+        """Return a thread's record."""
+        records = self._find(self._table.c.session_id == session_id)
+        return records[0] if records else None
+
+    def update(self, session_id: str, change: Callable[[CatalogRecord], CatalogRecord]) -> CatalogRecord:
+        """Apply a change to the newest version by compare-and-swap.
+
+        Raises:
+            Conflict: Other workers changed the record at every attempt.
+        """
+        columns = self._table.c
+        for _ in range(_TRIES):
+            old = self.get(session_id) or CatalogRecord(session_id)
+            new = replace(change(old), session_id=session_id, version=old.version + 1)
+            facts = {"tools": json.dumps(new.tools, sort_keys=True), "updated_at": int(time.time() * 1_000_000)}
+            if old.version:
+                same_version = (columns.session_id == session_id, columns.version == old.version)
+                write: Any = self._table.update().where(*same_version)
+            else:
+                write = upsert(self._engine.dialect.name, self._table).on_conflict_do_nothing()
+            with self._transaction() as link:
+                if link.execute(write.values(**asdict(new) | facts).returning(columns.version)).first() is not None:
+                    return new
+        raise Conflict(f"other workers keep changing the catalog record of {session_id}", session_id=session_id)
+
+    def forget(self, session_id: str) -> None:
+        """Drop a thread's record."""
+        with self._transaction() as link:
+            link.execute(self._table.delete().where(self._table.c.session_id == session_id))
+
+    def releases(self, session_ids: Sequence[str]) -> list[CatalogRecord]:
+        """Return those of these threads that are being released, or were."""
+        return self._find(self._table.c.session_id.in_(session_ids), self._table.c.release != "") if session_ids else []
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            with self._engine.begin() as link:
+                yield link
+        except SQLAlchemyError as problem:
+            raise JournalUnavailable(f"the catalog records do not answer: {type(problem).__name__}") from problem
+
+    def _find(self, *conditions: Any) -> list[CatalogRecord]:
+        columns = [self._table.c[name.name] for name in fields(CatalogRecord)]
+        with self._transaction() as link:
+            rows = link.execute(self._table.select().with_only_columns(*columns).where(*conditions)).mappings().all()
+        return [CatalogRecord(**{**row, "tools": json.loads(row["tools"])}) for row in rows]
+
+
+CatalogStore = MemoryCatalogStore | SqlCatalogStore
+
+
+class CatalogRecords:
+    """A store's records for coroutines: every access runs on a thread."""
+
+    def __init__(self, store: CatalogStore) -> None:
+        self._store = store
+        self.shared = store.shared
+
+    async def get(self, session_id: str) -> CatalogRecord:
+        """Return a thread's record, an empty one when none is stored."""
+        return await asyncio.to_thread(self._store.get, session_id) or CatalogRecord(session_id)
+
+    async def update(self, session_id: str, change: Callable[[CatalogRecord], CatalogRecord]) -> CatalogRecord:
+        """Apply a change."""
+        return await asyncio.to_thread(self._store.update, session_id, change)
+
+    async def forget(self, session_id: str) -> None:
+        """Drop a thread's record."""
+        await asyncio.to_thread(self._store.forget, session_id)
+
+    async def releases(self, session_ids: Sequence[str]) -> list[CatalogRecord]:
+        """Return the records of those threads that are being released, or were."""
+        return await asyncio.to_thread(self._store.releases, session_ids)
+
+
+POLL_SECONDS = 0.25
+FREE_SECONDS = 30.0
+"""How long a thread stays released for the worker that requested it; a worker that takes longer counts as dead."""
+
+
+class Sharing:
+    """One worker's part: it requests the release of threads, and releases threads that other workers request.
+
+    The requests are in the records; those in memory reach no other worker.
+    """
+
+    def __init__(self, server: AppServer, records: CatalogRecords) -> None:
+        self._server = server
+        self._records = records
+        self._owner = secrets.token_hex(6)
+        self._released: set[str] = set()
+        self._request_times: dict[str, tuple[int, float]] = {}
+
+    async def watch(self) -> None:
+        """Release idle threads that others request, and resume them afterwards; runs until the client closes."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            # a failed look is repeated after the next pause
+            with contextlib.suppress(AppServerGone, AppServerError, WaitTimeoutError, JournalUnavailable):
+                await self._look()
+
+    async def free(self, session_id: str) -> None:
+        """Wait until a thread that this worker released is resumed, for `FREE_SECONDS` at most."""
+        threads = self._server.threads
+        await threads.until(lambda: session_id not in self._released or self._server.disconnected, FREE_SECONDS)
+
+    @contextlib.asynccontextmanager
+    async def releasing(self, session_id: str) -> AsyncIterator[None]:
+        """Have the other workers release a thread for the body of the `with`."""
+        if not self._records.shared:
+            yield
+            return
+
+        def marked(word: Release) -> Awaitable[CatalogRecord]:
+            return self._records.update(session_id, lambda old: replace(old, release=word, release_by=self._owner))
+
+        await marked("releasing")
+        try:
+            yield
+        finally:
+            await marked("applied")
+
+    async def _look(self) -> None:
+        threads = [thread for thread in self._server.threads.all() if thread.subscribed or thread.id in self._released]
+        if not threads or self._server.disconnected:
+            return
+        records = await self._records.releases([thread.id for thread in threads])
+        requested_ids = {record.session_id for record in records if self._asks(record)}
+        for thread in threads:
+            if thread.id in requested_ids and thread.subscribed and thread.active_turn is None:
+                self._released.add(thread.id)
+                await self._server.request("thread/unsubscribe", threadId=thread.id)
+                thread.subscribed = False
+            elif thread.id in self._released and thread.id not in requested_ids:
+                await self._server.resume(thread.id)
+                self._released.discard(thread.id)
+                self._server.threads.changed()
+
+    def _asks(self, record: CatalogRecord) -> bool:
+        """Whether another worker requests the thread; one that did so long ago and did not finish counts as dead."""
+        if record.release != "releasing" or record.release_by == self._owner:
+            return False
+        version, since = self._request_times.get(record.session_id, (0, 0.0))
+        if version != record.version:
+            since = time.monotonic()
+            self._request_times[record.session_id] = (record.version, since)
+        return time.monotonic() - since < FREE_SECONDS
 
 
 CONTEXT_KEY = "kdskills"
@@ -48,72 +297,6 @@ def additional_context(text: str) -> JsonObject:
     return {CONTEXT_KEY: {"kind": "application", "value": escaped(text)}}
 
 
-@dataclass(slots=True)
-class _ChannelState:
-    """The state of one thread's channel in this process."""
-
-    offered: tuple[JsonObject, str] | None = None  # the context returned last by `next`, and its digest
-    compactions: int = 0  # how often the history had been compacted when the context was sent
-    lost: bool = False  # the context is gone from the history
-    settling: asyncio.Task[None] | None = None  # work after the last turn that must end before the next message
-
-
-class ContextChannel:
-    """Decides which context the next message carries, and records which one the server accepted.
-
-    Args:
-        threads: The watched threads, whose histories may be compacted.
-        records: Stores the digest of the text sent last.
-    """
-
-    def __init__(self, threads: WatchedThreads, records: CatalogRecords) -> None:
-        self._threads = threads
-        self._records = records
-        self._states: defaultdict[str, _ChannelState] = defaultdict(_ChannelState)
-
-    async def next(self, record: CatalogRecord, instruction_text: str) -> JsonObject:
-        """Return keywords of the next message: `additional_context`, or nothing when the model has seen this text."""
-        session_id = record.session_id
-        state, digest = self._states[session_id], text_digest(instruction_text)
-        lost = state.lost or self._threads.get(session_id).compactions != state.compactions
-        unchanged = record.context_digest == digest
-        if unchanged and not lost:
-            return {}
-        text = context_text(instruction_text, earlier=bool(record.context_digest) and not (lost and unchanged))
-        if text is None:
-            return {}
-        context = additional_context(text)
-        state.offered = (context[CONTEXT_KEY], digest)
-        return {"additional_context": context}
-
-    async def sent(self, session_id: str, context: object) -> None:
-        """Record that the server accepted a message with this `additionalContext`."""
-        state = self._states[session_id]
-        if state.offered is None or not isinstance(context, dict) or context.get(CONTEXT_KEY) != state.offered[0]:
-            return
-        digest, state.offered, state.lost = state.offered[1], None, False
-        state.compactions = self._threads.get(session_id).compactions
-        await self._records.update(session_id, lambda record: replace(record, context_digest=digest))
-
-    def lost(self, session_id: str) -> None:
-        """Record that turns were rolled back: the context they carried is no longer in the history."""
-        self._states[session_id].lost = True
-
-    def settling(self, session_id: str, task: asyncio.Task[None]) -> None:
-        """Remember a task that must end before the next message of a session."""
-        self._states[session_id].settling = task
-
-    async def settled(self, session_id: str) -> None:
-        """Wait until the work after the last turn has ended."""
-        task = self._states[session_id].settling
-        if task is not None and not task.done():
-            await asyncio.wait({task})
-
-    def forget(self, session_id: str) -> None:
-        """Delete the state of a closed session."""
-        self._states.pop(session_id, None)
-
-
 _DEFERRED = frozenset({"turn_active", "queued_turns", "held_open", "changed_underneath"})
 _RETRIES = 3
 _MIN_SECONDS = 2.0  # the least time a change gets, even when its caller's time is up
@@ -123,17 +306,20 @@ _MIN_SECONDS = 2.0  # the least time a change gets, even when its caller's time 
 class _SessionState:
     """What this process knows of one thread's catalog."""
 
-    lock: asyncio.Lock
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     pending_change: CatalogChange | None = None  # deferred: applied by itself when the turn ends
     successor: str | None = None  # the thread that replaced this one
     verified: bool = False  # whether this process made the stored record, or compared it with the thread's file
+    offered: tuple[JsonObject, str] | None = None  # the context for the next message, and its digest
+    compactions: int = 0  # how often the history had been compacted when the context was sent
+    context_lost: bool = False  # the context is gone from the history
+    settling: asyncio.Task[None] | None = None  # work after the last turn that must end before the next message
 
 
 class CodexCatalog:
     """The catalog backend of a client.
 
     Attributes:
-        channel: The context texts that were sent to each thread's model.
         sharing: Releases threads that another worker needs to reload.
 
     Args:
@@ -154,21 +340,15 @@ class CodexCatalog:
         bootstrap: Callable[[str], Awaitable[None]],
     ) -> None:
         self._server = server
-        self._profile = profile
+        self._changes = Changes(server, profile, bootstrap)
         self._records = CatalogRecords(store)
-        self.channel = ContextChannel(server.threads, self._records)
         self.sharing = Sharing(server, self._records)
         self._calls_running = calls_running
-        self._bootstrap = bootstrap
-        self._sessions: dict[str, _SessionState] = {}
+        self._sessions: defaultdict[str, _SessionState] = defaultdict(_SessionState)
 
     def trust(self, profile: ServerProfile) -> None:
         """Use the profile of a newer probe from now on."""
-        self._profile = profile
-
-    @property
-    def _changes(self) -> Changes:
-        return Changes(self._server, self._profile, bootstrap=self._bootstrap)
+        self._changes.profile = profile
 
     async def apply(self, change: CatalogChange) -> JsonObject:
         """Apply a change and return the report; `deferred` and `failed` are reports, not errors.
@@ -183,13 +363,13 @@ class CodexCatalog:
         if newest != change.session_id:
             report = await self.apply(replace(change, session_id=newest))
             return {"new_session_id": newest, **report, "sessionId": change.session_id}
-        session = self._session(change.session_id)
+        session = self._sessions[change.session_id]
         session.pending_change = None
         tools = flat_tools(change.tools)
         record = await self._records.get(change.session_id)
         if not tools and not record.digest:
             return {"status": "noop", "sessionId": change.session_id}
-        lint(tools, self._profile)
+        lint(tools, self._changes.profile)
         began = time.monotonic()
         end = began + change.timeout_s
         tries = 0
@@ -221,17 +401,43 @@ class CodexCatalog:
                 }
 
     async def context_for(self, session_id: str, tools: Sequence[JsonObject], instruction_text: str) -> CatalogContext:
-        """Return how the catalog travels with the next message.
+        """Return how the catalog travels with the next message: as its context, unless the model has seen this text.
 
         A catalog that is not in force is not described to the model either.
         """
-        await self.channel.settled(session_id)
+        state = self._sessions[session_id]
+        if state.settling is not None and not state.settling.done():
+            await asyncio.wait({state.settling})
         if not await self.in_force(session_id, tools_digest(tools)):
             return CatalogContext({}, inject=False, current=False)
-        if not self._profile.context:
+        if not self._changes.profile.context:
             return CatalogContext({}, inject=bool(instruction_text), current=True)
-        send = await self.channel.next(await self._records.get(session_id), instruction_text)
+        seen_digest, digest = (await self._records.get(session_id)).context_digest, text_digest(instruction_text)
+        lost = state.context_lost or self._server.threads.get(session_id).compactions != state.compactions
+        send: JsonObject = {}
+        if seen_digest != digest or lost:
+            text = context_text(instruction_text, earlier=bool(seen_digest) and not (lost and seen_digest == digest))
+            if text is not None:
+                send = {"additional_context": additional_context(text)}
+                state.offered = (send["additional_context"][CONTEXT_KEY], digest)
         return CatalogContext(send, inject=False, current=True)
+
+    async def context_sent(self, session_id: str, context: object) -> None:
+        """Record that the server accepted a message with this `additionalContext`."""
+        state = self._sessions[session_id]
+        if state.offered is None or not isinstance(context, dict) or context.get(CONTEXT_KEY) != state.offered[0]:
+            return
+        digest, state.offered, state.context_lost = state.offered[1], None, False
+        state.compactions = self._server.threads.get(session_id).compactions
+        await self._records.update(session_id, lambda record: replace(record, context_digest=digest))
+
+    def context_lost(self, session_id: str) -> None:
+        """Record that turns were rolled back: the context they carried is no longer in the history."""
+        self._sessions[session_id].context_lost = True
+
+    def settling(self, session_id: str, task: asyncio.Task[None]) -> None:
+        """Remember a task that must end before the next message of a session."""
+        self._sessions[session_id].settling = task
 
     async def in_force(self, session_id: str, digest: str) -> bool:
         """Return whether this is the digest of the catalog in force; no catalog counts as the empty one."""
@@ -240,7 +446,7 @@ class CodexCatalog:
 
     async def _is_verified(self, record: CatalogRecord) -> bool:
         """Compare the stored record with the thread's file, once: a worker may have died after writing only one."""
-        session = self._session(record.session_id)
+        session = self._sessions[record.session_id]
         if not session.verified:
             differs = record.strategy == "reload" and await self._changes.holds_other(record.session_id, record.digest)
             session.verified = not differs
@@ -265,13 +471,12 @@ class CodexCatalog:
         self._sessions.pop(session_id, None)
         for state in self._sessions.values():
             state.successor = None if state.successor == session_id else state.successor
-        self.channel.forget(session_id)
         await self._records.forget(session_id)
 
     def plan_start(self, tools: Sequence[JsonObject] | None, *, ephemeral: bool) -> StartPlan:
         """Decide what a new thread starts with."""
         preference = self._server.options.strategy
-        return start_plan(tools, self._profile, preference, local=self._server.local, ephemeral=ephemeral)
+        return start_plan(tools, self._changes.profile, preference, local=self._server.local, ephemeral=ephemeral)
 
     async def started(self, session_id: str, plan: StartPlan) -> None:
         """Store the catalog a new thread was started with."""
@@ -281,12 +486,12 @@ class CodexCatalog:
             return replace(record, strategy=plan.strategy, digest=digest, tools=fingerprints(plan.tools))
 
         await self._records.update(session_id, change)
-        self._session(session_id).verified = True
+        self._sessions[session_id].verified = True
 
     @contextlib.asynccontextmanager
     async def gate(self, session_id: str) -> AsyncIterator[None]:
         """Delay a message while the thread's catalog is being changed, by this worker or another."""
-        async with self._session(session_id).lock:
+        async with self._sessions[session_id].lock:
             await self.sharing.free(session_id)
             yield
 
@@ -302,7 +507,7 @@ class CodexCatalog:
 
     async def _attempt(self, change: CatalogChange, tools: list[JsonObject]) -> JsonObject:
         session_id, began = change.session_id, time.monotonic()
-        async with self._session(session_id).lock:
+        async with self._sessions[session_id].lock:
             record = await self._records.get(session_id)
             digest, marks = tools_digest(tools), fingerprints(tools)
             unchanged = record.digest == digest and await self._is_verified(record)
@@ -317,9 +522,9 @@ class CodexCatalog:
             report = {**_report(session_id, strategy, digest, began), **changed}
             target = outcome.get("new_session_id", session_id)
             if target != session_id:
-                self._session(session_id).successor = target
+                self._sessions[session_id].successor = target
             await self._records.update(target, lambda old: replace(old, strategy=strategy, digest=digest, tools=marks))
-            self._session(target).verified = True
+            self._sessions[target].verified = True
             return report
 
     async def _in_force_report(self, session_id: str, began: float) -> JsonObject:
@@ -332,7 +537,9 @@ class CodexCatalog:
         if await self._changes.has_dispatcher(session_id):
             return "dispatcher"
         options, local = self._server.options, self._server.local
-        strategy = strategy_of_old(self._profile, options.strategy, local=local, successor=options.allow_successor)
+        strategy = strategy_of_old(
+            self._changes.profile, options.strategy, local=local, successor=options.allow_successor
+        )
         if strategy is None:
             raise NotApplied("no_strategy")
         return strategy
@@ -372,11 +579,6 @@ class CodexCatalog:
         while session_id in self._sessions and (successor := self._sessions[session_id].successor) is not None:
             session_id = successor
         return session_id
-
-    def _session(self, session_id: str) -> _SessionState:
-        if session_id not in self._sessions:
-            self._sessions[session_id] = _SessionState(asyncio.Lock())
-        return self._sessions[session_id]
 
 
 def _report(session_id: str, strategy: str, digest: str, began: float) -> JsonObject:

@@ -64,26 +64,17 @@ class Reload:
     """One guarded reload of one thread.
 
     Args:
-        server: The server.
-        profile: What the probe proved of the server.
+        changes: Has the server, its profile, and what makes the server write a rollout file where nothing cheaper works.
         session_id: The thread.
         wire: The catalog wanted, as `thread/start` takes it.
-        bootstrap: Makes the server write the rollout file, by a turn that is rolled back, where nothing cheaper works.
     """
 
-    def __init__(
-        self,
-        server: AppServer,
-        profile: ServerProfile,
-        session_id: str,
-        wire: list[JsonObject],
-        bootstrap: Callable[[str], Awaitable[None]],
-    ) -> None:
-        self._server = server
-        self._profile = profile
+    def __init__(self, changes: Changes, session_id: str, wire: list[JsonObject]) -> None:
+        self._server = server = changes.server
+        self._profile = changes.profile
+        self._bootstrap = changes.bootstrap
         self._id = session_id
         self._wire = wire
-        self._bootstrap = bootstrap
         self._home = Path(server.codex_home) if server.codex_home is not None else None
         self.materialized_now = False
         self._has_pointers = False
@@ -317,21 +308,19 @@ def lint(tools: Sequence[JsonObject], profile: ServerProfile) -> None:
         checked_names.append((namespace, name))
 
 
+@dataclass(slots=True)
 class Changes:
     """Carries out changes of catalogs.
 
-    Args:
+    Attributes:
         server: The server.
         profile: What the probe proved of the server.
         bootstrap: Makes the server write a thread's rollout file, by a turn that is rolled back.
     """
 
-    def __init__(
-        self, server: AppServer, profile: ServerProfile, *, bootstrap: Callable[[str], Awaitable[None]]
-    ) -> None:
-        self._server = server
-        self._profile = profile
-        self._bootstrap = bootstrap
+    server: AppServer
+    profile: ServerProfile
+    bootstrap: Callable[[str], Awaitable[None]]
 
     async def make(self, strategy: str, session_id: str, tools: Sequence[JsonObject]) -> JsonObject:
         """Change the catalog by one strategy.
@@ -342,22 +331,22 @@ class Changes:
         Raises:
             NotApplied: The old catalog stays in force.
         """
-        wire = wire_tools(tools, namespaces=self._profile.namespaces)
+        wire = wire_tools(tools, namespaces=self.profile.namespaces)
         report: JsonObject = {"status": "ok", "materialized_now": False}
         if strategy == "reload":
-            reload = Reload(self._server, self._profile, session_id, wire, self._bootstrap)
+            reload = Reload(self, session_id, wire)
             changed = await reload.run()
             return {"status": "ok" if changed else "noop", "materialized_now": reload.materialized_now}
         with _rejecting():
             if strategy == "native":
-                await self._server.resume(session_id, dynamicTools=wire)
+                await self.server.resume(session_id, dynamicTools=wire)
             elif strategy == "successor":
                 report["new_session_id"] = await self._successor(session_id, wire)
         return report  # the dispatcher's catalog is what the next message carries
 
     async def holds_other(self, session_id: str, digest: str) -> bool:
         """Return whether a thread's file holds another catalog than the one of this digest."""
-        if not self._profile.namespaces:
+        if not self.profile.namespaces:
             return False  # names are flattened there, so the file's digest is another one anyway
         tools = await self._filed_tools(session_id)
         return tools is not None and tools_digest(flat_tools(tools)) != digest
@@ -369,10 +358,10 @@ class Changes:
 
     async def _filed_tools(self, session_id: str) -> list[JsonObject] | None:
         """Return the wire tools in a thread's rollout file, perhaps none; None when the file cannot be read."""
-        if not self._server.local:
+        if not self.server.local:
             return None
         try:
-            path = (await self._server.describe(session_id)).get("path")
+            path = (await self.server.describe(session_id)).get("path")
             head = await asyncio.to_thread(rollout.read_head, Path(str(path or "")), session_id)
         except (AppServerError, rollout.UnknownFormat):
             return None
@@ -381,11 +370,11 @@ class Changes:
 
     async def _successor(self, session_id: str, wire: list[JsonObject]) -> str:
         """Start a thread with the tools and what the old one recorded; return its id."""
-        old = await self._server.describe(session_id)
-        if not self._server.local:
+        old = await self.server.describe(session_id)
+        if not self.server.local:
             raise NotApplied("not_local")
         items = await asyncio.to_thread(rollout.response_items, Path(str(old.get("path") or "")))
-        answer = await self._server.request(
+        answer = await self.server.request(
             "thread/start",
             **{key: old[key] for key in _CARRIED if old.get(key)},
             dynamicTools=wire,
@@ -393,9 +382,9 @@ class Changes:
             sandbox="read-only",
             config={"thread_unload_delay_secs": 0},
         )
-        thread = self._server.threads.learn(answer["thread"], subscribed=True)
+        thread = self.server.threads.learn(answer["thread"], subscribed=True)
         if items:
-            await self._server.request("thread/inject_items", threadId=thread.id, items=items)
+            await self.server.request("thread/inject_items", threadId=thread.id, items=items)
         return thread.id
 
 

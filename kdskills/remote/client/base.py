@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from kdskills.remote.catalog import rollout
-from kdskills.remote.catalog.backend import CodexCatalog
-from kdskills.remote.catalog.store import CatalogStore, MemoryCatalogStore, SqlCatalogStore
+from kdskills.remote.catalog.backend import CatalogStore, CodexCatalog, MemoryCatalogStore, SqlCatalogStore
 from kdskills.remote.client.server import TOOL_CALL, AppServer, ClientOptions, app_server_command, child_environment
 from kdskills.remote.client.sessions import Sessions
 from kdskills.remote.client.threads import ENDED, WatchedTurn
@@ -507,7 +506,7 @@ class AsyncAppServerClient:
         turn, thread_id = params.get("turn"), params.get("threadId")
         if method == "turn/completed" and isinstance(turn, dict) and isinstance(thread_id, str):
             work = self._turn_ended(thread_id, str(turn.get("id")), str(turn.get("status")))
-            self.catalog.channel.settling(thread_id, self._server.spawn_task(work, f"kdskills-turn-{thread_id}"))
+            self.catalog.settling(thread_id, self._server.spawn_task(work, f"kdskills-turn-{thread_id}"))
 
     def _take_call(self, call: PendingCall) -> None:
         signal = call_signal(call)

@@ -93,7 +93,7 @@ class Sessions:
             active = thread.active_turn
             answer = await self._server.request("turn/start", threadId=session_id, input=items, **params)
             turn = self._server.threads.begin_turn(session_id, answer["turn"])
-        await self._catalog.channel.sent(session_id, params.get("additionalContext"))
+        await self._catalog.context_sent(session_id, params.get("additionalContext"))
         status = "steered" if turn.id == active else "accepted"
         report: JsonObject = {"status": status, "sessionId": session_id, "turnId": turn.id}
         if tools is not None:
@@ -136,7 +136,7 @@ class Sessions:
         record = self._server.threads.get(session_id)
         for turn in turns[-num_turns:]:
             record.turns.pop(turn.id, None)
-        self._catalog.channel.lost(session_id)
+        self._catalog.context_lost(session_id)
         thread = await self._server.describe(session_id)
         return {"status": "ok", "session": self._session(thread), "numTurns": num_turns}
 

@@ -132,7 +132,7 @@ async def pushed(client, session_id, *names):
 
 async def begun(client, session_id, changing):
     """Return whether a change is under way, or over."""
-    return client.catalog._session(session_id).lock.locked() or changing.done()
+    return client.catalog._sessions[session_id].lock.locked() or changing.done()
 
 
 async def test_additions_and_removals_reach_the_model(spawn, model, tmp_path):

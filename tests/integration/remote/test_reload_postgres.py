@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kdskills.remote.catalog.store import CatalogRecord, SqlCatalogStore
+from kdskills.remote.catalog.backend import CatalogRecord, SqlCatalogStore
 from kdskills.remote.journal import SqlJournal
 
 pytestmark = [pytest.mark.needs("postgres"), pytest.mark.xdist_group("postgres")]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kdskills.errors import Conflict
-from kdskills.remote.catalog.store import CatalogRecord, MemoryCatalogStore, SqlCatalogStore
+from kdskills.remote.catalog.backend import CatalogRecord, MemoryCatalogStore, SqlCatalogStore
 from kdskills.remote.journal import JournalUnavailable, SqlJournal
 
 

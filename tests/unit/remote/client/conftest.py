@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kdskills.remote.catalog.store import MemoryCatalogStore
+from kdskills.remote.catalog.backend import MemoryCatalogStore
 from kdskills.remote.client.base import AsyncAppServerClient
 from kdskills.remote.client.server import AppServer, ClientOptions
 from kdskills.remote.ports import AppServerGone

@@ -184,7 +184,7 @@ async def test_an_equal_catalog_is_a_noop_even_during_a_turn(far, open_client):
     far.note("turn/completed", turn={"id": "turn-1", "status": "completed"})
     async with client.catalog.gate(THREAD):
         assert (await client.catalog.facts(THREAD))["tools"] == ["a"]
-    assert client.catalog._session(THREAD).pending_change is None
+    assert client.catalog._sessions[THREAD].pending_change is None
 
 
 async def test_native_is_one_resume(far, open_client):

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from kdskills.errors import BadRequest
-from kdskills.remote.catalog.store import MemoryCatalogStore
+from kdskills.remote.catalog.backend import MemoryCatalogStore
 from kdskills.remote.client.base import AsyncAppServerClient
 from kdskills.remote.client.server import AppServer, ClientOptions, unwrapped
 from kdskills.remote.ports import AppServerError, AppServerGone, CatalogBackend, ServerProfile, WaitTimeoutError

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kdskills.remote.catalog.store import CatalogRecords, MemoryCatalogStore, Sharing
+from kdskills.remote.catalog.backend import CatalogRecords, MemoryCatalogStore, Sharing
 from kdskills.remote.client.base import AsyncAppServerClient
 from kdskills.remote.client.server import AppServer, ClientOptions
 
@@ -52,7 +52,7 @@ async def test_an_idle_worker_lets_go_and_comes_back(far, worker):
 
 async def test_a_worker_that_died_in_its_change_holds_nobody_up(far, worker, monkeypatch):
     """A mark nobody takes back is ignored after a while: the thread is taken up again, until somebody asks anew."""
-    from kdskills.remote.catalog import store as module
+    from kdskills.remote.catalog import backend as module
 
     client, store, sharing = worker
     ask(store, "releasing")
@@ -102,7 +102,7 @@ async def test_without_a_shared_store_nobody_is_asked(worker):
 
 async def test_watching_survives_the_servers_refusals(far, worker, monkeypatch):
     """A refused unsubscribe does not end the watch."""
-    from kdskills.remote.catalog import store as module
+    from kdskills.remote.catalog import backend as module
 
     monkeypatch.setattr(module, "POLL_SECONDS", 0.001)
     client, store, sharing = worker
