@@ -20,15 +20,15 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from kdskills.remote.catalog.changes import Changes, NotApplied
+from kdskills.remote.catalog.changes import START_ALONE, Changes, NotApplied
 from kdskills.remote.client.base import AsyncAppServerClient
 from kdskills.remote.client.threads import ENDED
 from kdskills.remote.client.transports import StdioTransport
@@ -58,21 +58,6 @@ def _digest(path: Path, folder: Path) -> str:
     return digest
 
 
-def running_programs(group: int) -> Iterator[Path]:
-    """Give the executables of a process group, where the system tells them (`/proc`)."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError):  # a process that has ended, or belongs to another user
-            if os.getpgid(int(entry.name)) == group:
-                yield (entry / "exe").resolve(strict=True)
-
-
-def installed_programs(launcher: Path) -> Iterator[Path]:
-    """Give the native programs an npm launcher may start, from where npm puts them."""
-    for parent in launcher.parents:
-        if parent.name == "node_modules":
-            yield from sorted(path for path in parent.parent.glob(_NATIVE) if path.is_file())
-
-
 def fingerprint(launcher: Path, group: int | None, user_agent: str, folder: Path) -> str:
     """Return the fingerprint of a program.
 
@@ -83,7 +68,14 @@ def fingerprint(launcher: Path, group: int | None, user_agent: str, folder: Path
         folder: Where digests are remembered.
     """
     real = launcher.resolve()
-    programs = {real, *installed_programs(real), *(running_programs(group) if group is not None else ())}
+    programs = {real}
+    for parent in real.parents:
+        if parent.name == "node_modules":  # where npm puts the native programs its launcher may start
+            programs.update(path for path in parent.parent.glob(_NATIVE) if path.is_file())
+    for entry in Path("/proc").glob("[0-9]*") if group is not None else ():
+        with contextlib.suppress(OSError, ValueError):  # a process that has ended, or belongs to another user
+            if os.getpgid(int(entry.name)) == group:
+                programs.add((entry / "exe").resolve(strict=True))
     program_digests = sorted(_digest(path, folder) for path in programs)
     return hashlib.sha256(json.dumps([program_digests, user_agent]).encode()).hexdigest()
 
@@ -128,19 +120,6 @@ class ServerFinding:
     seen: str = ""
 
 
-@dataclass(slots=True)
-class ServerFindings:
-    """The findings so far; a question that is not asked proves nothing."""
-
-    profile: ServerProfile
-    list: list[ServerFinding] = field(default_factory=list)
-
-    def add(self, name: str, proven: bool, seen: str = "", **facts: Any) -> None:
-        """Add a finding, with what follows from it for the profile."""
-        self.list.append(ServerFinding(name, proven, seen))
-        self.profile = replace(self.profile, **facts)
-
-
 def a_tool(name: str) -> JsonObject:
     """Return a harmless tool."""
     schema = {"type": "object", "properties": {}, "additionalProperties": True}
@@ -148,7 +127,7 @@ def a_tool(name: str) -> JsonObject:
 
 
 class Lab:
-    """A server that is probed, its fake model, and the calls that reached this client.
+    """A server that is probed, its fake model, the calls that reached this client, and what was found out so far.
 
     Args:
         binary: The program.
@@ -161,6 +140,8 @@ class Lab:
         self.home = home
         self.model = model
         self.calls: list[str] = []
+        self.findings: list[ServerFinding] = []
+        self.profile = ServerProfile(unsubscribe=False)  # a question that is not asked proves nothing
         self._client: AsyncAppServerClient | None = None
 
     @property
@@ -168,6 +149,11 @@ class Lab:
         """The client; the lab is open."""
         assert self._client is not None
         return self._client
+
+    def find(self, name: str, proven: bool, seen: str = "", **facts: Any) -> None:
+        """Add a finding, with what follows from it for the profile."""
+        self.findings.append(ServerFinding(name, proven, seen))
+        self.profile = replace(self.profile, **facts)
 
     async def open(self) -> None:
         """Start the server; one that runs is stopped before, and started again on the same home."""
@@ -190,14 +176,7 @@ class Lab:
 
     async def begin(self, *tools: JsonObject) -> JsonObject:
         """Begin a thread with tools and return the server's description of it."""
-        answer = await self.ask(
-            "thread/start",
-            dynamicTools=list(tools),
-            cwd=str(self.home),
-            approvalPolicy="never",
-            sandbox="read-only",
-            config={"thread_unload_delay_secs": 0},
-        )
+        answer = await self.ask("thread/start", dynamicTools=list(tools), cwd=str(self.home), **START_ALONE)
         thread = answer.get("thread")
         if not isinstance(thread, dict) or not isinstance(thread.get("id"), str):
             raise AppServerError("the app-server answered thread/start without a thread", method="thread/start")
@@ -229,17 +208,17 @@ class Lab:
         return await self.client.tool_calls.respond(request_id=str(signal.request_id), response=response)
 
 
-async def ask_words(lab: Lab, findings: ServerFindings) -> None:
+async def ask_words(lab: Lab) -> None:
     """Which methods there are: a server may know one and refuse this call of it."""
     supported = True
     try:
         await lab.ask("thread/unsubscribe", threadId=_NOBODY)
     except AppServerError as error:
         supported = "unknown variant" not in str(error) and error.details.get("rpc_code") != -32601
-    findings.add("unsubscribe", supported, unsubscribe=supported)
+    lab.find("unsubscribe", supported, unsubscribe=supported)
 
 
-async def ask_namespaces(lab: Lab, findings: ServerFindings) -> None:
+async def ask_namespaces(lab: Lab) -> None:
     """Whether namespaces are understood, and which tools the server shows by itself."""
     inside = {"type": "namespace", "name": SPACE, "description": "Probe.", "tools": [a_tool(SECOND)]}
     try:
@@ -250,12 +229,12 @@ async def ask_namespaces(lab: Lab, findings: ServerFindings) -> None:
     visible = set(lab.model.visible_tools(request))
     spaced = bool(visible & {f"{SPACE}.{SECOND}", f"{SPACE}__{SECOND}"})
     server_tools = {name for name in visible if "." not in name and not name.startswith("kdskills_probe")}
-    findings.add("namespaces", spaced, namespaces=spaced)
-    listed = findings.profile.built_ins | server_tools
-    findings.add("built_ins", FIRST in visible, ", ".join(sorted(server_tools)), built_ins=frozenset(listed))
+    lab.find("namespaces", spaced, namespaces=spaced)
+    listed = lab.profile.built_ins | server_tools
+    lab.find("built_ins", FIRST in visible, ", ".join(sorted(server_tools)), built_ins=frozenset(listed))
 
 
-async def ask_materialising(lab: Lab, findings: ServerFindings) -> None:
+async def ask_materialising(lab: Lab) -> None:
     """What writes a thread's file without a model call, and whether a turn does."""
     item = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "probe"}]}
     writers: list[tuple[str, Callable[[str], Awaitable[object]]]] = [
@@ -272,19 +251,19 @@ async def ask_materialising(lab: Lab, findings: ServerFindings) -> None:
             continue
         if isinstance(thread.get("path"), str) and await asyncio.to_thread(Path(thread["path"]).exists):
             proven.append(name)
-    findings.add("materialise", bool(proven), ", ".join(proven), materialise=tuple(proven))
+    lab.find("materialise", bool(proven), ", ".join(proven), materialise=tuple(proven))
 
 
-async def ask_context(lab: Lab, findings: ServerFindings) -> None:
+async def ask_context(lab: Lab) -> None:
     """Whether context reaches the model."""
     thread = await lab.begin(a_tool(FIRST))
     context = {"kdskills": {"kind": "application", "value": "kdskills probe context"}}
     request = await lab.turn(thread["id"], "!say probed", additionalContext=context)
     reached = any("kdskills probe context" in text for text in texts_of(request, "developer"))
-    findings.add("context", reached, context=reached)
+    lab.find("context", reached, context=reached)
 
 
-async def ask_rewind(lab: Lab, findings: ServerFindings) -> None:
+async def ask_rewind(lab: Lab) -> None:
     """Which method rolls a turn back."""
     thread = await lab.begin(a_tool(FIRST))
     await lab.turn(thread["id"], "!say kept")
@@ -300,15 +279,15 @@ async def ask_rewind(lab: Lab, findings: ServerFindings) -> None:
             await lab.ask("thread/rollback", threadId=thread["id"], numTurns=1)
             method = "rollback"
         except AppServerError as error:
-            findings.add("rewind", False, str(error.details.get("server_message") or error))
+            lab.find("rewind", False, str(error.details.get("server_message") or error))
             return
     request = await lab.turn(thread["id"], "!say after")
     texts = texts_of(request, "user")
     rewound = "!say dropped" not in texts and "!say kept" in texts
-    findings.add("rewind", rewound, method, rewind=method if rewound else None)
+    lab.find("rewind", rewound, method, rewind=method if rewound else None)
 
 
-async def ask_roots(lab: Lab, findings: ServerFindings) -> None:
+async def ask_roots(lab: Lab) -> None:
     """Whether extra skill roots reach a thread that is open."""
     thread = await lab.begin(a_tool(FIRST))
     await lab.turn(thread["id"], "!say before")
@@ -326,20 +305,20 @@ async def ask_roots(lab: Lab, findings: ServerFindings) -> None:
         shutil.rmtree(folder)
     texts = texts_of(request, "developer") + texts_of(request, "user")
     reached = any("Only a probe of kdskills." in text for text in texts)
-    findings.add("extra_roots", reached, extra_roots=reached)
+    lab.find("extra_roots", reached, extra_roots=reached)
 
 
-async def ask_change(lab: Lab, findings: ServerFindings, *, strategy: str) -> None:
+async def ask_change(lab: Lab, *, strategy: str) -> None:
     """Whether replacing tool A by tool B by one strategy reaches the model, keeps history, and survives a restart."""
     thread = (await lab.begin(a_tool(FIRST)))["id"]
     await lab.turn(thread, f"!call {FIRST} {{}}")
-    trial = replace(findings.profile, native=strategy == "native", reload=strategy == "reload")
+    trial = replace(lab.profile, native=strategy == "native", reload=strategy == "reload")
     changes = Changes(lab.client.server, trial, _no_bootstrap)
     flat = {key: value for key, value in a_tool(SECOND).items() if key != "type"}
     try:
         await changes.make(strategy, thread, [flat])
     except (NotApplied, AppServerError) as problem:
-        findings.add(strategy, False, f"not applied: {problem}")
+        lab.find(strategy, False, f"not applied: {problem}")
         return
     before = len(lab.calls)
     request = await lab.turn(thread, f"!call {SECOND} {{}}")
@@ -352,7 +331,7 @@ async def ask_change(lab: Lab, findings: ServerFindings, *, strategy: str) -> No
         await lab.open()
         await lab.client.server.resume(thread)
         fault = _fault(lab, await lab.turn(thread, "!say again"), after=" after a restart")
-    findings.add(strategy, fault is None, fault or "", **{strategy: fault is None})
+    lab.find(strategy, fault is None, fault or "", **{strategy: fault is None})
 
 
 def _fault(lab: Lab, request: JsonObject, *, after: str = "") -> str | None:
@@ -366,7 +345,7 @@ async def _no_bootstrap(_session_id: str) -> None:
     """The probe's threads have their files already."""
 
 
-_QUESTIONS: Final[tuple[tuple[str, Callable[[Lab, ServerFindings], Awaitable[None]]], ...]] = (
+_QUESTIONS: Final[tuple[tuple[str, Callable[[Lab], Awaitable[None]]], ...]] = (
     ("unsubscribe", ask_words),
     ("namespaces", ask_namespaces),
     ("materialise", ask_materialising),
@@ -460,28 +439,22 @@ async def probe(
                     )
                 version = _VERSION.search(server.user_agent)
                 name = version[1] if version else server.user_agent
-                findings = ServerFindings(ServerProfile(name=name, user_agent=server.user_agent, unsubscribe=False))
-                complete = await _ask_all(lab, findings, timeout_s)
+                lab.profile = replace(lab.profile, name=name, user_agent=server.user_agent)
+                complete = await _ask_all(lab, timeout_s)
             finally:
                 await lab.close()
     finally:
         await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
     seconds = round(time.monotonic() - began, 3)
-    profile = replace(findings.profile, probed=complete)
-    report = ServerProbeReport(program, mark, profile, tuple(findings.list), False, seconds, complete)
+    profile = replace(lab.profile, probed=complete)
+    report = ServerProbeReport(program, mark, profile, tuple(lab.findings), False, seconds, complete)
     if complete:
         await asyncio.to_thread(write_object, probes_dir(state) / f"{mark}.json", report.to_json())
     return report
 
 
 async def profile_for(server: AppServer, binary: str, *, state: Path) -> ServerProfile:
-    """Return the profile of a running server, from the cache or by probing its binary.
-
-    Args:
-        server: An open server that was started here.
-        binary: What it was started from.
-        state: The folder of durable state.
-    """
+    """Return the profile of a running server that was started here, from the cache or by probing its binary."""
     program = await asyncio.to_thread(find_binary, binary)
     mark = await fingerprint_of(server, program, state)
     cached_report = await asyncio.to_thread(_read, state, mark)
@@ -497,23 +470,23 @@ async def fingerprint_of(server: AppServer, program: Path, state: Path) -> str:
     return await asyncio.to_thread(fingerprint, program, group, server.user_agent, probes_dir(state))
 
 
-async def _ask_all(lab: Lab, findings: ServerFindings, timeout_s: float) -> bool:
+async def _ask_all(lab: Lab, timeout_s: float) -> bool:
     """Ask every question; False when the time was up, or the server went away, before the last."""
     try:
         async with asyncio.timeout(timeout_s):
             for name, question in _QUESTIONS:
                 try:
-                    await question(lab, findings)
+                    await question(lab)
                 except AppServerError as error:
-                    findings.add(name, False, str(error))
+                    lab.find(name, False, str(error))
                 except WaitTimeoutError as error:
-                    findings.add(name, False, str(error))
+                    lab.find(name, False, str(error))
                     return False
     except TimeoutError:
-        findings.add("time", False, f"not finished within {timeout_s:g} s")
+        lab.find("time", False, f"not finished within {timeout_s:g} s")
         return False
     except AppServerGone as error:
-        findings.add("server", False, str(error))
+        lab.find("server", False, str(error))
         return False
     return True
 

@@ -292,6 +292,12 @@ def _rejecting(first: AppServerError | None = None) -> Iterator[None]:
 
 
 _CARRIED = ("cwd", "model", "modelProvider")
+START_ALONE: JsonObject = {
+    "approvalPolicy": "never",
+    "sandbox": "read-only",
+    "config": {"thread_unload_delay_secs": 0},
+}
+"""How a thread starts that nobody watches: it asks for nothing, changes nothing, and closes at once when it is left."""
 
 
 def lint(tools: Sequence[JsonObject], profile: ServerProfile) -> None:
@@ -378,9 +384,7 @@ class Changes:
             "thread/start",
             **{key: old[key] for key in _CARRIED if old.get(key)},
             dynamicTools=wire,
-            approvalPolicy="never",
-            sandbox="read-only",
-            config={"thread_unload_delay_secs": 0},
+            **START_ALONE,
         )
         thread = self.server.threads.learn(answer["thread"], subscribed=True)
         if items:
