@@ -34,8 +34,7 @@ from kdskills.remote.dispatch.outcome import (
     unregistered,
 )
 from kdskills.remote.dispatch.payloads import AnswerBuilder, Spool
-from kdskills.remote.journal.calls import ANSWERED, WeakIdentities, strong_key, takeover
-from kdskills.remote.journal.memory import MemoryJournal
+from kdskills.remote.journal.calls import ANSWERED, MemoryJournal, WeakIdentities, strong_key, takeover
 from kdskills.remote.ports import CallIdentity, CallJournal, JournalRow, StoredAnswer
 
 if TYPE_CHECKING:

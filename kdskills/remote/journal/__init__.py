@@ -4,8 +4,7 @@
 same SQLite file or PostgreSQL database; its tables are made by the Alembic migrations beside it.
 """
 
-from kdskills.remote.journal.calls import arguments_digest, strong_key
-from kdskills.remote.journal.memory import MemoryJournal
+from kdskills.remote.journal.calls import MemoryJournal, arguments_digest, strong_key
 from kdskills.remote.journal.sql import JournalUnavailable, SqlJournal, journal_url
 
 __all__ = ["JournalUnavailable", "MemoryJournal", "SqlJournal", "arguments_digest", "journal_url", "strong_key"]
