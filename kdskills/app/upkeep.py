@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kdskills.app.telemetry import Telemetry
     from kdskills.app.wiring import HostWiring, Storage
     from kdskills.app.work import WorkService
-    from kdskills.jobs.tables import WorkTables
+    from kdskills.jobs.records import WorkTables
 
 LIVE: Final = ("queued", "starting", "running")
 MOST: Final = 1000

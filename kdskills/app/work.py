@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     from kdskills.app.identity import Identity
     from kdskills.app.wiring import HostWiring, Storage
     from kdskills.jobs.artifacts import ArtifactStore
-    from kdskills.jobs.client import Kind, SubmissionHook
+    from kdskills.jobs.client import SubmissionHook
+    from kdskills.jobs.model import Kind
     from kdskills.jobs.records import WorkRecords
     from kdskills.jobs.settings import JobsSettings
     from kdskills.skills.model import Skill
@@ -287,11 +288,11 @@ class WorkService:
 
     async def task(self, identity: Identity, item: str) -> TaskHead:
         """Return a task of the caller; administrators see those of every agent of their project. Raises NotFound."""
-        return await self.client.task(scope_of(identity), item, any_agent=identity.may("admin"))
+        return await self.client.head(TaskHead, scope_of(identity), item, any_agent=identity.may("admin"))
 
     async def job(self, identity: Identity, item: str) -> JobHead:
         """Return a job, as `task`. Raises NotFound."""
-        return await self.client.job(scope_of(identity), item, any_agent=identity.may("admin"))
+        return await self.client.head(JobHead, scope_of(identity), item, any_agent=identity.may("admin"))
 
     async def submit_task(self, identity: Identity, spec: TaskSpec, key: str | None, body: str) -> TaskHead:
         """Submit a task, and hold the versions it uses until it is over.
@@ -303,7 +304,7 @@ class WorkService:
         limit = self._limit(identity)
         await self._require_possible("task", spec.scope, key, (spec.command,), limit)
         spec = spec.model_copy(update={"command": await self._spooled(spec.scope, spec.command)})
-        return await self.client.submit_task(spec, key=key, body_hash=body, hook=await self._hook(spec, limit))
+        return await self.client.submit(spec, key=key, body_hash=body, hook=await self._hook(spec, limit))
 
     async def submit_job(self, identity: Identity, spec: JobSpec, key: str | None, body: str) -> JobHead:
         """Submit a job; as `submit_task`."""
@@ -312,7 +313,7 @@ class WorkService:
         commands = [await self._spooled(spec.scope, step.command) for step in spec.steps]
         steps = [step.model_copy(update={"command": new}) for step, new in zip(spec.steps, commands, strict=True)]
         spec = spec.model_copy(update={"steps": tuple(steps)})
-        return await self.client.submit_job(spec, key=key, body_hash=body, hook=await self._hook(spec, limit))
+        return await self.client.submit(spec, key=key, body_hash=body, hook=await self._hook(spec, limit))
 
     def _limit(self, identity: Identity) -> int:
         """Return how many tasks and jobs a caller may have at one time; 0 for any number."""
@@ -376,7 +377,7 @@ class WorkService:
         submitting = asyncio.ensure_future(self.submit_task(identity, spec, key, body))
         try:
             head = await asyncio.shield(submitting)
-            return await self.client.wait_task(spec.scope, head.id)
+            return await self.client.wait(TaskHead, spec.scope, head.id)
         except asyncio.CancelledError:
             await asyncio.shield(self._abandoned(spec, submitting, key))
             raise
@@ -385,7 +386,7 @@ class WorkService:
         """End a task whose caller went away, be it while it was submitted; with a key the caller may come back."""
         await asyncio.wait([submitting])
         if submitting.exception() is None and key is None:
-            await self.client.cancel_task(spec.scope, submitting.result().id, "the caller went away")
+            await self.client.cancel(TaskHead, spec.scope, submitting.result().id, "the caller went away")
 
     async def logs(self, head: TaskHead, stream: Stream, offset: int, limit: int) -> LogPiece:
         """Return a piece of a task's output."""
@@ -418,11 +419,11 @@ class WorkService:
 
     async def cancel_task(self, identity: Identity, item: str, reason: str) -> bool:
         """Ask for the end of a task; False when it is over. Raises NotFound."""
-        return await self.client.cancel_task(scope_of(identity), item, reason, any_agent=identity.may("admin"))
+        return await self.client.cancel(TaskHead, scope_of(identity), item, reason, any_agent=identity.may("admin"))
 
     async def cancel_job(self, identity: Identity, item: str, reason: str) -> bool:
         """Ask for the end of a job; False when it is over. Raises NotFound."""
-        return await self.client.cancel_job(scope_of(identity), item, reason, any_agent=identity.may("admin"))
+        return await self.client.cancel(JobHead, scope_of(identity), item, reason, any_agent=identity.may("admin"))
 
     async def aclose(self) -> None:
         """Close the connections; running work goes on."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, ClassVar, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from kdskills.execution.request import Limits, SkillMount
 
+Kind = Literal["task", "job"]
 Mode = Literal["batch", "service"]
 SESSION_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -219,17 +220,6 @@ JOBS: Final[Table] = {
     "canceled": frozenset(),
 }
 
-STEPS: Final[Table] = {
-    "queued": frozenset({"starting", "failed", "canceled", "skipped"}),
-    "starting": frozenset({"starting", "running", "succeeded", "failed", "canceled", "queued"}),
-    "running": frozenset({"starting", "running", "succeeded", "failed", "canceled", "queued"}),
-    "succeeded": frozenset(),
-    "failed": frozenset({"queued"}),
-    "canceled": frozenset(),
-    "skipped": frozenset(),
-}
-"""A step that failed is queued again while it has tries left, each of them a task of its own."""
-
 TERMINAL: Final = frozenset({"succeeded", "failed", "canceled", "skipped"})
 """A terminal state is final: later facts never change status, exit code or output."""
 
@@ -243,16 +233,6 @@ ACTIVE: Final = frozenset({"starting", "running"})
 def before(table: Table, status: str) -> tuple[str, ...]:
     """Return the states *status* may follow, sorted: what a compare-and-set compares with."""
     return tuple(sorted(state for state, following in table.items() if status in following))
-
-
-def may(table: Table, status: str, following: str) -> bool:
-    """Whether *following* may come after *status*."""
-    return following in table[status]
-
-
-def is_task_status(text: str) -> bool:
-    """Whether *text* names a state of tasks."""
-    return text in get_args(TaskStatus)
 
 
 class ArtifactRef(Value):
@@ -278,43 +258,71 @@ ENDPOINTS: Final = TypeAdapter(tuple[Endpoint, ...])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskHead:
-    """One task as its row tells it; a terminal head never changes.
+class WorkHead:
+    """A task or job as its row tells it; a terminal head never changes.
 
     Attributes:
-        attempt: Number of the latest attempt; 0 before the first.
-        home: Host the task is pinned to; None for work any host of the pool may take.
+        home: Host it is pinned to; None for work any host of the pool may take.
         host: Host it runs on or ran on.
         executor: The worker that holds it, or held it last.
         started_at: When its first program was started; attempts that follow change nothing.
-        ready_at: When the program of the latest attempt was ready; None while it is not.
-        stdout_tail: Last bytes of the output; filled when the task is over.
-        stdout_total: How much was printed; None before the task is over.
         cancel_at: When a cancel was asked for.
-        step: Index of the job's step, for tasks of jobs, whose `try_` counts from 0.
     """
 
+    KIND: ClassVar[Kind]
+    SPEC: ClassVar[type[TaskSpec | JobSpec]]
+
     id: str
-    spec: TaskSpec
+    spec: TaskSpec | JobSpec
     status: TaskStatus
-    mode: Mode
     session_key: str
-    attempt: int = 0
-    restarts: int = 0
-    job_id: str | None = None
-    step: int | None = None
-    try_: int | None = None
     home: str | None = None
     host: str | None = None
     executor: str | None = None
     created_at: datetime
     started_at: datetime | None = None
-    ready_at: datetime | None = None
     finished_at: datetime | None = None
-    exit_code: int | None = None
-    signal: int | None = None
     error_code: str | None = None
     error_message: str | None = None
+    cancel_at: datetime | None = None
+    cancel_reason: str | None = None
+
+    @property
+    def scope(self) -> Scope:
+        """Whose work it is."""
+        return self.spec.scope
+
+    @property
+    def terminal(self) -> bool:
+        """Whether it is over."""
+        return self.status in TERMINAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskHead(WorkHead):
+    """One task.
+
+    Attributes:
+        attempt: Number of the latest attempt; 0 before the first.
+        ready_at: When the program of the latest attempt was ready; None while it is not.
+        stdout_tail: Last bytes of the output; filled when the task is over.
+        stdout_total: How much was printed; None before the task is over.
+        step: Index of the job's step, for tasks of jobs, whose `try_` counts from 0.
+    """
+
+    KIND = "task"
+    SPEC = TaskSpec
+
+    spec: TaskSpec
+    mode: Mode
+    attempt: int = 0
+    restarts: int = 0
+    job_id: str | None = None
+    step: int | None = None
+    try_: int | None = None
+    ready_at: datetime | None = None
+    exit_code: int | None = None
+    signal: int | None = None
     stdout_tail: bytes = b""
     stderr_tail: bytes = b""
     stdout_total: int | None = None
@@ -322,18 +330,6 @@ class TaskHead:
     artifacts: tuple[ArtifactRef, ...] = ()
     output_errors: tuple[OutputError, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
-    cancel_at: datetime | None = None
-    cancel_reason: str | None = None
-
-    @property
-    def scope(self) -> Scope:
-        """Whose task it is."""
-        return self.spec.scope
-
-    @property
-    def terminal(self) -> bool:
-        """Whether the task is over."""
-        return self.status in TERMINAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,37 +354,181 @@ class StepHead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobHead:
-    """One job and its steps; the fields are those of `TaskHead`."""
+class JobHead(WorkHead):
+    """One job and its steps."""
 
-    id: str
+    KIND = "job"
+    SPEC = JobSpec
+
     spec: JobSpec
     status: JobStatus
-    session_key: str
     steps: tuple[StepHead, ...] = ()
-    home: str | None = None
-    host: str | None = None
-    executor: str | None = None
-    created_at: datetime
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
-    error_code: str | None = None
-    error_message: str | None = None
-    cancel_at: datetime | None = None
-    cancel_reason: str | None = None
-
-    @property
-    def scope(self) -> Scope:
-        """Whose job it is."""
-        return self.spec.scope
-
-    @property
-    def terminal(self) -> bool:
-        """Whether the job is over."""
-        return self.status in TERMINAL
 
     @property
     def current_step_index(self) -> int:
         """Index of the latest step that began, also one that waits for its next try; -1 before the first."""
-        begun = [step.index for step in self.steps if step.begun]
-        return max(begun, default=-1)
+        return max((step.index for step in self.steps if step.begun), default=-1)
+
+
+Head = TypeVar("Head", bound=WorkHead)
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """What follows from the state of a job.
+
+    Attributes:
+        start: Steps to submit now, as (index, try).
+        cancel: Tasks to cancel.
+        status: The job's terminal state once everything of it is over; None while it goes on.
+    """
+
+    start: tuple[tuple[int, int], ...] = ()
+    cancel: tuple[str, ...] = ()
+    status: JobStatus | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+
+
+def step_task_id(job_id: str, index: int, number: int) -> str:
+    """Return the id of try *number* of a step: derived, so that submitting it twice is submitting it once."""
+    return "task_" + hashlib.sha256(f"{job_id}/{index}/{number}".encode()).hexdigest()[:32]
+
+
+def needs_of(spec: JobSpec) -> tuple[tuple[int, ...], ...]:
+    """Return, for each step, the indexes of those it needs: the one before it when no step of the job names any."""
+    if not any(step.needs for step in spec.steps):
+        return tuple((index - 1,) if index else () for index in range(len(spec.steps)))
+    index_of = {step.name: index for index, step in enumerate(spec.steps)}
+    return tuple(tuple(sorted({index_of[name] for name in step.needs})) for step in spec.steps)
+
+
+def graph_problem(steps: Sequence[tuple[str, Sequence[str]]]) -> str | None:
+    """Return what is wrong with steps, each a name and its needs: a name twice, a need that is no step, a ring."""
+    if not steps:
+        return "a job has at least one step"
+    names = [name for name, _ in steps]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        return f"steps have one name: {', '.join(twice)}"
+    for name, needs in steps:
+        unknown = [need for need in needs if need not in names]
+        if unknown:
+            return f"step {name} needs {', '.join(unknown)}, which is no step of this job"
+    waiting = dict(steps)
+    while waiting:
+        free = [name for name, needs in waiting.items() if waiting.keys().isdisjoint(needs)]
+        if not free:
+            return f"steps need one another in a ring: {', '.join(sorted(waiting))}"
+        for name in free:
+            del waiting[name]
+    return None
+
+
+def steps_of(spec: JobSpec, tasks: Sequence[TaskHead], *, over: bool = False) -> tuple[StepHead, ...]:
+    """Return the steps as the tasks of their latest tries tell them.
+
+    Args:
+        spec: The job.
+        tasks: Its tasks.
+        over: Whether the job is over, so that a step without a task will never have one.
+    """
+    latest = _latest(tasks)
+    states = _states(spec, latest, over=over)
+    return tuple(
+        StepHead(
+            index=index,
+            name=step.name,
+            status=states[index],
+            tries=0 if index not in latest else (latest[index].try_ or 0) + 1,
+            task=latest.get(index),
+        )
+        for index, step in enumerate(spec.steps)
+    )
+
+
+def decide(
+    spec: JobSpec,
+    tasks: Sequence[TaskHead],
+    *,
+    canceled: bool = False,
+    overdue: bool = False,
+    resting: Collection[str] = (),
+) -> JobPlan:
+    """Return what a job does next. A cancel comes before everything, the wall time before failures.
+
+    Args:
+        spec: The job.
+        tasks: Every task it has had.
+        canceled: Whether a cancel was asked for.
+        overdue: Whether its wall time is over.
+        resting: Failed tasks after which the step's next try does not begin yet.
+    """
+    latest = _latest(tasks)
+    states = _states(spec, latest)
+    living = [task for task in tasks if not task.terminal]
+    if canceled or overdue:
+        in_time = all(state in TERMINAL and state != "canceled" for state in states)
+        if in_time and not canceled:
+            return _ended(spec, states)
+        if living:
+            return JobPlan(cancel=tuple(task.id for task in living if task.cancel_at is None))
+        if canceled:
+            return JobPlan(status="canceled", error_code="canceled")
+        return JobPlan(status="failed", error_code="timeout", error_message=f"not done in {spec.max_wall_time_s:g} s")
+    room = spec.max_concurrency - len(living)
+    needs = needs_of(spec)
+    start: list[tuple[int, int]] = []
+    paused = False
+    for index, step in enumerate(spec.steps):
+        ready = states[index] == "queued" and all(_passed(spec, states, needed) for needed in needs[index])
+        if room > len(start) and ready:
+            task = latest.get(index)
+            number = 0 if task is None else (task.try_ or 0) + 1
+            if task is not None and task.id in resting:
+                paused = True
+            elif task is None or (task.status == "failed" and number <= step.retry):
+                start.append((index, number))
+    if start or living or paused:
+        return JobPlan(start=tuple(start))
+    return _ended(spec, states)
+
+
+def _ended(spec: JobSpec, states: Sequence[StepStatus]) -> JobPlan:
+    failed = [
+        step.name
+        for step, state in zip(spec.steps, states, strict=True)
+        if state in ("failed", "canceled") and not step.continue_on_error
+    ]
+    if not failed:
+        return JobPlan(status="succeeded")
+    return JobPlan(status="failed", error_code="step_failed", error_message=f"step {failed[0]!r} did not succeed")
+
+
+def _latest(tasks: Sequence[TaskHead]) -> Mapping[int, TaskHead]:
+    return {task.step: task for task in sorted(tasks, key=lambda task: task.try_ or 0) if task.step is not None}
+
+
+def _passed(spec: JobSpec, states: Sequence[StepStatus], index: int) -> bool:
+    """Whether a step lets those that need it begin."""
+    if states[index] == "succeeded":
+        return True
+    return states[index] in ("failed", "canceled") and spec.steps[index].continue_on_error
+
+
+def _states(spec: JobSpec, latest: Mapping[int, TaskHead], *, over: bool = False) -> list[StepStatus]:
+    """Return the steps' states; a step is skipped once one it needs is over and does not let it begin."""
+    states: list[StepStatus] = ["queued"] * len(spec.steps)
+    for index, task in latest.items():
+        retryable = task.status == "failed" and (task.try_ or 0) < spec.steps[index].retry and not over
+        states[index] = "queued" if retryable else task.status
+    needs = needs_of(spec)
+    changed = True
+    while changed:
+        changed = False
+        for index in range(len(spec.steps)):
+            blocked = any(states[n] in TERMINAL and not _passed(spec, states, n) for n in needs[index])
+            if states[index] == "queued" and index not in latest and (blocked or over):
+                states[index] = "skipped"
+                changed = True
+    return states

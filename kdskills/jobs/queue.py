@@ -7,22 +7,31 @@ before it did: order and exclusivity of a session are conditions of one query.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+import contextlib
+import fcntl
+import logging
+import os
+import socket
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from kdskills.jobs.attempts import Verdict
-from kdskills.jobs.records import ending, follows, in_states, task_of
-from kdskills.storage.database import micros, upsert, utc_now
+from kdskills.jobs import shim
+from kdskills.jobs.attempts import Attempts, Verdict
+from kdskills.jobs.model import Kind, TaskHead
+from kdskills.jobs.records import WorkRecords, WorkTables, ending, follows, head_of, in_states
+from kdskills.jobs.settings import JobsSettings
+from kdskills.storage.database import Database, LazyModule, micros, upgrade, upsert, utc_now
+from kdskills.storage.folder import host_id, state_folder
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from kdskills.jobs.model import TaskHead
-    from kdskills.jobs.records import WorkRecords
-    from kdskills.jobs.roster import Roster
-
-Kind = Literal["task", "job"]
+    from kdskills.jobs.attempts import Starter
+else:
+    sa = LazyModule("sqlalchemy")
 
 CHANNEL: Final = "kd_work"
 """PostgreSQL's channel: `queue` when there is work to claim, `queue MODE` when it needs room for a `batch`, a `service` or a
@@ -43,9 +52,15 @@ class Capacity:
     service: int
     jobs: int
 
-    def has_room(self, mode: str) -> bool:
-        """Whether there is room for one more `batch`, `service` or `job`; for work of any other name there may be."""
-        return {"batch": self.batch, "service": self.service, "job": self.jobs}.get(mode, 1) > 0
+    @property
+    def by_mode(self) -> dict[str, int]:
+        """The room for work of each mode: `batch`, `service` or `job`."""
+        return {"batch": self.batch, "service": self.service, "job": self.jobs}
+
+    @property
+    def most(self) -> int:
+        """The most that one claim takes."""
+        return max(1, self.batch + self.service + self.jobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +102,6 @@ class WorkQueue:
     def announce(self, link: sa.Connection, word: str = "queue") -> None:
         """Wake the workers once the transaction of *link* commits; SQLite's watch the file and need no telling."""
         if link.dialect.name == "postgresql":
-            import sqlalchemy as sa
-
             link.execute(sa.select(sa.func.pg_notify(CHANNEL, word)))
 
     def last_of_session(self, link: sa.Connection, session_key: str) -> int:
@@ -97,8 +110,6 @@ class WorkQueue:
         What is submitted next is given a later one, whatever the clocks of its submitters say: a session's order is that
         of these times.
         """
-        import sqlalchemy as sa
-
         tasks, jobs = self._records.table("task"), self._records.table("job")
         latest = [
             sa.select(sa.func.max(table.c.created_at))
@@ -110,8 +121,6 @@ class WorkQueue:
 
     def stranded(self, link: sa.Connection) -> bool:
         """Whether something waits here, or in the pool, though no worker is alive that would take it."""
-        import sqlalchemy as sa
-
         workers = self._records.tables.workers
         alive = sa.exists().where(workers.c.state == "live")
         if not self._pooled:
@@ -122,8 +131,8 @@ class WorkQueue:
 
     def _pinned_here(self, table: sa.Table) -> sa.ColumnElement[bool]:
         """Return whether a row is pinned to this host, or to none of a pool this host is in."""
-        pinned_here = table.c.home == self._host
-        return pinned_here | table.c.home.is_(None) if self._pooled else pinned_here
+        here: sa.ColumnElement[bool] = table.c.home == self._host
+        return here | table.c.home.is_(None) if self._pooled else here
 
     def anything(self, link: sa.Connection, executor: str, capacity: Capacity, in_hand: Collection[str]) -> bool:
         """Whether a claim would find something: one question, without the lock."""
@@ -145,11 +154,10 @@ class WorkQueue:
         if not self._alone(link, executor):
             return ClaimedWork()
         if self._limit is not None:
-            capacity = Capacity(
-                min(capacity.batch, max(0, self._limit - self._running(link))), capacity.service, capacity.jobs
-            )
+            free = max(0, self._limit - self._running(link))
+            capacity = replace(capacity, batch=min(capacity.batch, free))
         rows = self._candidates(link, executor, capacity, in_hand)
-        room = {"batch": capacity.batch, "service": capacity.service, "job": capacity.jobs}
+        room = capacity.by_mode
         fresh: dict[str, list[str]] = {"task": [], "job": []}
         adopted: list[str] = []
         heads: list[TaskHead] = []
@@ -172,16 +180,15 @@ class WorkQueue:
                 fresh["job"].append(row.id)
             if row.in_session:
                 sessions.add(row.session_key)
-        heads += self._begin(link, fresh["task"], executor) + self._adopt(link, adopted, executor)
+        next_attempt = {"status": "starting", "attempt": self._records.table("task").c.attempt + 1, "ready_at": None}
+        heads += self._change(link, fresh["task"], next_attempt | {"executor": executor, "host": self._host})
+        heads += self._change(link, adopted, {"executor": executor})
         self._begin_jobs(link, fresh["job"], executor)
         self._settle(link, sorted(sessions))
-        may_continue = len(rows) >= _limit_of(capacity)
-        return ClaimedWork(tuple(heads), tuple(fresh["job"]), may_continue)
+        return ClaimedWork(tuple(heads), tuple(fresh["job"]), len(rows) >= capacity.most)
 
     def _alone(self, link: sa.Connection, executor: str) -> bool:
         """Hold the lock of claims until the transaction ends; False for a worker that was buried."""
-        import sqlalchemy as sa
-
         if link.dialect.name == "postgresql":  # SQLite's writer is alone already
             frozen = sa.func.set_config("idle_in_transaction_session_timeout", str(FROZEN_MS), True)
             link.execute(sa.select(frozen, sa.func.pg_advisory_xact_lock(CLAIM_LOCK)))
@@ -197,13 +204,11 @@ class WorkQueue:
         question = self._questions.get(room)
         if question is None:
             question = self._questions[room] = self._question(*room)
-        parameters = {"executor": executor, "in_hand": sorted(in_hand), "most": _limit_of(capacity)}
+        parameters = {"executor": executor, "in_hand": sorted(in_hand), "most": capacity.most}
         return link.execute(question, parameters).all()
 
     def _question(self, batch: bool, service: bool, jobs: bool) -> sa.Select[Any]:
         """Return the question for what may be claimed with room for these: made once, as it takes longer than its answer."""
-        import sqlalchemy as sa
-
         parts = [self._orphans("task"), self._orphans("job")]
         modes = [mode for mode, room in (("batch", batch), ("service", service)) if room]
         if modes:
@@ -221,8 +226,6 @@ class WorkQueue:
 
     def _columns(self, kind: Kind, rank: int) -> sa.Select[Any]:
         """Begin a question for rows of *kind*."""
-        import sqlalchemy as sa
-
         table = self._records.table(kind)
         task = kind == "task"
         in_session = table.c.session_id.is_not(None) & table.c.job_id.is_(None) if task else sa.true()
@@ -240,8 +243,6 @@ class WorkQueue:
 
     def _waiting(self, kind: Kind) -> sa.Select[Any]:
         """Return the question for what waits and whose turn it is in its session; steps of jobs are not among it."""
-        import sqlalchemy as sa
-
         table, sessions = self._records.table(kind), self._records.tables.sessions
         bound_elsewhere = sa.exists().where(
             sessions.c.session_key == table.c.session_key,
@@ -258,8 +259,6 @@ class WorkQueue:
 
     def _in_front(self, kind: str, front_kind: str) -> sa.ColumnElement[bool]:
         """Return whether something of the same session runs, or came before and is not over."""
-        import sqlalchemy as sa
-
         table, front = self._records.table(kind), self._records.table(front_kind).alias()
         before = sa.or_(
             front.c.created_at < table.c.created_at,
@@ -273,16 +272,12 @@ class WorkQueue:
 
     def _waiting_steps(self) -> sa.Select[Any]:
         """Return the question for steps whose job is this host's: they run where the session's files are."""
-        import sqlalchemy as sa
-
         tasks, jobs = self._records.table("task"), self._records.table("job")
         ours = sa.exists().where(jobs.c.id == tasks.c.job_id, jobs.c.host == self._host)
         return self._columns("task", 1).where(in_states(tasks, ("queued",)), tasks.c.job_id.is_not(None), ours)
 
     def _orphans(self, kind: Kind) -> sa.Select[Any]:
         """Return the question for what began and nobody alive sees through: of this host, or of one that is gone."""
-        import sqlalchemy as sa
-
         table, workers = self._records.table(kind), self._records.tables.workers
         live = sa.select(workers.c.executor).where(workers.c.state == "live")
         executor = sa.bindparam("executor", type_=sa.String)
@@ -296,34 +291,21 @@ class WorkQueue:
 
     def _running(self, link: sa.Connection) -> int:
         """Return how many commands run in the whole pool; exact, because claims happen one at a time."""
-        import sqlalchemy as sa
-
         table = self._records.table("task")
         count = sa.select(sa.func.count()).select_from(table).where(in_states(table, _ACTIVE), table.c.mode == "batch")
         return int(link.execute(count).scalar_one())
 
-    def _begin(self, link: sa.Connection, items: Sequence[str], executor: str) -> list[TaskHead]:
-        """Move tasks that waited to `starting`, with the number of the attempt that follows."""
-        table = self._records.table("task")
-        values = {"status": "starting", "attempt": table.c.attempt + 1, "ready_at": None}
-        return self._change(link, items, values | {"executor": executor, "host": self._host})
-
-    def _adopt(self, link: sa.Connection, items: Sequence[str], executor: str) -> list[TaskHead]:
-        """Take tasks that began on this host, as they are."""
-        return self._change(link, items, {"executor": executor})
-
     def _change(self, link: sa.Connection, items: Sequence[str], values: dict[str, Any]) -> list[TaskHead]:
+        """Change tasks and return their heads as they are then."""
         if not items:
             return []
         table = self._records.table("task")
         change = table.update().where(table.c.id.in_(items)).values(values).returning(*table.c)
-        heads = {row["id"]: task_of(row) for row in link.execute(change).mappings()}
+        heads = {row["id"]: head_of(TaskHead, row) for row in link.execute(change).mappings()}
         return [heads[item] for item in items if item in heads]
 
     def _begin_jobs(self, link: sa.Connection, items: Sequence[str], executor: str) -> None:
         """Move jobs to `running` here, also those that ran on a host that is gone."""
-        import sqlalchemy as sa
-
         if not items:
             return
         table = self._records.table("job")
@@ -337,7 +319,7 @@ class WorkQueue:
 
     def _take_over(self, link: sa.Connection, item: str, executor: str) -> TaskHead | None:
         """Take a task whose host is gone, to be run anew; None when it may not be, and is over by this."""
-        head = self._records.task(link, item)
+        head = self._records.head(link, TaskHead, item)
         assert head is not None
         lost = Verdict(status="lost", error_code="lost", error_message=f"host {head.host} is gone", finished_at=0.0)
         decision = follows(head, lost)
@@ -363,5 +345,205 @@ class WorkQueue:
         link.execute(new.on_conflict_do_update(index_elements=["session_key"], set_=change), rows)
 
 
-def _limit_of(capacity: Capacity) -> int:
-    return max(1, capacity.batch + capacity.service + capacity.jobs)
+DATABASE_LABEL: Final = "the database of background work"
+
+
+class Work:
+    """What clients and workers share: blocking, opened once per process and place.
+
+    Args:
+        url: `sqlite:///path` or `postgresql://…`.
+        state_dir: Folder of runs and session files of this host; made when it is not there.
+        settings: Intervals and limits.
+        starter: Starts attempts; None for clients, which only find them.
+
+    Raises:
+        MissingExtra: The extra `jobs` is not installed.
+        DatabaseUnavailable: The database does not answer, or the folder cannot be made.
+    """
+
+    def __init__(
+        self, url: str, state_dir: Path, settings: JobsSettings | None = None, *, starter: Starter | None = None
+    ) -> None:
+        self.url = url
+        self.state_dir = state_dir
+        self.settings = settings or JobsSettings()
+        state_folder(state_dir)
+        self.host = host_id(state_dir)
+        self.tables = WorkTables()
+        self.database = Database(url, label=DATABASE_LABEL)
+        self.records = WorkRecords(self.tables, self.database.dialect)
+        self.attempts = Attempts(state_dir, starter)
+        upgrade(self.database, "work")
+        self.roster = Roster(self)
+        limit = self.settings.global_concurrency
+        self.queue = WorkQueue(self.records, self.roster, self.host, pooled=self.pooled, global_concurrency=limit)
+
+    @property
+    def pooled(self) -> bool:
+        """Whether work is for any host of the pool; never with SQLite, whose file has one host."""
+        return self.database.dialect != "sqlite" and self.settings.pool is not False
+
+    def close(self) -> None:
+        """Close every connection; blocks."""
+        self.database.close()
+
+
+_LOG: Final = logging.getLogger("kdskills.jobs")
+FENCE_US: Final = 5_000_000
+"""Microseconds a host's shims have, after its lease, to end what they run before another host begins."""
+
+_UNIX_DAY: Final = 2_440_587.5
+_DAY_US: Final = 86_400_000_000
+
+
+class Roster:
+    """The table of workers.
+
+    Args:
+        work: Where it is.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._table = work.tables.workers
+
+    def enter(self, executor: str, slot: int) -> None:
+        """Add this worker, which holds the lock of *slot*: whoever had it before is dead. Blocks."""
+        table, now = self._table, micros(utc_now())
+
+        def change(link: sa.Connection) -> None:
+            before = table.update().where(table.c.host == self._work.host, table.c.slot == slot)
+            link.execute(before.values(state="dead"))
+            row = {
+                "executor": executor,
+                "host": self._work.host,
+                "slot": slot,
+                "pid": os.getpid(),
+                "name": socket.gethostname()[:255],
+                "state": "live",
+                "started_at": now,
+                "beat_at": now,
+            }
+            link.execute(table.insert().values(**row, lease_until=self._lease()))
+
+        self._work.database.change(change)
+
+    def beat(self, executor: str) -> list[str] | None:
+        """Renew the worker's lease, bury workers that are dead, and return those; None when it was buried itself. Blocks."""
+
+        def change(link: sa.Connection) -> list[str] | None:
+            alive = link.execute(self._renewal, {"mine": executor, "now": micros(utc_now())}).rowcount > 0
+            return self._bury(link, executor) if alive else None
+
+        return self._work.database.change(change)
+
+    def leave(self, executor: str) -> None:
+        """Bury this worker, which ends. Blocks."""
+        table = self._table
+        departure = table.update().where(table.c.executor == executor).values(state="dead")
+        self._work.database.change(lambda link: link.execute(departure))
+
+    def bury(self, mine: str | None = None) -> list[str]:
+        """Bury workers that are dead: of this host by their locks, of other hosts by their leases. Blocks.
+
+        Args:
+            mine: The caller's own executor, whose lock is held by the caller itself.
+
+        Returns:
+            Those buried by this call.
+        """
+        return self._work.database.change(lambda link: self._bury(link, mine))
+
+    def occupied(self) -> sa.Select[tuple[str]]:
+        """Return the question for hosts whose programs may still run: with a worker, or within their lease and its fence.
+
+        A worker that ended in order leaves its programs running, so its host is not free before the lease is over.
+        """
+        leased = self._table.c.lease_until >= self._clock() - FENCE_US
+        return sa.select(self._table.c.host).where(sa.or_(self._table.c.state == "live", leased))
+
+    def _bury(self, link: sa.Connection, mine: str | None) -> list[str]:
+        """As `bury`, in the transaction of *link*; one question when nobody died."""
+        table = self._table
+        dead = [
+            row.executor
+            for row in link.execute(self._living)
+            if row.executor != mine
+            and (row.over or (row.host == self._work.host and not slot_taken(self._work.state_dir, row.slot)))
+        ]
+        if not dead:
+            return []
+        change = table.update().where(table.c.state == "live", table.c.executor.in_(dead)).values(state="dead")
+        buried = list(link.execute(change.returning(table.c.executor)).scalars())
+        for executor in buried:
+            _LOG.warning("worker %s is dead", executor)
+        return buried
+
+    @cached_property
+    def _renewal(self) -> sa.Update:
+        """The change of the beat of the worker `mine` at `now`."""
+        table = self._table
+        mine = table.update().where(table.c.executor == sa.bindparam("mine"), table.c.state == "live")
+        return mine.values(beat_at=sa.bindparam("now"), lease_until=self._lease())
+
+    @cached_property
+    def _living(self) -> sa.Select[tuple[str, str, int, bool]]:
+        """The question for workers that were not buried, and whether the lease of each is over."""
+        table = self._table
+        over = sa.func.coalesce(table.c.lease_until < self._clock() - FENCE_US, sa.false()).label("over")
+        return sa.select(table.c.executor, table.c.host, table.c.slot, over).where(table.c.state == "live")
+
+    def live(self, link: sa.Connection) -> Sequence[sa.Row[Any]]:
+        """Return the rows of workers that were not buried."""
+        return link.execute(self._table.select().where(self._table.c.state == "live")).all()
+
+    def forget(self, before: int) -> None:
+        """Forget buried workers whose last beat was before *before*, in microseconds. Blocks."""
+        table = self._table
+        old = table.delete().where(table.c.state == "dead", table.c.beat_at < before)
+        self._work.database.change(lambda link: link.execute(old))
+
+    def _lease(self) -> sa.ColumnElement[int] | None:
+        if not self._work.pooled:
+            return None
+        return self._clock() + round(self._work.settings.lease_s * 1_000_000)
+
+    def _clock(self) -> sa.ColumnElement[int]:
+        """Return the database's own time in microseconds: hosts' clocks differ."""
+        if self._work.database.dialect == "postgresql":
+            return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1_000_000, sa.BigInteger)
+        return sa.cast((sa.func.julianday("now") - _UNIX_DAY) * _DAY_US, sa.BigInteger)
+
+
+def slot_file(state_dir: Path, slot: int) -> Path:
+    """Return the lock of a worker's slot; one worker per host and slot holds it for life."""
+    return state_dir / f"worker-{slot}.lock"
+
+
+def slot_taken(state_dir: Path, slot: int) -> bool:
+    """Whether a worker lives in *slot* of this host."""
+    return shim.lock_taken(slot_file(state_dir, slot))
+
+
+def slot_mark(state_dir: Path, slot: int) -> tuple[int, int] | None:
+    """Return what tells the slot's lock file from any other of its name; None when it is gone."""
+    try:
+        lock_stat = slot_file(state_dir, slot).stat()
+    except FileNotFoundError:
+        return None
+    return lock_stat.st_dev, lock_stat.st_ino
+
+
+@contextlib.contextmanager
+def hold_slot(state_dir: Path, slot: int) -> Iterator[bool]:
+    """Hold the lock of *slot* inside the block; gives False when another worker holds it."""
+    fd = os.open(slot_file(state_dir, slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    acquired = False
+    try:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            acquired = True
+        yield acquired
+    finally:
+        os.close(fd)

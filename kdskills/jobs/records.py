@@ -1,5 +1,6 @@
-"""Rows of tasks and jobs: reading them as heads, adding them, moving them by compare-and-set, and what a verdict writes.
+"""Rows of tasks and jobs: their tables, reading them as heads, adding them, moving them by compare-and-set, and what a verdict writes.
 
+Times are microseconds since 1970. Text that a program wrote is kept as bytes: a NUL in it must not break a row.
 Every function that touches rows takes the connection of the caller's transaction. A worker's move is fenced: it happens only
 while the row is the worker's and the worker is alive in the roster, so one that was given up cannot change anything any more.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -21,35 +22,143 @@ from kdskills.jobs.model import (
     OUTPUT_ERRORS,
     TASKS,
     TERMINAL,
+    Head,
     JobHead,
     JobSpec,
     Scope,
     TaskHead,
     TaskSpec,
     before,
+    steps_of,
 )
-from kdskills.jobs.plan import steps_of
-from kdskills.storage.database import micros, moment_of, upsert, utc_now
+from kdskills.storage.database import LazyModule, columns, micros, moment_of, upsert, utc_now, word_type
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from kdskills.jobs.attempts import Attempt, AttemptFacts, Verdict
-    from kdskills.jobs.model import TaskHead
-    from kdskills.jobs.tables import WorkTables
+else:
+    sa = LazyModule("sqlalchemy")
+
+LISTINGS: Final = {
+    "listed": ("tenant", "project", "created_at", "id"),
+    "agent": ("tenant", "project", "agent", "created_at", "id"),
+    "agent_status": ("tenant", "project", "agent", "status", "created_at", "id"),
+    "project_status": ("tenant", "project", "status", "created_at", "id"),
+    "of_session": ("tenant", "project", "session_id", "created_at", "id"),
+    "session": ("session_key", "status", "created_at", "id"),
+    "held": ("executor", "status"),
+    "status": ("status", "finished_at"),
+}
+"""Columns of indexes both tasks and jobs have, by the end of their names: for lists, for what an agent has open, and for
+who holds a session."""
+QUEUED: Final = {"open": ("session_key", "created_at"), "turn": ("status", "created_at", "id")}
+"""Indexes the queue asks by: they hold only what is not over, however much is kept of what is."""
 
 
-_MOMENTS: Final = ("created_at", "started_at", "finished_at", "cancel_at")
+class WorkTables:
+    """The tables, described once per opener; nothing of SQLAlchemy is imported before one is opened."""
+
+    def __init__(self) -> None:
+        self.metadata = sa.MetaData()
+        word, ident, time = word_type(200), word_type(80), sa.BigInteger
+        self.tasks = self._work(
+            "kd_tasks",
+            sa.Column("mode", sa.String(16), nullable=False),
+            sa.Column("job_id", ident, index=True),
+            *columns(sa.Integer, "attempt", "restarts", nullable=False),
+            *columns(sa.Integer, "step", "try", "exit_code", "signal"),
+            *columns(sa.LargeBinary, "stdout_tail", "stderr_tail"),
+            *columns(time, "ready_at", "stdout_total", "stderr_total"),
+            *columns(sa.Text, "artifacts", "output_errors", "endpoints"),
+        )
+        self.jobs = self._work("kd_jobs")
+        self.workers = sa.Table(
+            "kd_workers",
+            self.metadata,
+            sa.Column("executor", sa.String(80), primary_key=True),
+            sa.Column("host", sa.String(80), nullable=False, index=True),
+            *columns(sa.Integer, "slot", "pid", nullable=False),
+            sa.Column("name", sa.String(255), nullable=False),
+            sa.Column("state", sa.String(8), nullable=False, index=True),
+            *columns(time, "started_at", "beat_at", nullable=False),
+            sa.Column("lease_until", time),  # by the database's clock; empty for a host that keeps its work for ever
+        )
+        self.sessions = sa.Table(
+            "kd_work_sessions",  # kd_sessions are the loaded skills of conversations, which may live in the same database
+            self.metadata,
+            sa.Column("session_key", ident, primary_key=True),
+            sa.Column("host", sa.String(80)),
+            sa.Column("used_at", time, nullable=False),
+        )
+        self.artifacts = sa.Table(
+            "kd_artifacts",
+            self.metadata,
+            sa.Column("id", ident, primary_key=True),
+            *columns(word, "tenant", "project", "agent", nullable=False),
+            sa.Column("task_id", ident, index=True),
+            sa.Column("job_id", ident),
+            sa.Column("path", sa.Text, nullable=False),
+            sa.Column("sha256", sa.String(64), nullable=False),
+            *columns(time, "size", "created_at", nullable=False),
+            sa.Column("mime", sa.String(255), nullable=False),
+            sa.Column("mode", sa.Integer, nullable=False),
+            sa.Column("skill_name", sa.String(500), nullable=False),
+            sa.Column("version_hash", sa.String(80), nullable=False),
+            sa.Index("kd_artifacts_content", "project", "sha256"),
+        )
+        self.meta = sa.Table(
+            "kd_meta",
+            self.metadata,
+            sa.Column("name", sa.String(80), primary_key=True),
+            sa.Column("value", sa.Text, nullable=False),
+        )
+
+    def _work(self, name: str, *more: sa.Column[Any]) -> sa.Table:
+        """Return the table of tasks or of jobs: what both have, with their indexes, and *more* columns."""
+        open_ = sa.text("status IN ('queued', 'starting', 'running')")
+        partial: dict[str, Any] = {"sqlite_where": open_, "postgresql_where": open_}
+        return sa.Table(
+            name,
+            self.metadata,
+            sa.Column("id", word_type(80), primary_key=True),
+            *columns(word_type(200), "tenant", "project", "agent", "alias", nullable=False),
+            sa.Column("status", sa.String(16), nullable=False),
+            sa.Column("session_id", word_type(128)),
+            sa.Column("session_key", word_type(80), nullable=False),
+            sa.Column("body_hash", sa.String(80), nullable=False),
+            sa.Column("spec", sa.Text, nullable=False),
+            *columns(sa.String(80), "home", "host", "executor", "error_code"),  # no home is one in the whole pool
+            sa.Column("created_at", sa.BigInteger, nullable=False),
+            *columns(sa.BigInteger, "started_at", "finished_at", "cancel_at"),
+            *columns(sa.Text, "error_message", "cancel_reason"),
+            *more,
+            *(sa.Index(f"{name}_{end}", *of) for end, of in LISTINGS.items()),
+            *(sa.Index(f"{name}_{end}", *of, **partial) for end, of in QUEUED.items()),
+        )
+
+
 _OVER: Final = tuple(sorted(TERMINAL))
 
 
 @dataclass(frozen=True, slots=True)
 class ListQuery:
-    """Which rows a listing shows; without `steps` tasks that are steps of jobs are left out."""
+    """Which rows a listing shows, the newest first.
+
+    Attributes:
+        scope: Whose.
+        any_agent: Whether work of the project's other agents is shown.
+        status: States to show; none given shows all.
+        job_id: Only tasks of this job.
+        before: Time and id of the last head of the page before.
+        limit: Most heads to return.
+        session_id: Only those of this session.
+        steps: Whether tasks that are steps of jobs are shown.
+    """
 
     scope: Scope
     any_agent: bool = False
-    status: tuple[str, ...] = ()
+    status: Sequence[str] = ()
     job_id: str | None = None
     before: tuple[datetime, str] | None = None
     limit: int = 100
@@ -68,28 +177,26 @@ class WorkRecords:
     def __init__(self, tables: WorkTables, dialect: str) -> None:
         self.tables = tables
         self.dialect = dialect
+        self._by_kind = {"task": tables.tasks, "job": tables.jobs}
 
     # Statements that every request asks are made once: making one costs more than what SQLite does for it.
 
     @cached_property
-    def _one_task(self) -> sa.Select[Any]:
-        import sqlalchemy as sa
-
-        return self.tables.tasks.select().where(self.tables.tasks.c.id == sa.bindparam("item"))
+    def _one(self) -> Mapping[str, sa.Select[Any]]:
+        item: sa.BindParameter[str] = sa.bindparam("item")
+        return {kind: table.select().where(table.c.id == item) for kind, table in self._by_kind.items()}
 
     @cached_property
     def _new(self) -> Mapping[str, Any]:
-        tables = (self.tables.tasks, self.tables.jobs)
         return {
-            table.name: upsert(self.dialect, table).on_conflict_do_nothing().returning(table.c.id) for table in tables
+            kind: upsert(self.dialect, table).on_conflict_do_nothing().returning(table.c.id)
+            for kind, table in self._by_kind.items()
         }
 
     @cached_property
     def _open_work(self) -> sa.Select[Any]:
-        import sqlalchemy as sa
-
         counts = []
-        for table in (self.tables.tasks, self.tables.jobs):
+        for table in self._by_kind.values():
             mine = [table.c[name] == sa.bindparam(name) for name in ("tenant", "project", "agent")]
             query = sa.select(table.c.id).where(*mine, in_states(table, OPEN)).limit(sa.bindparam("most"))
             if table is self.tables.tasks:
@@ -99,30 +206,24 @@ class WorkRecords:
 
     def table(self, kind: str) -> sa.Table:
         """Return the table of `task` or `job`."""
-        return self.tables.tasks if kind == "task" else self.tables.jobs
+        return self._by_kind[kind]
 
-    def add_task(self, link: sa.Connection, values: Mapping[str, Any]) -> bool:
-        """Add a task; False when one of its id is there."""
-        return self._add(link, self.tables.tasks, values)
+    def add(self, link: sa.Connection, kind: str, values: Mapping[str, Any]) -> bool:
+        """Add a task or job; False when one of its id is there."""
+        return link.execute(self._new[kind], dict(values)).first() is not None
 
-    def add_job(self, link: sa.Connection, values: Mapping[str, Any]) -> bool:
-        """Add a job; False when one of its id is there."""
-        return self._add(link, self.tables.jobs, values)
-
-    def task(self, link: sa.Connection, item: str) -> TaskHead | None:
-        """Return a task, or None."""
-        if not _storable(item):
+    def head(self, link: sa.Connection, kind: type[Head], item: str) -> Head | None:
+        """Return a task, or a job and its steps; None when it is not there."""
+        if (
+            not item.isascii() or "\0" in item
+        ):  # no id at all: databases refuse what they cannot keep, each in its own way
             return None
-        row = link.execute(self._one_task, {"item": item}).mappings().first()
-        return None if row is None else task_of(row)
+        rows = link.execute(self._one[kind.KIND], {"item": item}).mappings().all()
+        return next(iter(self._heads(link, kind, rows)), None)
 
-    def job(self, link: sa.Connection, item: str) -> JobHead | None:
-        """Return a job and its steps, or None."""
-        if not _storable(item):
-            return None
-        table = self.tables.jobs
-        row = link.execute(table.select().where(table.c.id == item)).mappings().first()
-        return None if row is None else job_of(row, self.tasks_of_jobs(link, [item]))
+    def heads(self, link: sa.Connection, kind: type[Head], query_filter: ListQuery) -> list[Head]:
+        """Return tasks, or jobs and their steps, the newest first."""
+        return self._heads(link, kind, link.execute(self._listing(kind.KIND, query_filter)).mappings().all())
 
     def body_hash(self, link: sa.Connection, kind: str, item: str) -> str | None:
         """Return the hash of the request a task or job was made from."""
@@ -133,22 +234,32 @@ class WorkRecords:
         """Return every task of these jobs, in the order of steps and tries."""
         table = self.tables.tasks
         query = table.select().where(table.c.job_id.in_(jobs)).order_by(table.c.job_id, table.c.step, table.c["try"])
-        return [task_of(row) for row in link.execute(query).mappings()]
+        return [head_of(TaskHead, row) for row in link.execute(query).mappings()]
 
-    def list_tasks(self, link: sa.Connection, query_filter: ListQuery) -> list[TaskHead]:
-        """Return tasks, the newest first."""
-        query = self._listing(self.tables.tasks, query_filter)
-        if query_filter.job_id is not None:
-            query = query.where(self.tables.tasks.c.job_id == query_filter.job_id)
-        if not query_filter.steps:
-            query = query.where(self.tables.tasks.c.job_id.is_(None))
-        return [task_of(row) for row in link.execute(query).mappings()]
-
-    def list_jobs(self, link: sa.Connection, query_filter: ListQuery) -> list[JobHead]:
-        """Return jobs, the newest first."""
-        rows = link.execute(self._listing(self.tables.jobs, query_filter)).mappings().all()
+    def _heads(self, link: sa.Connection, kind: type[Head], rows: Sequence[Mapping[Any, Any]]) -> list[Head]:
+        if not rows or issubclass(kind, TaskHead):
+            return [head_of(kind, row) for row in rows]
         tasks = self.tasks_of_jobs(link, [row["id"] for row in rows])
-        return [job_of(row, [task for task in tasks if task.job_id == row["id"]]) for row in rows]
+        return [head_of(kind, row, tasks=[task for task in tasks if task.job_id == row["id"]]) for row in rows]
+
+    def _listing(self, kind: str, query_filter: ListQuery) -> sa.Select[Any]:
+        table, scope = self.table(kind), query_filter.scope
+        query = table.select().where(table.c.tenant == scope.tenant, table.c.project == scope.project)
+        if not query_filter.any_agent:
+            query = query.where(table.c.agent == scope.agent)
+        if query_filter.session_id is not None:
+            query = query.where(table.c.session_id == query_filter.session_id)
+        if query_filter.status:
+            query = query.where(table.c.status.in_(query_filter.status))
+        if query_filter.job_id is not None:
+            query = query.where(table.c.job_id == query_filter.job_id)
+        if kind == "task" and not query_filter.steps:
+            query = query.where(table.c.job_id.is_(None))
+        if query_filter.before is not None:
+            moment, item = micros(query_filter.before[0]), query_filter.before[1]
+            earlier = sa.and_(table.c.created_at == moment, table.c.id < item)
+            query = query.where(sa.or_(table.c.created_at < moment, earlier))
+        return query.order_by(table.c.created_at.desc(), table.c.id.desc()).limit(query_filter.limit)
 
     def open_work(self, link: sa.Connection, scope: Scope, most: int) -> int:
         """Return how many tasks and jobs of an agent are not over, counting to *most*; steps are part of their job."""
@@ -164,8 +275,6 @@ class WorkRecords:
 
     def holder(self, link: sa.Connection, session_key: str, *, but: str = "") -> str | None:
         """Return the task or job, *but* one, that is not over and came first in this session; None when nothing holds it."""
-        import sqlalchemy as sa
-
         holders: list[tuple[int, str]] = []
         for kind in ("task", "job"):
             table = self.table(kind)
@@ -222,48 +331,17 @@ class WorkRecords:
         self, link: sa.Connection, kind: str, item: str, new_status: str, *, executor: str | None, **values: Any
     ) -> bool:
         """End a row that nobody alive holds; False when somebody took it meanwhile, or it is over."""
-        import sqlalchemy as sa
-
         table, workers = self.table(kind), self.tables.workers
         alive = sa.select(workers.c.executor).where(workers.c.state == "live")
         same_executor = table.c.executor.is_(None) if executor is None else table.c.executor == executor
         free = sa.or_(table.c.executor.is_(None), table.c.executor.not_in(alive))
         change = table.update().where(table.c.id == item, table.c.status.not_in(_OVER), same_executor, free)
-        return (
-            link.execute(change.values({"status": new_status, "finished_at": micros(utc_now())} | values)).rowcount > 0
-        )
-
-    def session_host(self, link: sa.Connection, session_key: str) -> str | None:
-        """Return the host whose disk has the session's files, if any has."""
-        table = self.tables.sessions
-        query = table.select().with_only_columns(table.c.host).where(table.c.session_key == session_key)
-        return link.execute(query).scalar()
+        end = {"status": new_status, "finished_at": micros(utc_now())} | values
+        return link.execute(change.values(end)).rowcount > 0
 
     def _lives(self, executor: str) -> sa.ColumnElement[bool]:
-        import sqlalchemy as sa
-
         workers = self.tables.workers
         return sa.exists().where(workers.c.executor == executor, workers.c.state == "live")
-
-    def _add(self, link: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
-        return link.execute(self._new[table.name], dict(values)).first() is not None
-
-    def _listing(self, table: sa.Table, query_filter: ListQuery) -> sa.Select[Any]:
-        import sqlalchemy as sa
-
-        scope = query_filter.scope
-        query = table.select().where(table.c.tenant == scope.tenant, table.c.project == scope.project)
-        if not query_filter.any_agent:
-            query = query.where(table.c.agent == scope.agent)
-        if query_filter.session_id is not None:
-            query = query.where(table.c.session_id == query_filter.session_id)
-        if query_filter.status:
-            query = query.where(table.c.status.in_(query_filter.status))
-        if query_filter.before is not None:
-            moment, item = micros(query_filter.before[0]), query_filter.before[1]
-            earlier = sa.and_(table.c.created_at == moment, table.c.id < item)
-            query = query.where(sa.or_(table.c.created_at < moment, earlier))
-        return query.order_by(table.c.created_at.desc(), table.c.id.desc()).limit(query_filter.limit)
 
 
 def in_states(table: sa.FromClause, states: Sequence[str]) -> sa.ColumnElement[bool]:
@@ -272,22 +350,17 @@ def in_states(table: sa.FromClause, states: Sequence[str]) -> sa.ColumnElement[b
     They are written into the statement: only so a partial index can serve it, and parameters for `IN` are put together
     anew each time it is run.
     """
-    import sqlalchemy as sa
-
     return table.c.status.in_([sa.literal_column(f"'{state}'") for state in states])
 
 
 def new_row(
     item: str, spec: TaskSpec | JobSpec, session_key: str, *, body_hash: str, home: str | None
 ) -> dict[str, Any]:
-    """Return the columns tasks and jobs share, of a row that is queued now."""
-    scope = spec.scope
+    """Return the row of a task or job that is queued now."""
+    of_task = {"mode": spec.mode, "attempt": 0, "restarts": 0} if isinstance(spec, TaskSpec) else {}
     return {
         "id": item,
-        "tenant": scope.tenant,
-        "project": scope.project,
-        "agent": scope.agent,
-        "alias": scope.alias,
+        **spec.scope.model_dump(),
         "status": "queued",
         "session_id": spec.session_id,
         "session_key": session_key,
@@ -295,76 +368,54 @@ def new_row(
         "spec": spec.model_dump_json(),
         "home": home,
         "created_at": micros(utc_now()),
+        **of_task,
     }
 
 
-def new_task(item: str, spec: TaskSpec, session_key: str, *, body_hash: str, home: str | None) -> dict[str, Any]:
-    """Return the row of a task that is queued now."""
-    shared = new_row(item, spec, session_key, body_hash=body_hash, home=home)
-    return shared | {"mode": spec.mode, "attempt": 0, "restarts": 0}
+_VALUES: Final[Mapping[str, Any]] = {
+    "artifacts": ARTIFACTS.validate_json,
+    "output_errors": OUTPUT_ERRORS.validate_json,
+    "endpoints": ENDPOINTS.validate_json,
+    "stdout_tail": bytes,
+    "stderr_tail": bytes,
+    **dict.fromkeys(("created_at", "started_at", "ready_at", "finished_at", "cancel_at"), moment_of),
+}
+"""How columns that are no plain values are read."""
+_COLUMNS: Final = {
+    kind.KIND: [(field.name, field.name.rstrip("_")) for field in fields(kind) if field.name not in ("spec", "steps")]
+    for kind in (TaskHead, JobHead)
+}
+"""Fields of heads and the columns they are read from."""
 
 
-def submitted_task(row: Mapping[str, Any], spec: TaskSpec) -> TaskHead:
-    """Return the head of a task whose new *row* was just added."""
-    shared_columns = ("id", "status", "mode", "session_key", "attempt", "restarts", "home")
-    return TaskHead(spec=spec, created_at=moment_of(row["created_at"]), **{name: row[name] for name in shared_columns})
+def head_of(
+    kind: type[Head],
+    row: Mapping[Any, Any],
+    *,
+    spec: TaskSpec | JobSpec | None = None,
+    tasks: Sequence[TaskHead] = (),
+) -> Head:
+    """Return the head a row holds.
 
-
-def submitted_job(row: Mapping[str, Any], spec: JobSpec) -> JobHead:
-    """Return the head of a job whose new *row* was just added."""
-    shared_values = {name: row[name] for name in ("id", "status", "session_key", "home")}
-    return JobHead(spec=spec, steps=steps_of(spec, ()), created_at=moment_of(row["created_at"]), **shared_values)
-
-
-def task_of(row: Mapping[Any, Any]) -> TaskHead:
-    """Return the head a row of tasks holds."""
-    plain = ("id", "status", "mode", "session_key", "attempt", "restarts", "job_id", "step", "home", "host", "executor")
-    outcome_columns = (
-        "exit_code",
-        "signal",
-        "error_code",
-        "error_message",
-        "stdout_total",
-        "stderr_total",
-        "cancel_reason",
-    )
-    return TaskHead(
-        spec=TaskSpec.model_validate_json(row["spec"]),
-        try_=row["try"],
-        stdout_tail=bytes(row["stdout_tail"] or b""),
-        stderr_tail=bytes(row["stderr_tail"] or b""),
-        artifacts=ARTIFACTS.validate_json(row["artifacts"] or "[]"),
-        output_errors=OUTPUT_ERRORS.validate_json(row["output_errors"] or "[]"),
-        endpoints=ENDPOINTS.validate_json(row["endpoints"] or "[]"),
-        **{name: row[name] for name in (*plain, *outcome_columns)},
-        **_moments(row, (*_MOMENTS, "ready_at")),
-    )
-
-
-def job_of(row: Mapping[Any, Any], tasks: Sequence[TaskHead]) -> JobHead:
-    """Return the head a row of jobs and the rows of its tasks hold."""
-    plain = ("id", "status", "session_key", "home", "host", "executor", "error_code", "error_message", "cancel_reason")
-    spec = JobSpec.model_validate_json(row["spec"])
-    return JobHead(
-        spec=spec,
-        steps=steps_of(spec, tasks, over=row["status"] in TERMINAL),
-        **{name: row[name] for name in plain},
-        **_moments(row, _MOMENTS),
-    )
-
-
-def _storable(item: str) -> bool:
-    """Whether *item* can be an id at all: databases refuse what they cannot keep, each in its own way."""
-    return item.isascii() and "\0" not in item
+    Args:
+        kind: Task or job.
+        row: The row; one that was just added need not have every column.
+        spec: What the row was made from, where it is at hand.
+        tasks: A job's.
+    """
+    values: dict[str, Any] = {"spec": kind.SPEC.model_validate_json(row["spec"]) if spec is None else spec}
+    if kind.KIND == "job":
+        values["steps"] = steps_of(values["spec"], tasks, over=row["status"] in TERMINAL)
+    for name, column in _COLUMNS[kind.KIND]:
+        value = row.get(column)
+        if value is not None:  # what is empty is as the head has it when it says nothing
+            values[name] = _VALUES[column](value) if column in _VALUES else value
+    return kind(**values)
 
 
 def dump(values: Sequence[Any]) -> str:
     """Return values of the model as JSON text."""
     return json.dumps([value.model_dump(mode="json") for value in values], separators=(",", ":"))
-
-
-def _moments(row: Mapping[Any, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: None if row[name] is None else moment_of(row[name]) for name in names}
 
 
 Repetition = Literal["no", "retry", "restart"]
@@ -410,26 +461,25 @@ def ending(head: TaskHead, verdict: Verdict) -> tuple[str, dict[str, Any]]:
     return status, values
 
 
-def printed(attempt: Attempt, size: int) -> dict[str, Any]:
-    """Return the columns of what an attempt printed: the last *size* bytes of each stream. Blocks."""
+def observed(head: TaskHead, facts: AttemptFacts | None) -> dict[str, Any]:
+    """Return the columns an attempt's facts mean: its start unless the head has one, readiness, and where it is reached."""
     values: dict[str, Any] = {}
+    if facts is not None and head.started_at is None:
+        values["started_at"] = moment(facts.started_at)
+    if facts is not None and facts.ready_at is not None:
+        values["ready_at"] = moment(facts.ready_at)
+        if facts.endpoints:
+            values["endpoints"] = dump(facts.endpoints)
+    return values
+
+
+def outcome(head: TaskHead, attempt: Attempt, size: int) -> dict[str, Any]:
+    """Return the columns of what an attempt was, and the last *size* bytes of each stream it printed. Blocks."""
+    values = observed(head, attempt.facts())
     for stream in ("stdout", "stderr"):
         piece = attempt.tail(stream, size)
         values |= {f"{stream}_tail": piece.data, f"{stream}_total": piece.total}
     return values
-
-
-def readiness(facts: AttemptFacts | None) -> dict[str, Any]:
-    """Return the columns that say that a program is ready, and where it is reached; none of one that never was."""
-    if facts is None or facts.ready_at is None:
-        return {}
-    reached = {"endpoints": dump(facts.endpoints)} if facts.endpoints else {}
-    return {"ready_at": moment(facts.ready_at), **reached}
-
-
-def began(head: TaskHead, facts: AttemptFacts | None) -> dict[str, Any]:
-    """Return the column that says when the task's first program was started, unless the head has it."""
-    return {} if facts is None or head.started_at is not None else {"started_at": moment(facts.started_at)}
 
 
 def moment(seconds: float | None) -> int | None:

@@ -19,8 +19,8 @@ from typing import Final
 
 from kdskills.errors import BadRequest, ExecFailed, ExecRefused, KdskillsError
 from kdskills.execution.protocol import Handle, Reachable
-from kdskills.jobs.attempts import shim
-from kdskills.jobs.attempts.order import AttemptFacts, ProcessIdentity
+from kdskills.jobs import shim
+from kdskills.jobs.attempts import AttemptFacts, ProcessIdentity
 from kdskills.jobs.companion import line_pattern
 from kdskills.jobs.model import Endpoint, OnHttp, OnPattern, ServiceSpec
 

@@ -27,7 +27,7 @@ from kdskills.skills.private_files import make_folder, open_private, private_fol
 from kdskills.storage.database import micros
 
 if TYPE_CHECKING:
-    from kdskills.jobs.artifacts import Blobs
+    from kdskills.jobs.blobs import Blobs
     from kdskills.projects.model import SkillVersion
 
 

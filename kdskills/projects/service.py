@@ -31,7 +31,7 @@ from kdskills.storage.database import Database, micros, moment_of, utc_now
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from kdskills.jobs.artifacts import Blobs
+    from kdskills.jobs.blobs import Blobs
     from kdskills.projects.views import ProjectSkills
     from kdskills.turn import SkillView
 

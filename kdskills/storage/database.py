@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import unquote
 
@@ -24,6 +26,21 @@ from kdskills.skills.private_files import private_database
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+
+class LazyModule(ModuleType):
+    """A module that is imported when something of it is first asked for: rooms are read without what keeps their rows."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Import it; not for what only looks at modules. Raises ImportError."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = getattr(import_module(self.__name__), name)
+        setattr(self, name, value)
+        return value
+
+
+if not TYPE_CHECKING:
+    sa = LazyModule("sqlalchemy")
 
 T = TypeVar("T")
 
@@ -62,9 +79,12 @@ def utc_now() -> datetime:
 
 def word_type(length: int) -> sa.String:
     """Return the type of a text column that is compared by bytes, not in a language's order: sorted alike everywhere."""
-    import sqlalchemy as sa
-
     return sa.String(length).with_variant(sa.String(length, collation="C"), "postgresql")
+
+
+def columns(kind: Any, *names: str, **options: Any) -> list[sa.Column[Any]]:
+    """Return columns of one type."""
+    return [sa.Column(name, kind, **options) for name in names]
 
 
 def upsert(dialect: str, table: sa.Table) -> Any:
@@ -143,7 +163,6 @@ def _reading(dialect: str) -> dict[str, str]:
 
 def _keep_private(engine: sa.Engine, label: str, failure: type[KdskillsError]) -> None:
     """Have the file made for this user only before any connection is made to it: SQLite would follow the umask."""
-    import sqlalchemy as sa
 
     def prepare(_dialect: object, _record: object, arguments: list[Any], _keywords: object) -> None:
         path = _file_of(str(arguments[0]))
@@ -337,8 +356,6 @@ def set_pragmas(connection: sqlite3.Connection, *extra_pragmas: str) -> None:
 
 
 def _begin_sqlite(link: sa.Connection) -> None:
-    import sqlalchemy as sa
-
     # a writer takes its lock at once: a read that becomes a write later cannot wait and would fail
     reads = link.get_execution_options().get("kdskills_reads", False)
     words = "BEGIN" if reads else "BEGIN IMMEDIATE"
@@ -389,8 +406,6 @@ def upgrade(database: Database, part: str, head: str | None = None) -> bool:
 
 def current_revisions(link: sa.Connection) -> frozenset[str]:
     """Return the revisions the database is at, of all parts."""
-    import sqlalchemy as sa
-
     if not sa.inspect(link).has_table(VERSIONS):
         return frozenset()
     return frozenset(link.exec_driver_sql(f"SELECT version_num FROM {VERSIONS}").scalars())  # noqa: S608 - our own constant

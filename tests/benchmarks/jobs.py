@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psycopg
 
+from kdskills.jobs.model import JobHead, TaskHead
 from kdskills.jobs.settings import JobsSettings
 from kdskills.testing.work import (
     Report,
@@ -83,9 +84,9 @@ async def clock(work: Callable[[], Awaitable[object]], rounds: int) -> list[floa
 async def calls(url: str | None) -> list[Row]:
     """Measure submitting and status, without a worker in the way."""
     async with host(url) as (lab,):
-        head = await lab.client.submit_task(lab.task("true"))
-        submit = p50(await clock(lambda: lab.client.submit_task(lab.task("true")), 100))
-        status = p50(await clock(lambda: lab.client.task(lab.scope, head.id), 100))
+        head = await lab.client.submit(lab.task("true"))
+        submit = p50(await clock(lambda: lab.client.submit(lab.task("true")), 100))
+        status = p50(await clock(lambda: lab.client.head(TaskHead, lab.scope, head.id), 100))
     return [
         Row("submit, p50", f"{submit:.1f} ms", "5 ms", submit <= 5),
         Row("status, p50", f"{status:.1f} ms", "5 ms", status <= 5),
@@ -95,13 +96,13 @@ async def calls(url: str | None) -> list[Row]:
 async def calls_beside_many(url: str | None, *, rows: int = 100_000, rounds: int = 200) -> list[Row]:
     """Measure submitting and status in a database that keeps many finished tasks, without a worker in the way."""
     async with host(url) as (lab,):
-        head = await lab.client.submit_task(lab.task("true"))
+        head = await lab.client.submit(lab.task("true"))
         await keep_finished((await lab.client.work()).database, head.id, rows)
         began = time.perf_counter()
-        submit = p50(await clock(lambda: lab.client.submit_task(lab.task("true")), rounds))
+        submit = p50(await clock(lambda: lab.client.submit(lab.task("true")), rounds))
         rate = rounds / (time.perf_counter() - began)
         used = time.process_time()
-        await clock(lambda: lab.client.task(lab.scope, head.id), rounds)
+        await clock(lambda: lab.client.head(TaskHead, lab.scope, head.id), rounds)
         status = (time.process_time() - used) * MS / rounds
     return [
         Row(f"submit, p50, {rows:,} finished", f"{submit:.1f} ms", "10 ms", submit <= 10),
@@ -114,23 +115,23 @@ async def speed(url: str | None) -> list[Row]:
     """Measure starts, throughput, short jobs and cancels on one worker."""
     async with host(url) as (lab,):
         lab.start()
-        first = await lab.client.submit_task(lab.task("true"))
-        await lab.client.wait_task(lab.scope, first.id, 120)
+        first = await lab.client.submit(lab.task("true"))
+        await lab.client.wait(TaskHead, lab.scope, first.id, 120)
         starts = []
         for _ in range(40):
-            head = await lab.client.submit_task(lab.task("sleep 0.2"))
-            over = await lab.client.wait_task(lab.scope, head.id, 60)
+            head = await lab.client.submit(lab.task("sleep 0.2"))
+            over = await lab.client.wait(TaskHead, lab.scope, head.id, 60)
             assert over.started_at is not None
             starts.append((over.started_at - over.created_at).total_seconds() * MS)
         began = time.perf_counter()
-        heads = [await lab.client.submit_task(lab.task("true")) for _ in range(200)]
+        heads = [await lab.client.submit(lab.task("true")) for _ in range(200)]
         for head in heads:
-            await lab.client.wait_task(lab.scope, head.id, 120)
+            await lab.client.wait(TaskHead, lab.scope, head.id, 120)
         rate = len(heads) / (time.perf_counter() - began)
         jobs = []
         for number in range(5):
-            job = await lab.client.submit_job(lab.job(["true"] * 3, session=f"j{number}"))
-            done = await lab.client.wait_job(lab.scope, job.id, 60)
+            job = await lab.client.submit(lab.job(["true"] * 3, session=f"j{number}"))
+            done = await lab.client.wait(JobHead, lab.scope, job.id, 60)
             assert done.finished_at is not None
             jobs.append((done.finished_at - done.created_at).total_seconds())
         cancels = [await cancel(lab) for _ in range(20)]
@@ -168,8 +169,8 @@ async def waiting(url: str | None, *, seconds: float = 20.0) -> list[Row]:
     """Measure what a worker without work costs."""
     async with host(url) as (lab,):
         worker = lab.start()
-        head = await lab.client.submit_task(lab.task("true"))
-        await lab.client.wait_task(lab.scope, head.id, 120)
+        head = await lab.client.submit(lab.task("true"))
+        await lab.client.wait(TaskHead, lab.scope, head.id, 120)
         await asyncio.sleep(5.0)
         count = None if url is None else Counter(url)
         asked, used = 0 if count is None else count(), processor(worker.pid)
@@ -188,13 +189,13 @@ async def four_workers(url: str | None, *, tasks: int = 300) -> list[Row]:
         for slot in range(4):
             lab.start(slot)
         for _ in range(16):
-            head = await lab.client.submit_task(lab.task("true"))
-            await lab.client.wait_task(lab.scope, head.id, 120)
+            head = await lab.client.submit(lab.task("true"))
+            await lab.client.wait(TaskHead, lab.scope, head.id, 120)
         count = None if url is None else Counter(url)
         asked, began = 0 if count is None else count(), time.perf_counter()
-        heads = [await lab.client.submit_task(lab.task("true", session=f"s{n % 20}")) for n in range(tasks)]
+        heads = [await lab.client.submit(lab.task("true", session=f"s{n % 20}")) for n in range(tasks)]
         submitted = time.perf_counter() - began
-        last = await asyncio.gather(*(lab.client.wait_task(lab.scope, head.id, 300) for head in heads[-20:]))
+        last = await asyncio.gather(*(lab.client.wait(TaskHead, lab.scope, head.id, 300) for head in heads[-20:]))
         assert all(head.terminal for head in last)
         rate = tasks / (time.perf_counter() - began)
         rows = [
@@ -215,11 +216,11 @@ def processor(pid: int) -> float:
 
 async def cancel(lab: WorkLab) -> float:
     """Return how long the end of a running program takes from another process, in milliseconds."""
-    head = await lab.client.submit_task(lab.task("sleep 600"))
+    head = await lab.client.submit(lab.task("sleep 600"))
     await lab.running(head.id)
     began = time.perf_counter()
-    await lab.client.cancel_task(lab.scope, head.id)
-    await lab.client.wait_task(lab.scope, head.id, 60)
+    await lab.client.cancel(TaskHead, lab.scope, head.id)
+    await lab.client.wait(TaskHead, lab.scope, head.id, 60)
     return (time.perf_counter() - began) * MS
 
 
@@ -227,11 +228,11 @@ async def flood(url: str | None) -> list[Row]:
     """Measure what 300 MB of output cost the worker's memory."""
     async with host(url) as (lab,):
         worker = lab.start()
-        warm = await lab.client.submit_task(lab.task("true"))
-        await lab.client.wait_task(lab.scope, warm.id, 120)
+        warm = await lab.client.submit(lab.task("true"))
+        await lab.client.wait(TaskHead, lab.scope, warm.id, 120)
         before = resident(worker.pid)
-        head = await lab.client.submit_task(lab.task("head -c 300000000 /dev/zero"))
-        over = await lab.client.wait_task(lab.scope, head.id, 300)
+        head = await lab.client.submit(lab.task("head -c 300000000 /dev/zero"))
+        over = await lab.client.wait(TaskHead, lab.scope, head.id, 300)
         grown = resident(worker.pid) - before
         said = f"{grown / 2**20:.0f} MiB for {(over.stdout_total or 0) / 1e6:.0f} MB"
     return [Row("300 MB of output, the worker's growth", said, "50 MiB", grown < 50 * 2**20)]

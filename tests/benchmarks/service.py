@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kdskills.doors.web.serving import FIRST_TOKEN
-from kdskills.jobs.roster import hold_slot
+from kdskills.jobs.queue import hold_slot
 from kdskills.storage.database import Database
 from kdskills.testing.work import keep_finished
 

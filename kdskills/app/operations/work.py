@@ -438,7 +438,7 @@ async def task_cancel(work: WorkService, arguments: TaskCancelInput, context: Co
     canceled = await work.cancel_task(context.identity, arguments.task_id, arguments.reason)
     head = await work.task(context.identity, arguments.task_id)
     if canceled and not head.terminal:
-        head = await work.client.wait_task(head.scope, head.id, CANCEL_S, any_agent=True)
+        head = await work.client.wait(TaskHead, head.scope, head.id, CANCEL_S, any_agent=True)
     return CancelOutput(id=head.id, status=head.status, canceled=canceled)
 
 
@@ -447,7 +447,7 @@ async def job_cancel(work: WorkService, arguments: JobCancelInput, context: Cont
     canceled = await work.cancel_job(context.identity, arguments.job_id, arguments.reason)
     head = await work.job(context.identity, arguments.job_id)
     if canceled and not head.terminal:
-        head = await work.client.wait_job(head.scope, head.id, CANCEL_S, any_agent=True)
+        head = await work.client.wait(JobHead, head.scope, head.id, CANCEL_S, any_agent=True)
     return CancelOutput(id=head.id, status=head.status, canceled=canceled)
 
 
@@ -522,8 +522,12 @@ class ArtifactOutput(Output):
 
 async def list_tasks(work: WorkService, arguments: TaskListInput, context: Context) -> TaskList:
     """List the caller's tasks; administrators see those of every agent."""
-    heads = await work.client.list_tasks(
-        scope_of(context.identity), job_id=arguments.job_id, steps=arguments.steps, **_filters(arguments, context)
+    heads = await work.client.heads(
+        TaskHead,
+        scope_of(context.identity),
+        job_id=arguments.job_id,
+        steps=arguments.steps,
+        **_filters(arguments, context),
     )
     page, following = _page(heads, arguments)
     return TaskList(tasks=tuple(map(task_row, page)), next_cursor=following)
@@ -531,7 +535,7 @@ async def list_tasks(work: WorkService, arguments: TaskListInput, context: Conte
 
 async def list_jobs(work: WorkService, arguments: ListInput, context: Context) -> JobList:
     """List the caller's jobs; administrators see those of every agent."""
-    heads = await work.client.list_jobs(scope_of(context.identity), **_filters(arguments, context))
+    heads = await work.client.heads(JobHead, scope_of(context.identity), **_filters(arguments, context))
     page, following = _page(heads, arguments)
     return JobList(jobs=tuple(map(job_row, page)), next_cursor=following)
 

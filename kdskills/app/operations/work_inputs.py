@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from kdskills.app.operations.models import MAX_PAGE, Input, PageInput
 from kdskills.execution.check import MAX_ARGS, MAX_GLOBS, MAX_INPUTS, path_problem
-from kdskills.jobs.model import SESSION_ID
+from kdskills.jobs.model import SESSION_ID, graph_problem
 from kdskills.session.scripts import call_env_problems
 
 MAX_ENV: Final = 256
@@ -286,7 +286,8 @@ class StartJobInput(Program, Arguments):
     @field_validator("steps")
     @classmethod
     def _graph(cls, value: tuple[Step, ...]) -> tuple[Step, ...]:
-        for text in graph_problems({step.name: step.needs for step in value}, [step.name for step in value]):
+        text = graph_problem([(step.name, step.needs) for step in value])
+        if text is not None:
             raise problem(text)
         return value
 
@@ -408,24 +409,3 @@ class TaskListInput(ListInput):
 
     job_id: JobId | None = Field(None, description="Steps of this job only.")
     steps: bool = Field(True, description="Whether tasks that are steps of jobs are listed.")  # fmt: skip
-
-
-def graph_problems(needs: dict[str, tuple[str, ...]], names: list[str]) -> Iterator[str]:
-    """Tell what is wrong with a graph of steps: names used twice, needs that are no step, rings."""
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        yield f"steps have one name: {', '.join(twice)}"
-        return
-    for name, needed in needs.items():
-        unknown = [need for need in needed if need not in needs]
-        if unknown:
-            yield f"step {name} needs {', '.join(unknown)}, which is no step of this job"
-            return
-    waiting = {name: set(needed) for name, needed in needs.items()}
-    while waiting:
-        free = [name for name, needed in waiting.items() if not needed & waiting.keys()]
-        if not free:
-            yield f"steps need one another in a ring: {', '.join(sorted(waiting))}"
-            return
-        for name in free:
-            del waiting[name]

@@ -32,17 +32,9 @@ from kdskills.errors import ExecRefused, KdskillsError
 from kdskills.execution import ExecResult, Executor
 from kdskills.execution.probing import require_consent
 from kdskills.execution.protocol import Handle, Preparable
-from kdskills.jobs.attempts import (
-    AttemptFacts,
-    AttemptOrder,
-    ProcessIdentity,
-    SessionFolder,
-    Verdict,
-    WarmStarter,
-    shim,
-)
-from kdskills.jobs.attempts.exchange import refusal, to_request, to_verdict
-from kdskills.jobs.attempts.sessions import Bounds, workdir_files
+from kdskills.jobs import shim
+from kdskills.jobs.attempts import AttemptFacts, AttemptOrder, ProcessIdentity, Verdict, WarmStarter
+from kdskills.jobs.exchange import Bounds, SessionFolder, refusal, to_request, to_verdict, workdir_files
 from kdskills.jobs.model import OutputError
 from kdskills.jobs.services import ServiceSupervisor
 

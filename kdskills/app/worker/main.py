@@ -22,8 +22,9 @@ from kdskills.app.work import spawner
 from kdskills.app.worker.launcher import warm_starter
 from kdskills.errors import KdskillsError
 from kdskills.jobs.artifacts import ArtifactKeeper, artifacts_url, open_artifacts
-from kdskills.jobs.opening import open_work
-from kdskills.jobs.worker import AboutWork, Worker
+from kdskills.jobs.queue import Work
+from kdskills.jobs.runs import AboutWork
+from kdskills.jobs.worker import Worker
 
 LOG: Final = logging.getLogger("kdskills.jobs")
 THREADS: Final = 24
@@ -88,7 +89,7 @@ async def _serve(settings: Settings, slot: int, idle_s: float | None) -> tuple[i
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="worker"))
     starter = warm_starter(settings)
-    work = await open_work(settings.work_database, settings.state_dir, settings.jobs, starter=starter)
+    work = await asyncio.to_thread(Work, settings.work_database, settings.state_dir, settings.jobs, starter=starter)
     store = open_artifacts(artifacts_url(settings.artifacts, settings.state_dir))
     keeper = ArtifactKeeper(store, work.database, work.tables, settings.state_dir / "inputs")
     worker = Worker(work, keeper, slot=slot, idle_s=idle_s)

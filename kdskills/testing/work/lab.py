@@ -18,13 +18,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from kdskills.app.settings import Settings, settings_line
-from kdskills.jobs.attempts import Attempts
-from kdskills.jobs.attempts.attempt import attempt_alive
+from kdskills.jobs.attempts import Attempts, attempt_alive
 from kdskills.jobs.client import JobsClient
 from kdskills.jobs.model import Command, JobSpec, Placement, Scope, ServiceSpec, StepSpec, TaskHead, TaskSpec
-from kdskills.jobs.roster import slot_taken
+from kdskills.jobs.queue import slot_taken
+from kdskills.jobs.records import WorkTables
 from kdskills.jobs.settings import JobsSettings
-from kdskills.jobs.tables import WorkTables
 from kdskills.storage.database import Database
 
 MODULE = "kdskills.app.worker.main"
@@ -254,7 +253,7 @@ class WorkLab:
     async def running(self, item: str) -> TaskHead:
         """Wait until a task runs and return it."""
         end = time.monotonic() + PATIENCE_S
-        while (head := await self.client.task(self.scope, item)).status != "running":
+        while (head := await self.client.head(TaskHead, self.scope, item)).status != "running":
             assert not head.terminal, (head.status, head.error_code, head.error_message, self.said())
             assert time.monotonic() < end, f"it never ran; the worker said:\n{self.said()}"
             await asyncio.sleep(0.02)

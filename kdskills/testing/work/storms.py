@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kdskills.errors import OperatorMustAct
-from kdskills.jobs.model import OnPort, Placement, ServiceSpec, TaskHead
+from kdskills.jobs.model import JobHead, OnPort, Placement, ServiceSpec, TaskHead
 from kdskills.testing.work.lab import WorkLab
 from kdskills.testing.work.postgres import Cluster
 
@@ -105,7 +105,7 @@ async def job_storm(
     began, chance = time.monotonic(), random.Random(seed)  # noqa: S311
     lab.start()
     heads = [
-        await lab.client.submit_job(
+        await lab.client.submit(
             lab.job([lab.ledger.script(f"j{job}-{step}", 0.02) for step in range(steps)], session=f"s{job}")
         )
         for job in range(jobs)
@@ -119,7 +119,7 @@ async def job_storm(
         lab.start()
     end = time.monotonic() + deadline_s
     for head in heads:
-        over = await lab.client.wait_job(lab.scope, head.id, max(0.0, end - time.monotonic()))
+        over = await lab.client.wait(JobHead, lab.scope, head.id, max(0.0, end - time.monotonic()))
         if not over.terminal:
             report.unfinished.append(head.id)
         elif over.status != "succeeded":
@@ -188,7 +188,7 @@ async def service_storm(
     service = ServiceSpec(ready=OnPort(tcp_port=SERVED), startup_timeout_s=120, expose_ports=(SERVED,))
     spec = lab.task(f"exec python3 -m http.server {SERVED}", session="web", service=service)
     placement = Placement(engine=engine, skill_name="x", version_hash="0")
-    head = await lab.client.submit_task(spec.model_copy(update={"placement": placement}))
+    head = await lab.client.submit(spec.model_copy(update={"placement": placement}))
     port = (await lab.running(head.id)).endpoints[0].host_port
     report, asking = Report(0), asyncio.Event()
 
@@ -207,8 +207,8 @@ async def service_storm(
         await _held(lab, head)
     asking.set()
     await requests
-    await lab.client.cancel_task(lab.scope, head.id, "the storm is over")
-    over = await lab.client.wait_task(lab.scope, head.id, 120)
+    await lab.client.cancel(TaskHead, lab.scope, head.id, "the storm is over")
+    over = await lab.client.wait(TaskHead, lab.scope, head.id, 120)
     if over.status != "canceled":
         report.unfinished.append(head.id)
     report.seconds = time.monotonic() - began
@@ -233,7 +233,7 @@ async def _held(lab: WorkLab, head: TaskHead) -> None:
     before = head.executor
     end = time.monotonic() + 120
     while True:
-        now = await lab.client.task(lab.scope, head.id)
+        now = await lab.client.head(TaskHead, lab.scope, head.id)
         if now.executor != before or time.monotonic() > end:
             return
         await asyncio.sleep(0.05)
@@ -258,7 +258,7 @@ async def _submit(
         spec = lab.task(script, session=name.partition("-")[0] if sessions else None)
         while True:
             with contextlib.suppress(OperatorMustAct):
-                head = await lab.client.submit_task(spec, key=name)
+                head = await lab.client.submit(spec, key=name)
                 break
             await asyncio.sleep(0.1)
         ids.append(head.id)
@@ -282,7 +282,7 @@ async def _settle(lab: WorkLab, ids: Sequence[str], report: Report, deadline_s: 
     for item in ids:
         while True:
             with contextlib.suppress(OperatorMustAct):
-                head = await lab.client.wait_task(lab.scope, item, max(0.0, end - time.monotonic()))
+                head = await lab.client.wait(TaskHead, lab.scope, item, max(0.0, end - time.monotonic()))
                 break
             await asyncio.sleep(0.2)
         if not head.terminal:

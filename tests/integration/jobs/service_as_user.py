@@ -10,7 +10,8 @@ from pathlib import Path
 
 from kdskills.app.settings import Settings
 from kdskills.app.worker.launcher import warm_starter
-from kdskills.jobs.attempts import AttemptOrder, Attempts, shim
+from kdskills.jobs import shim
+from kdskills.jobs.attempts import AttemptOrder, Attempts
 from kdskills.jobs.model import Command, OnHttp, Placement, Scope, ServiceSpec, TaskSpec
 
 WEB = ("python3", "-u", "-m", "http.server", "8000", "--bind", "127.0.0.1")

@@ -23,8 +23,8 @@ from obstore.store import S3Store
 
 from kdskills.app import Host, Settings
 from kdskills.errors import NotFound
-from kdskills.jobs.artifacts import ArtifactCorrupt, ArtifactStore, ArtifactStoreUnavailable, open_artifacts
-from kdskills.jobs.artifacts.blobs import blob_key
+from kdskills.jobs.artifacts import ArtifactStore, open_artifacts
+from kdskills.jobs.blobs import ArtifactCorrupt, ArtifactStoreUnavailable, blob_key
 
 BIN = Path(sys.executable).parent
 BUCKET = "kept"

@@ -6,7 +6,8 @@ import signal
 import docker
 import pytest
 
-from kdskills.jobs.attempts import Attempts, shim
+from kdskills.jobs import shim
+from kdskills.jobs.attempts import Attempts
 from kdskills.jobs.model import OnPort, ServiceSpec
 
 pytestmark = pytest.mark.needs("docker")

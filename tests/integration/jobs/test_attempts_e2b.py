@@ -6,7 +6,8 @@ import signal
 import pytest
 
 from kdskills.app.settings import Settings
-from kdskills.jobs.attempts import Attempts, shim
+from kdskills.jobs import shim
+from kdskills.jobs.attempts import Attempts
 from kdskills.jobs.model import OnPattern, OnPort, ServiceSpec
 from kdskills.testing.e2b_server import E2bServer
 

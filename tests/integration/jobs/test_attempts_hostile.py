@@ -11,7 +11,8 @@ import pytest
 
 from kdskills.execution import Limits
 from kdskills.execution.owner import process_start
-from kdskills.jobs.attempts import Attempts, shim
+from kdskills.jobs import shim
+from kdskills.jobs.attempts import Attempts
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

@@ -13,11 +13,11 @@ import sqlalchemy as sa
 
 from kdskills.app.upkeep import measured
 from kdskills.jobs.client import JobsClient
-from kdskills.jobs.model import Command, JobSpec, Placement, Scope, StepSpec, TaskSpec
-from kdskills.jobs.opening import Work
+from kdskills.jobs.model import Command, JobHead, JobSpec, Placement, Scope, StepSpec, TaskHead, TaskSpec
+from kdskills.jobs.queue import Work
 from kdskills.jobs.records import ListQuery
 from kdskills.jobs.settings import JobsSettings
-from kdskills.jobs.worker.cleanup import Retention
+from kdskills.jobs.worker import Retention
 from kdskills.storage.database import micros, utc_now
 
 pytestmark = pytest.mark.timeout(300)
@@ -67,8 +67,8 @@ def work(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     async def begin() -> None:
         client = JobsClient(url, state, SETTINGS)
         step = StepSpec(name="x", command=COMMAND)
-        await client.submit_task(TaskSpec(scope=MINE, session_id="live", command=COMMAND, placement=PLACEMENT))
-        await client.submit_job(JobSpec(scope=MINE, session_id="live", steps=(step,), placement=PLACEMENT))
+        await client.submit(TaskSpec(scope=MINE, session_id="live", command=COMMAND, placement=PLACEMENT))
+        await client.submit(JobSpec(scope=MINE, session_id="live", steps=(step,), placement=PLACEMENT))
         await client.aclose()
 
     asyncio.run(begin())
@@ -129,14 +129,14 @@ LISTINGS = {
 @pytest.mark.parametrize("wanted", LISTINGS.values(), ids=LISTINGS)
 def test_lists(work: Work, wanted: ListQuery) -> None:
     """A page is found by an index, whatever it is filtered by."""
-    assert whole_tables(work, lambda link: work.records.list_tasks(link, wanted)) == []
-    assert whole_tables(work, lambda link: work.records.list_jobs(link, wanted)) == []
+    assert whole_tables(work, lambda link: work.records.heads(link, TaskHead, wanted)) == []
+    assert whole_tables(work, lambda link: work.records.heads(link, JobHead, wanted)) == []
 
 
 def test_status(work: Work) -> None:
     """A task, a job and its steps are found by an index."""
-    assert whole_tables(work, lambda link: work.records.task(link, "task_000007")) == []
-    assert whole_tables(work, lambda link: work.records.job(link, "job_000007")) == []
+    assert whole_tables(work, lambda link: work.records.head(link, TaskHead, "task_000007")) == []
+    assert whole_tables(work, lambda link: work.records.head(link, JobHead, "job_000007")) == []
 
 
 def test_submitting(work: Work) -> None:

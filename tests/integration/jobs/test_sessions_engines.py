@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from kdskills.execution import Limits
-from kdskills.jobs.attempts import shim
+from kdskills.jobs import shim
 from kdskills.jobs.model import ServiceSpec
 
 ENGINES = [

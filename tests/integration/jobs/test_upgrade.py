@@ -14,6 +14,7 @@ import pytest
 from kdskills.app.worker.launcher import warm_starter
 from kdskills.jobs.attempts import AttemptOrder, Attempts
 from kdskills.jobs.client import JobsClient, new_id
+from kdskills.jobs.model import JobHead, TaskHead
 from kdskills.testing.work import WorkLab
 
 pytestmark = [pytest.mark.xdist_group("work"), pytest.mark.timeout(300)]
@@ -67,7 +68,7 @@ async def run_again(lab, items):
     attempts = Attempts(lab.settings.state_dir, starter)
     try:
         for item in items:
-            head = await lab.client.task(lab.scope, item)
+            head = await lab.client.head(TaskHead, lab.scope, item)
             folder = attempts.session_dir(head.session_key)
             await attempts.start(AttemptOrder(task_id=item, attempt=1, spec=head.spec, session_dir=folder))
     finally:
@@ -82,11 +83,11 @@ async def test_work_of_the_version_before_goes_on(lab):
     client, scope = lab.client, lab.scope
     tasks = {key: new_id("task", scope, key) for key in ("done", "running", "starting", "second", "fourth", "free")}
     jobs = {key: new_id("job", scope, key) for key in ("job", "third", "waiting")}
-    step = (await client.job(scope, jobs["job"])).steps[0].task
+    step = (await client.head(JobHead, scope, jobs["job"])).steps[0].task
     await run_again(lab, [tasks["running"], step.id])
     lab.start()
-    heads = {key: await client.wait_task(scope, item, 120) for key, item in tasks.items()}
-    ends = {key: await client.wait_job(scope, item, 120) for key, item in jobs.items()}
+    heads = {key: await client.wait(TaskHead, scope, item, 120) for key, item in tasks.items()}
+    ends = {key: await client.wait(JobHead, scope, item, 120) for key, item in jobs.items()}
     assert {key: head.status for key, head in heads.items()} == dict.fromkeys(tasks, "succeeded"), lab.said()
     assert {key: head.status for key, head in ends.items()} == dict.fromkeys(jobs, "succeeded"), lab.said()
     assert {head.attempt for head in heads.values()} == {1}

@@ -8,7 +8,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from kdskills.jobs.model import Command, StepSpec
+from kdskills.jobs.model import Command, JobHead, StepSpec, TaskHead
 from kdskills.testing.e2b_server import E2bServer
 from kdskills.testing.work import WorkLab
 
@@ -65,24 +65,24 @@ def command_lines():
 
 async def adopted(lab):
     """Kill the worker below a running program and let the next one see it through; return the task's id."""
-    head = await lab.client.submit_task(lab.task(LONG, session="s"))
+    head = await lab.client.submit(lab.task(LONG, session="s"))
     await lab.running(head.id)
     assert lab.kill() == -9
     lab.start()
-    over = await lab.client.wait_task(lab.scope, head.id, 120)
+    over = await lab.client.wait(TaskHead, lab.scope, head.id, 120)
     assert (over.status, over.attempt, over.stdout_tail) == ("succeeded", 1, b"up\ndone\n"), (over, lab.said())
     return head.id
 
 
 async def canceled(lab, nap="sleep 610"):
     """Kill the worker below a running program and cancel it under the next one; return the task's id."""
-    head = await lab.client.submit_task(lab.task(f"echo up; {nap}"))
+    head = await lab.client.submit(lab.task(f"echo up; {nap}"))
     await lab.running(head.id)
     lab.kill()
     lab.start()
     await lab.started()
-    assert await lab.client.cancel_task(lab.scope, head.id, "enough")
-    over = await lab.client.wait_task(lab.scope, head.id, 120)
+    assert await lab.client.cancel(TaskHead, lab.scope, head.id, "enough")
+    over = await lab.client.wait(TaskHead, lab.scope, head.id, 120)
     assert (over.status, over.cancel_reason, over.attempt) == ("canceled", "enough", 1), lab.said()
     return head.id
 
@@ -133,8 +133,8 @@ async def test_steps_that_run_at_once_keep_each_others_files(make_lab):
         )
         for name, script in scripts.items()
     )
-    head = await lab.client.submit_job(lab.job([], steps=steps, max_concurrency=2))
-    over = await lab.client.wait_job(lab.scope, head.id, 120)
+    head = await lab.client.submit(lab.job([], steps=steps, max_concurrency=2))
+    over = await lab.client.wait(JobHead, lab.scope, head.id, 120)
     tasks = {step.name: step.task for step in over.steps}
     assert {tasks[name].status for name in ("first", "one", "two")} == {"succeeded"}, lab.said()
     assert tasks["one"].started_at < tasks["two"].finished_at

@@ -14,10 +14,10 @@ import pytest
 
 from kdskills.app.work import spawner
 from kdskills.jobs.attempts import Attempts
-from kdskills.jobs.attempts.shim import read_identity
 from kdskills.jobs.client import JobsClient, new_id
-from kdskills.jobs.model import Command, StepSpec
-from kdskills.jobs.roster import slot_file, slot_taken
+from kdskills.jobs.model import Command, JobHead, StepSpec, TaskHead
+from kdskills.jobs.queue import slot_file, slot_taken
+from kdskills.jobs.shim import read_identity
 from kdskills.testing.work import WorkLab
 
 pytestmark = [pytest.mark.xdist_group("work"), pytest.mark.timeout(300)]
@@ -50,16 +50,16 @@ async def lab(make_lab):
 
 async def done(lab, spec):
     """Submit a task and return its end."""
-    head = await lab.client.submit_task(spec)
-    over = await lab.client.wait_task(lab.scope, head.id, 120)
+    head = await lab.client.submit(spec)
+    over = await lab.client.wait(TaskHead, lab.scope, head.id, 120)
     assert over.terminal, lab.said()
     return over
 
 
 async def job_done(lab, spec):
     """Submit a job and return its end."""
-    head = await lab.client.submit_job(spec)
-    over = await lab.client.wait_job(lab.scope, head.id, 120)
+    head = await lab.client.submit(spec)
+    over = await lab.client.wait(JobHead, lab.scope, head.id, 120)
     assert over.terminal, lab.said()
     return over
 
@@ -87,11 +87,11 @@ async def test_a_program_nobody_saw_run_was_ready_too(lab):
     """What starts and ends while its worker stands still has the times of one that was followed."""
     await lab.started()
     worker = lab.workers[0].pid
-    head = await lab.client.submit_task(lab.task(f"kill -STOP {worker}"))
+    head = await lab.client.submit(lab.task(f"kill -STOP {worker}"))
     attempts = Attempts(lab.settings.state_dir)
     await lab.until(lambda: (found := attempts.latest(head.id)) is not None and found.state() == "ended")
     os.kill(worker, signal.SIGCONT)
-    over = await lab.client.wait_task(lab.scope, head.id, 120)
+    over = await lab.client.wait(TaskHead, lab.scope, head.id, 120)
     assert (over.status, over.ready_at) == ("succeeded", over.started_at)
     assert over.ready_at is not None
 
@@ -112,9 +112,9 @@ async def test_a_session_never_overlaps(lab):
     for index in range(3):
         for session in ("s", "t"):
             spec = lab.task(lab.ledger.script(f"{session}{index}", 0.3), session=session)
-            ids.append((await lab.client.submit_task(spec)).id)
+            ids.append((await lab.client.submit(spec)).id)
     for item in ids:
-        assert (await lab.client.wait_task(lab.scope, item, 120)).status == "succeeded"
+        assert (await lab.client.wait(TaskHead, lab.scope, item, 120)).status == "succeeded"
     for session in ("s", "t"):
         mine = [(mark, name) for mark, name in lab.ledger.lines() if name.startswith(session)]
         assert mine == [(mark, f"{session}{index}") for index in range(3) for mark in "be"]
@@ -122,12 +122,12 @@ async def test_a_session_never_overlaps(lab):
 
 async def test_a_job_holds_its_session(lab):
     """A command that comes while a job runs waits for the whole job, not for a gap between its steps."""
-    job = await lab.client.submit_job(lab.job([lab.ledger.script(f"step{n}", 0.1) for n in range(3)], session="s"))
+    job = await lab.client.submit(lab.job([lab.ledger.script(f"step{n}", 0.1) for n in range(3)], session="s"))
     await lab.until(lab.ledger.lines)
     task = await done(lab, lab.task(lab.ledger.script("after"), session="s"))
     assert task.status == "succeeded"
     assert lab.ledger.order() == ["step0", "step1", "step2", "after"]
-    over = await lab.client.job(lab.scope, job.id)
+    over = await lab.client.head(JobHead, lab.scope, job.id)
     assert (over.status, over.current_step_index) == ("succeeded", 2)
 
 
@@ -161,33 +161,33 @@ async def test_a_job_has_its_time(lab):
 async def test_a_cancel_ends_the_program(lab):
     """A cancel ends the whole tree and is not a failure; what is over cannot be canceled."""
     naps = nap(), nap()
-    head = await lab.client.submit_task(lab.task(" & ".join(naps)))
+    head = await lab.client.submit(lab.task(" & ".join(naps)))
     await lab.running(head.id)
-    assert await lab.client.cancel_task(lab.scope, head.id, "enough")
-    over = await lab.client.wait_task(lab.scope, head.id, 60)
+    assert await lab.client.cancel(TaskHead, lab.scope, head.id, "enough")
+    over = await lab.client.wait(TaskHead, lab.scope, head.id, 60)
     assert (over.status, over.error_code, over.cancel_reason) == ("canceled", "canceled", "enough")
-    assert not await lab.client.cancel_task(lab.scope, head.id)
+    assert not await lab.client.cancel(TaskHead, lab.scope, head.id)
     assert not alive(*naps)
 
 
 async def test_a_canceled_job_is_canceled(lab):
     """The running step is ended, later steps never begin, and the job is canceled, not failed."""
-    head = await lab.client.submit_job(lab.job([lab.ledger.script("one", 603), lab.ledger.script("two")]))
+    head = await lab.client.submit(lab.job([lab.ledger.script("one", 603), lab.ledger.script("two")]))
     await lab.until(lab.ledger.lines)
-    assert await lab.client.cancel_job(lab.scope, head.id, "enough")
-    over = await lab.client.wait_job(lab.scope, head.id, 60)
+    assert await lab.client.cancel(JobHead, lab.scope, head.id, "enough")
+    over = await lab.client.wait(JobHead, lab.scope, head.id, 60)
     assert (over.status, [one.status for one in over.steps]) == ("canceled", ["canceled", "skipped"])
     assert lab.ledger.order() == ["one"]
 
 
 async def test_a_killed_worker_is_followed(lab):
     """A program goes on without its worker; the next one adopts it, and it ran once."""
-    head = await lab.client.submit_task(lab.task(lab.ledger.held("long") + "; echo said"))
+    head = await lab.client.submit(lab.task(lab.ledger.held("long") + "; echo said"))
     head = await lab.running(head.id)
     lab.kill()
     lab.start()
     lab.ledger.let_go()
-    over = await lab.client.wait_task(lab.scope, head.id, 120)
+    over = await lab.client.wait(TaskHead, lab.scope, head.id, 120)
     assert (over.status, over.attempt, over.stdout_tail) == ("succeeded", 1, b"said\n")
     assert lab.ledger.begun() == {"long": 1}
     assert over.executor != head.executor
@@ -201,26 +201,26 @@ def last_words(lab):
 
 async def test_a_worker_that_is_asked_ends_at_once(lab):
     """SIGTERM ends the worker with 0 while programs go on; its last line says so."""
-    head = await lab.client.submit_task(lab.task(lab.ledger.held("long")))
+    head = await lab.client.submit(lab.task(lab.ledger.held("long")))
     await lab.running(head.id)
     assert lab.kill(number=signal.SIGTERM) == 0
     assert last_words(lab) == "the worker ends with 0: it was asked to end"
-    assert (await lab.client.task(lab.scope, head.id)).status == "running"
+    assert (await lab.client.head(TaskHead, lab.scope, head.id)).status == "running"
     lab.ledger.let_go()
     lab.start()
-    assert (await lab.client.wait_task(lab.scope, head.id, 120)).status == "succeeded"
+    assert (await lab.client.wait(TaskHead, lab.scope, head.id, 120)).status == "succeeded"
     assert lab.ledger.begun() == {"long": 1}
 
 
 async def test_a_worker_that_was_given_up_begins_anew(lab):
     """A worker whose row is dead goes on under another name, adopts what it ran, and changed nothing in between."""
-    head = await lab.client.submit_task(lab.task(lab.ledger.held("long")))
+    head = await lab.client.submit(lab.task(lab.ledger.held("long")))
     head = await lab.running(head.id)
     work = await lab.client.work()
     work.database.change(lambda link: link.execute(work.tables.workers.update().values(state="dead")))
     await lab.until(lambda: lab.said().count("takes work") == 2)
     lab.ledger.let_go()
-    over = await lab.client.wait_task(lab.scope, head.id, 120)
+    over = await lab.client.wait(TaskHead, lab.scope, head.id, 120)
     assert (over.status, over.attempt, over.executor != head.executor) == ("succeeded", 1, True)
     assert lab.workers[0].poll() is None
     assert lab.ledger.begun() == {"long": 1}
@@ -269,29 +269,29 @@ async def test_two_slots_share_a_host(make_lab):
     lab = make_lab(slots=2)
     lab.start(0)
     lab.start(1)
-    heads = [await lab.client.submit_task(lab.task(lab.ledger.script(f"t{n}", 0.5))) for n in range(12)]
+    heads = [await lab.client.submit(lab.task(lab.ledger.script(f"t{n}", 0.5))) for n in range(12)]
     await lab.until(lambda: len(lab.ledger.lines()) > 3)
     lab.kill(0)
     for head in heads:
-        assert (await lab.client.wait_task(lab.scope, head.id, 120)).status == "succeeded", lab.said()
+        assert (await lab.client.wait(TaskHead, lab.scope, head.id, 120)).status == "succeeded", lab.said()
     assert lab.ledger.begun() == {f"t{n}": 1 for n in range(12)}
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["failed", "tried-again"])
 async def test_a_killed_shim_is_lost(lab, again):
     """An attempt that died without a verdict is `lost`, or is run again where the caller allows it."""
-    head = await lab.client.submit_task(lab.task(lab.ledger.held("x"), retry_on_lost=again))
+    head = await lab.client.submit(lab.task(lab.ledger.held("x"), retry_on_lost=again))
     await lab.running(head.id)
     kill_attempt(await lab.client.work(), head.id)
     lab.ledger.let_go()
-    over = await lab.client.wait_task(lab.scope, head.id, 120)
+    over = await lab.client.wait(TaskHead, lab.scope, head.id, 120)
     assert (over.status, over.error_code, over.attempt) == (("succeeded", None, 2) if again else ("failed", "lost", 1))
 
 
 async def test_after_a_reboot(lab):
     """Rows that run with nothing alive: the next worker finds out, and new work goes on."""
-    head = await lab.client.submit_task(lab.task("sleep 604"))
-    waiting = await lab.client.submit_job(lab.job(["sleep 605"], session="j"))
+    head = await lab.client.submit(lab.task("sleep 604"))
+    waiting = await lab.client.submit(lab.job(["sleep 605"], session="j"))
     await lab.running(head.id)
     await until_step_runs(lab, waiting.id)
     lab.kill()
@@ -299,35 +299,35 @@ async def test_after_a_reboot(lab):
     for item in work.attempts.tasks():
         kill_attempt(work, item)
     lab.start()
-    over = await lab.client.wait_task(lab.scope, head.id, 120)
+    over = await lab.client.wait(TaskHead, lab.scope, head.id, 120)
     assert (over.status, over.error_code) == ("failed", "lost")
-    assert (await lab.client.wait_job(lab.scope, waiting.id, 120)).status == "failed"
+    assert (await lab.client.wait(JobHead, lab.scope, waiting.id, 120)).status == "failed"
     assert (await done(lab, lab.task("true"))).status == "succeeded"
 
 
 async def test_a_cancel_without_a_worker(lab):
     """With no worker alive the call itself ends task and program, for a job with its steps."""
     naps = nap(), nap()
-    task = await lab.client.submit_task(lab.task(naps[0]))
-    job = await lab.client.submit_job(lab.job([naps[1], "true"], session="j"))
+    task = await lab.client.submit(lab.task(naps[0]))
+    job = await lab.client.submit(lab.job([naps[1], "true"], session="j"))
     await lab.running(task.id)
     await until_step_runs(lab, job.id)
     lab.kill()
-    assert await lab.client.cancel_task(lab.scope, task.id, "gone")
-    assert await lab.client.cancel_job(lab.scope, job.id, "gone")
-    assert (await lab.client.task(lab.scope, task.id)).status == "canceled"
-    over = await lab.client.job(lab.scope, job.id)
+    assert await lab.client.cancel(TaskHead, lab.scope, task.id, "gone")
+    assert await lab.client.cancel(JobHead, lab.scope, job.id, "gone")
+    assert (await lab.client.head(TaskHead, lab.scope, task.id)).status == "canceled"
+    over = await lab.client.head(JobHead, lab.scope, job.id)
     assert (over.status, over.steps[0].status) == ("canceled", "canceled")
     assert not alive(*naps)
     lab.start()
     assert (await done(lab, lab.task("true"))).status == "succeeded"
-    assert (await lab.client.task(lab.scope, task.id)).status == "canceled"
+    assert (await lab.client.head(TaskHead, lab.scope, task.id)).status == "canceled"
 
 
 async def test_leftovers_are_ended(lab):
     """A program whose task is over is ended by the next worker."""
     sleeps = nap()
-    head = await lab.client.submit_task(lab.task(sleeps))
+    head = await lab.client.submit(lab.task(sleeps))
     await lab.running(head.id)
     lab.kill()
     work = await lab.client.work()
@@ -343,8 +343,8 @@ async def test_embedded_work_needs_no_worker_of_its_own(make_lab):
     state, settings = lab.settings.state_dir, lab.settings
     client = JobsClient(settings.work_database, state, settings.jobs, spawn=spawner(settings))
     for _ in range(2):
-        head = await client.submit_task(lab.task("echo hi"))
-        over = await client.wait_task(lab.scope, head.id, 120)
+        head = await client.submit(lab.task("echo hi"))
+        over = await client.wait(TaskHead, lab.scope, head.id, 120)
         said = (over.status, over.error_code, over.error_message, over.stdout_tail)
         assert said == ("succeeded", None, None, b"hi\n"), (state / "worker.log").read_text()[-4000:]
         await lab.until(lambda: not slot_taken(state, 0))
@@ -359,9 +359,9 @@ async def test_a_workers_log_is_json(make_lab):
     in_the_way = lab.settings.state_dir / "runs" / item
     in_the_way.parent.mkdir(parents=True, mode=0o700)
     in_the_way.touch()
-    head = await lab.client.submit_task(lab.task("true"), key="k")
+    head = await lab.client.submit(lab.task("true"), key="k")
     lab.start()
-    over = await lab.client.wait_task(lab.scope, head.id, 100)
+    over = await lab.client.wait(TaskHead, lab.scope, head.id, 100)
     assert (over.id, over.status, over.error_code) == (item, "failed", "infra_error"), lab.said()
     assert lab.workers.pop(0).wait(60) == 0
     in_the_way.unlink()
@@ -387,7 +387,7 @@ async def test_a_worker_that_cannot_begin_says_so(make_lab):
 async def until_step_runs(lab, job):
     """Wait until a step of the job runs."""
     for _ in range(3000):
-        head = await lab.client.job(lab.scope, job)
+        head = await lab.client.head(JobHead, lab.scope, job)
         if any(one.status == "running" for one in head.steps):
             return
         await asyncio.sleep(0.02)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.jobs.model import Command, StepSpec
-from kdskills.jobs.roster import Roster
+from kdskills.jobs.model import Command, JobHead, StepSpec, TaskHead
+from kdskills.jobs.queue import Roster
 from kdskills.testing.work import WorkLab
 
 pytestmark = [pytest.mark.needs("postgres"), pytest.mark.xdist_group("pool"), pytest.mark.timeout(300)]
@@ -37,7 +37,7 @@ async def alive(lab):
     """Wait until the host of *lab* has a worker in the roster."""
     work = await lab.client.work()
     roster = Roster(work)
-    await lab.until(lambda: work.database.ask(lambda link: roster.alive_hosts(link, {work.host})))
+    await lab.until(lambda: work.database.ask(lambda link: work.host in {row.host for row in roster.live(link)}))
 
 
 async def test_a_dead_host_is_taken_over(hosts):
@@ -45,7 +45,7 @@ async def test_a_dead_host_is_taken_over(hosts):
     one, two = hosts("a", "b", lease_s=3.0)
     one.start()
     script = BEATS.format(count=3000, name="x", ledger=one.ledger.path)
-    head = await one.client.submit_task(one.task(script, retry_on_lost=True))
+    head = await one.client.submit(one.task(script, retry_on_lost=True))
     first = await one.running(head.id)
     two.start()
     await alive(two)
@@ -56,22 +56,22 @@ async def test_a_dead_host_is_taken_over(hosts):
     order = [name for name in one.ledger.order() if name.startswith("x-")]
     switch = order.index(next(name for name in order if name != order[0]))
     assert set(order[switch:]) == {order[switch]}
-    assert await two.client.cancel_task(two.scope, head.id)
-    assert (await two.client.wait_task(two.scope, head.id, 60)).status == "canceled"
+    assert await two.client.cancel(TaskHead, two.scope, head.id)
+    assert (await two.client.wait(TaskHead, two.scope, head.id, 60)).status == "canceled"
 
 
 async def test_at_most_once_is_not_taken_over(hosts):
     """Without `retry_on_lost` a task whose host is gone is lost, here as on one host: it never begins a second time."""
     one, two = hosts("a", "b", lease_s=3.0)
     one.start()
-    head = await one.client.submit_task(one.task(one.ledger.held("x"), session="s"))
+    head = await one.client.submit(one.task(one.ledger.held("x"), session="s"))
     await one.running(head.id)
-    behind = await one.client.submit_task(one.task(one.ledger.script("y"), session="s"))
+    behind = await one.client.submit(one.task(one.ledger.script("y"), session="s"))
     two.start()
     one.kill()
-    over = await two.client.wait_task(two.scope, head.id, 120)
+    over = await two.client.wait(TaskHead, two.scope, head.id, 120)
     assert (over.status, over.error_code, over.attempt) == ("failed", "lost", 1), two.said()
-    assert (await two.client.wait_task(two.scope, behind.id, 120)).status == "succeeded"
+    assert (await two.client.wait(TaskHead, two.scope, behind.id, 120)).status == "succeeded"
     assert two.ledger.begun() == {"x": 1, "y": 1}
 
 
@@ -79,17 +79,17 @@ async def test_a_worker_that_ends_in_order_gives_no_program_away(hosts):
     """Programs go on without their worker: no other host runs them anew before the lease is over."""
     one, two = hosts("a", "b", lease_s=60.0)
     one.start()
-    head = await one.client.submit_task(one.task(one.ledger.held("x"), retry_on_lost=True))
+    head = await one.client.submit(one.task(one.ledger.held("x"), retry_on_lost=True))
     await one.running(head.id)
     two.start()
     await alive(two)
     assert one.kill(number=signal.SIGTERM) == 0
-    free = await two.client.submit_task(two.task("true"))
-    assert (await two.client.wait_task(two.scope, free.id, 120)).status == "succeeded"
-    assert (await two.client.task(two.scope, head.id)).attempt == 1
+    free = await two.client.submit(two.task("true"))
+    assert (await two.client.wait(TaskHead, two.scope, free.id, 120)).status == "succeeded"
+    assert (await two.client.head(TaskHead, two.scope, head.id)).attempt == 1
     one.start()
     one.ledger.let_go()
-    assert (await one.client.wait_task(one.scope, head.id, 120)).status == "succeeded"
+    assert (await one.client.wait(TaskHead, one.scope, head.id, 120)).status == "succeeded"
     assert one.ledger.begun() == {"x": 1}
 
 
@@ -97,14 +97,14 @@ async def test_a_host_that_comes_back_in_time_keeps_its_work(hosts):
     """Within its lease a host's next worker adopts what runs there, though another host is free."""
     one, two = hosts("a", "b", lease_s=60.0)
     one.start()
-    head = await one.client.submit_task(one.task(one.ledger.held("x")))
+    head = await one.client.submit(one.task(one.ledger.held("x")))
     first = await one.running(head.id)
     two.start()
     await alive(two)
     one.kill()
     one.start()
     one.ledger.let_go()
-    over = await one.client.wait_task(one.scope, head.id, 120)
+    over = await one.client.wait(TaskHead, one.scope, head.id, 120)
     assert (over.status, over.attempt, over.host) == ("succeeded", 1, first.host), one.said()
     assert one.ledger.begun() == {"x": 1}
 
@@ -119,11 +119,11 @@ async def test_waiting_work_leaves_a_dead_host(hosts):
         )
         for n in range(3)
     ]
-    job = await one.client.submit_job(one.job([], steps=tuple(steps)))
+    job = await one.client.submit(one.job([], steps=tuple(steps)))
     await one.until(one.ledger.lines)
     one.kill()
     two.start()
-    over = await two.client.wait_job(two.scope, job.id, 120)
+    over = await two.client.wait(JobHead, two.scope, job.id, 120)
     states = [(step.status, step.task and step.task.error_code) for step in over.steps]
     assert over.status == "succeeded", (states, two.said())
     assert set(two.ledger.begun()) == {"s0", "s1", "s2"}
@@ -136,8 +136,8 @@ async def test_a_session_stays_where_its_files_are(hosts):
         lab.start()
         await alive(lab)
     client, scope = labs[0].client, labs[0].scope
-    heads = [await client.submit_task(labs[0].task("echo x >> f; wc -l < f", session="s")) for _ in range(6)]
-    said = [(await client.wait_task(scope, head.id, 120)).stdout_tail.strip() for head in heads]
+    heads = [await client.submit(labs[0].task("echo x >> f; wc -l < f", session="s")) for _ in range(6)]
+    said = [(await client.wait(TaskHead, scope, head.id, 120)).stdout_tail.strip() for head in heads]
     assert sorted(said) == [b"1", b"2", b"3", b"4", b"5", b"6"]
 
 
@@ -146,7 +146,7 @@ async def test_a_worker_cut_off_comes_back_by_itself(cluster, hosts):
     (lab,) = hosts("a", lease_s=3.0)
     lab.start()
     script = BEATS.format(count=3000, name="x", ledger=lab.ledger.path)
-    head = await lab.client.submit_task(lab.task(script))
+    head = await lab.client.submit(lab.task(script))
     await lab.running(head.id)
     await asyncio.to_thread(cluster.stop)
     try:
@@ -158,11 +158,11 @@ async def test_a_worker_cut_off_comes_back_by_itself(cluster, hosts):
         await lab.until(lambda: "there is no worker here" in lab.said())
     finally:
         await asyncio.to_thread(cluster.start)
-    over = await lab.client.wait_task(lab.scope, head.id, 120)
+    over = await lab.client.wait(TaskHead, lab.scope, head.id, 120)
     assert (over.status, over.error_code) == ("failed", "lost"), lab.said()
     assert over.executor != head.executor
-    free = await lab.client.submit_task(lab.task("echo again"))
-    assert (await lab.client.wait_task(lab.scope, free.id, 120)).stdout_tail == b"again\n"
+    free = await lab.client.submit(lab.task("echo again"))
+    assert (await lab.client.wait(TaskHead, lab.scope, free.id, 120)).stdout_tail == b"again\n"
     assert lab.workers[0].poll() is None
 
 
@@ -170,9 +170,9 @@ async def test_a_cancel_reaches_another_host(hosts):
     """A client on one host ends what runs on another."""
     one, two = hosts("a", "b")
     one.start()
-    head = await one.client.submit_task(one.task("sleep 611"))
+    head = await one.client.submit(one.task("sleep 611"))
     await one.running(head.id)
-    assert await two.client.cancel_task(two.scope, head.id, "from afar")
-    over = await two.client.wait_task(two.scope, head.id, 60)
+    assert await two.client.cancel(TaskHead, two.scope, head.id, "from afar")
+    over = await two.client.wait(TaskHead, two.scope, head.id, 60)
     assert (over.status, over.cancel_reason) == ("canceled", "from afar")
     assert one.kill(number=signal.SIGTERM) == 0

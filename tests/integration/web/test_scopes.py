@@ -139,7 +139,7 @@ def test_work_of_another_project_or_agent_is_not_found(service):
         client = service.host.work.client
         client._spawn = None
         assert work is not None
-        return await client.submit_task(spec)
+        return await client.submit(spec)
 
     head = service.run(submit())
     paths = [f"tasks/{head.id}", f"tasks/{head.id}/logs", f"tasks/{head.id}/events"]

@@ -17,7 +17,7 @@ from kdskills.app import Host, Settings
 from kdskills.app.identity import LOCAL
 from kdskills.app.operations import Context
 from kdskills.doors.cli.main import build_cli
-from kdskills.jobs.model import Scope
+from kdskills.jobs.model import Scope, TaskHead
 from kdskills.storage.database import HEADS
 
 SCHEMAS = sorted((Path(__file__).parent / "schemas").glob("*.sql"))
@@ -47,7 +47,7 @@ async def test_an_upgrade_keeps_everything(host):
     assert (identity.project, identity.agent, identity.scopes) == ("acme", "writer", {"skills:read", "work:read"})
     assert [(skill.name, skill.enabled) for skill in await host.projects.list("acme")] == [("brief", False)]
     assert [version.active for version in await host.projects.versions("acme", "brief")] == [True]
-    head = await host.work.client.task(Scope(project="acme", agent="writer"), TASK)
+    head = await host.work.client.head(TaskHead, Scope(project="acme", agent="writer"), TASK)
     assert (head.status, head.spec.command.argv) == ("queued", ("true",))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from kdskills.jobs.client import JobsClient
 from kdskills.jobs.model import Command, JobSpec, Placement, Scope, StepSpec, TaskSpec
-from kdskills.jobs.opening import Work
+from kdskills.jobs.queue import Work
 from kdskills.jobs.settings import JobsSettings
 
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from kdskills.errors import BadRequest, Conflict, NotFound
 from kdskills.jobs.client import JobsClient, new_id, tail_piece
-from kdskills.jobs.model import Scope, TaskHead
-from kdskills.jobs.queue import Capacity
-from kdskills.jobs.roster import Roster, hold_slot
+from kdskills.jobs.model import JobHead, Scope, TaskHead
+from kdskills.jobs.queue import Capacity, Roster, hold_slot
 from kdskills.storage.database import DatabaseUnavailable
 
 
@@ -29,10 +28,10 @@ def claimable(work):
 
 async def test_a_task_is_queued(client, make):
     """Submitting writes the head, and that is what a worker takes."""
-    head = await client.submit_task(make.task())
+    head = await client.submit(make.task())
     work = await client.work()
     assert (head.status, head.attempt, head.home, head.executor) == ("queued", 0, work.host, None)
-    assert await client.task(make.scope, head.id) == head
+    assert await client.head(TaskHead, make.scope, head.id) == head
     assert claimable(work) == [head.id]
 
 
@@ -45,36 +44,36 @@ async def test_a_submission_is_one_transaction(client, make, monkeypatch):
 
     monkeypatch.setattr(work.queue, "announce", refuse)
     with pytest.raises(RuntimeError):
-        await client.submit_task(make.task())
+        await client.submit(make.task())
     with pytest.raises(RuntimeError):
-        await client.submit_job(make.job("a"))
-    assert await client.list_tasks(make.scope) == []
-    assert await client.list_jobs(make.scope) == []
+        await client.submit(make.job("a"))
+    assert await client.heads(TaskHead, make.scope) == []
+    assert await client.heads(JobHead, make.scope) == []
 
 
 async def test_a_key_gives_the_first_result_again(client, make):
     """The same key and body is the same task, submitted once."""
-    one = await client.submit_task(make.task(), key="k", body_hash="b")
-    two = await client.submit_task(make.task(), key="k", body_hash="b")
+    one = await client.submit(make.task(), key="k", body_hash="b")
+    two = await client.submit(make.task(), key="k", body_hash="b")
     assert one == two
-    assert len(await client.list_tasks(make.scope)) == 1
+    assert len(await client.heads(TaskHead, make.scope)) == 1
 
 
 async def test_a_key_at_once_is_one_task(client, make):
     """Ten submissions of one key at the same time make one task."""
-    heads = await asyncio.gather(*(client.submit_task(make.task(), key="k") for _ in range(10)))
+    heads = await asyncio.gather(*(client.submit(make.task(), key="k") for _ in range(10)))
     assert len({head.id for head in heads}) == 1
 
 
 async def test_a_key_with_another_body_is_a_conflict(client, make):
     """A key belongs to its first body, of a task and of a job alike."""
-    await client.submit_task(make.task(), key="k", body_hash="b")
+    await client.submit(make.task(), key="k", body_hash="b")
     with pytest.raises(Conflict) as caught:
-        await client.submit_task(make.task(), key="k", body_hash="c")
+        await client.submit(make.task(), key="k", body_hash="c")
     assert (caught.value.code, caught.value.details) == ("conflict", {"reason": "idempotency_key"})
-    await client.submit_job(make.job("a"), key="k", body_hash="b")
+    await client.submit(make.job("a"), key="k", body_hash="b")
     with pytest.raises(Conflict):
-        await client.submit_job(make.job("a"), key="k", body_hash="c")
+        await client.submit(make.job("a"), key="k", body_hash="c")
 
 
 @given(st.lists(st.tuples(st.text(max_size=4), st.text(max_size=4), st.text(max_size=4)), min_size=2, unique=True))
@@ -98,45 +97,45 @@ def test_ids_are_random_without_a_key():
 )
 async def test_what_is_not_yours_is_not_there(client, make, stranger):
     """Another project's, tenant's or agent's ids read the same as none."""
-    task, job = await client.submit_task(make.task()), await client.submit_job(make.job("a"))
+    task, job = await client.submit(make.task()), await client.submit(make.job("a"))
     for call in (
-        client.task(stranger, task.id),
-        client.job(stranger, job.id),
-        client.cancel_task(stranger, task.id),
-        client.cancel_job(stranger, job.id),
+        client.head(TaskHead, stranger, task.id),
+        client.head(JobHead, stranger, job.id),
+        client.cancel(TaskHead, stranger, task.id),
+        client.cancel(JobHead, stranger, job.id),
         client.logs(stranger, task.id),
-        client.wait_task(stranger, task.id, 0),
-        client.wait_job(stranger, job.id, 0),
+        client.wait(TaskHead, stranger, task.id, 0),
+        client.wait(JobHead, stranger, job.id, 0),
     ):
         with pytest.raises(NotFound):
             await call
-    assert await client.list_tasks(stranger) == []
-    assert await client.list_jobs(stranger) == []
-    assert (await client.task(make.scope, task.id)).status == "queued"
+    assert await client.heads(TaskHead, stranger) == []
+    assert await client.heads(JobHead, stranger) == []
+    assert (await client.head(TaskHead, make.scope, task.id)).status == "queued"
 
 
 async def test_a_project_reads_its_agents(client, make):
     """With `any_agent` a reader sees the project's other agents, never other projects."""
-    head = await client.submit_task(make.task(scope=Scope(agent="writer")))
-    assert (await client.task(Scope(), head.id, any_agent=True)).id == head.id
-    assert [one.id for one in await client.list_tasks(Scope(), any_agent=True)] == [head.id]
+    head = await client.submit(make.task(scope=Scope(agent="writer")))
+    assert (await client.head(TaskHead, Scope(), head.id, any_agent=True)).id == head.id
+    assert [one.id for one in await client.heads(TaskHead, Scope(), any_agent=True)] == [head.id]
     with pytest.raises(NotFound):
-        await client.task(Scope(project="other"), head.id, any_agent=True)
+        await client.head(TaskHead, Scope(project="other"), head.id, any_agent=True)
 
 
 async def test_unknown_ids_are_not_found(client, make):
     """No such task, and none with a job's id."""
-    job = await client.submit_job(make.job("a"))
+    job = await client.submit(make.job("a"))
     for item in ("task_x", job.id, "", "x" * 5000, "a\0b"):
         with pytest.raises(NotFound):
-            await client.task(make.scope, item)
+            await client.head(TaskHead, make.scope, item)
 
 
 async def test_a_queued_task_is_canceled_at_once(client, make):
     """Without a worker a cancel is done when the call returns, and no worker takes it any more."""
-    head = await client.submit_task(make.task())
-    assert await client.cancel_task(make.scope, head.id, "changed my mind")
-    over = await client.task(make.scope, head.id)
+    head = await client.submit(make.task())
+    assert await client.cancel(TaskHead, make.scope, head.id, "changed my mind")
+    over = await client.head(TaskHead, make.scope, head.id)
     assert (over.status, over.cancel_reason, over.finished_at is not None) == ("canceled", "changed my mind", True)
     work = await client.work()
     assert claimable(work) == []
@@ -144,28 +143,28 @@ async def test_a_queued_task_is_canceled_at_once(client, make):
 
 async def test_a_second_cancel_changes_nothing(client, make):
     """What is over stays as it is: the call says so."""
-    head = await client.submit_task(make.task())
-    await client.cancel_task(make.scope, head.id, "first")
-    before = await client.task(make.scope, head.id)
-    assert not await client.cancel_task(make.scope, head.id, "second")
-    assert await client.task(make.scope, head.id) == before
+    head = await client.submit(make.task())
+    await client.cancel(TaskHead, make.scope, head.id, "first")
+    before = await client.head(TaskHead, make.scope, head.id)
+    assert not await client.cancel(TaskHead, make.scope, head.id, "second")
+    assert await client.head(TaskHead, make.scope, head.id) == before
 
 
 async def test_a_queued_job_is_canceled_with_its_steps(client, make):
     """A job that never began ends canceled, its steps skipped."""
-    head = await client.submit_job(make.job("a", "b"))
-    assert await client.cancel_job(make.scope, head.id)
-    over = await client.job(make.scope, head.id)
+    head = await client.submit(make.job("a", "b"))
+    assert await client.cancel(JobHead, make.scope, head.id)
+    over = await client.head(JobHead, make.scope, head.id)
     assert (over.status, [step.status for step in over.steps]) == ("canceled", ["skipped", "skipped"])
     assert over.current_step_index == -1
 
 
 async def test_a_busy_session_refuses(client, make):
     """`on_busy="refuse"` names the task or job that holds the session; other sessions are free."""
-    first = await client.submit_task(make.task("s"))
+    first = await client.submit(make.task("s"))
     for submit in (
-        client.submit_task(make.task("s", on_busy="refuse")),
-        client.submit_job(make.job("a", session="s", on_busy="refuse")),
+        client.submit(make.task("s", on_busy="refuse")),
+        client.submit(make.job("a", session="s", on_busy="refuse")),
     ):
         with pytest.raises(Conflict) as caught:
             await submit
@@ -173,52 +172,52 @@ async def test_a_busy_session_refuses(client, make):
             "conflict",
             {"reason": "session_busy", "holder": first.id},
         )
-    await client.submit_task(make.task("t", on_busy="refuse"))
-    await client.submit_task(make.task("s", on_busy="refuse", scope=Scope(alias="other")))
-    await client.cancel_task(make.scope, first.id)
-    job = await client.submit_job(make.job("a", session="s", on_busy="refuse"))
+    await client.submit(make.task("t", on_busy="refuse"))
+    await client.submit(make.task("s", on_busy="refuse", scope=Scope(alias="other")))
+    await client.cancel(TaskHead, make.scope, first.id)
+    job = await client.submit(make.job("a", session="s", on_busy="refuse"))
     with pytest.raises(Conflict, match=job.id):
-        await client.submit_task(make.task("s", on_busy="refuse"))
+        await client.submit(make.task("s", on_busy="refuse"))
 
 
 async def test_two_that_refuse_to_wait(client, make):
     """Of several at once, one gets the session."""
     said = await asyncio.gather(
-        *(client.submit_task(make.task("s", on_busy="refuse")) for _ in range(6)), return_exceptions=True
+        *(client.submit(make.task("s", on_busy="refuse")) for _ in range(6)), return_exceptions=True
     )
     assert sorted(type(one).__name__ for one in said) == ["Conflict"] * 5 + ["TaskHead"]
 
 
 async def test_refusing_twice_with_one_key_is_no_conflict(client, make):
     """A repeated call is not refused because of itself."""
-    one = await client.submit_task(make.task("s", on_busy="refuse"), key="k")
-    assert await client.submit_task(make.task("s", on_busy="refuse"), key="k") == one
+    one = await client.submit(make.task("s", on_busy="refuse"), key="k")
+    assert await client.submit(make.task("s", on_busy="refuse"), key="k") == one
 
 
 async def test_a_repeated_call_is_answered_though_the_session_is_busy(client, make):
     """The first result comes back also when somebody else has the session by now."""
-    one = await client.submit_task(make.task("s", on_busy="refuse"), key="k")
-    await client.cancel_task(make.scope, one.id)
-    job = await client.submit_job(make.job("a", session="s", on_busy="refuse"), key="k")
-    again = await client.submit_task(make.task("s", on_busy="refuse"), key="k")
+    one = await client.submit(make.task("s", on_busy="refuse"), key="k")
+    await client.cancel(TaskHead, make.scope, one.id)
+    job = await client.submit(make.job("a", session="s", on_busy="refuse"), key="k")
+    again = await client.submit(make.task("s", on_busy="refuse"), key="k")
     assert (again.id, again.status) == (one.id, "canceled")
-    assert await client.submit_job(make.job("a", session="s", on_busy="refuse"), key="k") == job
+    assert await client.submit(make.job("a", session="s", on_busy="refuse"), key="k") == job
     with pytest.raises(Conflict, match=job.id):
-        await client.submit_task(make.task("s", on_busy="refuse"), key="other")
+        await client.submit(make.task("s", on_busy="refuse"), key="other")
 
 
 async def test_what_was_refused_leaves_nothing(client, make):
     """A refused task or job has no head, and its key is free."""
-    first = await client.submit_task(make.task("s"))
+    first = await client.submit(make.task("s"))
     for submit in (
-        client.submit_task(make.task("s", on_busy="refuse"), key="k"),
-        client.submit_job(make.job("a", session="s", on_busy="refuse"), key="k"),
+        client.submit(make.task("s", on_busy="refuse"), key="k"),
+        client.submit(make.job("a", session="s", on_busy="refuse"), key="k"),
     ):
         with pytest.raises(Conflict):
             await submit
-    assert (await client.list_jobs(make.scope), len(await client.list_tasks(make.scope))) == ([], 1)
-    await client.cancel_task(make.scope, first.id)
-    assert (await client.submit_task(make.task("s", on_busy="refuse"), key="k")).status == "queued"
+    assert (await client.heads(JobHead, make.scope), len(await client.heads(TaskHead, make.scope))) == ([], 1)
+    await client.cancel(TaskHead, make.scope, first.id)
+    assert (await client.submit(make.task("s", on_busy="refuse"), key="k")).status == "queued"
 
 
 @pytest.mark.timeout(300)
@@ -231,9 +230,9 @@ def test_clients_of_many_threads_agree(place, make):
             client = JobsClient(f"sqlite:///{place / 'work.db'}", place)
             try:
                 start.wait(200)
-                head = await client.submit_task(make.task(), key="k", body_hash="b")
+                head = await client.submit(make.task(), key="k", body_hash="b")
                 try:
-                    held = (await client.submit_task(make.task("s", on_busy="refuse"))).id
+                    held = (await client.submit(make.task("s", on_busy="refuse"))).id
                 except Conflict as error:
                     held = error.details["holder"]
                 return head.id, held
@@ -255,13 +254,13 @@ def test_clients_of_many_processes_agree(place, make):
         "import asyncio, sys\n"
         "from pathlib import Path\n"
         "from kdskills.jobs.client import JobsClient\n"
-        "from kdskills.jobs.model import TaskSpec\n"
+        "from kdskills.jobs.model import TaskHead, TaskSpec\n"
         "spec = TaskSpec.model_validate_json(sys.argv[2])\n"
         "async def main():\n"
         "    top = Path(sys.argv[1])\n"
         "    client = JobsClient(f'sqlite:///{top / chr(119)}.db', top)\n"
-        "    head = await client.submit_task(spec, key='k', body_hash='b')\n"
-        "    found = await client.list_tasks(spec.scope)\n"
+        "    head = await client.submit(spec, key='k', body_hash='b')\n"
+        "    found = await client.heads(TaskHead, spec.scope)\n"
         "    await client.aclose()\n"
         "    return head.id, len(found)\n"
         "sys.stdin.read()\n"
@@ -287,7 +286,7 @@ async def test_closing_what_could_not_be_opened(tmp_path):
     """A database that cannot be opened is complained of by the call, and not once more at the end."""
     client = JobsClient("postgresql://kd@127.0.0.1:1/none", tmp_path / "state")
     with pytest.raises(DatabaseUnavailable):
-        await client.list_tasks(Scope())
+        await client.heads(TaskHead, Scope())
     await client.aclose()
     await client.aclose()
 
@@ -295,25 +294,25 @@ async def test_closing_what_could_not_be_opened(tmp_path):
 def test_a_client_outlives_the_loop_that_opened_it(place, make):
     """Calls from one event loop after the other share the opened place, and the last may close it."""
     client = JobsClient(f"sqlite:///{place / 'work.db'}", place)
-    head = asyncio.run(client.submit_task(make.task()))
-    assert asyncio.run(client.task(make.scope, head.id)) == head
+    head = asyncio.run(client.submit(make.task()))
+    assert asyncio.run(client.head(TaskHead, make.scope, head.id)) == head
     asyncio.run(client.aclose())
-    assert asyncio.run(client.task(make.scope, head.id)) == head
+    assert asyncio.run(client.head(TaskHead, make.scope, head.id)) == head
     asyncio.run(client.aclose())
 
 
 async def test_a_job_is_checked_before_it_is_kept(client, make):
     """Steps that are no graph leave nothing behind."""
     with pytest.raises(BadRequest):
-        await client.submit_job(make.job(make.step("a", ["a"])))
-    assert await client.list_jobs(make.scope) == []
+        await client.submit(make.job(make.step("a", ["a"])))
+    assert await client.heads(JobHead, make.scope) == []
 
 
 async def test_listings_page_from_the_newest(client, make):
     """Pages by time and id show everything once."""
-    ids = [(await client.submit_task(make.task())).id for _ in range(7)]
+    ids = [(await client.submit(make.task())).id for _ in range(7)]
     seen, before = [], None
-    while page := await client.list_tasks(make.scope, limit=3, before=before):
+    while page := await client.heads(TaskHead, make.scope, limit=3, before=before):
         seen += [head.id for head in page]
         before = (page[-1].created_at, page[-1].id)
     assert seen == ids[::-1]
@@ -321,26 +320,26 @@ async def test_listings_page_from_the_newest(client, make):
 
 async def test_listings_filter(client, make):
     """By state, by job and by session, however few are wanted; steps of jobs on request only."""
-    one, two = await client.submit_task(make.task()), await client.submit_task(make.task())
-    await client.cancel_task(make.scope, one.id)
-    assert [head.id for head in await client.list_tasks(make.scope, status=["queued"])] == [two.id]
-    assert await client.list_tasks(make.scope, job_id="job_x") == []
-    job = await client.submit_job(make.job("a"))
-    assert [head.id for head in await client.list_jobs(make.scope, status=["queued"])] == [job.id]
-    three = await client.submit_task(make.task("wanted"))
+    one, two = await client.submit(make.task()), await client.submit(make.task())
+    await client.cancel(TaskHead, make.scope, one.id)
+    assert [head.id for head in await client.heads(TaskHead, make.scope, status=["queued"])] == [two.id]
+    assert await client.heads(TaskHead, make.scope, job_id="job_x") == []
+    job = await client.submit(make.job("a"))
+    assert [head.id for head in await client.heads(JobHead, make.scope, status=["queued"])] == [job.id]
+    three = await client.submit(make.task("wanted"))
     for _ in range(3):
-        await client.submit_task(make.task("other"))
-    assert [head.id for head in await client.list_tasks(make.scope, session_id="wanted", limit=1)] == [three.id]
-    assert [head.id for head in await client.list_jobs(make.scope, session_id="s", limit=1)] == [job.id]
-    assert await client.list_jobs(make.scope, session_id="wanted") == []
+        await client.submit(make.task("other"))
+    assert [head.id for head in await client.heads(TaskHead, make.scope, session_id="wanted", limit=1)] == [three.id]
+    assert [head.id for head in await client.heads(JobHead, make.scope, session_id="s", limit=1)] == [job.id]
+    assert await client.heads(JobHead, make.scope, session_id="wanted") == []
 
 
 async def test_waiting_returns_at_the_timeout(client, make):
     """A wait gives what is known when its time is over, and the end when there is one."""
-    head = await client.submit_task(make.task())
-    assert (await client.wait_task(make.scope, head.id, 0.05)).status == "queued"
-    waiting = asyncio.ensure_future(client.wait_task(make.scope, head.id))
-    await client.cancel_task(make.scope, head.id)
+    head = await client.submit(make.task())
+    assert (await client.wait(TaskHead, make.scope, head.id, 0.05)).status == "queued"
+    waiting = asyncio.ensure_future(client.wait(TaskHead, make.scope, head.id))
+    await client.cancel(TaskHead, make.scope, head.id)
     assert (await asyncio.wait_for(waiting, 60)).status == "canceled"
 
 
@@ -349,7 +348,7 @@ async def test_a_worker_is_started_once(place, make):
     calls = []
     made = JobsClient(f"sqlite:///{place / 'work.db'}", place, spawn=lambda: calls.append(1))
     for _ in range(3):
-        await made.submit_task(make.task())
+        await made.submit(make.task())
     assert calls == [1]
     await made.aclose()
 
@@ -358,33 +357,37 @@ async def test_a_worker_that_died_is_replaced(place, make):
     """Once a worker was seen, a free slot means it died: the next call starts another at once."""
     calls = []
     made = JobsClient(f"sqlite:///{place / 'work.db'}", place, spawn=lambda: calls.append(1))
-    head = await made.submit_task(make.task())
+    head = await made.submit(make.task())
     with hold_slot(place, 0) as held:
         assert held
         await made.ensure_worker()
-    await made.wait_task(make.scope, head.id, 0.05)
+    await made.wait(TaskHead, make.scope, head.id, 0.05)
     assert calls == [1, 1]
     await made.aclose()
 
 
-@pytest.mark.parametrize("look", ["task", "logs", "list_tasks", "job", "list_jobs"])
-async def test_every_look_at_unfinished_work_replaces_a_dead_worker(place, make, look):
+@pytest.mark.parametrize("look", ["head", "logs", "heads"])
+@pytest.mark.parametrize("kind", [TaskHead, JobHead])
+async def test_every_look_at_unfinished_work_replaces_a_dead_worker(place, make, kind, look):
     """Reading what is not over starts a worker where its own died; reading what is over starts none."""
     calls = []
     made = JobsClient(f"sqlite:///{place / 'work.db'}", place, spawn=lambda: calls.append(1))
-    kind = "job" if "job" in look else "task"
-    head = await (made.submit_job(make.job("a")) if kind == "job" else made.submit_task(make.task()))
+    head = await made.submit(make.job("a") if kind is JobHead else make.task())
     with hold_slot(place, 0):
         await made.ensure_worker()
     calls.clear()
-    wanted = () if look.startswith("list") else (head.id,)
-    await getattr(made, look)(make.scope, *wanted)
+    looks = {
+        "head": lambda: made.head(kind, make.scope, head.id),
+        "logs": lambda: made.logs(make.scope, head.id) if kind is TaskHead else made.head(kind, make.scope, head.id),
+        "heads": lambda: made.heads(kind, make.scope),
+    }
+    await looks[look]()
     assert calls == [1]
-    await (made.cancel_job if kind == "job" else made.cancel_task)(make.scope, head.id)
+    await made.cancel(kind, make.scope, head.id)
     with hold_slot(place, 0):
         await made.ensure_worker()
     calls.clear()
-    await getattr(made, look)(make.scope, *wanted)
+    await looks[look]()
     assert calls == []
     await made.aclose()
 
@@ -397,8 +400,8 @@ async def test_a_look_is_answered_though_no_worker_can_be_started(place, make, c
 
     plain = JobsClient(f"sqlite:///{place / 'work.db'}", place)
     made = JobsClient(f"sqlite:///{place / 'work.db'}", place, spawn=fail)
-    head = await plain.submit_task(make.task())
-    assert (await made.task(make.scope, head.id)).status == "queued"
+    head = await plain.submit(make.task())
+    assert (await made.head(TaskHead, make.scope, head.id)).status == "queued"
     assert "work waits for a worker: no more processes" in caplog.text
     await made.aclose()
     await plain.aclose()

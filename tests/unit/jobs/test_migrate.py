@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from kdskills.jobs.tables import WorkTables
+from kdskills.jobs.records import WorkTables
 from kdskills.storage.database import HEADS, VERSIONS, Database, current_revisions, upgrade
 
 
@@ -67,7 +67,7 @@ def test_processes_open_a_new_place_at_once(tmp_path):
     script = tmp_path / "opens.py"
     script.write_text(
         "import sys, pathlib\n"
-        "from kdskills.jobs.opening import Work\n"
+        "from kdskills.jobs.queue import Work\n"
         "folder = pathlib.Path(sys.argv[1])\n"
         "work = Work(f'sqlite:///{folder / chr(119)}.db', folder)\n"
         "print(work.host)\n"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kdskills.jobs.attempts import AttemptFacts, Verdict
 from kdskills.jobs.model import TERMINAL, Command, Placement, Scope, ServiceSpec, TaskHead, TaskSpec
-from kdskills.jobs.records import began, ending, readiness
+from kdskills.jobs.records import ending, observed
 
 NOW = datetime.now(UTC)
 STATUSES = ["ok", "nonzero", "timeout", "cancelled", "refused", "infra_error", "limit", "startup_timeout", "lost"]
@@ -83,8 +83,8 @@ def test_every_verdict_is_an_end(status, code, words, asked, finished):
 def test_the_first_start_stays():
     """A head that has a start keeps it; one that has none takes what it hears of first."""
     facts = AttemptFacts(started_at=7.0, engine="e")
-    assert began(head(), facts) == {"started_at": 7_000_000}
-    assert began(head(started_at=NOW), facts) == began(head(), None) == {}
+    assert observed(head(), facts) == {"started_at": 7_000_000}
+    assert observed(head(started_at=NOW), facts) == observed(head(), None) == {}
     assert ending(head(), Verdict(status="ok", started_at=7.0))[1]["started_at"] == 7_000_000
     assert "started_at" not in ending(head(started_at=NOW), Verdict(status="ok", started_at=7.0))[1]
 
@@ -92,8 +92,16 @@ def test_the_first_start_stays():
 def test_what_was_never_ready_says_nothing():
     """No facts, or none of readiness, change no column; addresses come with readiness only."""
     endpoint = {"port": 1, "host_port": 2, "url": "u"}
-    assert readiness(None) == readiness(AttemptFacts(started_at=1.0, engine="e", endpoints=(endpoint,))) == {}
-    ready = readiness(AttemptFacts(started_at=1.0, ready_at=2.0, engine="e", endpoints=(endpoint,)))
+    assert (
+        observed(head(started_at=NOW), None)
+        == observed(head(started_at=NOW), AttemptFacts(started_at=1.0, engine="e", endpoints=(endpoint,)))
+        == {}
+    )
+    ready = observed(
+        head(started_at=NOW), AttemptFacts(started_at=1.0, ready_at=2.0, engine="e", endpoints=(endpoint,))
+    )
     assert ready["ready_at"] == 2_000_000
     assert '"host_port":2' in ready["endpoints"]
-    assert readiness(AttemptFacts(started_at=1.0, ready_at=2.0, engine="e")) == {"ready_at": 2_000_000}
+    assert observed(head(started_at=NOW), AttemptFacts(started_at=1.0, ready_at=2.0, engine="e")) == {
+        "ready_at": 2_000_000
+    }

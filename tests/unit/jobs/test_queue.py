@@ -5,11 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from kdskills.app.upkeep import NoWorker, Upkeep
-from kdskills.jobs.model import Scope
-from kdskills.jobs.opening import Work
-from kdskills.jobs.queue import Capacity, WorkQueue
-from kdskills.jobs.records import new_row, new_task
-from kdskills.jobs.roster import hold_slot
+from kdskills.jobs.model import Scope, TaskHead
+from kdskills.jobs.queue import Capacity, Work, WorkQueue, hold_slot
+from kdskills.jobs.records import new_row
 from kdskills.storage.database import micros, utc_now
 
 ROOM = Capacity(batch=100, service=100, jobs=100)
@@ -45,8 +43,8 @@ class Line:
         self.number += 1
         spec = self.make.task(session, retry_on_lost=again)
         key = item if session is None else Scope().session_key(session)
-        row = new_task(item, spec, key, body_hash="", home=self.work.host) | {"created_at": self.number} | more
-        self.change(lambda link: self.work.records.add_task(link, row))
+        row = new_row(item, spec, key, body_hash="", home=self.work.host) | {"created_at": self.number} | more
+        self.change(lambda link: self.work.records.add(link, "task", row))
 
     def job(self, item, session="s", **more):
         """Add a job that came after all others."""
@@ -55,7 +53,7 @@ class Line:
             item, self.make.job("a", session=session), Scope().session_key(session), body_hash="", home=self.work.host
         )
         row |= {"created_at": self.number} | more
-        self.change(lambda link: self.work.records.add_job(link, row))
+        self.change(lambda link: self.work.records.add(link, "job", row))
 
     def end(self, item, kind="task"):
         """Let something be over."""
@@ -78,7 +76,7 @@ class Line:
 
     def head(self, item):
         """Return a task."""
-        return self.work.database.ask(lambda link: self.work.records.task(link, item))
+        return self.work.database.ask(lambda link: self.work.records.head(link, TaskHead, item))
 
 
 @pytest.fixture
@@ -263,7 +261,7 @@ async def test_a_service_tells_of_work_without_a_worker(client, make, work):
     """`no_worker` is told once work waits and the worker was killed, also when nobody was left to bury it."""
     upkeep = Upkeep(None, SimpleNamespace(present=True), SimpleNamespace(client=client), None, None)
     await upkeep.require_worker()
-    await client.submit_task(make.task())
+    await client.submit(make.task())
     work.roster.enter("killed", 0)
     with hold_slot(work.state_dir, 0):
         await upkeep.require_worker()
@@ -287,7 +285,7 @@ def test_a_claim_reads_what_is_not_over(database, tmp_path, make):
 
     work = Work(database or f"sqlite:///{tmp_path / 'work.db'}", tmp_path / "state")
     line = Line(work, make)
-    row = new_task("t", make.task("s"), "key", body_hash="", home=work.host)
+    row = new_row("t", make.task("s"), "key", body_hash="", home=work.host)
     over = {"status": "succeeded", "finished_at": 1, "spec": "{}"}
     rows = [row | over | {"id": f"t{n}", "session_key": f"k{n}", "created_at": n} for n in range(5000)]
     line.change(lambda link: link.execute(work.tables.tasks.insert(), rows))
@@ -325,33 +323,27 @@ def test_a_question_is_one_statement(database, tmp_path):
 
 
 def test_room_is_asked_for_by_name():
-    """A worker looks for work it has room for, and for any a later version has another name for."""
+    """A worker looks for work it has room for."""
     full = Capacity(batch=0, service=1, jobs=0)
-    assert [full.has_room(mode) for mode in ("batch", "service", "job", "", "later")] == [
-        False,
-        True,
-        False,
-        True,
-        True,
-    ]
+    assert full.by_mode == {"batch": 0, "service": 1, "job": 0}
 
 
 async def test_clocks_that_differ_do_not_change_an_order(client, make, work):
     """What is submitted later to a session comes later, though its submitter's clock is behind."""
-    first = await client.submit_task(make.task("s"))
+    first = await client.submit(make.task("s"))
     table = work.tables.tasks
     ahead = micros(utc_now()) + 3_600_000_000
     work.database.change(lambda link: link.execute(table.update().values(created_at=ahead)))
-    second = await client.submit_job(make.job("a", session="s"))
-    third = await client.submit_task(make.task("s"))
-    assert (await client.task(make.scope, first.id)).created_at < second.created_at < third.created_at
+    second = await client.submit(make.job("a", session="s"))
+    third = await client.submit(make.task("s"))
+    assert (await client.head(TaskHead, make.scope, first.id)).created_at < second.created_at < third.created_at
 
 
 def test_a_long_line_has_many_heads(line):
     """Of ten thousand that wait in fifty sessions the first of each may be taken, in the order they came."""
     spec, home = line.make.task("s"), line.work.host
     rows = [
-        new_task(f"t{n}", spec, f"key{n % 50}", body_hash="", home=home) | {"created_at": n + 1} for n in range(10_000)
+        new_row(f"t{n}", spec, f"key{n % 50}", body_hash="", home=home) | {"created_at": n + 1} for n in range(10_000)
     ]
     table = line.work.tables.tasks
     line.change(lambda link: link.execute(table.insert(), rows))

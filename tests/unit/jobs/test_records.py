@@ -2,9 +2,9 @@
 
 import pytest
 
-from kdskills.jobs.model import TASKS, TERMINAL, Scope, may
-from kdskills.jobs.records import ListQuery, new_task
-from kdskills.jobs.roster import Roster
+from kdskills.jobs.model import TASKS, TERMINAL, JobHead, Scope, TaskHead
+from kdskills.jobs.queue import Roster
+from kdskills.jobs.records import ListQuery, new_row
 from kdskills.storage.database import micros, utc_now
 
 
@@ -21,8 +21,8 @@ class Bench:
 
     def add(self, item, **more):
         """Add a task."""
-        row = new_task(item, self.spec, "key", body_hash="", home=self.work.host)
-        return self.do(lambda link: self.records.add_task(link, row | more))
+        row = new_row(item, self.spec, "key", body_hash="", home=self.work.host)
+        return self.do(lambda link: self.records.add(link, "task", row | more))
 
     def do(self, change):
         """Change something in one transaction."""
@@ -38,7 +38,7 @@ class Bench:
 
     def head(self, item="t"):
         """Return the task."""
-        return self.do(lambda link: self.records.task(link, item))
+        return self.do(lambda link: self.records.head(link, TaskHead, item))
 
     def put(self, status, executor="one", item="t"):
         """Put the task into a state, whatever it was in."""
@@ -65,8 +65,8 @@ def test_a_row_is_added_once(bench):
 def test_moves_are_those_of_the_table(bench, status, to):
     """A move happens exactly when the table of states allows it."""
     bench.put(status)
-    assert bench.move("one", to) == may(TASKS, status, to)
-    assert bench.head().status == (to if may(TASKS, status, to) else status)
+    assert bench.move("one", to) == (to in TASKS[status])
+    assert bench.head().status == (to if (to in TASKS[status]) else status)
 
 
 def test_moves_are_fenced(bench):
@@ -153,7 +153,9 @@ def test_listings_show_one_scope(bench):
         (agent, everyone): [
             head.id
             for head in bench.do(
-                lambda link, a=agent, e=everyone: bench.records.list_tasks(link, ListQuery(Scope(agent=a), any_agent=e))
+                lambda link, a=agent, e=everyone: bench.records.heads(
+                    link, TaskHead, ListQuery(Scope(agent=a), any_agent=e)
+                )
             )
         ]
         for agent in ("local", "x")
@@ -175,8 +177,8 @@ def test_times_survive_a_row(bench):
 @pytest.mark.parametrize("item", ["", "a\0b", "\ud800", "t\u0308", "x" * 5000])
 def test_no_id_is_no_row(bench, item):
     """What no database can keep, or never had, is just not there."""
-    assert bench.do(lambda link: bench.records.task(link, item)) is None
-    assert bench.do(lambda link: bench.records.job(link, item)) is None
+    assert bench.do(lambda link: bench.records.head(link, TaskHead, item)) is None
+    assert bench.do(lambda link: bench.records.head(link, JobHead, item)) is None
 
 
 def test_a_reason_has_no_nul(bench):

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from kdskills.jobs.attempts import shim
-from kdskills.jobs.plan import step_task_id
-from kdskills.jobs.records import new_task
-from kdskills.jobs.roster import Roster
-from kdskills.jobs.worker.cleanup import Retention
+from kdskills.jobs import shim
+from kdskills.jobs.model import JobHead, TaskHead, step_task_id
+from kdskills.jobs.queue import Roster
+from kdskills.jobs.records import new_row
+from kdskills.jobs.worker import Retention
 from kdskills.storage.database import micros, utc_now
 
 DAY = 86_400_000_000
@@ -45,53 +45,55 @@ def age(work, item, days, kind="task", status="succeeded"):
 
 async def test_what_is_old_goes_whole(client, make, work, artifacts):
     """Head, artifacts and run folder of a task that was over for longer than it is kept."""
-    old, young = await client.submit_task(make.task()), await client.submit_task(make.task())
+    old, young = await client.submit(make.task()), await client.submit(make.task())
     age(work, old.id, 8)
     age(work, young.id, 6)
     folder = work.state_dir / "runs" / old.id / "1"
     folder.mkdir(parents=True)
     assert await Retention(work, artifacts).round() == 1
-    assert [head.id for head in await client.list_tasks(make.scope)] == [young.id]
+    assert [head.id for head in await client.heads(TaskHead, make.scope)] == [young.id]
     assert artifacts.gone == [old.id]
     assert not folder.parent.exists()
 
 
 async def test_what_is_not_over_stays(client, make, work, artifacts):
     """Old work that runs is not old."""
-    head = await client.submit_task(make.task())
+    head = await client.submit(make.task())
     age(work, head.id, 90, status="running")
     assert await Retention(work, artifacts).round() == 0
-    assert (await client.task(make.scope, head.id)).status == "running"
+    assert (await client.head(TaskHead, make.scope, head.id)).status == "running"
 
 
 async def test_a_project_keeps_so_many(client, make, open_place, artifacts):
     """Beyond the number a project keeps, those that ended first go; other projects are counted for themselves."""
     work = open_place(keep_per_project=3, retention_batch=2)
-    ids = [(await client.submit_task(make.task())).id for _ in range(8)]
+    ids = [(await client.submit(make.task())).id for _ in range(8)]
     for index, item in enumerate(ids):
         age(work, item, 1 - index / 100)
-    other = await client.submit_task(make.task(scope=make.scope.model_copy(update={"project": "other"})))
+    other = await client.submit(make.task(scope=make.scope.model_copy(update={"project": "other"})))
     age(work, other.id, 2)
     assert await Retention(work, artifacts).round() == 5
-    assert [head.id for head in await client.list_tasks(make.scope)] == ids[:-4:-1]
-    assert (await client.task(other.scope, other.id)).terminal
+    assert [head.id for head in await client.heads(TaskHead, make.scope)] == ids[:-4:-1]
+    assert (await client.head(TaskHead, other.scope, other.id)).terminal
 
 
 async def test_a_job_goes_with_its_steps(client, make, work, artifacts):
     """A job's tasks go with it, and never before it."""
-    job = await client.submit_job(make.job("a"))
+    job = await client.submit(make.job("a"))
     step = step_task_id(job.id, 0, 0)
-    row = new_task(step, make.task("s"), job.session_key, body_hash="", home=None)
+    row = new_row(step, make.task("s"), job.session_key, body_hash="", home=None)
     work.database.change(
-        lambda link: work.records.add_task(link, row | {"job_id": job.id, "step": 0, "try": 0, "status": "succeeded"})
+        lambda link: work.records.add(
+            link, "task", row | {"job_id": job.id, "step": 0, "try": 0, "status": "succeeded"}
+        )
     )
     age(work, step, 30)
     assert await Retention(work, artifacts).round() == 0
     age(work, job.id, 8, kind="job")
     assert await Retention(work, artifacts).round() == 1
     assert artifacts.gone == [step]
-    assert await client.list_tasks(make.scope) == []
-    assert await client.list_jobs(make.scope) == []
+    assert await client.heads(TaskHead, make.scope) == []
+    assert await client.heads(JobHead, make.scope) == []
 
 
 def put_on(work, host):
@@ -111,29 +113,29 @@ def silent(work, executor, host, days):
 
 async def test_another_hosts_folders_are_its_own(client, make, work, artifacts):
     """What ran on another host is forgotten there, where its folders are, as long as that host is heard of."""
-    head = await client.submit_task(make.task())
+    head = await client.submit(make.task())
     age(work, head.id, 30)
     put_on(work, "far")
     silent(work, "w", "far", 6)
     assert await Retention(work, artifacts).round() == 0
-    assert (await client.task(make.scope, head.id)).terminal
+    assert (await client.head(TaskHead, make.scope, head.id)).terminal
 
 
 async def test_what_ran_on_a_host_that_is_gone_goes_too(client, make, work, artifacts):
     """A host that has been silent for as long as work is kept holds nothing back: machines of a pool come and go."""
-    old, young = await client.submit_task(make.task()), await client.submit_task(make.task())
+    old, young = await client.submit(make.task()), await client.submit(make.task())
     age(work, old.id, 30)
     age(work, young.id, 1)
     put_on(work, "far")
     silent(work, "w", "far", 8)
     retention = Retention(work, artifacts)
     assert [await retention.round() for _ in range(2)] == [0, 1]  # its worker is forgotten at the end of the first
-    assert [head.id for head in await client.list_tasks(make.scope)] == [young.id]
+    assert [head.id for head in await client.heads(TaskHead, make.scope)] == [young.id]
 
 
 async def test_folders_nobody_knows_of_go(client, make, work, artifacts):
     """A host that comes back after its work was forgotten elsewhere removes old folders without a head, and no others."""
-    head = await client.submit_task(make.task())
+    head = await client.submit(make.task())
     runs, old = work.state_dir / "runs", time.time() - 8 * 86_400
     for name in ("unknown-old", "unknown-young", "not ours", head.id):
         (runs / name / "1").mkdir(parents=True)
@@ -158,7 +160,7 @@ async def test_a_living_attempt_is_not_swept_away(client, work, artifacts):
 
 async def test_a_round_that_was_killed_is_done_again(client, make, work, artifacts, monkeypatch):
     """The head goes last, so nothing is left that nobody knows of."""
-    head = await client.submit_task(make.task())
+    head = await client.submit(make.task())
     age(work, head.id, 8)
 
     def die(_):
@@ -167,7 +169,7 @@ async def test_a_round_that_was_killed_is_done_again(client, make, work, artifac
     monkeypatch.setattr(work.attempts, "remove", die)
     with pytest.raises(KeyboardInterrupt):
         await Retention(work, artifacts).round()
-    assert (await client.task(make.scope, head.id)).terminal
+    assert (await client.head(TaskHead, make.scope, head.id)).terminal
     monkeypatch.undo()
     assert await Retention(work, artifacts).round() == 1
 
@@ -175,7 +177,7 @@ async def test_a_round_that_was_killed_is_done_again(client, make, work, artifac
 async def test_the_journal_is_given_back(client, make, work, artifacts):
     """SQLite's write-ahead log is emptied."""
     for _ in range(20):
-        await client.submit_task(make.task())
+        await client.submit(make.task())
     log = work.state_dir / "work.db-wal"
     assert log.stat().st_size > 0
     await Retention(work, artifacts).round()

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from kdskills.jobs.opening import Work
-from kdskills.jobs.roster import Roster, hold_slot, slot_file, slot_taken
+from kdskills.jobs.queue import Roster, Work, hold_slot, slot_file, slot_taken
 from kdskills.storage.database import micros, utc_now
 from kdskills.storage.folder import host_id
 
@@ -31,7 +30,7 @@ def test_a_killed_holder_holds_nothing(place):
     script = place / "hold.py"
     script.write_text(
         "import sys, pathlib\n"
-        "from kdskills.jobs.roster import hold_slot\n"
+        "from kdskills.jobs.queue import hold_slot\n"
         "with hold_slot(pathlib.Path(sys.argv[1]), 0) as held:\n"
         "    print(held, flush=True)\n"
         "    sys.stdin.read()\n"
@@ -109,7 +108,8 @@ def test_another_hosts_lease_is_its_life(work):
     with hold_slot(work.state_dir, 0):
         roster.bury("me")
     assert live(work) == ["good", "late", "me"]
-    assert work.database.ask(lambda link: roster.alive_hosts(link, {"far", "nowhere"})) == {"far"}
+    hosts = work.database.ask(lambda link: {row.host for row in roster.live(link)})
+    assert hosts == {"far", work.host}
 
 
 def test_old_rows_are_forgotten(work):

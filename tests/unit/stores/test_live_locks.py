@@ -13,7 +13,7 @@ from kdskills.app.operations.machine import _upgrade
 from kdskills.app.settings import Settings
 from kdskills.app.tokens import Tokens
 from kdskills.builtin.stores.sql import SqlStore
-from kdskills.jobs.opening import Work
+from kdskills.jobs.queue import Work
 from kdskills.remote.journal import SqlJournal
 from kdskills.storage.database import Database
 

@@ -19,7 +19,7 @@ from kdskills.app import Host, Settings
 from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.operations import Context
 from kdskills.app.settings import settings_line
-from kdskills.jobs.roster import slot_taken
+from kdskills.jobs.queue import slot_taken
 from kdskills.testing.work import end_attempts
 
 LONG = 100.0

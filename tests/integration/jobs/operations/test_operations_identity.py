@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kdskills.errors import Conflict, NotFound
-from kdskills.jobs.model import Scope
+from kdskills.jobs.model import Scope, TaskHead
 
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.timeout(300), pytest.mark.xdist_group("operations")]
 
@@ -86,7 +86,9 @@ async def test_keys_belong_to_a_project(local, caller) -> None:
         with pytest.raises(Conflict) as refused:
             await other.start("echo one", key="shared-key")
         assert (refused.value.code, task in str(refused.value.to_json())) == ("conflict", False)
-    assert await caller(project="elsewhere", agent="x").host.work.client.list_tasks(Scope(project="elsewhere")) == []
+    assert (
+        await caller(project="elsewhere", agent="x").host.work.client.heads(TaskHead, Scope(project="elsewhere")) == []
+    )
 
 
 async def test_ids_cannot_be_guessed(local) -> None:

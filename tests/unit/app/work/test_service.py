@@ -15,7 +15,7 @@ from kdskills.app.identity import LOCAL, Identity, TokenLimits
 from kdskills.app.work import TooMuchWork, scope_of
 from kdskills.errors import Conflict
 from kdskills.jobs.client import JobsClient
-from kdskills.jobs.model import Command, Inline, JobSpec, Placement, StepSpec, TaskSpec
+from kdskills.jobs.model import Command, Inline, JobHead, JobSpec, Placement, StepSpec, TaskHead, TaskSpec
 
 PLACEMENT = Placement(engine="wall", skill_name="acme.main", version_hash="0")
 
@@ -116,7 +116,7 @@ async def test_a_caller_may_go_away_while_it_submits(host: Host, key: str | None
     leave.set()
     with pytest.raises(asyncio.CancelledError):
         await running
-    (head,) = await host.work.client.list_tasks(scope_of(LOCAL))
+    (head,) = await host.work.client.heads(TaskHead, scope_of(LOCAL))
     assert (head.status, head.cancel_reason) == (
         ("canceled", "the caller went away") if key is None else ("queued", None)
     )
@@ -143,7 +143,7 @@ async def test_a_submission_that_fails_after_its_caller_went_away_is_no_stray(
         await running
     gc.collect()
     assert [record for record in caplog.records if "never retrieved" in record.getMessage()] == []
-    assert await host.work.client.list_tasks(scope_of(LOCAL)) == []
+    assert await host.work.client.heads(TaskHead, scope_of(LOCAL)) == []
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ async def test_the_last_place_is_given_once_by_several_services(make_host: Calla
             return_exceptions=True,
         )
         assert sum(isinstance(answer, TooMuchWork) for answer in answers) == 21
-        assert len(await hosts[0].work.client.list_tasks(scope_of(who))) == 3
+        assert len(await hosts[0].work.client.heads(TaskHead, scope_of(who))) == 3
     finally:
         for made in hosts:
             await made.work.aclose()
@@ -193,9 +193,9 @@ async def test_what_is_answered_is_what_is_kept(host: Host) -> None:
     """The heads a submission returns are those that are read back."""
     client = host.work.client
     submitted = await host.work.submit_task(LOCAL, task(LOCAL, "s"), None, "")
-    assert await client.task(scope_of(LOCAL), submitted.id) == submitted
+    assert await client.head(TaskHead, scope_of(LOCAL), submitted.id) == submitted
     started = await host.work.submit_job(LOCAL, job(LOCAL), None, "")
-    assert await client.job(scope_of(LOCAL), started.id) == started
+    assert await client.head(JobHead, scope_of(LOCAL), started.id) == started
 
 
 async def test_artifacts_have_one_store(host: Host) -> None:

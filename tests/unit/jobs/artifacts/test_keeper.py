@@ -5,29 +5,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from kdskills.errors import NotFound
-from kdskills.jobs.artifacts import ArtifactKeeper, ArtifactStore, artifact_id, open_artifacts
-from kdskills.jobs.artifacts.store import INPUT_KEEP, STALE, _note
+from kdskills.jobs.artifacts import INPUT_KEEP, STALE, ArtifactKeeper, ArtifactStore, _note, open_artifacts
+from kdskills.jobs.attempts import OutFile
+from kdskills.jobs.blobs import artifact_id
 from kdskills.jobs.model import Command, Placement, Scope, TaskHead, TaskSpec
-from kdskills.jobs.tables import WorkTables
+from kdskills.jobs.records import WorkTables
 from kdskills.storage.database import Database, micros, utc_now
 
 SCOPE = Scope(tenant="t", project="p", agent="a")
-
-
-@dataclass(frozen=True)
-class Left:
-    """A file a program left."""
-
-    path: str
-    file: Path
-    mode: int = 0o644
 
 
 def head(task: str = "task_1", scope: Scope = SCOPE, job: str | None = None) -> TaskHead:
@@ -50,11 +42,11 @@ class Place:
         self.store: ArtifactStore = open_artifacts(str(folder / "kept"))
         self.keeper = ArtifactKeeper(self.store, self.database, self.tables, folder / "cache")
 
-    def left(self, path: str, data: bytes) -> Left:
+    def left(self, path: str, data: bytes) -> OutFile:
         """Write an output."""
-        file = self.folder / hashlib.sha256(path.encode() + data).hexdigest()
-        file.write_bytes(data)
-        return Left(path, file)
+        file = hashlib.sha256(path.encode() + data).hexdigest()
+        (self.folder / file).write_bytes(data)
+        return OutFile(path=path, size=len(data), sha256=hashlib.sha256(data).hexdigest(), mode=0o644, file=file)
 
     def note(self, project: str, sha256: str, age: timedelta) -> None:
         """Note that somebody began to delete bytes that long ago."""
@@ -74,7 +66,7 @@ def place(tmp_path: Path) -> Place:
 
 async def test_provenance_is_kept(place: Place) -> None:
     """An artifact tells its name, content, type, task, job, skill and version."""
-    (ref,) = await place.keeper.keep(head(job="job_1"), [place.left("out/data.csv", b"a,b\n")])
+    (ref,) = await place.keeper.keep(head(job="job_1"), [place.left("out/data.csv", b"a,b\n")], place.folder)
     assert (ref.artifact_id, ref.path, ref.size, ref.mime) == (
         artifact_id("task_1", "out/data.csv"), "out/data.csv", 4, "text/csv",
     )  # fmt: skip
@@ -87,8 +79,8 @@ async def test_provenance_is_kept(place: Place) -> None:
 async def test_keeping_again_is_keeping_once(place: Place) -> None:
     """A worker that stores a task's outputs a second time, after a crash, gets the same ids."""
     files = [place.left("a", b"1"), place.left("b", b"1")]
-    first = await place.keeper.keep(head(), files)
-    assert await place.keeper.keep(head(), files) == first
+    first = await place.keeper.keep(head(), files, place.folder)
+    assert await place.keeper.keep(head(), files, place.folder) == first
     assert len({ref.artifact_id for ref in first}) == 2
 
 
@@ -99,7 +91,7 @@ async def test_keeping_again_is_keeping_once(place: Place) -> None:
 )
 async def test_other_projects_find_nothing(place: Place, other: Scope) -> None:
     """Another project's or tenant's id reads like one that does not exist."""
-    (ref,) = await place.keeper.keep(head(), [place.left("a", b"1")])
+    (ref,) = await place.keeper.keep(head(), [place.left("a", b"1")], place.folder)
     with pytest.raises(NotFound) as theirs:
         await place.keeper.find(other, ref.artifact_id)
     with pytest.raises(NotFound) as nothing:
@@ -111,13 +103,13 @@ async def test_other_projects_find_nothing(place: Place, other: Scope) -> None:
 
 async def test_agents_of_a_project_share_artifacts(place: Place) -> None:
     """Artifacts belong to the project: another agent of it may use them as inputs."""
-    (ref,) = await place.keeper.keep(head(), [place.left("a", b"1")])
+    (ref,) = await place.keeper.keep(head(), [place.left("a", b"1")], place.folder)
     assert (await place.keeper.find(SCOPE.model_copy(update={"agent": "b"}), ref.artifact_id)).agent == "a"
 
 
 async def test_fetched_copies_are_whole_and_used_again(place: Place) -> None:
     """A copy for a program has the right bytes; asked for again it is the same file."""
-    (ref,) = await place.keeper.keep(head(), [place.left("a", b"input")])
+    (ref,) = await place.keeper.keep(head(), [place.left("a", b"input")], place.folder)
     first = await place.keeper.fetch(SCOPE, ref.artifact_id)
     assert first.read_bytes() == b"input"
     await place.store.delete("p", ref.sha256)
@@ -126,7 +118,7 @@ async def test_fetched_copies_are_whole_and_used_again(place: Place) -> None:
 
 async def test_old_copies_go(place: Place) -> None:
     """A copy nobody asked for in a day is removed; its artifact is not."""
-    refs = await place.keeper.keep(head(), [place.left("a", b"old"), place.left("b", b"new")])
+    refs = await place.keeper.keep(head(), [place.left("a", b"old"), place.left("b", b"new")], place.folder)
     copy = await place.keeper.fetch(SCOPE, refs[0].artifact_id)
     os.utime(copy, (1, 1))
     await place.keeper.fetch(SCOPE, refs[1].artifact_id)
@@ -136,8 +128,8 @@ async def test_old_copies_go(place: Place) -> None:
 
 async def test_bytes_go_with_their_last_artifact(place: Place) -> None:
     """Forgetting a task keeps bytes another task of the project has, and deletes those nobody has."""
-    await place.keeper.keep(head("task_1"), [place.left("a", b"shared"), place.left("b", b"alone")])
-    await place.keeper.keep(head("task_2"), [place.left("c", b"shared")])
+    await place.keeper.keep(head("task_1"), [place.left("a", b"shared"), place.left("b", b"alone")], place.folder)
+    await place.keeper.keep(head("task_2"), [place.left("c", b"shared")], place.folder)
     shared, alone = (hashlib.sha256(data).hexdigest() for data in (b"shared", b"alone"))
     await place.keeper.forget(["task_1"])
     assert (await place.store.has("p", shared), await place.store.has("p", alone)) == (True, False)
@@ -149,7 +141,7 @@ async def test_bytes_go_with_their_last_artifact(place: Place) -> None:
 
 async def test_forgetting_nothing_is_nothing(place: Place) -> None:
     """No tasks, no change."""
-    await place.keeper.keep(head(), [place.left("a", b"1")])
+    await place.keeper.keep(head(), [place.left("a", b"1")], place.folder)
     await place.keeper.forget([])
     await place.keeper.find(SCOPE, artifact_id("task_1", "a"))
 
@@ -159,7 +151,7 @@ async def test_bytes_being_deleted_are_waited_for(place: Place) -> None:
     left = place.left("a", b"again")
     sha256 = hashlib.sha256(b"again").hexdigest()
     place.note("p", sha256, timedelta())
-    keeping = asyncio.create_task(place.keeper.keep(head(), [left]))
+    keeping = asyncio.create_task(place.keeper.keep(head(), [left], place.folder))
     done, _ = await asyncio.wait([keeping], timeout=0.5)
     assert done == set()
     place.database.change(lambda link: link.execute(place.tables.meta.delete()))
@@ -171,18 +163,18 @@ async def test_a_note_of_the_dead_holds_nobody_up(place: Place) -> None:
     """The note of a process that died while deleting is overruled."""
     left = place.left("a", b"again")
     place.note("p", hashlib.sha256(b"again").hexdigest(), STALE * 2)
-    (ref,) = await asyncio.wait_for(place.keeper.keep(head(), [left]), 60)
+    (ref,) = await asyncio.wait_for(place.keeper.keep(head(), [left], place.folder), 60)
     assert (await place.store.has("p", ref.sha256), place.notes()) == (True, 0)
 
 
 async def test_storing_and_forgetting_at_once_leaves_no_row_without_bytes(place: Place) -> None:
     """However storing and forgetting of one content interleave, every row has its bytes."""
     left = [place.left(name, b"same") for name in "abcdef"]
-    await place.keeper.keep(head("task_0"), left[:1])
+    await place.keeper.keep(head("task_0"), left[:1], place.folder)
     for number in range(1, 6):
         await asyncio.gather(
             place.keeper.forget([f"task_{number - 1}"]),
-            place.keeper.keep(replace(head(), id=f"task_{number}"), [left[number]]),
+            place.keeper.keep(replace(head(), id=f"task_{number}"), [left[number]], place.folder),
         )
         ref = await place.keeper.find(SCOPE, artifact_id(f"task_{number}", "abcdef"[number]))
         assert await place.store.has("p", ref.sha256)

@@ -11,15 +11,8 @@ from pathlib import Path
 import pytest
 
 from kdskills.errors import BadRequest, NotFound
-from kdskills.jobs.artifacts import (
-    ArtifactCorrupt,
-    ArtifactStore,
-    ArtifactStoreUnavailable,
-    Stored,
-    artifacts_url,
-    open_artifacts,
-)
-from kdskills.jobs.artifacts.blobs import blob_key
+from kdskills.jobs.artifacts import ArtifactStore, Stored, artifacts_url, open_artifacts
+from kdskills.jobs.blobs import ArtifactCorrupt, ArtifactStoreUnavailable, blob_key
 
 
 @pytest.fixture
@@ -177,7 +170,7 @@ async def test_a_store_that_does_not_answer_is_told(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     from obstore.store import S3Store
 
-    from kdskills.jobs.artifacts.backends import ObjectBlobs
+    from kdskills.jobs.blobs import ObjectBlobs
 
     quick = S3Store("bucket", retry_config={"max_retries": 0})
     store = ArtifactStore(ObjectBlobs(quick, links=True))

@@ -9,7 +9,7 @@ from kdskills.execution import Limits
 from kdskills.execution.check import check_request
 from kdskills.execution.request import MAX_BACKGROUND_S, InputFile
 from kdskills.jobs.attempts import OrderInput
-from kdskills.jobs.attempts.exchange import EVERYTHING, MARKER, shows, to_request
+from kdskills.jobs.exchange import EVERYTHING, MARKER, shows, to_request
 from kdskills.jobs.model import FromArtifact, Inline
 
 FOLDER = Path("/state/runs/t/1")

@@ -12,7 +12,7 @@ import pytest
 
 from kdskills.app.settings import Settings, settings_line
 from kdskills.app.worker.launcher import MODULE
-from kdskills.jobs.attempts import shim
+from kdskills.jobs import shim
 
 COMMAND = (sys.executable, "-m", MODULE)
 

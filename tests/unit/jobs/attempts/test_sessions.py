@@ -1,5 +1,6 @@
 """Session folders: versions that are whole, changes that survive overlap, and nothing but plain files."""
 
+import hashlib
 from pathlib import PurePosixPath
 
 import pytest
@@ -8,16 +9,14 @@ from hypothesis import strategies as st
 
 from kdskills.execution.collect import MAX_ERRORS
 from kdskills.execution.request import Artifact, ArtifactError, ExecResult, IsolationLevel, Stream
-from kdskills.jobs.attempts.exchange import MARKER
-from kdskills.jobs.attempts.order import sha256
-from kdskills.jobs.attempts.sessions import Bounds, SessionFolder, WorkdirFiles, workdir_files
+from kdskills.jobs.exchange import MARKER, Bounds, SessionFolder, WorkdirFiles, workdir_files
 
 ROOMY = Bounds(files=100, size=10_000)
 
 
 def art(path, text="x", mode=0o644):
     """Return a file a program left."""
-    return Artifact(path, len(text), sha256(text.encode()), mode, text.encode())
+    return Artifact(path, len(text), hashlib.sha256(text.encode()).hexdigest(), mode, text.encode())
 
 
 def left(*files, complete=True, errors=()):

@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from kdskills.jobs.attempts import Attempt, Verdict, shim
-from kdskills.jobs.attempts.attempt import attempt_alive
+from kdskills.jobs import shim
+from kdskills.jobs.attempts import Attempt, Verdict, attempt_alive
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from pydantic import SecretStr
 from kdskills.app.settings import Settings, settings_line
 from kdskills.app.worker.launcher import warm_starter
 from kdskills.errors import BadRequest, ExecFailed
-from kdskills.jobs.attempts import Attempts, WarmStarter, shim
+from kdskills.jobs import shim
+from kdskills.jobs.attempts import Attempts, WarmStarter
 
 ANSWERS = "import sys\nsys.stdin.readline()\nfor line in sys.stdin: print({answer!r}, flush=True)"
 

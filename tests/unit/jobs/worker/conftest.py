@@ -8,12 +8,11 @@ import time
 
 import pytest
 
-from kdskills.jobs.attempts import Attempts, shim
-from kdskills.jobs.model import ArtifactRef
-from kdskills.jobs.queue import WorkQueue
-from kdskills.jobs.roster import Roster, hold_slot
-from kdskills.jobs.worker.context import WorkerContext
-from kdskills.jobs.worker.runs import JobRun, TaskRun
+from kdskills.jobs import shim
+from kdskills.jobs.attempts import Attempts
+from kdskills.jobs.model import ArtifactRef, TaskHead
+from kdskills.jobs.queue import Roster, WorkQueue, hold_slot
+from kdskills.jobs.runs import JobRun, TaskRun, WorkerContext
 from kdskills.storage.database import micros, utc_now
 
 
@@ -58,7 +57,7 @@ class Shelf:
         self.failures = []
         self.kept = []
 
-    async def keep(self, head, files):
+    async def keep(self, head, files, folder):
         """Keep them."""
         if self.failures:
             raise self.failures.pop(0)
@@ -139,7 +138,7 @@ class Bench:
 
     def head(self, item):
         """Return a task's head."""
-        return self.work.database.ask(lambda link: self.work.records.task(link, item))
+        return self.work.database.ask(lambda link: self.work.records.head(link, TaskHead, item))
 
     def put(self, kind, item, **values):
         """Put values into a row, whatever it was."""

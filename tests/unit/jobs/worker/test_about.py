@@ -6,8 +6,8 @@ import json
 import logging
 
 from kdskills.app.logs import json_logs
-from kdskills.jobs.worker import AboutWork, Worker, about
-from kdskills.jobs.worker.runs import TaskRun
+from kdskills.jobs.runs import AboutWork, TaskRun, about
+from kdskills.jobs.worker import Worker
 
 LOG = logging.getLogger("kdskills.jobs")
 
@@ -73,7 +73,7 @@ async def test_tasks_at_once_keep_their_ids_apart():
 
 async def test_what_breaks_is_told_with_its_task(bench, client):
     """A worker's own failure ends the task with `infra_error`; the log names the task, and where it broke."""
-    head = await client.submit_task(bench.make.task())
+    head = await client.submit(bench.make.task())
     worker = Worker(bench.work, bench.shelf)
     worker.context, worker.executor = bench.context, "one"
     bench.starter.broken = RuntimeError("a bug")

@@ -6,9 +6,10 @@ import os
 
 import pytest
 
-from kdskills.jobs.attempts import shim
+from kdskills.jobs import shim
 from kdskills.jobs.client import JobsClient
-from kdskills.jobs.records import new_task
+from kdskills.jobs.model import JobHead, TaskHead
+from kdskills.jobs.records import new_row
 
 GONE = {"pid": 1, "started": "never", "boot": "none"}
 
@@ -29,7 +30,7 @@ def attempt_of(bench, head, *, number=1, prints=b"so far", verdict=None):
 
 async def orphan(bench, client, status="running", **more):
     """Return a task that a dead worker had in a state, with what its attempt left."""
-    head = await client.submit_task(bench.make.task())
+    head = await client.submit(bench.make.task())
     bench.put("task", head.id, status=status, attempt=1, host=bench.work.host, executor="dead")
     attempt_of(bench, head, **more)
     return head
@@ -39,13 +40,13 @@ async def orphan(bench, client, status="running", **more):
 async def test_without_a_worker_the_head_tells_what_was_printed(bench, client, status):
     """The call ends what nobody alive holds, and its head has times and output as one a worker wrote."""
     head = await orphan(bench, client, status)
-    assert await client.cancel_task(bench.make.scope, head.id, "enough")
+    assert await client.cancel(TaskHead, bench.make.scope, head.id, "enough")
     over = bench.head(head.id)
     assert (over.status, over.error_code, over.cancel_reason) == ("canceled", "canceled", "enough")
     assert (over.stdout_tail, over.stdout_total, over.stderr_total) == (b"so far", 6, 0)
     assert over.started_at == over.ready_at
     assert over.started_at is not None
-    assert not await client.cancel_task(bench.make.scope, head.id, "again")
+    assert not await client.cancel(TaskHead, bench.make.scope, head.id, "again")
     assert bench.head(head.id) == over
 
 
@@ -57,7 +58,7 @@ async def test_without_a_worker_the_head_tells_what_was_printed(bench, client, s
 async def test_what_had_ended_by_itself_keeps_its_result(bench, client, verdict, end):
     """A program that was over before the cancel is no canceled one because no worker had told of it yet."""
     head = await orphan(bench, client, verdict=verdict)
-    assert await client.cancel_task(bench.make.scope, head.id)
+    assert await client.cancel(TaskHead, bench.make.scope, head.id)
     waits = bench.head(head.id)
     assert (waits.status, waits.cancel_at is not None) == ("running", True)
     over = await bench.run(head.id)
@@ -72,7 +73,7 @@ async def test_a_worker_is_started_for_what_a_cancel_leaves(bench, place):
     head = await orphan(bench, client, verdict={"status": "ok", "exit_code": 0})
     calls.clear()
     client._spawned_at = float("-inf")
-    assert await client.cancel_task(bench.make.scope, head.id)
+    assert await client.cancel(TaskHead, bench.make.scope, head.id)
     assert calls == [1]
     await client.aclose()
 
@@ -81,16 +82,16 @@ async def test_outputs_nobody_could_keep_are_named(bench, client):
     """Outputs of a program that was canceled without a worker are rows of their own, not silently gone."""
     out = {"path": "a.txt", "size": 1, "sha256": "0", "mode": 0o600, "file": "out/0000"}
     head = await orphan(bench, client, verdict={"status": "cancelled", "error_code": "canceled", "artifacts": [out]})
-    assert await client.cancel_task(bench.make.scope, head.id)
+    assert await client.cancel(TaskHead, bench.make.scope, head.id)
     over = bench.head(head.id)
     assert (over.status, [(one.path, one.code) for one in over.output_errors]) == ("canceled", [("a.txt", "not_kept")])
 
 
 async def test_what_never_began_has_no_output(bench, client):
     """A task whose worker died between its decision and the start is canceled without an attempt to look at."""
-    head = await client.submit_task(bench.make.task())
+    head = await client.submit(bench.make.task())
     bench.put("task", head.id, status="starting", attempt=1, host=bench.work.host, executor="dead")
-    assert await client.cancel_task(bench.make.scope, head.id)
+    assert await client.cancel(TaskHead, bench.make.scope, head.id)
     over = bench.head(head.id)
     assert (over.status, over.error_code, over.started_at, over.stdout_total) == ("canceled", "canceled", None, None)
 
@@ -99,7 +100,7 @@ async def test_another_hosts_program_is_not_looked_for_here(bench, client):
     """A dead host's task is ended in its row; folders of this host say nothing of it."""
     head = await orphan(bench, client, verdict={"status": "ok"})
     bench.put("task", head.id, host="elsewhere")
-    assert await client.cancel_task(bench.make.scope, head.id)
+    assert await client.cancel(TaskHead, bench.make.scope, head.id)
     assert (bench.head(head.id).status, bench.head(head.id).stdout_total) == ("canceled", None)
 
 
@@ -107,17 +108,17 @@ async def test_a_living_worker_is_left_to_it(bench, client):
     """While a live worker holds the task a cancel only asks."""
     head = await orphan(bench, client)
     bench.put("task", head.id, executor="one")
-    assert await client.cancel_task(bench.make.scope, head.id, "please")
+    assert await client.cancel(TaskHead, bench.make.scope, head.id, "please")
     asked = bench.head(head.id)
     assert (asked.status, asked.cancel_reason, asked.finished_at) == ("running", "please", None)
-    assert await client.cancel_task(bench.make.scope, head.id, "again")
+    assert await client.cancel(TaskHead, bench.make.scope, head.id, "again")
     assert bench.head(head.id) == asked
 
 
 async def test_many_cancels_at_once_agree(bench, client):
     """Cancels of one orphan from many callers end it once, and every caller finds the same head."""
     head = await orphan(bench, client)
-    said = await asyncio.gather(*(client.cancel_task(bench.make.scope, head.id, f"r{n}") for n in range(8)))
+    said = await asyncio.gather(*(client.cancel(TaskHead, bench.make.scope, head.id, f"r{n}") for n in range(8)))
     over = bench.head(head.id)
     assert any(said)
     assert (over.status, over.stdout_tail) == ("canceled", b"so far")
@@ -136,21 +137,21 @@ class Job:
         """Add the task of the next step."""
         work, step = self.bench.work, len(self.tasks)
         item = f"task_{self.head.id[4:]}{step}"
-        row = new_task(item, self.bench.make.task("s"), self.head.session_key, body_hash="", home=work.host)
+        row = new_row(item, self.bench.make.task("s"), self.head.session_key, body_hash="", home=work.host)
         row |= {"job_id": self.head.id, "step": step, "try": 0, "status": status, "host": work.host}
-        work.database.change(lambda link: work.records.add_task(link, row | more))
+        work.database.change(lambda link: work.records.add(link, "task", row | more))
         self.tasks.append(self.bench.head(item))
         return self.tasks[-1]
 
     def look(self):
         """Return the job."""
-        return self.bench.work.database.ask(lambda link: self.bench.work.records.job(link, self.head.id))
+        return self.bench.work.database.ask(lambda link: self.bench.work.records.head(link, JobHead, self.head.id))
 
 
 @pytest.fixture
 async def job(bench, client):
     """Return the job."""
-    return Job(bench, await client.submit_job(bench.make.job("a", "b", "c", "d", max_concurrency=4)))
+    return Job(bench, await client.submit(bench.make.job("a", "b", "c", "d", max_concurrency=4)))
 
 
 async def test_a_job_without_a_worker_ends_with_its_steps(bench, client, job):
@@ -159,7 +160,7 @@ async def test_a_job_without_a_worker_ends_with_its_steps(bench, client, job):
     ran = job.add("running", executor="dead", attempt=1)
     job.add("queued")
     attempt_of(bench, ran)
-    assert await client.cancel_job(bench.make.scope, job.head.id, "enough")
+    assert await client.cancel(JobHead, bench.make.scope, job.head.id, "enough")
     over = job.look()
     assert (over.status, over.error_code, over.cancel_reason) == ("canceled", "canceled", "enough")
     assert [step.status for step in over.steps] == ["succeeded", "canceled", "canceled", "skipped"]
@@ -171,7 +172,7 @@ async def test_a_job_waits_for_steps_that_had_ended(bench, client, job):
     """A step that was over before the cancel keeps its result; the job ends after it, canceled."""
     ended = job.add("running", executor="dead", attempt=1)
     attempt_of(bench, ended, verdict={"status": "ok", "exit_code": 0})
-    assert await client.cancel_job(bench.make.scope, job.head.id)
+    assert await client.cancel(JobHead, bench.make.scope, job.head.id)
     assert job.look().status == "running"
     assert (await bench.run(ended.id)).status == "succeeded"
     await asyncio.wait_for(bench.run_job(job.head.id), 60)
@@ -183,7 +184,7 @@ async def test_a_job_waits_for_steps_that_had_ended(bench, client, job):
 async def test_a_step_in_living_hands_is_asked(bench, client, job):
     """A job's cancel reaches a step that another worker has; the job ends once that is over."""
     held = job.add("running", executor="one", attempt=1)
-    assert await client.cancel_job(bench.make.scope, job.head.id, "stop")
+    assert await client.cancel(JobHead, bench.make.scope, job.head.id, "stop")
     assert (bench.head(held.id).status, bench.head(held.id).cancel_reason) == ("running", "stop")
     assert job.look().status == "running"
     bench.put("task", held.id, status="canceled", finished_at=1)
@@ -198,7 +199,7 @@ async def test_a_program_that_lives_is_ended_first(bench, client, python_sleeper
     lock = shim.take_lock(folder)
     os.pwrite(lock, json.dumps(shim.identity(python_sleeper(folder, lock))).encode(), 0)
     os.close(lock)  # the sleeper has it, as a shim would
-    assert await client.cancel_task(bench.make.scope, head.id, "enough")
+    assert await client.cancel(TaskHead, bench.make.scope, head.id, "enough")
     taken = shim.take_lock(folder, 0.0)
     assert taken is not None
     os.close(taken)

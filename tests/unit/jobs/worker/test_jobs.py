@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from kdskills.jobs.plan import step_task_id
-from kdskills.jobs.worker.runs import JobRun
+from kdskills.jobs.model import JobHead, step_task_id
+from kdskills.jobs.runs import JobRun
 from kdskills.storage.database import micros, utc_now
 
 
@@ -19,7 +19,7 @@ async def begun(bench, head, context=None):
 
 def job_of(bench, head):
     """Return the job as it is now."""
-    return bench.work.database.ask(lambda link: bench.work.records.job(link, head.id))
+    return bench.work.database.ask(lambda link: bench.work.records.head(link, JobHead, head.id))
 
 
 def end(bench, head, step, status, *, number=0, ago=0.0, **more):
@@ -30,7 +30,7 @@ def end(bench, head, step, status, *, number=0, ago=0.0, **more):
 
 async def test_a_job_ends_with_its_steps(bench, client):
     """Each step is submitted when the one before it succeeded, and the job ends after the last."""
-    head = await client.submit_job(bench.make.job("a", "b"))
+    head = await client.submit(bench.make.job("a", "b"))
     run = await begun(bench, head)
     end(bench, head, 0, "succeeded", attempt=1)
     await bench.until(lambda: bench.head(step_task_id(head.id, 1, 0)) is not None)
@@ -45,7 +45,7 @@ async def test_a_job_ends_with_its_steps(bench, client):
 async def test_a_failed_step_rests_before_its_next_try(bench, client):
     """`retry_backoff_s` holds a try back, and the job goes on meanwhile; once it is over, the try is submitted."""
     bench.work.settings = bench.work.settings.model_copy(update={"retry_backoff_s": 3600.0})
-    head = await client.submit_job(bench.make.job(bench.make.step("a", retry=1)))
+    head = await client.submit(bench.make.job(bench.make.step("a", retry=1)))
     run = await begun(bench, head)
     end(bench, head, 0, "failed", attempt=1)
     assert not await JobRun(bench.context, head.id)._step(job_of(bench, head))
@@ -62,10 +62,10 @@ async def test_a_failed_step_rests_before_its_next_try(bench, client):
 async def test_a_job_may_be_canceled_while_a_step_rests(bench, client):
     """A cancel does not wait for the pause between two tries."""
     bench.work.settings = bench.work.settings.model_copy(update={"retry_backoff_s": 3600.0})
-    head = await client.submit_job(bench.make.job(bench.make.step("a", retry=1)))
+    head = await client.submit(bench.make.job(bench.make.step("a", retry=1)))
     run = await begun(bench, head)
     end(bench, head, 0, "failed", attempt=1)
-    assert await client.cancel_job(bench.make.scope, head.id, "enough")
+    assert await client.cancel(JobHead, bench.make.scope, head.id, "enough")
     await asyncio.wait_for(run, 60)
     over = job_of(bench, head)
     assert (over.status, over.error_code, over.steps[0].status) == ("canceled", "canceled", "failed")
@@ -73,9 +73,9 @@ async def test_a_job_may_be_canceled_while_a_step_rests(bench, client):
 
 async def test_a_step_canceled_in_its_queue_never_began(bench, client):
     """A job that is canceled before its first step's program began has no current step."""
-    head = await client.submit_job(bench.make.job("a", "b"))
+    head = await client.submit(bench.make.job("a", "b"))
     run = await begun(bench, head)
-    assert await client.cancel_job(bench.make.scope, head.id)
+    assert await client.cancel(JobHead, bench.make.scope, head.id)
     await asyncio.wait_for(run, 60)
     over = job_of(bench, head)
     assert (over.status, over.current_step_index) == ("canceled", -1)
@@ -86,7 +86,7 @@ async def test_a_step_canceled_in_its_queue_never_began(bench, client):
 @pytest.mark.parametrize("why", ["canceled", "taken", "buried", "over"])
 async def test_nothing_begins_in_a_job_that_goes_on_elsewhere(bench, client, why):
     """A worker that looked before a cancel, a takeover or the end submits no step after it."""
-    head = await client.submit_job(bench.make.job("a", "b"))
+    head = await client.submit(bench.make.job("a", "b"))
     bench.put("job", head.id, status="running", executor="one")
     seen = job_of(bench, head)
     change = {"canceled": {"cancel_at": 1}, "taken": {"executor": "two"}, "over": {"status": "failed"}}
@@ -100,7 +100,7 @@ async def test_nothing_begins_in_a_job_that_goes_on_elsewhere(bench, client, why
 
 async def test_an_overdue_job_fails_with_timeout(bench, client):
     """A job whose time was over before this worker came cancels what runs and fails."""
-    head = await client.submit_job(bench.make.job("a", "b", max_wall_time_s=5.0))
+    head = await client.submit(bench.make.job("a", "b", max_wall_time_s=5.0))
     began = micros(utc_now() - timedelta(hours=1))
     bench.put("job", head.id, status="running", executor="dead", host=bench.work.host, started_at=began)
     await asyncio.wait_for(bench.run_job(head.id), 60)
@@ -111,7 +111,7 @@ async def test_an_overdue_job_fails_with_timeout(bench, client):
 
 async def test_the_next_worker_goes_on_where_the_dead_one_stood(bench, client):
     """A step that was submitted is not submitted again, and the job keeps the time it began."""
-    head = await client.submit_job(bench.make.job("a", "b"))
+    head = await client.submit(bench.make.job("a", "b"))
     run = await begun(bench, head)
     began = job_of(bench, head).started_at
     run.cancel()
@@ -128,8 +128,8 @@ async def test_the_next_worker_goes_on_where_the_dead_one_stood(bench, client):
 
 async def test_a_job_that_is_over_is_nobodys(bench, client):
     """A worker that gets a job after its end leaves it as it is."""
-    head = await client.submit_job(bench.make.job("a"))
-    assert await client.cancel_job(bench.make.scope, head.id)
+    head = await client.submit(bench.make.job("a"))
+    assert await client.cancel(JobHead, bench.make.scope, head.id)
     before = job_of(bench, head)
     await asyncio.wait_for(bench.run_job(head.id), 60)
     assert job_of(bench, head) == before

@@ -1,17 +1,20 @@
 """One task in a worker's hands: what its head says does not depend on what the worker happened to see."""
 
 import asyncio
+import dataclasses
 import os
 import time
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.exc import OperationalError
 
-from kdskills.jobs.attempts import AttemptFacts, Verdict
+from kdskills.jobs.attempts import Attempt, AttemptFacts, Verdict
+from kdskills.jobs.model import TaskHead
 from kdskills.jobs.records import follows
-from kdskills.jobs.worker.runs import TaskRun
+from kdskills.jobs.runs import TaskRun
 from kdskills.storage.database import DatabaseUnavailable, micros, moment_of, utc_now
 
 ENDPOINT = {"port": 80, "host_port": 4711, "url": "http://127.0.0.1:4711"}
@@ -32,7 +35,7 @@ def moment(seconds):
 async def test_a_program_nobody_saw_has_its_times(bench, client):
     """Start, readiness and output of a program that was over at the first look stand in the head."""
     bench.starter.scenes = [{"prints": b"hi\n", "exit_code": 0, "facts": {"started_at": 1000.5, "ready_at": 1000.5}}]
-    over = await bench.run((await client.submit_task(bench.make.task())).id)
+    over = await bench.run((await client.submit(bench.make.task())).id)
     assert (over.status, over.exit_code, over.stdout_tail, over.stdout_total) == ("succeeded", 0, b"hi\n", 3)
     assert (over.started_at, over.ready_at) == (moment(1000.5), moment(1000.5))
 
@@ -43,7 +46,7 @@ async def test_a_service_keeps_its_first_start_and_its_addresses(bench, client):
         {"status": "nonzero", "exit_code": 1, "facts": {"started_at": 10.0, "ready_at": 11.0, "endpoints": [ENDPOINT]}},
         {"status": "nonzero", "exit_code": 2, "facts": {"started_at": 20.0}},
     ]
-    over = await bench.run((await client.submit_task(bench.service(restart=1))).id)
+    over = await bench.run((await client.submit(bench.service(restart=1))).id)
     assert (over.status, over.exit_code, over.attempt, over.restarts) == ("failed", 2, 2, 1)
     assert (over.started_at, over.ready_at) == (moment(10.0), None)
     assert [one.model_dump() for one in over.endpoints] == [ENDPOINT]
@@ -53,21 +56,21 @@ async def test_a_service_keeps_its_first_start_and_its_addresses(bench, client):
 async def test_a_lost_service_is_restarted_as_often_as_it_may(bench, client):
     """A service whose attempts are all lost ends: each of them is one of its restarts."""
     bench.starter.scenes = [{"status": "lost", "error_code": "lost"}]
-    over = await bench.run((await client.submit_task(bench.service(restart=3))).id)
+    over = await bench.run((await client.submit(bench.service(restart=3))).id)
     assert (over.status, over.error_code, over.attempt, over.restarts) == ("failed", "lost", 4, 3)
 
 
 async def test_a_lost_task_is_tried_a_few_times(bench, client):
     """What may be repeated is repeated three times, not for ever."""
     bench.starter.scenes = [{"status": "lost", "error_code": "lost"}]
-    over = await bench.run((await client.submit_task(bench.make.task(retry_on_lost=True))).id)
+    over = await bench.run((await client.submit(bench.make.task(retry_on_lost=True))).id)
     assert (over.status, over.error_code, over.attempt, over.restarts) == ("failed", "lost", 4, 0)
 
 
 async def test_a_worker_that_dies_with_its_programs_forgets_no_try(bench, client):
     """How often a task was lost counts over all the workers it had: one that takes them along ends too."""
     bench.starter.scenes = [{"status": "lost", "error_code": "lost"}]
-    head = await client.submit_task(bench.make.task(retry_on_lost=True))
+    head = await client.submit(bench.make.task(retry_on_lost=True))
     bench.put("task", head.id, status="starting", attempt=4, host=bench.work.host, executor="one")
     over = await bench.run(head.id, bench.worker("two", 1))
     assert (over.status, over.attempt, len(bench.starter.folders)) == ("failed", 4, 1)
@@ -80,11 +83,11 @@ async def test_a_service_canceled_between_its_attempts_keeps_what_it_printed(ben
     )
     ended = {"status": "nonzero", "exit_code": 7, "prints": b"last words"}
     bench.starter.scenes = [ended | {"facts": {"started_at": 5.0, "ready_at": 6.0}}]
-    head = await client.submit_task(bench.service(restart=1))
+    head = await client.submit(bench.service(restart=1))
     running = asyncio.ensure_future(bench.run(head.id))
     await bench.until(lambda: bench.starter.folders)
-    assert await client.cancel_task(bench.make.scope, head.id, "enough")
-    bench.context.cancel_event(head.id).set()
+    assert await client.cancel(TaskHead, bench.make.scope, head.id, "enough")
+    bench.context.cancel_events[head.id].set()
     over = await asyncio.wait_for(running, 60)
     assert (over.status, over.error_code, over.exit_code, over.attempt) == ("canceled", "canceled", 7, 1)
     assert (over.stdout_tail, over.stdout_total, over.started_at) == (b"last words", 10, moment(5.0))
@@ -92,14 +95,15 @@ async def test_a_service_canceled_between_its_attempts_keeps_what_it_printed(ben
 
 async def test_a_late_word_of_an_attempt_says_nothing_of_the_next(bench, client):
     """That an earlier attempt ran, told after it was over, changes nothing of the one that starts."""
-    head = await client.submit_task(bench.service(restart=1))
+    head = await client.submit(bench.service(restart=1))
     bench.put("task", head.id, status="starting", attempt=2, host=bench.work.host, executor="one")
-    late, run = AttemptFacts(started_at=1.0, ready_at=2.0, engine="e"), TaskRun(bench.context, head.id)
+    late, run = Mock(Attempt), TaskRun(bench.context, head.id)
+    late.until_running.return_value = AttemptFacts(started_at=1.0, ready_at=2.0, engine="e")
     first = bench.head(head.id)
-    stale = type(first)(**{name: getattr(first, name) for name in first.__slots__} | {"attempt": 1})
-    assert not await bench.context.write(lambda link: run._running_row(link, stale, late))
+    stale = dataclasses.replace(first, attempt=1)
+    await run._report_running(stale, late)
     assert bench.head(head.id) == first
-    assert await bench.context.write(lambda link: run._running_row(link, first, late))
+    await run._report_running(first, late)
     assert (bench.head(head.id).status, bench.head(head.id).ready_at) == ("running", moment(2.0))
 
 
@@ -109,7 +113,7 @@ async def test_an_outage_takes_no_artifact(bench, client):
         {"artifacts": [{"path": "a.txt", "size": 1, "sha256": "0", "mode": 0o600, "file": "out/0000"}]}
     ]
     bench.shelf.failures = [away(), away()]
-    over = await bench.run((await client.submit_task(bench.make.task())).id)
+    over = await bench.run((await client.submit(bench.make.task())).id)
     assert ([one.path for one in over.artifacts], over.output_errors) == (["a.txt"], ())
 
 
@@ -119,7 +123,7 @@ async def test_a_store_that_refuses_is_told_of(bench, client):
         {"artifacts": [{"path": "a.txt", "size": 1, "sha256": "0", "mode": 0o600, "file": "out/0000"}]}
     ]
     bench.shelf.failures = [DatabaseUnavailable("for good")]
-    over = await bench.run((await client.submit_task(bench.make.task())).id)
+    over = await bench.run((await client.submit(bench.make.task())).id)
     assert (over.status, over.artifacts) == ("succeeded", ())
     assert [(one.path, one.code) for one in over.output_errors] == [("a.txt", "database_unavailable")]
 
@@ -128,7 +132,7 @@ async def test_a_store_that_refuses_is_told_of(bench, client):
 async def test_a_cancel_that_came_too_late_changes_nothing(bench, client, end):
     """A program that had ended by itself keeps its result, though a cancel was asked for before it was written."""
     bench.starter.scenes = [{"status": end, "exit_code": 3, "error_code": end}]
-    head = await client.submit_task(bench.make.task())
+    head = await client.submit(bench.make.task())
     bench.put("task", head.id, status="starting", attempt=1, host=bench.work.host, executor="one", cancel_at=1)
     over = await bench.run(head.id)
     assert (over.status, over.exit_code, over.error_code) == ("failed", 3, end)
@@ -137,7 +141,7 @@ async def test_a_cancel_that_came_too_late_changes_nothing(bench, client, end):
 async def test_a_canceled_service_is_not_failed(bench, client):
     """A service that ends by itself after a cancel would have been restarted: the cancel ended it."""
     bench.starter.scenes = [{"status": "nonzero", "exit_code": 3}]
-    head = await client.submit_task(bench.service(restart=1))
+    head = await client.submit(bench.service(restart=1))
     bench.put("task", head.id, status="starting", attempt=1, host=bench.work.host, executor="one", cancel_at=1)
     over = await bench.run(head.id)
     assert (over.status, over.exit_code, over.attempt) == ("canceled", 3, 1)
@@ -146,10 +150,10 @@ async def test_a_canceled_service_is_not_failed(bench, client):
 @pytest.mark.parametrize("when", ["queued", "claimed"])
 async def test_what_was_canceled_before_it_began_never_begins(bench, client, when):
     """A task canceled in its queue has no attempt, whoever takes it afterwards, and says so as every other."""
-    head = await client.submit_task(bench.make.task())
+    head = await client.submit(bench.make.task())
     if when == "claimed":
         bench.put("task", head.id, executor="one")
-    assert await client.cancel_task(bench.make.scope, head.id, "no")
+    assert await client.cancel(TaskHead, bench.make.scope, head.id, "no")
     over = await bench.run(head.id)
     assert (over.status, over.error_code, over.attempt, over.started_at) == ("canceled", "canceled", 0, None)
     assert bench.starter.folders == []
@@ -158,7 +162,7 @@ async def test_what_was_canceled_before_it_began_never_begins(bench, client, whe
 async def test_a_running_program_is_followed_to_its_end(bench, client):
     """`running` is written when it runs, with its times, and the end when there is one."""
     bench.starter.scenes = [{"status": "open", "facts": {"started_at": 7.0, "ready_at": 7.0}, "prints": b"so far"}]
-    head = await client.submit_task(bench.make.task())
+    head = await client.submit(bench.make.task())
     running = asyncio.ensure_future(bench.run(head.id))
     await bench.until(lambda: bench.head(head.id).status == "running")
     assert bench.head(head.id).started_at == moment(7.0)
@@ -172,7 +176,7 @@ async def test_a_running_program_is_followed_to_its_end(bench, client):
 async def test_what_was_ready_on_another_host_is_not_ready_here(bench, client):
     """A task taken over begins anew: its first start stays, its readiness is that of the attempt it has now."""
     bench.starter.scenes = [{"status": "infra_error", "error_code": "infra_error"}]
-    head = await client.submit_task(bench.make.task(retry_on_lost=True))
+    head = await client.submit(bench.make.task(retry_on_lost=True))
     values = {"home": None, "host": "elsewhere", "executor": "dead", "started_at": 5, "ready_at": 5}
     bench.put("task", head.id, status="running", attempt=1, **values)
     bench.claim(queue=bench.pool())

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from kdskills.jobs.worker.worker import CHANGED, QueueWatch
+from kdskills.jobs.worker import CHANGED, QueueWatch
 from kdskills.storage.database import Database
 
 UNWATCHED = """
 import sys
 from kdskills.storage.database import Database
-from kdskills.jobs.worker.worker import QueueWatch
+from kdskills.jobs.worker import QueueWatch
 QueueWatch(Database(sys.argv[1]), lambda word: print(word, flush=True), 0.01).start()
 sys.stdin.read()
 """

@@ -1,8 +1,7 @@
-"""Artifacts: bytes addressed by content in a storage opened by its URL, and their provenance as rows of `kd_artifacts`.
+"""Files that work left behind, kept by content: in a local folder, S3, Azure or Google's storage.
 
-Bytes are streamed both ways and checked when they are read. They are forgotten when no row of the project has their digest. A
-note in `kd_meta` stands while they are being deleted, and whoever stores the same bytes then waits for it, so that no row is
-left without its bytes.
+The bytes of an artifact are kept once per project under `artifacts/{project}/sha256/…`; who made them, and under which name,
+stands in the table `kd_artifacts`. What is read back is checked against its digest.
 """
 
 from __future__ import annotations
@@ -13,32 +12,37 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from kdskills.errors import BadRequest, NotFound
-from kdskills.jobs.artifacts.blobs import (
+from kdskills.jobs.blobs import (
     CHUNK,
     ArtifactCorrupt,
     ArtifactStoreUnavailable,
     Blobs,
     artifact_id,
     blob_key,
+    cloud_blobs,
+    google_blobs,
+    local_blobs,
     mime_of,
 )
 from kdskills.jobs.model import ArtifactRef, Scope, TaskHead
 from kdskills.skills.private_files import open_private, private_folder, write_private
-from kdskills.storage.database import Database, micros, moment_of, upsert, utc_now
+from kdskills.storage.database import Database, LazyModule, micros, moment_of, upsert, utc_now
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from kdskills.jobs.tables import WorkTables
-
+    from kdskills.jobs.attempts import OutFile
+    from kdskills.jobs.records import WorkTables
+else:
+    sa = LazyModule("sqlalchemy")
 
 LINK: Final = timedelta(minutes=15)
 
@@ -179,19 +183,13 @@ def open_blobs(url: str) -> Blobs:
     """Open the storage at *url* itself; as `open_artifacts`."""
     parts = urlsplit(url)
     if url.startswith("/") or parts.scheme == "file":
-        from kdskills.jobs.artifacts.backends import local_blobs
-
         return local_blobs(Path(url if url.startswith("/") else parts.path))
     prefix = parts.path.strip("/")
     if not parts.netloc or parts.query or parts.fragment or parts.username is not None:
         raise ArtifactStoreUnavailable(f"artifacts are kept in {FORMS}; the setting names none of these")
     if parts.scheme == "gs":
-        from kdskills.jobs.artifacts.backends import google_blobs
-
         return google_blobs(parts.netloc, prefix)
     if parts.scheme in {"s3", "az"}:
-        from kdskills.jobs.artifacts.backends import cloud_blobs
-
         return cloud_blobs(parts.scheme, parts.netloc, prefix)
     raise ArtifactStoreUnavailable(f"artifacts are kept in {FORMS}, not {parts.scheme}://")
 
@@ -205,25 +203,6 @@ INPUT_KEEP: Final = timedelta(days=8)
 WAIT_S: Final = 0.2
 CACHE_S: Final = 86_400.0
 _LOCK: Final = 2_037_582
-
-
-class OutputFile(Protocol):
-    """An output on this host."""
-
-    @property
-    def path(self) -> str:
-        """Where the program left it."""
-        ...
-
-    @property
-    def mode(self) -> int:
-        """Its permission bits."""
-        ...
-
-    @property
-    def file(self) -> Path:
-        """Where its bytes are."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,11 +240,11 @@ class ArtifactKeeper:
         self._tables = tables
         self._cache = cache
 
-    async def keep(self, head: TaskHead, files: Sequence[OutputFile]) -> tuple[ArtifactRef, ...]:
-        """Store a task's outputs; doing it again for the same task gives the same ids."""
+    async def keep(self, head: TaskHead, files: Sequence[OutFile], folder: Path) -> tuple[ArtifactRef, ...]:
+        """Store a task's outputs from its attempt's *folder*; doing it again for the same task gives the same ids."""
         refs: list[ArtifactRef] = []
         for item in files:
-            content = await self.store.measure(item.file)
+            content = await self.store.measure(folder / item.file)
             ref = ArtifactRef(
                 artifact_id=artifact_id(head.id, item.path),
                 path=item.path,
@@ -274,8 +253,15 @@ class ArtifactKeeper:
                 mime=mime_of(item.path),
                 mode=item.mode,
             )
-            await self._note_down(_provenance(head), ref)
-            await self.store.save(head.scope.project, item.file)
+            placement = head.spec.placement
+            provenance = head.scope.model_dump(exclude={"alias"}) | {
+                "task_id": head.id,
+                "job_id": head.job_id,
+                "skill_name": placement.skill_name,
+                "version_hash": placement.version_hash,
+            }
+            await self._note_down(provenance, ref)
+            await self.store.save(head.scope.project, folder / item.file)
             refs.append(ref)
         return tuple(refs)
 
@@ -292,7 +278,8 @@ class ArtifactKeeper:
         row = await self._database.read(lambda link: link.execute(query).mappings().first())
         if row is None:
             raise NotFound(f"there is no artifact {item!r}", artifact_id=item)
-        return _artifact_row(row)
+        names = [field.name for field in fields(ArtifactRow)]
+        return ArtifactRow(**{name: row[name] for name in names} | {"created_at": moment_of(row["created_at"])})
 
     async def require(self, scope: Scope, items: Sequence[str]) -> None:
         """Raise NotFound for the first of *items* that is no artifact of the caller's project."""
@@ -332,7 +319,7 @@ class ArtifactKeeper:
             content = await self.store.measure(source)
             item = artifact_id(f"input of {scope.tenant}", f"{scope.project}/{content.sha256}").replace("art_", "inp_")
             ref = ArtifactRef(artifact_id=item, path="", size=content.size, sha256=content.sha256)
-            await self._note_down({"tenant": scope.tenant, "project": scope.project, "agent": scope.agent}, ref)
+            await self._note_down(scope.model_dump(exclude={"alias"}), ref)
             await self.store.save(scope.project, source)
         finally:
             source.unlink(missing_ok=True)
@@ -379,8 +366,6 @@ class ArtifactKeeper:
 
     def _remove(self, link: sa.Connection, task_ids: tuple[str, ...]) -> list[tuple[str, str]]:
         """Remove the rows of tasks, note the bytes nobody has any more, and return them."""
-        import sqlalchemy as sa
-
         self._alone(link)
         table, meta = self._tables.artifacts, self._tables.meta
         old = micros(utc_now() - INPUT_KEEP)
@@ -405,19 +390,6 @@ class ArtifactKeeper:
             link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
 
 
-def _provenance(head: TaskHead) -> dict[str, str | None]:
-    placement = head.spec.placement
-    return {
-        "tenant": head.scope.tenant,
-        "project": head.scope.project,
-        "agent": head.scope.agent,
-        "task_id": head.id,
-        "job_id": head.job_id,
-        "skill_name": placement.skill_name,
-        "version_hash": placement.version_hash,
-    }
-
-
 def _write(path: Path, data: bytes) -> None:
     _tidy(path.parent)
     write_private(path, data)
@@ -425,12 +397,6 @@ def _write(path: Path, data: bytes) -> None:
 
 def _note(project: str, sha256: str) -> str:
     return "forget:" + hashlib.sha256(f"{sha256}{project}".encode("utf-8", "surrogatepass")).hexdigest()[:40]
-
-
-def _artifact_row(row: Any) -> ArtifactRow:
-    names = ("id", "project", "agent", "task_id", "job_id", "path", "sha256", "size", "mime", "mode")
-    values = {name: row[name] for name in (*names, "skill_name", "version_hash")}
-    return ArtifactRow(**values, created_at=moment_of(row["created_at"]))
 
 
 def _touched(path: Path) -> bool:

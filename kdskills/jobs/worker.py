@@ -1,6 +1,6 @@
-"""The worker's life: a slot, a row in the roster, beats, claims, cancels, retention, and its end.
+"""The worker: the one process that takes work from the queue and sees it through.
 
-It is woken by PostgreSQL's notifications, or by a change of SQLite's file; one that was missed costs one interval of polling.
+`Worker` holds a slot, beats, claims and recovers; a `TaskRun` sees one task through, a `JobRun` one job.
 """
 
 from __future__ import annotations
@@ -15,23 +15,153 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from kdskills.errors import KdskillsError
-from kdskills.jobs.model import TERMINAL
-from kdskills.jobs.opening import Work
-from kdskills.jobs.queue import CHANNEL
-from kdskills.jobs.roster import hold_slot, slot_mark
-from kdskills.jobs.worker.cleanup import Retention, end_leftovers
-from kdskills.jobs.worker.context import LOG, Buried, OutputKeeper, WorkerContext, WorkKind, about, passing
-from kdskills.jobs.worker.runs import JobRun, TaskRun
+from kdskills.errors import BadRequest, KdskillsError
+from kdskills.jobs.attempts import RUNS, attempt_alive, require_task_id
+from kdskills.jobs.model import TERMINAL, Kind, TaskHead
+from kdskills.jobs.queue import CHANNEL, Work, hold_slot, slot_mark
+from kdskills.jobs.runs import LOG, Buried, JobRun, TaskRun, WorkerContext, WorkKind, about, passing
 from kdskills.skills.private_files import write_private
-from kdskills.storage.database import DatabaseUnavailable, micros, utc_now
+from kdskills.storage.database import DatabaseUnavailable, LazyModule, micros, utc_now
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+    from kdskills.jobs.artifacts import ArtifactKeeper
     from kdskills.storage.database import Database
+else:
+    sa = LazyModule("sqlalchemy")
+
+
+class Retention:
+    """Forgets tasks and jobs that have been over for long, or are too many for their project.
+
+    Artifacts and run folders go first, the head last: a round that was killed is done again.
+
+    Args:
+        work: The opened place.
+        artifacts: Where artifacts are.
+    """
+
+    def __init__(self, work: Work, artifacts: ArtifactKeeper) -> None:
+        self._work = work
+        self._artifacts = artifacts
+        self._settings = work.settings
+
+    async def round(self) -> int:
+        """Forget everything that is due; returns how many heads went."""
+        removed_heads = 0
+        for kind in ("job", "task"):
+            while due := await self._work.database.read(partial(self._due, kind=kind)):
+                await self._forget(kind, due)
+                removed_heads += len(due)
+        await asyncio.to_thread(self._tidy)
+        return removed_heads
+
+    def _due(self, link: sa.Connection, *, kind: str) -> list[str]:
+        """Return ids of heads that may go, of this host's work or nobody's, a batch at most.
+
+        Nobody's is also what ran on a host whose workers were forgotten: it has been silent for as long as work is kept.
+        """
+        table, batch = self._work.records.table(kind), self._settings.retention_batch
+        over = table.c.status.in_(sorted(TERMINAL))
+        hosts = sa.select(self._work.tables.workers.c.host)
+        ours = sa.or_(table.c.host.is_(None), table.c.host == self._work.host, table.c.host.not_in(hosts))
+        alone = (over, ours) if kind == "job" else (over, ours, table.c.job_id.is_(None))
+        oldest = micros(utc_now()) - round(self._settings.keep_s * 1_000_000)
+        old = sa.select(table.c.id).where(*alone, table.c.finished_at < oldest).limit(batch)
+        expired = list(link.execute(old).scalars())
+        if expired:
+            return expired
+        most = self._settings.keep_per_project
+        owner = (table.c.tenant, table.c.project)
+        # an index alone tells; what is over is counted only where there may be too much
+        many_rows = sa.select(*owner).group_by(*owner).having(sa.func.count() > most)
+        for tenant, project in link.execute(many_rows).all():
+            whose = (*alone, table.c.tenant == tenant, table.c.project == project)
+            many = min(batch, link.execute(sa.select(sa.func.count()).where(*whose)).scalar_one() - most)
+            if many <= 0:
+                continue
+            first = sa.select(table.c.id).where(*whose).order_by(table.c.finished_at, table.c.id).limit(many)
+            return list(link.execute(first).scalars())
+        return []
+
+    async def _forget(self, kind: str, items: list[str]) -> None:
+        tasks = items
+        if kind == "job":
+            heads = await self._work.database.read(lambda link: self._work.records.tasks_of_jobs(link, items))
+            tasks = [head.id for head in heads]
+        await self._artifacts.forget(tasks)
+
+        def delete(link: sa.Connection) -> None:
+            for table in (self._work.tables.tasks, self._work.tables.jobs):
+                link.execute(table.delete().where(table.c.id.in_({*tasks, *items})))
+
+        def remove() -> None:
+            for item in tasks:
+                self._work.attempts.remove(item)
+            self._work.database.change(delete)
+
+        await asyncio.to_thread(remove)
+
+    def _sweep(self) -> None:
+        """Remove old run folders without a head: others forgot what ran here while this host was away."""
+        items = [item for item in self._work.attempts.tasks() if self._old(item)]
+        table, batch = self._work.tables.tasks, self._settings.retention_batch
+        for first in range(0, len(items), batch):
+            some = items[first : first + batch]
+            query = table.select().with_only_columns(table.c.id).where(table.c.id.in_(some))
+            recorded = self._work.database.ask(partial(_ids, query=query))
+            for item in {*some}.difference(recorded):
+                self._work.attempts.remove(item)
+
+    def _old(self, item: str) -> bool:
+        try:
+            touched = (self._work.state_dir / RUNS / require_task_id(item)).stat().st_mtime
+        except (FileNotFoundError, BadRequest):  # somebody else removed it; or it is nothing of ours
+            return False
+        return time.time() - touched > self._settings.keep_s
+
+    def _tidy(self) -> None:
+        """Forget old workers and folders nobody knows of, and give SQLite's journal back to the disk."""
+        self._work.roster.forget(micros(utc_now()) - round(self._settings.keep_s * 1_000_000))
+        self._sweep()
+        if self._work.database.dialect == "sqlite":
+            raw: Any = self._work.database.engine.raw_connection()
+            try:
+                raw.driver_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
+            finally:
+                raw.close()
+
+
+def _ids(link: sa.Connection, query: sa.Select[Any]) -> list[str]:
+    return list(link.execute(query).scalars())
+
+
+async def end_leftovers(work: Work) -> int:
+    """End programs on this host whose tasks are over or another host's; return how many attempts were asked to end.
+
+    They are left by a cancel on another host, by a worker that was given up while this host was cut off, or by one that
+    was killed between a terminal head and the end of the program.
+    """
+    ended = 0
+    for item in await asyncio.to_thread(_living, work):
+        head = await work.database.read(partial(work.records.head, kind=TaskHead, item=item))
+        attempt = await asyncio.to_thread(work.attempts.latest, item)
+        if attempt is None or (head is not None and not head.terminal and head.host == work.host):
+            continue
+        if await asyncio.to_thread(attempt.cancel, "its task is over, or another host's"):
+            LOG.warning("ended a program of task %s, which is not this host's to run any more", item)
+            ended += 1
+    return ended
+
+
+def _living(work: Work) -> list[str]:
+    """Return ids of tasks with a living attempt on this host."""
+    top = work.state_dir / RUNS
+    return [item for item in work.attempts.tasks() if any(attempt_alive(path) for path in (top / item).iterdir())]
 
 
 _AGAIN_S: Final = 2.0
@@ -183,7 +313,7 @@ class Worker:
         idle_s: Seconds without work after which it ends; None for one that stays.
     """
 
-    def __init__(self, work: Work, keeper: OutputKeeper, *, slot: int = 0, idle_s: float | None = None) -> None:
+    def __init__(self, work: Work, keeper: ArtifactKeeper, *, slot: int = 0, idle_s: float | None = None) -> None:
         self._work = work
         self._keeper = keeper
         self._slot = slot
@@ -250,9 +380,7 @@ class Worker:
                 if await asyncio.to_thread(self._folder_is_ours):
                     self._beaten_at = time.clock_gettime(time.CLOCK_BOOTTIME)
                     await asyncio.to_thread(self._roster.enter, self.executor, self._slot)
-                    await end_leftovers(
-                        self._work
-                    )  # what another host took meanwhile must not go on under our new lease
+                    await end_leftovers(self._work)  # what another host took must not go on under our new lease
                     return True
                 self._end_without_folder()
             except DatabaseUnavailable as error:
@@ -289,7 +417,10 @@ class Worker:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             if not self._given_up:
-                await self._leave()
+                try:
+                    await asyncio.to_thread(self._roster.leave, self.executor)
+                except DatabaseUnavailable as error:  # other workers bury it once the lease is over
+                    LOG.warning("the row of this worker stays for the others to bury: %s", error.message)
 
     def _receive(self, word: str) -> None:
         """Act on a notification of the queue; called on the event loop."""
@@ -298,7 +429,7 @@ class Worker:
             self.context.note_cancel(item)
         elif topic == "job":
             self.context.note_change(item)
-        elif topic != "queue" or self.context.capacity().has_room(item):  # without room, the next end looks
+        elif topic != "queue" or self.context.capacity().by_mode.get(item, 1) > 0:  # without room, the next end looks
             self._look_for_cancels |= word == CHANGED
             self.context.wake.set()
 
@@ -307,17 +438,12 @@ class Worker:
         self.context.wake.set()
         while True:
             try:
-                async with asyncio.timeout(
-                    self._work.settings.poll_s
-                ):  # `wait_for` would lose a cancel that meets a wake
+                async with asyncio.timeout(self._work.settings.poll_s):  # `wait_for` loses a cancel that meets a wake
                     await self.context.wake.wait()
             except TimeoutError:
                 self._look_for_cancels = True  # a notification may have been lost
             self.context.wake.clear()
-            try:
-                await self._round(self._claim)
-            except Buried as buried:
-                self._bury(buried)
+            if not await self._round(self._claim):
                 return
 
     async def _claim(self) -> None:
@@ -339,47 +465,31 @@ class Worker:
         if claim.may_continue:
             context.wake.set()
 
-    def _begin(self, kind: str, item: str, mode: WorkKind, run: Coroutine[None, None, None]) -> None:
+    def _begin(self, kind: Kind, item: str, mode: WorkKind, run: Coroutine[None, None, None]) -> None:
         """Start the run of a task or job that was claimed."""
-        self.context.take_in_hand(item, mode)
+        self.context.active[item] = mode
         task = asyncio.ensure_future(self._guarded(kind, item, run))
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)
 
-    async def _leave(self) -> None:
-        """Bury the own row; where the database is away, other workers do so once the lease is over."""
-        try:
-            await asyncio.to_thread(self._roster.leave, self.executor)
-        except DatabaseUnavailable as error:
-            LOG.warning("the row of this worker stays for the others to bury: %s", error.message)
-
-    async def _guarded(self, kind: str, item: str, run: Coroutine[None, None, None]) -> None:
-        """Await *run*; an error is written to the head, and a buried worker gives everything up."""
+    async def _guarded(self, kind: Kind, item: str, run: Coroutine[None, None, None]) -> None:
+        """Await *run*; an error is written to the head, as nobody else would ever end it; a buried worker gives all up."""
         try:
             with about(**{kind: item}):
                 try:
                     await run
                 except Exception as error:  # noqa: BLE001 - it is told in the head of what it broke
                     LOG.exception("%s %s broke", kind, item)
-                    await self._broke(kind, item, error)
+                    message = error.message if isinstance(error, KdskillsError) else f"{type(error).__name__}: {error}"
+                    values: dict[str, Any] = {
+                        "error_code": "infra_error",
+                        "error_message": message.replace("\0", "")[:1000],
+                    }
+                    await self.context.move(kind, item, "failed", **values, finished_at=micros(utc_now()))
         except Buried as buried:
             self._bury(buried)
         finally:
             self.context.let_go(item)
-
-    async def _broke(self, kind: str, item: str, error: Exception) -> None:
-        """Write a failure of kdskills itself to the head: nobody else would ever end it."""
-        message = error.message if isinstance(error, KdskillsError) else f"{type(error).__name__}: {error}"
-        values: dict[str, Any] = {
-            "error_code": "infra_error",
-            "error_message": message.replace("\0", "")[:1000],
-            "finished_at": micros(utc_now()),
-        }
-        moved = await self.context.write(
-            lambda link: self._work.records.move(link, kind, item, "failed", self.executor, **values)
-        )
-        if not moved:
-            await self.context.require_alive()
 
     def _bury(self, buried: Buried) -> None:
         """Give this life up: whatever it would still do might be done twice."""
@@ -392,24 +502,27 @@ class Worker:
     async def _every(self, period: float, act: Callable[[], Coroutine[None, None, None]]) -> None:
         """Do *act* again and again; nothing but its own burial stops a worker's rounds."""
         while True:
-            try:
-                await self._round(act)
-            except Buried as buried:
-                self._bury(buried)
+            if not await self._round(act):
                 return
             await asyncio.sleep(period)
 
-    async def _round(self, act: Callable[[], Coroutine[None, None, None]]) -> None:
+    async def _round(self, act: Callable[[], Coroutine[None, None, None]]) -> bool:
+        """Do *act* once; False when this worker was buried."""
         try:
-            await act()
-        except DatabaseUnavailable as error:
-            if passing(error):
-                LOG.warning("%s", error.message)
-            else:
-                LOG.exception("the database refused a statement")
-            self._fence()
-        except Exception:  # noqa: BLE001 - also a driver's own error: the next round tries again
-            LOG.exception("a round of the worker failed")
+            try:
+                await act()
+            except DatabaseUnavailable as error:
+                if passing(error):
+                    LOG.warning("%s", error.message)
+                else:
+                    LOG.exception("the database refused a statement")
+                self._fence()
+            except Exception:  # noqa: BLE001 - also a driver's own error: the next round tries again
+                LOG.exception("a round of the worker failed")
+        except Buried as buried:
+            self._bury(buried)
+            return False
+        return True
 
     async def _beat(self) -> None:
         """Renew the lease and bury the dead; end when idle, or when the state folder is another."""
@@ -424,7 +537,13 @@ class Worker:
         self._renew_lease_file()
         if buried:
             self.context.wake.set()  # what they had in hand may be ours
-        await self._maybe_idle()
+        if self._idle_s is None or self.context.active or time.monotonic() - self.context.busy_at < self._idle_s:
+            return
+        if await self._any_work():
+            self.context.busy_at = time.monotonic()
+            return
+        self._idle = True
+        self._end(f"it had no work for {self._idle_s:g} s")
 
     def _folder_is_ours(self) -> bool:
         """Whether the state folder is the one this worker began with. Blocks."""
@@ -466,25 +585,16 @@ class Worker:
         await end_leftovers(self._work)
         await self._retention.round()
 
-    async def _maybe_idle(self) -> None:
-        """End when there was no work for `idle_s` and none waits."""
-        if self._idle_s is None or self.context.active or time.monotonic() - self.context.busy_at < self._idle_s:
-            return
-        if await self._any_work():
-            self.context.busy_at = time.monotonic()
-            return
-        self._idle = True
-        self._end(f"it had no work for {self._idle_s:g} s")
-
     async def _any_work(self) -> bool:
         """Whether anything is left to do that this host may do."""
-        return await asyncio.to_thread(self._work.database.ask, self._unfinished)
 
-    def _unfinished(self, link: sa.Connection) -> bool:
-        for kind in ("task", "job"):
-            table = self._work.records.table(kind)
-            mine = table.c.home.is_(None) | (table.c.home == self._work.host)
-            query = table.select().with_only_columns(table.c.id).where(mine, table.c.status.not_in(sorted(TERMINAL)))
-            if link.execute(query.limit(1)).first() is not None:
-                return True
-        return False
+        def unfinished(link: sa.Connection) -> bool:
+            for kind in ("task", "job"):
+                table = self._work.records.table(kind)
+                mine = table.c.home.is_(None) | (table.c.home == self._work.host)
+                open_ = table.c.status.not_in(sorted(TERMINAL))
+                if link.execute(sa.select(table.c.id).where(mine, open_).limit(1)).first() is not None:
+                    return True
+            return False
+
+        return await self._work.database.read(unfinished)

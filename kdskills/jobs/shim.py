@@ -1,21 +1,4 @@
-"""The shim: one process per attempt that outlives everybody, watches the runner and writes the verdict.
-
-Standard library only, one thread. It is forked by the launcher with the attempt's lock already held; the lock is shared
-with the runner, so it is free exactly when nothing of the attempt is left. Files of an attempt's folder:
-
-==============  ============  =====================================================================================
-file            written by    what it says
-==============  ============  =====================================================================================
-`order.json`    the worker    what to run
-`lock`          shim          held while anything of the attempt lives; its text names the shim
-`facts.json`    runner        since when it runs, whether it is ready, its endpoints
-`cancel`        anybody       why it should end; written before TERM is sent to the shim
-`fenced`        shim          the lease of this host was over: another host may run the task by now
-`result.json`   runner        how it ended
-`exit.json`     shim          the verdict: temp, fsync, rename; never changed afterwards
-`shim.log`      both          what went wrong on our side
-==============  ============  =====================================================================================
-"""
+"""The shim."""
 
 from __future__ import annotations
 
@@ -132,6 +115,22 @@ def take_lock(folder: Path, patience_s: float = 2.0) -> int | None:
             raise
         else:
             return fd
+
+
+def lock_taken(path: Path) -> bool:
+    """Whether somebody holds the lock *path*; nobody does when it is not there. A look at it holds it for a moment."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(fd)
 
 
 def identity(pid: int) -> dict[str, str | int]:

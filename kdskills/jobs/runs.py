@@ -1,0 +1,422 @@
+"""Runs of a worker: a task from its attempt to its terminal head, a job from its first step to its last, and what they share.
+
+They share the database with retries, the worker's name, its work in hand and the events of it. Lines of the log carry the
+ids of the task and job they are about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import timedelta
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+from kdskills.errors import KdskillsError
+from kdskills.jobs.artifacts import ArtifactKeeper
+from kdskills.jobs.attempts import Attempt, AttemptOrder, OrderInput, OutputBounds, Verdict
+from kdskills.jobs.model import (
+    ArtifactRef,
+    FromArtifact,
+    JobHead,
+    JobPlan,
+    Kind,
+    OutputError,
+    TaskHead,
+    TaskSpec,
+    decide,
+    step_task_id,
+)
+from kdskills.jobs.queue import Capacity, Work
+from kdskills.jobs.records import dump, ending, follows, new_row, observed, outcome
+from kdskills.jobs.services import restart_delay_s
+from kdskills.storage.database import DatabaseUnavailable, micros, utc_now
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+
+T = TypeVar("T")
+WorkKind = Literal["batch", "service", "job"]
+
+LOG: Final = logging.getLogger("kdskills.jobs")
+_PAUSE_S: Final = 0.1
+_PAUSE_MAX_S: Final = 2.0
+
+
+class Buried(BaseException):
+    """This worker was given up by the others: whatever it does next would be done twice.
+
+    Args:
+        reason: Why it must end, in words for the operator.
+    """
+
+    def __init__(self, reason: str = "the others gave it up") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class WorkerContext:
+    """Shared by the parts of one worker; used on one event loop.
+
+    Args:
+        work: The opened place.
+        executor: Name of this process, new at each start.
+        keeper: Keeps outputs.
+    """
+
+    def __init__(self, work: Work, executor: str, keeper: ArtifactKeeper) -> None:
+        self.work = work
+        self.executor = executor
+        self.keeper = keeper
+        self.records = work.records
+        self.lease_file = work.state_dir / "lease" if work.pooled else None
+        self.cancel_events: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        """Set once a cancel of the item was requested."""
+        self.change_events: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        """Set whenever a task of the job ended in this worker."""
+        self.active: dict[str, WorkKind] = {}
+        """What this worker has in hand, from its claim on."""
+        self.busy_at = time.monotonic()
+        self.wake = asyncio.Event()
+        """Set whenever there may be work to claim, or a cancel to pass on."""
+
+    async def read(self, question: Callable[[sa.Connection], T]) -> T:
+        """Return what *question* reads; waits for a database that is away."""
+        return await self.patiently(lambda: self.work.database.read(question))
+
+    async def write(self, change: Callable[[sa.Connection], T]) -> T:
+        """Do *change* in one transaction; waits for a database that is away, so *change* may happen twice."""
+        return await self.patiently(lambda: self.work.database.write(change))
+
+    async def head(self, item: str) -> TaskHead | None:
+        """Return a task's head."""
+        return await self.read(lambda link: self.records.head(link, TaskHead, item))
+
+    async def move(
+        self, kind: Kind, item: str, status: str, then: Callable[[sa.Connection], None] | None = None, **values: Any
+    ) -> bool:
+        """Move a row this worker holds, and do *then* in the same transaction; False when its state forbids it.
+
+        Raises:
+            Buried: The row is another worker's, because this one was given up.
+        """
+
+        def change(link: sa.Connection) -> bool:
+            moved = self.records.move(link, kind, item, status, self.executor, **values)
+            if moved and then is not None:
+                then(link)
+            return moved
+
+        moved = await self.write(change)
+        if not moved:
+            await self.require_alive()
+        return moved
+
+    def note_change(self, job: str | None) -> None:
+        """Wake the job a task belongs to."""
+        if job is not None and job in self.change_events:
+            self.change_events[job].set()
+
+    def note_cancel(self, item: str) -> None:
+        """Pass a cancel on to the run of *item*, if this worker has it in hand."""
+        if item in self.active:
+            self.cancel_events[item].set()
+            self.change_events[item].set()
+
+    def capacity(self) -> Capacity:
+        """Return how much more this worker has room for."""
+        settings, kinds = self.work.settings, list(self.active.values())
+        return Capacity(
+            batch=max(0, settings.slots - kinds.count("batch")),
+            service=max(0, settings.services - kinds.count("service")),
+            jobs=max(0, settings.held - len(kinds)),
+        )
+
+    def let_go(self, item: str) -> None:
+        """Count *item* no more: there is room for something else."""
+        self.active.pop(item, None)
+        self.cancel_events.pop(item, None)
+        self.change_events.pop(item, None)
+        self.busy_at = time.monotonic()
+        self.wake.set()
+
+    async def require_alive(self) -> None:
+        """Raises Buried when this worker's row is dead: nothing it would write is accepted any more."""
+        table = self.work.tables.workers
+        query = table.select().where(table.c.executor == self.executor, table.c.state == "live")
+        if await self.read(lambda link: link.execute(query).first()) is None:
+            raise Buried
+
+    async def patiently(self, act: Callable[[], Awaitable[T]]) -> T:
+        """Do *act*, again and again while the database is away, so *act* may happen twice."""
+        pause = _PAUSE_S
+        while True:
+            try:
+                return await act()
+            except DatabaseUnavailable as error:
+                if not passing(error):
+                    raise
+                LOG.warning("%s; trying again in %.1f s", error.message, pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _PAUSE_MAX_S)
+
+
+def passing(error: DatabaseUnavailable) -> bool:
+    """Whether the database may answer the same statement later: it is away, restarting or locked, not at odds with it."""
+    from sqlalchemy import exc
+
+    cause = error.__cause__
+    if isinstance(cause, exc.DBAPIError) and cause.connection_invalidated:
+        return True
+    return isinstance(cause, exc.OperationalError | exc.InterfaceError | exc.TimeoutError)
+
+
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+_ABOUT: Final[ContextVar[Mapping[str, str]]] = ContextVar("kdskills_work_in_hand")
+
+
+@contextmanager
+def about(**ids: str | None) -> Iterator[None]:
+    """Give every line that is logged in the block these facts, such as `task` or `job`; None gives none."""
+    facts = {name: item for name, item in ids.items() if item is not None}
+    mark = _ABOUT.set({**_ABOUT.get(_NOTHING), **facts})
+    try:
+        yield
+    finally:
+        _ABOUT.reset(mark)
+
+
+class AboutWork(logging.Filter):
+    """Adds to a record's facts what it is about; facts of its own come first."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return True: every record passes."""
+        record_facts = getattr(record, "facts", None)
+        record.facts = {**_ABOUT.get(_NOTHING), **(record_facts if isinstance(record_facts, dict) else {})}
+        return True
+
+
+_ENDED_BETWEEN: Final = {"status": "cancelled", "error_code": "canceled", "error_message": None, "finished_at": 0.0}
+
+
+class TaskRun:
+    """One task in the hands of this worker.
+
+    Args:
+        context: The worker.
+        item: Id of the task.
+    """
+
+    def __init__(self, context: WorkerContext, item: str) -> None:
+        self._context = context
+        self._item = item
+        self._settings = context.work.settings
+
+    async def run(self, head: TaskHead | None = None) -> None:
+        """See the task through; returns once it is over, or is another worker's. Raises Buried.
+
+        Args:
+            head: The task as it was claimed; read when it is None.
+        """
+        head = head or await self._context.head(self._item)
+        if head is None or head.terminal or head.executor != self._context.executor:
+            return
+        try:
+            with about(job=head.job_id):
+                await self._see_through(head)
+        finally:
+            self._context.note_change(head.job_id)
+
+    async def _see_through(self, head: TaskHead) -> None:
+        """Run attempts until one decides."""
+        while True:
+            try:
+                attempt = await self._attempt(head)
+            except KdskillsError as error:
+                broken = Verdict(status="infra_error", error_code=error.code, error_message=error.message)
+                await self._finish(head, broken, None)
+                return
+            verdict = await self._follow(head, attempt)
+            if not verdict.succeeded or verdict.artifacts:  # a success is one, whatever was asked meanwhile
+                head = await self._context.head(self._item) or head
+                if head.terminal:
+                    return
+            decision = follows(head, verdict)
+            if decision == "no":
+                await self._finish(head, verdict, attempt)
+                return
+            if not await self._next_attempt(head, attempt, verdict, restarted=decision == "restart"):
+                return
+            head = await self._context.head(self._item) or head
+
+    async def _attempt(self, head: TaskHead) -> Attempt:
+        """Return the attempt the head names: found if it began, else started."""
+        context, attempts = self._context, self._context.work.attempts
+        running = await asyncio.to_thread(attempts.find, head.id, head.attempt)
+        if running is not None:
+            return running
+        inputs: list[OrderInput] = []
+        for item in head.spec.command.inputs:
+            if isinstance(item, FromArtifact):
+                file = await context.patiently(partial(context.keeper.fetch, head.scope, item.artifact_id))
+                inputs.append(OrderInput(path=item.path, file=file))
+        order = AttemptOrder(
+            task_id=head.id,
+            attempt=head.attempt,
+            spec=head.spec,
+            session_dir=None if head.spec.session_id is None else attempts.session_dir(head.session_key),
+            inputs=tuple(inputs),
+            log_limit=self._settings.log_bytes,
+            outputs=OutputBounds(each=self._settings.output_bytes, total=self._settings.files_bytes),
+            host_ports={item.port: item.host_port for item in head.endpoints},
+            lease_file=None if head.home is not None else context.lease_file,
+        )
+        return await attempts.start(order)
+
+    async def _follow(self, head: TaskHead, attempt: Attempt) -> Verdict:
+        """Wait for the end, write `running` when it runs, and pass a cancel on."""
+        cancel_event = self._context.cancel_events[head.id]
+        if head.cancel_at is not None:
+            cancel_event.set()
+        over = asyncio.ensure_future(attempt.wait())
+        running = asyncio.ensure_future(self._report_running(head, attempt))
+        cancel = asyncio.ensure_future(cancel_event.wait())
+        try:
+            await asyncio.wait({over, cancel}, return_when=asyncio.FIRST_COMPLETED)
+            if not over.done():
+                now = await self._context.head(head.id)
+                reason = "" if now is None else now.cancel_reason or ""
+                await asyncio.to_thread(attempt.cancel, reason)
+            return await over
+        finally:
+            for task in (over, running, cancel):
+                task.cancel()
+            for result in await asyncio.gather(over, running, cancel, return_exceptions=True):
+                if isinstance(result, Exception):
+                    LOG.error("following %s: %s", head.id, result)
+
+    async def _report_running(self, head: TaskHead, attempt: Attempt) -> None:
+        """Write `running` for the attempt of *head*; a late report is not taken for one of the next attempt."""
+        facts = None if head.status == "running" else await attempt.until_running()
+        if facts is not None:
+            move, executor, values = self._context.records.move, self._context.executor, observed(head, facts)
+            await self._context.write(
+                lambda link: move(link, "task", head.id, "running", executor, of_attempt=head.attempt, **values)
+            )
+
+    async def _next_attempt(self, head: TaskHead, attempt: Attempt, verdict: Verdict, *, restarted: bool) -> bool:
+        """Move to the next attempt after the service's pause; False when the task is over or was canceled meanwhile."""
+        cancel_event, settings = self._context.cancel_events[head.id], self._settings
+        if restarted:
+            pause = restart_delay_s(head.restarts, settings.restart_backoff_s, settings.restart_backoff_max_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await cancel_event.wait()
+        if cancel_event.is_set():
+            await self._finish(head, verdict.model_copy(update=_ENDED_BETWEEN), attempt)
+            return False
+        facts = await asyncio.to_thread(attempt.facts)  # what it was is kept, whether it was seen to run or not
+        values = observed(head, facts) | {"ready_at": None}
+        values |= {"attempt": head.attempt + 1, "restarts": head.restarts + restarted}
+        return await self._context.move("task", head.id, "starting", **values)
+
+    async def _finish(self, head: TaskHead, verdict: Verdict, attempt: Attempt | None) -> None:
+        """Keep what it left and write the terminal head."""
+        refs: tuple[ArtifactRef, ...] = ()
+        errors = list(verdict.output_errors)
+        if attempt is not None and verdict.artifacts:
+            files, keep = verdict.artifacts, self._context.keeper.keep
+            try:
+                refs = await self._context.patiently(partial(keep, head, files, attempt.folder))
+            except KdskillsError as error:
+                errors += [OutputError(path=output.path, code=error.code, message=error.message) for output in files]
+        status, values = ending(head, verdict)
+        values |= {"artifacts": dump(refs), "output_errors": dump(errors)}
+        if attempt is not None:  # it may be over before it was seen to run
+            values |= await asyncio.to_thread(outcome, head, attempt, self._settings.result_bytes)
+
+        def wake(link: sa.Connection) -> None:
+            """Wake whoever waited for it on other workers; this one looks anyway."""
+            if head.job_id is not None:
+                self._context.work.queue.announce(link, f"job {head.job_id}")
+            if self._settings.global_concurrency is not None:
+                self._context.work.queue.announce(link)
+
+        await self._context.move("task", head.id, status, wake, **values)
+
+
+_LOOK_S: Final = 0.5
+
+
+class JobRun:
+    """One job in the hands of this worker.
+
+    Args:
+        context: The worker.
+        item: Id of the job.
+    """
+
+    def __init__(self, context: WorkerContext, item: str) -> None:
+        self._context = context
+        self._item = item
+
+    async def run(self) -> None:
+        """See the job through; returns once it is over, or is another worker's. Raises Buried."""
+        changed, records = self._context.change_events[self._item], self._context.records
+        while True:
+            changed.clear()
+            head = await self._context.read(lambda link: records.head(link, JobHead, self._item))
+            if head is None or head.terminal or head.executor != self._context.executor or await self._step(head):
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await changed.wait()
+
+    async def _step(self, head: JobHead) -> bool:
+        """Do what the plan says; whether the job is over."""
+        tasks = await self._context.read(lambda link: self._context.records.tasks_of_jobs(link, [head.id]))
+        now, pause = utc_now(), timedelta(seconds=self._context.work.settings.retry_backoff_s)
+        overdue = (now - (head.started_at or now)).total_seconds() > head.spec.max_wall_time_s
+        resting = {task.id for task in tasks if task.finished_at is not None and now - task.finished_at < pause}
+        plan = decide(head.spec, tasks, canceled=head.cancel_at is not None, overdue=overdue, resting=resting)
+        if plan.start:
+            await self._context.write(partial(self._submit, head=head, start=plan.start))
+            self._context.wake.set()
+        if plan.cancel:
+            reason = "its job was canceled" if head.cancel_at is not None else "its job's time is over"
+            await self._context.write(lambda link: self._cancel(link, plan, reason))
+            for item in plan.cancel:
+                self._context.note_cancel(item)
+        if plan.status is not None:
+            values: dict[str, Any] = {"error_code": plan.error_code, "error_message": plan.error_message}
+            await self._context.move("job", head.id, plan.status, **values, finished_at=micros(utc_now()))
+        return plan.status is not None
+
+    def _submit(self, link: sa.Connection, *, head: JobHead, start: Sequence[tuple[int, int]]) -> None:
+        """Add the tasks of steps, which run on the job's host, where its session's files are; doing it again changes nothing.
+
+        Nothing is added to a job that was canceled since, or that somebody else has by now.
+        """
+        if not self._context.records.goes_on(link, "job", head.id, self._context.executor):
+            return
+        for index, number in start:
+            step, item = head.spec.steps[index], step_task_id(head.id, index, number)
+            spec = TaskSpec(
+                scope=head.scope, session_id=head.spec.session_id, command=step.command, placement=head.spec.placement
+            )
+            row = new_row(item, spec, head.session_key, body_hash="", home=head.home)
+            self._context.records.add(link, "task", row | {"job_id": head.id, "step": index, "try": number})
+        self._context.work.queue.announce(link)  # another worker of this host may have room for them
+
+    def _cancel(self, link: sa.Connection, plan: JobPlan, reason: str) -> None:
+        for item in plan.cancel:
+            if self._context.records.ask_cancel(link, "task", item, reason) == "asked":
+                self._context.work.queue.announce(link, f"cancel {item}")
