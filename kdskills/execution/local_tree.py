@@ -15,11 +15,12 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kdskills.execution.check import RunPlan
 from kdskills.execution.dirs import write_note
 from kdskills.execution.owner import is_leftover, owner_labels
 from kdskills.execution.protocol import ReapReport
@@ -145,20 +146,51 @@ def _environment(pid: int) -> list[bytes]:
     return text.split(b"\0")
 
 
-def leftovers(top: Path) -> ReapReport:
-    """End runs below *top* whose owners are dead."""
+def leftovers(top: Path, end: Callable[[RunFolder, list[str]], str | None] | None = None) -> ReapReport:
+    """End runs below *top* whose owners are dead.
+
+    Args:
+        top: Folder of the runs' folders.
+        end: Ends a run's processes, adds a line for each, and returns why the run must stay; by its mark when None.
+    """
     ended: list[str] = []
     failed: list[str] = []
     for path in sorted(top.iterdir()):
+        folder = RunFolder(path, path.name)
         try:
-            labels = json.loads((path / "owner.json").read_text(encoding="utf-8"))
+            if not is_leftover(json.loads((path / "owner.json").read_text(encoding="utf-8"))):
+                continue
+            problem = None
+            if end is None:
+                ended += [f"process {pid}" for pid in end_marked(path.name)]
+            else:
+                problem = end(folder, ended)
         except FileNotFoundError:
             continue  # being made, or being removed
         except (OSError, ValueError) as error:
-            failed.append(f"run {path.name}: {error}")
+            problem = str(error)
+        if problem is not None:
+            failed.append(f"run {path.name}: {problem}")
             continue
-        if is_leftover(labels):
-            ended += [f"process {pid}" for pid in end_marked(path.name)]
-            RunFolder(path, path.name).remove()
-            ended.append(f"run {path.name}")
+        folder.remove()
+        ended.append(f"run {path.name}")
     return ReapReport(tuple(dict.fromkeys(ended)), tuple(failed))
+
+
+def host_argv(plan: RunPlan, skill_folders: Mapping[str, Path]) -> tuple[str, ...]:
+    """Return the argument list with the script's place on this host; the caller's own arguments stay as they are."""
+    script = plan.request.script
+    if script is None:
+        return plan.argv
+    inside, host_path = f"/skills/{script.skill}/{script.path}", f"{skill_folders[script.skill]}/{script.path}"
+    count = len(plan.argv) - len(script.args)
+    return (*(word.replace(inside, host_path) for word in plan.argv[:count]), *script.args)
+
+
+def host_path_of(inside: str, skill_folders: Mapping[str, Path], work: Path) -> str:
+    """Return the host's path of a path below /work or /skills."""
+    top, _, relative = inside.lstrip("/").partition("/")
+    if top == "skills":
+        skill, _, relative = relative.partition("/")
+        return str(skill_folders[skill] / relative)
+    return str(work / relative)

@@ -117,6 +117,12 @@ def host_entry() -> Path:
     return package / "py_code_exec_entry.py"
 
 
+def framed(order: Mapping[str, object], *bodies: bytes) -> bytes:
+    """Return an order as far sides read it: its length, itself as JSON, and the bytes it announces."""
+    head = json.dumps(order).encode("ascii")
+    return b"".join([len(head).to_bytes(8, "big"), head, *bodies])
+
+
 def entry_argv(python: str, entry: str, *, payload_fd: int, report_fd: int) -> tuple[str, ...]:
     """Return the argument list that starts the entry file *entry* with the interpreter *python*."""
     return (python, "-I", entry, "--payload-fd", str(payload_fd), "--report-fd", str(report_fd))

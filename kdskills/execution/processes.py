@@ -1,16 +1,19 @@
-"""Processes of this host: what children inherit from us, and finding and ending those of one sandbox."""
+"""Processes of this host: what children get from us, and finding and ending those of one sandbox."""
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import select
 import signal
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kdskills.errors import ExecRefused
+from kdskills.execution.request import Limits
 
 
 def require_endings(engine: str) -> None:
@@ -45,13 +48,57 @@ def signal_reset() -> Callable[[], None] | None:
     ]
     if not ignored and not signal.pthread_sigmask(signal.SIG_BLOCK, ()):
         return None
-    return partial(_reset, ignored)
+
+    def reset() -> None:
+        for number in ignored:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    return reset
 
 
-def _reset(ignored: Collection[int]) -> None:
-    for number in ignored:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+@dataclass(slots=True)
+class Pipes:
+    """The pipes of one run by name: our ends, and the program's until it has them."""
+
+    ours: dict[str, int] = field(default_factory=dict)
+    theirs: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, read: Sequence[str], write: Sequence[str]) -> Pipes:
+        """Make a pipe for every name: we read the first, and write the others."""
+        pipes = cls()
+        for name in (*read, *write):
+            reading, writing = os.pipe2(os.O_CLOEXEC)
+            pipes.ours[name], pipes.theirs[name] = (reading, writing) if name in read else (writing, reading)
+        return pipes
+
+    def take(self, name: str) -> int:
+        """Return one of our ends; the caller closes it."""
+        return self.ours.pop(name)
+
+    def close_theirs(self) -> None:
+        """Close the program's ends in this process."""
+        while self.theirs:
+            os.close(self.theirs.popitem()[1])
+
+    def close(self) -> None:
+        """Close every end that is still open here."""
+        self.close_theirs()
+        while self.ours:
+            os.close(self.ours.popitem()[1])
+
+
+def rlimits(limits: Limits, *, memory: bool = False) -> dict[str, tuple[int, int]]:
+    """Return the (soft, hard) rlimits of a program by their short names; *memory* adds the bound on address space."""
+    cpu = math.ceil(limits.wall_s if limits.cpu_s is None else limits.cpu_s)
+    bounds = {
+        "core": (0, 0),
+        "nofile": (limits.nofile, limits.nofile),
+        "fsize": (limits.fsize, limits.fsize),
+        "cpu": (cpu, cpu + 1),  # the soft limit is SIGXCPU, which says what happened; the hard one kills
+    }
+    return {**bounds, "as": (limits.memory, limits.memory)} if memory else bounds
 
 
 def within_own_limits(bounds: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
@@ -62,21 +109,17 @@ def within_own_limits(bounds: Mapping[str, tuple[int, int]]) -> dict[str, tuple[
     """
     narrowed = {}
     for name, (soft, hard) in bounds.items():
-        hard_limit = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
-        narrowed[name] = (
-            (soft, hard) if hard_limit == resource.RLIM_INFINITY else (min(soft, hard_limit), min(hard, hard_limit))
-        )
+        own = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
+        narrowed[name] = (soft, hard) if own == resource.RLIM_INFINITY else (min(soft, own), min(hard, own))
     return narrowed
 
 
 def children(pid: int) -> list[int]:
     """Return the direct children of *pid*, oldest first."""
     pids: list[int] = []
-    try:
+    with suppress(OSError):
         for task in os.scandir(f"/proc/{pid}/task"):
             pids += [int(word) for word in Path(task.path, "children").read_text(encoding="ascii").split()]
-    except OSError:
-        return pids
     return pids
 
 
@@ -119,10 +162,8 @@ def terminate(init: int, namespace: int) -> None:
 
 def kill(pidfd: int) -> None:
     """Send KILL to a process by its descriptor; when it is a namespace's first process, all others go with it."""
-    try:
+    with suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def wait_for_exit(pidfd: int, patience_s: float) -> bool:

@@ -1,16 +1,36 @@
-"""What runs of every engine share: starting so that a cancelled caller leaves nothing behind, and how a run ended."""
+"""The skeleton of every engine and of its runs: start, tail, wait, cancel, end, result.
+
+An engine is a subclass of `Engine` and one of `Run`, or of `ProgramRun` where the program is a process of this host. They
+supply what differs: `prepare` (check and stage), `spawn`, `kill` by way of the pump, and what a probe needs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import platform
 import signal
-from collections.abc import Awaitable, Callable
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from pathlib import Path
+from typing import ClassVar, TypeVar
 
-from kdskills.errors import RootChanged, RootMissing
-from kdskills.execution.protocol import Executor
-from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel, Status, Stream
+from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
+from kdskills.execution.check import RunPlan, check_request, require_limits
+from kdskills.execution.collect import Collection
+from kdskills.execution.dirs import cache_dir, state_dir
+from kdskills.execution.payload import MAX_REPORT, apply_report
+from kdskills.execution.probing import canary_argv, failed, judge, require_consent
+from kdskills.execution.processes import Pipes, require_endings
+from kdskills.execution.protocol import ExecutionOptions, ProbeCheck, ProbeReport, ReapReport
+from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel, Status
+from kdskills.execution.stage import stage_skill
+from kdskills.execution.streams import Ending, HeadBuffer, Pump, output_buffers
 
 T = TypeVar("T")
 
@@ -22,65 +42,17 @@ async def in_thread(make: Callable[[], T], undo: Callable[[T], Awaitable[object]
     only then is the cancellation raised. Raises what *make* raises.
     """
     making = asyncio.ensure_future(asyncio.to_thread(make))
+
+    async def undone() -> None:
+        await asyncio.wait([making])
+        if making.exception() is None:  # a failed *make* left nothing to undo
+            await undo(making.result())
+
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
-        await asyncio.shield(_undone(making, undo))
+        await asyncio.shield(undone())
         raise
-
-
-async def _undone(making: asyncio.Future[T], undo: Callable[[T], Awaitable[object]]) -> None:
-    await asyncio.wait([making])
-    if making.exception() is None:  # a failed *make* left nothing to undo
-        await undo(making.result())
-
-
-async def to_the_end(engine: Executor, request: ExecRequest) -> ExecResult:
-    """Start *request* and wait for its end; the whole tree is gone when CancelledError is raised. Raises as `start`."""
-    handle = await engine.start(request)
-    try:
-        return await handle.wait()
-    except asyncio.CancelledError:
-        await asyncio.shield(handle.cancel())
-        raise
-
-
-class FinishedRun:
-    """A handle of a run that was over before anything started."""
-
-    def __init__(self, result: ExecResult) -> None:
-        self._result = result
-
-    async def wait(self) -> ExecResult:
-        """Return the result."""
-        return self._result
-
-    async def cancel(self) -> None:
-        """Do nothing: the run is over."""
-
-    def signal(self, number: int) -> None:
-        """Do nothing: no program is running."""
-
-    def tail(self, limit: int = 8192) -> tuple[bytes, bytes]:
-        """Return two empty outputs: nothing was written."""
-        return b"", b""
-
-
-def skills_mismatch(error: RootChanged | RootMissing, engine: str, level: IsolationLevel) -> FinishedRun:
-    """Return the run of a request whose skills are not the ones that were checked."""
-    result = ExecResult(
-        status="refused",
-        exit_code=None,
-        signal=None,
-        stdout=Stream(),
-        stderr=Stream(),
-        duration_s=0.0,
-        engine=engine,
-        level=level,
-        limits_enforced=frozenset(),
-        error=ExecError("skills", "skills_mismatch", error.message),
-    )
-    return FinishedRun(result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +60,7 @@ class ProgramEnd:
     """What an engine saw of a program's end.
 
     Attributes:
-        reason: `exited`, or why we ended it: `timeout` or `cancelled`.
+        reason: `exited`, why we ended it (`timeout` or `cancelled`), or `refused` when it was never to start.
         code: Exit code of a program that exited.
         signal: Signal a program died by.
         duration_s: Wall time from start to end.
@@ -112,7 +84,7 @@ def status_of(end: ProgramEnd) -> tuple[Status, int | None, int | None, ExecErro
     if end.reason == "timeout":
         return "timeout", None, None, None
     if end.trouble is not None:
-        return "infra_error", None, None, end.trouble
+        return "refused" if end.reason == "refused" else "infra_error", None, None, end.trouble
     if end.signal is None:
         return "ok" if end.code == 0 else "nonzero", end.code, None, None
     code = 128 + end.signal
@@ -120,3 +92,347 @@ def status_of(end: ProgramEnd) -> tuple[Status, int | None, int | None, ExecErro
         kind = "cpu" if end.signal == signal.SIGXCPU else "fsize"
         return "limit", code, end.signal, ExecError("program", kind, "the program hit its limit")
     return "nonzero", code, end.signal, None
+
+
+class SetupFailed(ExecFailed):
+    """No program ran, as what should hold it did not come up: the result is `infra_error`, with `stage` of the details."""
+
+
+@contextmanager
+def preparing(engine: str) -> Iterator[None]:
+    """Turn what fails before anything was started into a refusal. Raises ExecRefused."""
+    try:
+        yield
+    except (ExecFailed, OSError) as error:
+        raise ExecRefused(f"what a run needs cannot be prepared: {error}", engine=engine) from error
+
+
+class Run(ABC):
+    """A started run, the `Handle` of every engine. A thread of its own prepares, starts and watches the program.
+
+    `stack` undoes, at the run's end and before its result is told, whatever was made for it.
+
+    Args:
+        engine: The engine, which holds what its runs share.
+        request: What to run.
+        probing: Whether this is the engine's own canary.
+    """
+
+    def __init__(self, engine: Engine, request: ExecRequest, *, probing: bool = False) -> None:
+        self.engine, self.request, self.probing = engine, request, probing
+        self.stdout, self.stderr = output_buffers(request)
+        self.report = HeadBuffer(MAX_REPORT)
+        self.enforced: frozenset[str] = frozenset()
+        self.stack = ExitStack()
+        self.lock = threading.Lock()
+        self.cancelled = threading.Event()
+        self._started: Future[None] = Future()
+        self._result: Future[ExecResult] = Future()
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Check and stage everything that needs no program. Raises ExecRefused, RootChanged, RootMissing."""
+
+    @abstractmethod
+    def perform(self) -> ExecResult:
+        """Start the program, call `tell_started` once it runs, and return its result. Raises SetupFailed."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Begin to end the whole tree, TERM, grace, KILL, and return at once; `cancelled` is set."""
+
+    @abstractmethod
+    def signal(self, number: int) -> None:
+        """Send a signal to the program; nothing happens when it has ended."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the run is over."""
+        return self._result.done()
+
+    def go(self) -> None:
+        """Start the run's thread."""
+        threading.Thread(target=self._main, name=f"kdskills-{self.engine.name}", daemon=True).start()
+
+    async def begun(self) -> None:
+        """Wait until the program runs, or the run is already over. Raises what preparing raises."""
+        try:
+            await asyncio.shield(asyncio.wrap_future(self._started))
+        except asyncio.CancelledError:
+            await asyncio.shield(self.cancel())
+            raise
+
+    async def wait(self) -> ExecResult:
+        """Wait for the end and return the result; cancelling the wait does not end the run. Raises as `begun`."""
+        return await asyncio.shield(asyncio.wrap_future(self._result))
+
+    async def cancel(self) -> None:
+        """End the whole tree and return when it is gone; `wait` then gives `cancelled`."""
+        self.cancelled.set()
+        self.stop()
+        result = asyncio.wrap_future(self._result)
+        await asyncio.wait({result})
+        result.exception()  # marks it as retrieved; `wait` raises it
+
+    def tail(self, limit: int = 8192) -> tuple[bytes, bytes]:
+        """Return the last *limit* bytes of stdout and stderr so far."""
+        return self.stdout.tail(limit), self.stderr.tail(limit)
+
+    def tell_started(self) -> None:
+        """Let `start` return."""
+        if not self._started.done():
+            self._started.set_result(None)
+
+    def result(
+        self,
+        end: ProgramEnd,
+        outputs: Collection | None = None,
+        *,
+        report: bytes | None = None,
+        seen: tuple[Status, ExecError | None] | None = None,
+    ) -> ExecResult:
+        """Return the result of the run.
+
+        Args:
+            end: How the program ended.
+            outputs: What was collected.
+            report: What the entry of generated code reported.
+            seen: Status and error from what the engine saw beyond the end, such as memory that ran out.
+        """
+        status, exit_code, number, error = status_of(end)
+        status, error = (status, error) if seen is None else seen
+        result = ExecResult(
+            status=status,
+            exit_code=exit_code,
+            signal=number,
+            stdout=self.stdout.stream(),
+            stderr=self.stderr.stream(),
+            duration_s=end.duration_s,
+            engine=self.engine.name,
+            level=self.engine.level,
+            limits_enforced=self.enforced,
+            artifacts=() if outputs is None else tuple(outputs.artifacts),
+            artifact_errors=() if outputs is None else tuple(outputs.errors),
+            error=error,
+        )
+        if self.request.code is None or report is None or end.trouble is not None:
+            return result
+        return apply_report(result, report)
+
+    def _main(self) -> None:
+        began = time.monotonic()
+        try:
+            with self.stack:
+                with preparing(self.engine.name):
+                    self.prepare()
+                if self.cancelled.is_set():
+                    result = self.result(ProgramEnd("cancelled", None, None, 0.0))
+                else:
+                    result = self.perform()
+        except (RootChanged, RootMissing) as error:
+            trouble = ExecError("skills", "skills_mismatch", error.message)
+            result = self.result(ProgramEnd("refused", None, None, 0.0, trouble))
+        except SetupFailed as error:
+            reason = "cancelled" if self.cancelled.is_set() else "exited"
+            trouble = ExecError(str(error.details.get("stage", "setup")), error.code, error.message)
+            result = self.result(ProgramEnd(reason, None, None, time.monotonic() - began, trouble))
+        except BaseException as error:  # noqa: BLE001 - raised again by `wait` and `begun`
+            self._result.set_exception(error)
+            if not self._started.done():
+                self._started.set_exception(error)
+            return
+        self._result.set_result(result)
+        self.tell_started()
+
+
+class ProgramRun(Run):
+    """A run whose program is a process of this host, its pipes and its clock driven by a `Pump`."""
+
+    pipes: Pipes
+    _pump: Pump | None = None
+
+    @abstractmethod
+    def spawn(self) -> Pump:
+        """Start the program and return the pump that ends it, made by `pump`. Raises SetupFailed."""
+
+    @abstractmethod
+    def conclude(self, ending: Ending) -> ExecResult:
+        """Return the result; the pump has come to its end, and what `stack` undoes is still there."""
+
+    def perform(self) -> ExecResult:
+        """Start the program and drive its pump to the end."""
+        pump = self.spawn()
+        started = time.monotonic()
+        with self.lock:
+            self._pump = pump
+            if self.cancelled.is_set():
+                pump.cancel()
+        self.tell_started()
+        return self.conclude(pump.drive(started))
+
+    def stop(self) -> None:
+        """Have the pump end the tree."""
+        with self.lock:
+            if self._pump is not None:
+                self._pump.cancel()
+
+    def open_pipes(self, read: Sequence[str], write: Sequence[str]) -> Pipes:
+        """Make the run's pipes, which its end closes: we read some and write the others."""
+        self.pipes = Pipes.make(read, write)
+        self.stack.callback(self.pipes.close)
+        return self.pipes
+
+    def pump(
+        self,
+        pidfd: int,
+        inputs: Mapping[str, bytes],
+        terminate: Callable[[], None],
+        kill: Callable[[], None],
+        **feeds: Callable[[bytes], None],
+    ) -> Pump:
+        """Return the pump of the run's pipes.
+
+        Args:
+            pidfd: Readable once the launcher is gone.
+            inputs: Bytes to write, by the pipe's name.
+            terminate: Asks the whole tree to end.
+            kill: Ends the whole tree; must not block.
+            **feeds: What reads pipes other than stdout, stderr and report.
+        """
+        feeds = {"stdout": self.stdout.feed, "stderr": self.stderr.feed, "report": self.report.feed, **feeds}
+        return Pump(
+            pidfd=pidfd,
+            outputs=[(self.pipes.take(name), feed) for name, feed in feeds.items() if name in self.pipes.ours],
+            inputs=[(self.pipes.take(name), data) for name, data in inputs.items()],
+            wall_s=self.request.limits.wall_s,
+            terminate=terminate,
+            kill=kill,
+        )
+
+
+class Engine(ABC):
+    """What every engine has: the `Executor` protocol but for its runs.
+
+    Args:
+        options: The operator's settings.
+    """
+
+    name: str
+    level: IsolationLevel
+    run_type: ClassVar[type[Run]]
+    least: ClassVar[Mapping[str, int]] = {}
+    """What the engine itself needs within the program's limits."""
+    networks: ClassVar[bool] = False
+    """Whether it can restrict a program to some hosts."""
+    children: ClassVar[bool] = True
+    """Whether it starts processes of this host, so that their ends must be seen here."""
+    cure: ClassVar[str] = "look into the sandbox's set-up: "
+    """What an operator does about a canary that saw too much."""
+    refusal_cure: ClassVar[str] = ""
+    """What an operator does about a canary that was refused."""
+
+    def __init__(self, options: ExecutionOptions) -> None:
+        self.options = options
+        self.best_effort = options.best_effort
+        self.lock = threading.Lock()
+        self._probed: tuple[object, ProbeReport] | None = None
+
+    async def run(self, request: ExecRequest) -> ExecResult:
+        """Run to the end; the whole tree is gone when CancelledError is raised. Raises ExecRefused: nothing was run."""
+        run = self.run_type(self, request)
+        run.go()
+        try:
+            return await run.wait()
+        except asyncio.CancelledError:
+            await asyncio.shield(run.cancel())
+            raise
+
+    async def start(self, request: ExecRequest) -> Run:
+        """Start and return the run once its program runs. Raises as `run`."""
+        return await self._start(request)
+
+    async def probe(self) -> ProbeReport:
+        """Run the canary as any other program; the report is kept as long as `probe_key` stays."""
+        key = self.probe_key()
+        if self._probed is None or self._probed[0] != key:
+            self._probed = (key, await self._probe())
+        return self._probed[1]
+
+    async def reap(self) -> ReapReport:
+        """End what dead owners left."""
+        return await asyncio.to_thread(self.end_leftovers)
+
+    def end_leftovers(self) -> ReapReport:
+        """End what dead owners left; blocks."""
+        return ReapReport()
+
+    def probe_key(self) -> tuple[object, ...]:
+        """Return what a report of the probe holds for: the kernel and our uid."""
+        return platform.release(), os.geteuid()
+
+    def interpreter(self) -> tuple[str, str]:
+        """Return interpreter and entry as programs see them; blocks, and raises when there are none."""
+        raise NotImplementedError
+
+    def judged(self, run: Run, result: ExecResult) -> tuple[ProbeCheck, ...]:
+        """Return the checks of the canary's *run*."""
+        return judge(result.stdout.data)
+
+    def cure_of(self, words: str) -> str:
+        """Return one sentence for the operator about a sandbox that does not hold."""
+        return f"{self.cure}{words}"
+
+    def checked(self, request: ExecRequest) -> RunPlan:
+        """Check *request* for this engine and return its plan. Raises ExecRefused."""
+        require_consent(self, request, allow_unisolated=self.options.allow_unisolated)
+        if self.children:
+            require_endings(self.name)
+        plan = check_request(request)
+        if request.network != "none" and not self.networks:
+            raise ExecRefused(
+                f"{self.name} cannot restrict a program to some hosts", code="limit_not_enforceable", engine=self.name
+            )
+        for name, least in self.least.items():
+            if getattr(request.limits, name) < least:
+                raise ExecRefused(
+                    f"{self.name} itself needs a limit of at least {least} for {name}",
+                    code="limit_not_enforceable",
+                    limits=[name],
+                    engine=self.name,
+                )
+        return plan
+
+    def require(self, enforced: frozenset[str]) -> frozenset[str]:
+        """Return the limits that hold. Raises ExecRefused for others, unless they are listed as best effort."""
+        require_limits(enforced, self.best_effort, self.name)
+        return enforced
+
+    def stage(self, request: ExecRequest, *, passable: bool = False) -> dict[str, Path]:
+        """Return a checked copy of each mounted skill, by full id. Raises RootChanged, RootMissing."""
+        cache = self.options.cache_dir or cache_dir()
+        return {mount.id: stage_skill(mount, cache, passable=passable) for mount in request.skills}
+
+    def state(self) -> Path:
+        """Return the folder of run records."""
+        return self.options.state_dir or state_dir()
+
+    async def _start(self, request: ExecRequest, *, probing: bool = False) -> Run:
+        run = self.run_type(self, request, probing=probing)
+        run.go()
+        await run.begun()
+        return run
+
+    async def _probe(self) -> ProbeReport:
+        try:
+            python, entry = await asyncio.to_thread(self.interpreter)
+            run = await self._start(ExecRequest(argv=canary_argv(python, entry)), probing=True)
+            result = await run.wait()
+        except (ExecRefused, ExecFailed) as error:
+            return ProbeReport(self.name, self.level, ok=False, cure=f"{self.refusal_cure}{error.message}")
+        except OSError as error:
+            return ProbeReport(self.name, self.level, ok=False, cure=f"make what a run needs accessible: {error}")
+        checks = self.judged(run, result)
+        ok = result.status == "ok" and all(check.ok for check in checks)
+        words = result.error.message if result.error else failed(checks)
+        cure = None if ok else self.cure_of(words)
+        return ProbeReport(self.name, self.level, ok, checks, result.limits_enforced, cure)

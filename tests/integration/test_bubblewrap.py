@@ -548,14 +548,14 @@ async def test_a_root_that_lost_its_cgroup_is_refused_not_degraded(engine):
     """Where memory cannot be counted, root's runs are refused unless the operator said best effort."""
     import dataclasses
 
-    setup, _ = engine._prepared()
+    setup, _ = engine.prepared()
     engine._setup = dataclasses.replace(setup, cgroups=None, nproc=False)
-    engine._best_effort = frozenset()
+    engine.best_effort = frozenset()
     with pytest.raises(ExecRefused) as caught:
         await engine.run(ExecRequest(argv=("true",)))
     assert (caught.value.code, caught.value.details["limits"]) == ("limit_not_enforceable", ["memory", "pids"])
     assert (await engine.probe()).cure is not None
-    engine._best_effort = frozenset({"memory", "pids"})
+    engine.best_effort = frozenset({"memory", "pids"})
     result = await engine.run(ExecRequest(argv=("true",)))
     assert (result.status, {"memory", "pids"} & result.limits_enforced) == ("ok", set())
 
@@ -572,7 +572,7 @@ async def test_a_broken_launcher_is_no_program_result(engine):
     """A launcher that fails is `infra_error` with its words, never an exit code."""
     import dataclasses
 
-    setup, _ = engine._prepared()
+    setup, _ = engine.prepared()
     engine._setup = dataclasses.replace(setup, launcher=dataclasses.replace(setup.launcher, bwrap="/bin/false"))
     result = await engine.run(ExecRequest(argv=("true",)))
     assert (result.status, result.exit_code, result.error.stage) == ("infra_error", None, "setup")
@@ -580,7 +580,7 @@ async def test_a_broken_launcher_is_no_program_result(engine):
 
 async def test_cut_arguments_start_nothing(engine, monkeypatch):
     """When the launcher gets only part of its arguments, no program runs."""
-    from kdskills.execution.bwrap import pool as run_module
+    from kdskills.execution import bwrap as run_module
 
     whole = run_module.run_arguments
     monkeypatch.setattr(run_module, "run_arguments", lambda *args: whole(*args)[:60].rpartition(b"--")[0])

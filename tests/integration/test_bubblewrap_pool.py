@@ -15,7 +15,7 @@ from kdskills.builtin.executors import bubblewrap as engine_module
 from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
 from kdskills.errors import ExecRefused
 from kdskills.execution import ExecRequest, ExecutionOptions, InputFile, IsolationLevel, Limits, SkillMount
-from kdskills.execution.bwrap import pool as pool_module
+from kdskills.execution import bwrap as pool_module
 from kdskills.execution.cgroup import find_parent
 from kdskills.skills.digest import tree_digest
 from kdskills.testing.executors import conformance

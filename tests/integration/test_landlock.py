@@ -19,7 +19,7 @@ from kdskills.builtin.executors import landlock
 from kdskills.builtin.executors.landlock import LandlockExecutor
 from kdskills.errors import ExecRefused
 from kdskills.execution import ExecRequest, Limits
-from kdskills.execution.landlock.run import processes_of
+from kdskills.execution.landlock import processes_of
 from kdskills.execution.owner import process_start
 from kdskills.execution.protocol import ExecutionOptions
 from kdskills.testing.conformance.limits import host_is_out_of_sight

@@ -18,7 +18,7 @@ from kdskills.builtin.executors import srt
 from kdskills.builtin.executors.srt import SrtExecutor
 from kdskills.errors import ExecRefused
 from kdskills.execution import ExecRequest, IsolationLevel, Limits
-from kdskills.execution.landlock.run import processes_of
+from kdskills.execution.landlock import processes_of
 from kdskills.execution.protocol import ExecutionOptions
 from kdskills.testing.conformance.limits import host_is_out_of_sight
 

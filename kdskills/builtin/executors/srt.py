@@ -5,46 +5,48 @@ hosts alone, which no other engine here can. By itself it shows the whole file s
 closes `/` and opens the prepared tree, the skills, the run's own folders and the host's programs and libraries. Folders
 that are closed are empty tmpfs inside, without a bound of size, and its namespaces are not all new: hence the level. Its
 system call filter holds back UNIX sockets alone, so ours is set inside it.
+
+srt takes no descriptor along and mixes its own faults with the program's exit code (killed by TERM, it exits with 0).
+So the script inside leaves the program's exit code in a file that was made before, is bound as that one file, and
+which we read by the descriptor we had all the time.
 """
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
 import os
 import platform
+import re
 import shutil
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
+from kdskills.errors import ExecRefused
 from kdskills.execution.cgroup import find_parent
-from kdskills.execution.check import LIMIT_NAMES, RunPlan, check_request, require_limits
-from kdskills.execution.dirs import cache_dir, private_dir, state_dir
-from kdskills.execution.landlock.order import environment, host_argv, host_path_of
-from kdskills.execution.landlock.run import TreeJob, UidLease, Uids, leftovers, note_uid
-from kdskills.execution.local_tree import RunFolder
-from kdskills.execution.owner import RunRecords, reap
-from kdskills.execution.payload import build_payload, entry_argv
-from kdskills.execution.probing import canary_argv, failed, judge
-from kdskills.execution.processes import require_endings
-from kdskills.execution.protocol import ProbeReport, ReapReport
-from kdskills.execution.request import MIB, ExecRequest, ExecResult, IsolationLevel
+from kdskills.execution.check import LIMIT_NAMES
+from kdskills.execution.dirs import cache_dir
+from kdskills.execution.landlock import TreeEngine, TreeRun, environment, order_bytes
+from kdskills.execution.local_tree import RunFolder, host_argv, host_path_of
+from kdskills.execution.payload import MAX_REPORT, apply_report, entry_argv
+from kdskills.execution.probing import judge
+from kdskills.execution.processes import descendants, rlimits
+from kdskills.execution.protocol import ProbeCheck
+from kdskills.execution.request import MIB, ExecError, ExecRequest, ExecResult, IsolationLevel, Limits
 from kdskills.execution.rootfs import Rootfs, build_rootfs
-from kdskills.execution.run import FinishedRun, in_thread, skills_mismatch, to_the_end
+from kdskills.execution.run import Engine, Run
 from kdskills.execution.seccomp import ARCHES, program_bytes, shared_rules
-from kdskills.execution.srt import DOMAIN, Files, SrtRun, run_script, settings
-from kdskills.execution.stage import read_inputs, stage_skill
+from kdskills.execution.stage import read_inputs
+from kdskills.execution.streams import Ending, Pump
 from kdskills.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory
+    from kdskills.execution.protocol import ExecutorFactory
     from kdskills.hooks import Register
 
 ENGINE: Final = "srt"
-LEVEL: Final = IsolationLevel.LANDLOCK
 PACKAGE: Final = "node_modules/@anthropic-ai/sandbox-runtime"
 TOOLS: Final = {
     "node": "nodejs",
@@ -60,15 +62,246 @@ SRT_HOME: Final = "s"
 """srt's own folder beside the program's: its home, and its sockets, whose paths must be short."""
 LONGEST: Final = 107 - 40
 ENFORCED: Final = LIMIT_NAMES - {"memory", "work", "tmp"}
+DOMAIN: Final = re.compile(
+    r"(?:\*\.)?[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)+(?::[0-9]{1,5})?"
+)
+"""A host name, or all names below one, with an optional port: what an allow-list may hold."""
+
+SYSTEM: Final = ("/bin", "/lib", "/lib32", "/lib64", "/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64")
+"""Programs and libraries of the host that srt's own helpers inside need. They stay readable to the program."""
+
+CERTIFICATES: Final = ("/etc/ssl/certs", "/usr/share/ca-certificates")
+_PROXY_NAMES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+PROXIES: Final = (*_PROXY_NAMES, *map(str.lower, _PROXY_NAMES))
+"""Variables by which programs find srt's proxy; everything else it sets is dropped."""
+
+MISSING, NO_WORKDIR = "missing", "workdir"
+"""Words in the exit file of a program that was not started."""
 
 
-@hookimpl
-def kdskills_register_executors(register: Register[ExecutorFactory]) -> None:
-    """Register `srt`."""
-    register(ENGINE, SrtExecutor)
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Files the sandbox may fill, one by one, and the script it runs."""
+
+    script: Path
+    filter: Path
+    exit: Path
+    pid: Path
+    report: Path
+
+    @classmethod
+    def in_folder(cls, folder: RunFolder) -> Files:
+        """Return the files of a run; those the sandbox writes lie outside the folders it sees read-only."""
+        answers = folder.path / "answers"
+        control = folder.control
+        return cls(control / "run.sh", control / "calls.bpf", answers / "exit", answers / "pid", answers / "report")
+
+    @property
+    def answers(self) -> tuple[Path, ...]:
+        """The files the sandbox writes."""
+        return self.exit, self.pid, self.report
 
 
-class SrtExecutor:
+def settings(
+    domains: Sequence[str], readable: Iterable[Path], control: Path, writable: Iterable[Path], files: Files
+) -> bytes:
+    """Return srt's settings: everything closed but what is named.
+
+    Args:
+        domains: The allow-list; empty for no network.
+        readable: Folders the program may read: the prepared tree, staged skills, srt's own helper.
+        control: Folder of generated code and the script.
+        writable: The run's own folders.
+        files: Files the sandbox fills.
+    """
+    writing = [*map(str, writable), *map(str, files.answers)]
+    reading = [*map(str, readable), str(control), *(folder for folder in SYSTEM if Path(folder).exists())]
+    if domains:
+        reading += [folder for folder in CERTIFICATES if Path(folder).exists()]
+    return json.dumps(
+        {
+            "network": {"allowedDomains": list(domains), "deniedDomains": []},
+            "filesystem": {"denyRead": ["/"], "allowRead": reading, "allowWrite": writing, "denyWrite": []},
+        }
+    ).encode()
+
+
+def run_script(argv: Sequence[bytes], env: Mapping[bytes, bytes], cwd: bytes, limits: Limits, files: Files, *, launcher: Sequence[bytes], proxy: bool, code: bool) -> bytes:  # fmt: skip
+    """Return the script bash runs inside, byte-exact.
+
+    Args:
+        argv: The program and its arguments.
+        env: Exactly the program's variables, beside the proxy's when *proxy*.
+        cwd: Folder it starts in.
+        limits: Bounds set before it starts.
+        files: Where its exit code and, for *code*, its report go, and the system call filter.
+        launcher: Argument list of `kdskills_runtime.filtered`, which sets the filter.
+        proxy: Whether the variables that name srt's proxy are passed on.
+        code: Whether descriptor 3 is the report.
+    """
+    cpu, cpu_kill = rlimits(limits)["cpu"]
+    bounds = f"ulimit -c 0 && ulimit -Sn {limits.nofile} && ulimit -Hn {limits.nofile} && ulimit -f {-(-limits.fsize // 1024)}"
+    bounds += f" && ulimit -St {cpu} && ulimit -Ht {cpu_kill} && ulimit -v {limits.memory // 1024} && ulimit -u {limits.pids + 3}"
+    variables = b" ".join(_quoted(name + b"=" + value) for name, value in env.items())
+    # The name localhost is not known inside, where the file that says so is closed.
+    proxy_variables = b" ".join(b'${%s+"%s=${%s//localhost:/127.0.0.1:}"}' % ((name.encode(),) * 3) for name in PROXIES)
+    program = b" ".join(_quoted(word) for word in (*launcher, bytes(files.filter), *argv))
+    exit_file = _quoted(bytes(files.exit))
+    return b"\n".join(
+        [
+            b"exec 4>&2 2>/dev/null",  # what bash says of a killed child is no output of the program
+            b"cd -- %s || { printf %s >%s; exit 127; }" % (_quoted(cwd), NO_WORKDIR.encode(), exit_file),
+            b"PATH=%s type -P -- %s >/dev/null || { printf %s >%s; exit 127; }"
+            % (_quoted(env[b"PATH"]), _quoted(argv[0]), MISSING.encode(), exit_file),
+            b"( " + bounds.encode() + b" || exit 126",
+            b"  printf %%s $BASHPID >%s" % _quoted(bytes(files.pid)),
+            b"  exec env -i %s %s %s 2>&4 4>&-" % (variables, proxy_variables if proxy else b"", program) + (b" 3>%s" % _quoted(bytes(files.report)) if code else b""),
+            b")",
+            b"printf %%s $? >%s" % exit_file,
+            b"",
+        ]
+    )  # fmt: skip
+
+
+def _quoted(word: bytes) -> bytes:
+    """Return *word* as bash reads it back byte for byte."""
+    return b"'" + word.replace(b"'", b"'\\''") + b"'"
+
+
+class SrtRun(TreeRun):
+    """A run in srt, which the launcher starts under a uid of its own and without a wall of ours around it."""
+
+    engine: SrtExecutor
+    reserve = RESERVE
+
+    def __init__(self, engine: Engine, request: ExecRequest, *, probing: bool = False) -> None:
+        super().__init__(engine, request, probing=probing)
+        self._answers: dict[str, int] = {}
+
+    def prepare(self) -> None:
+        """Fill the run's folders and write srt's settings, the script and our filter."""
+        engine, request = self.engine, self.request
+        self.plan = engine.checked(request)
+        domains = _domains(request)
+        engine.require(ENFORCED)
+        self._package = _package(engine.options.cache_dir)
+        self._rootfs = engine.rootfs()
+        skills = engine.stage(request, passable=os.geteuid() == 0)
+        self.settle(read_inputs(request.inputs, request.limits))
+        self._srt_home = self.folder.path / SRT_HOME
+        if len(os.fsencode(self._srt_home)) > LONGEST:
+            raise ExecRefused(
+                "the state folder's path is too long for srt's sockets: choose a shorter one", engine=ENGINE
+            )
+        self._files = files = Files.in_folder(self.folder)
+        self._srt_home.mkdir(mode=0o700)
+        files.exit.parent.mkdir(mode=0o755)
+        for path in files.answers:
+            path.touch(mode=0o600)
+        # The payload has no descriptor of its own here: it is what the entry finds on standard input.
+        self.inputs = {"stdin": request.stdin if request.code is None else self.code_payload(skills)}
+        readable = [self._rootfs.path, *skills.values(), self._package / "vendor" / "seccomp", self._srt_home]
+        (self.folder.control / "settings.json").write_bytes(
+            settings(domains, readable, self.folder.control, (self.folder.work, self.folder.tmp), files)
+        )
+        files.script.write_bytes(self._script(skills, proxy=bool(domains)))
+        files.filter.write_bytes(_filter())
+        for path in self.folder.control.iterdir():
+            path.chmod(path.stat().st_mode | 0o044)
+        self.hand_over(self._srt_home, *files.answers)
+        self.cgroups = find_parent()
+        self.enforced = ENFORCED
+
+    def spawn(self) -> Pump:
+        """Open what the sandbox writes, before it starts and never by name again; then start the launcher."""
+        for path in self._files.answers:
+            self._answers[path.name] = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self.stack.callback(lambda name=path.name: os.close(self._answers.pop(name)))
+        return super().spawn()
+
+    def order(self, cgroups: Sequence[str]) -> bytes:
+        """Return the launcher's order; the script's path is of our own making, without anything a shell could mistake."""
+        home, node, cli = str(self._srt_home), str(shutil.which("node")), str(self._package / "dist/cli.js")
+        settings_path = str(self.folder.control / "settings.json")
+        return order_bytes(
+            self.folder,
+            self.request.limits,
+            argv=[node, cli, "--settings", settings_path, "-c", f"exec bash {self._files.script}"],
+            env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8", "TMPDIR": home},
+            cwd=home,
+            uid=None if self.lease is None else self.lease.uid,
+            limits={"core": (0, 0)},
+            cgroups=list(cgroups),
+        )
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the program itself, not to srt around it."""
+        inner, launcher = self._answer("pid", 16), self.launcher_pid
+        if inner.isdigit() and launcher is not None:
+            for pid in _inside(launcher, int(inner)):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+
+    def result_of(self, ending: Ending, facts: Mapping[str, Any]) -> ExecResult:
+        """Return the result: srt's own exit code says only whether it worked at all."""
+        word = self._answer("exit", 16).decode("ascii", "replace")
+        program_facts = {**facts, "code": None}
+        program_facts.pop("signal", None)
+        if facts.get("event") == "ended":
+            program_facts["code"] = int(word) if word.isdigit() else facts.get("code")
+            if word.isdigit() and 128 < int(word) <= 192:
+                program_facts |= {"code": None, "signal": int(word) - 128}
+        result = super().result_of(ending, program_facts)
+        if ending.reason != "exited" or result.status in {"infra_error", "limit", "oom"}:
+            return result
+        if not word.isdigit():
+            error = self._missing_exit_code(word, facts)
+            return replace(result, status="infra_error", exit_code=None, signal=None, error=error)
+        return result if self.request.code is None else apply_report(result, self._answer("report", MAX_REPORT + 1))
+
+    def _script(self, skills: Mapping[str, Path], *, proxy: bool) -> bytes:
+        plan, rootfs, folder = self.plan, self._rootfs, self.folder
+        python, entry = f"{rootfs.path}{rootfs.python}", f"{rootfs.path}{rootfs.entry}"
+        code = self.request.code is not None
+        argv = entry_argv(python, entry, payload_fd=0, report_fd=3) if code else host_argv(plan, skills)
+        env = environment(rootfs.path, plan, folder)
+        return run_script(
+            [os.fsencode(word) for word in argv],
+            {os.fsencode(name): value.encode("utf-8", "surrogateescape") for name, value in env.items()},
+            os.fsencode(host_path_of(plan.cwd, skills, folder.work)),
+            self.request.limits,
+            self._files,
+            launcher=[os.fsencode(word) for word in (python, "-I", f"{entry.rpartition('/')[0]}/filtered.py")],
+            proxy=proxy,
+            code=code,
+        )
+
+    def _missing_exit_code(self, word: str, facts: Mapping[str, Any]) -> ExecError:
+        """Return why there is no exit code."""
+        if word == MISSING:
+            return ExecError("exec", "program_missing", f"{(self.plan.argv or ('python3',))[0]}: not found")
+        if word == NO_WORKDIR:
+            return ExecError("workdir", "workdir_missing", f"{self.plan.cwd}: cannot be entered")
+        words = self.tail(2000)[1].decode("utf-8", "replace").strip()
+        end = f"exit code {facts['code']}" if "code" in facts else f"signal {facts.get('signal')}"
+        return ExecError("setup", "setup_failed", f"srt ended with {end} before the program did: {words}")
+
+    def _answer(self, name: str, limit: int) -> bytes:
+        fd = self._answers.get(name)
+        return b"" if fd is None else os.pread(fd, limit, 0)
+
+
+def _inside(launcher: int, inner: int) -> Iterator[int]:
+    """Return processes below *launcher* whose pid in their innermost namespace is *inner*."""
+    for pid in (launcher, *descendants(launcher)):
+        with contextlib.suppress(OSError, ValueError):
+            status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+            spaces = next(line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:"))
+            if len(spaces) > 1 and int(spaces[-1]) == inner:
+                yield pid
+
+
+class SrtExecutor(TreeEngine):
     """Runs every program through srt, with the request's hosts as its allow-list.
 
     As root srt itself runs under a uid of its own, never as root. As an ordinary user it runs as that user.
@@ -78,135 +311,32 @@ class SrtExecutor:
     """
 
     name = ENGINE
-    level = LEVEL
+    level = IsolationLevel.LANDLOCK
+    run_type = SrtRun
+    networks: ClassVar[bool] = True
 
-    def __init__(self, options: ExecutionOptions) -> None:
-        self._options = options
-        self._probed: tuple[tuple[object, ...], ProbeReport] | None = None
+    def probe_key(self) -> tuple[object, ...]:
+        """Return srt's version beside the kernel and our uid."""
+        package = find_srt(self.options.cache_dir)
+        return package and (package / "package.json").stat().st_mtime_ns, *super().probe_key()
 
-    async def probe(self) -> ProbeReport:
-        """Run the canary; cached by srt's version, the kernel and our uid."""
-        package = find_srt(self._options.cache_dir)
-        key = (package and (package / "package.json").stat().st_mtime_ns, platform.release(), os.geteuid())
-        if self._probed is None or self._probed[0] != key:
-            self._probed = (key, await self._probe())
-        return self._probed[1]
+    def rootfs(self) -> Rootfs:
+        """Return the prepared tree."""
+        return build_rootfs(self.options.cache_dir, packages=self.options.image_packages)
 
-    async def run(self, request: ExecRequest) -> ExecResult:
-        """Run to the end. Raises as the protocol says."""
-        return await to_the_end(self, request)
+    def interpreter(self) -> tuple[str, str]:
+        """Return interpreter and entry in the prepared tree."""
+        rootfs = self.rootfs()
+        return f"{rootfs.path}{rootfs.python}", f"{rootfs.path}{rootfs.entry}"
 
-    async def start(self, request: ExecRequest) -> SrtRun | FinishedRun:
-        """Start and return at once. Raises as `run`."""
-        try:
-            return await in_thread(partial(self._start, request), undo=lambda run: run.cancel())
-        except (RootChanged, RootMissing) as error:
-            return skills_mismatch(error, self.name, self.level)
-        except (ExecFailed, OSError) as error:
-            raise ExecRefused(f"what a run needs cannot be prepared: {error}", engine=self.name) from error
+    def judged(self, run: Run, result: ExecResult) -> tuple[ProbeCheck, ...]:
+        """Return the canary's checks but two that neither reach the host nor are promised at this level.
 
-    async def reap(self) -> ReapReport:
-        """End processes, cgroups and folders of dead owners; an ordinary user's runs end with their watcher."""
-        return await asyncio.to_thread(self._reap)
-
-    def _reap(self) -> ReapReport:
-        runs = leftovers(self._runs(), self._uids())
-        groups = reap(RunRecords(self._options.state_dir or state_dir()), find_parent())
-        return ReapReport(runs.ended + groups.ended, runs.failed + groups.failed)
-
-    def _runs(self) -> Path:
-        top = private_dir(self._options.state_dir or state_dir(), passable=os.geteuid() == 0)
-        return private_dir(top / "srt-runs", passable=os.geteuid() == 0)
-
-    def _uids(self) -> Uids:
-        return Uids(self._options.sandbox_uid, private_dir(state_dir(), passable=True) / "uids")
-
-    def _start(self, request: ExecRequest) -> SrtRun:
-        require_endings(self.name)
-        plan = check_request(request)
-        domains = _domains(request)
-        require_limits(ENFORCED, self._options.best_effort, self.name)
-        package = _package(self._options.cache_dir)
-        rootfs = build_rootfs(self._options.cache_dir, packages=self._options.image_packages)
-        cache = self._options.cache_dir or cache_dir()
-        skill_folders = {
-            mount.id: str(stage_skill(mount, cache, passable=os.geteuid() == 0)) for mount in request.skills
-        }
-        inputs = read_inputs(request.inputs, request.limits)
-        lease = self._uids().lease() if os.geteuid() == 0 else None
-        folder = None
-        try:
-            folder = RunFolder.make(self._runs(), request)
-            files = _furnish(folder, inputs, plan, lease)
-            readable = [
-                rootfs.path,
-                *map(Path, skill_folders.values()),
-                package / "vendor" / "seccomp",
-                folder.path / SRT_HOME,
-            ]
-            (folder.control / "settings.json").write_bytes(
-                settings(domains, readable, folder.control, (folder.work, folder.tmp), files)
-            )
-            files.script.write_bytes(_script(plan, rootfs, folder, skill_folders, files, proxy=bool(domains)))
-            files.filter.write_bytes(_filter())
-            for path in folder.control.iterdir():
-                path.chmod(path.stat().st_mode | 0o044)
-            run = self._spawned(plan, package, folder, files, lease, skill_folders)
-        except BaseException:  # raised again: no folder and no leased uid stays behind
-            if folder is not None:
-                folder.remove()
-            if lease is not None:
-                lease.close()
-            raise
-        return run
-
-    def _spawned(self, plan: RunPlan, package: Path, folder: RunFolder, files: Files, lease: UidLease | None, skill_folders: dict[str, str]) -> SrtRun:  # fmt: skip
-        request = plan.request
-        stdin = request.stdin
-        if request.code is not None:
-            stdin = build_payload(
-                request, program_path=str(folder.control / "main.py"), with_source=False, skill_folders=skill_folders,
-                work_dir=str(folder.work),
-            )  # fmt: skip
-
-        def order(_payload_fd: int, _report_fd: int, cgroups: Sequence[str]) -> bytes:
-            return _order(plan, package, folder, files, None if lease is None else lease.uid, cgroups)
-
-        run = SrtRun(
-            TreeJob(
-                engine=self.name, level=self.level, plan=plan, folder=folder, lease=lease, order=order, payload=None, stdin=stdin,
-                cgroups=find_parent(), reserve=RESERVE, enforced=ENFORCED,
-            ),
-            files,
-            code=request.code is not None,
-        )  # fmt: skip
-        try:
-            run.spawn()
-        except BaseException:  # raised again: the run's folder and uid are released
-            run.close()
-            raise
-        return run
-
-    async def _probe(self) -> ProbeReport:
-        try:
-            rootfs = await asyncio.to_thread(
-                build_rootfs, self._options.cache_dir, packages=self._options.image_packages
-            )
-            argv = canary_argv(f"{rootfs.path}{rootfs.python}", f"{rootfs.path}{rootfs.entry}")
-            result = await self.run(ExecRequest(argv=argv))
-        except (ExecRefused, ExecFailed) as error:
-            return ProbeReport(self.name, self.level, ok=False, cure=error.message)
-        except OSError as error:
-            return ProbeReport(self.name, self.level, ok=False, cure=f"make what a run needs accessible: {error}")
-        # Closed folders are empty tmpfs inside, / among them, and the bounding set is that of a user namespace of its
-        # own: neither reaches the host, and neither is promised at this level.
-        checks = tuple(
+        Closed folders are empty tmpfs inside, / among them, and the bounding set is that of a user namespace of its own.
+        """
+        return tuple(
             check for check in judge(result.stdout.data) if check.name not in {"capabilities", "root_read_only"}
         )
-        ok = result.status == "ok" and all(check.ok for check in checks)
-        words = result.error.message if result.error else failed(checks)
-        cure = None if ok else f"look into the sandbox's set-up: {words}"
-        return ProbeReport(self.name, self.level, ok, checks, result.limits_enforced, cure)
 
 
 def find_srt(cache: Path | None = None) -> Path | None:
@@ -257,76 +387,7 @@ def _domains(request: ExecRequest) -> tuple[str, ...]:
     return domains
 
 
-def _furnish(folder: RunFolder, inputs: list[tuple[str, bytes]], plan: RunPlan, lease: UidLease | None) -> Files:
-    """Fill the run's folders and give the program's uid those it may write; the program has not started yet."""
-    if len(os.fsencode(folder.path / SRT_HOME)) > LONGEST:
-        raise ExecRefused("the state folder's path is too long for srt's sockets: choose a shorter one", engine=ENGINE)
-    files = Files.in_folder(folder)
-    folder.write_inputs(inputs, plan.cwd, frozenset(plan.request.executable))
-    if plan.request.code is not None:
-        (folder.control / "main.py").write_bytes(plan.request.code.encode("utf-8", "surrogatepass"))
-    srt_home = folder.path / SRT_HOME
-    srt_home.mkdir(mode=0o700)
-    files.exit.parent.mkdir(mode=0o755)
-    for path in files.answers:
-        path.touch(mode=0o600)
-    if lease is not None:
-        note_uid(folder, lease.uid)
-        folder.path.chmod(0o711)
-        folder.control.chmod(0o755)
-        program_paths = [name for top in (folder.work, folder.tmp) for name in (top, *top.rglob("*"))]
-        for path in (srt_home, *program_paths, *files.answers):
-            os.chown(path, lease.uid, lease.uid, follow_symlinks=False)
-    return files
-
-
-def _script(
-    plan: RunPlan, rootfs: Rootfs, folder: RunFolder, skill_folders: dict[str, str], files: Files, *, proxy: bool
-) -> bytes:
-    """Return the script srt runs."""
-    code = plan.request.code is not None
-    python, entry = f"{rootfs.path}{rootfs.python}", f"{rootfs.path}{rootfs.entry}"
-    argv = entry_argv(python, entry, payload_fd=0, report_fd=3) if code else host_argv(plan, skill_folders)
-    env = environment(rootfs.path, plan, folder)
-    return run_script(
-        [os.fsencode(word) for word in argv],
-        {os.fsencode(name): value.encode("utf-8", "surrogateescape") for name, value in env.items()},
-        os.fsencode(host_path_of(plan.cwd, skill_folders, folder.work)),
-        plan.request.limits,
-        files,
-        launcher=[os.fsencode(word) for word in (python, "-I", f"{entry.rpartition('/')[0]}/filtered.py")],
-        proxy=proxy,
-        code=code,
-    )
-
-
-def _order(
-    plan: RunPlan, package: Path, folder: RunFolder, files: Files, uid: int | None, cgroups: Sequence[str]
-) -> bytes:
-    """Return the launcher's order: srt under a uid of its own, without a wall of ours around it."""
-    limits = plan.request.limits
-    home = str(folder.path / SRT_HOME)
-    node = str(shutil.which("node"))
-    command = f"exec bash {files.script}"  # a path of our own making, without anything a shell could mistake
-    order = {
-        "argv": [
-            node,
-            str(package / "dist/cli.js"),
-            "--settings",
-            str(folder.control / "settings.json"),
-            "-c",
-            command,
-        ],
-        "env": {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8", "TMPDIR": home},
-        "cwd": home,
-        "uid": uid,
-        "limits": {"core": (0, 0)},
-        "ruleset": None,
-        "rules": [],
-        "proc": [],
-        "seccomp": None,
-        "keep": [],
-        "cgroups": list(cgroups),
-        "guard": [(str(folder.work), limits.work_size + 16 * MIB), (str(folder.tmp), limits.tmp_size + 16 * MIB)],
-    }
-    return json.dumps(order).encode()
+@hookimpl
+def kdskills_register_executors(register: Register[ExecutorFactory]) -> None:
+    """Register `srt`."""
+    register(ENGINE, SrtExecutor)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.execution.bwrap.box import DEFAULT_ENV, Fds, Launcher, command_line, rlimit_words, rlimits, run_arguments
+from kdskills.execution.bwrap import DEFAULT_ENV, Fds, Launcher, command_line, rlimit_words, run_arguments
 from kdskills.execution.check import check_request
+from kdskills.execution.processes import rlimits
 from kdskills.execution.request import ExecRequest, Limits
 
 FDS = Fds(args=11, status=12, block=13, seccomp=14)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kdskills.execution.bwrap.pool import Pool, SandboxJob, WorkerKind, build_order
+from kdskills.execution.bwrap import Pool, SandboxJob, WorkerKind, build_order
 from kdskills.execution.check import check_request
 from kdskills.execution.request import ExecRequest, InputFile, Limits
 
@@ -21,7 +21,7 @@ def job(*, payload=None, inputs=(), **request):
     argv = (
         (lambda payload_fd, report_fd: ("entry", str(payload_fd), str(report_fd))) if payload else lambda *_: plan.argv
     )
-    return SandboxJob(plan, argv, payload, (), tuple(inputs), frozenset())
+    return SandboxJob(plan, argv, payload, (), tuple(inputs))
 
 
 def read(data):

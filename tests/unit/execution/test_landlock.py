@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from kdskills.errors import ExecRefused
+from kdskills.execution import landlock as orders
 from kdskills.execution import seccomp
 from kdskills.execution.check import check_request
-from kdskills.execution.landlock import order as orders
-from kdskills.execution.landlock import run as runs
-from kdskills.execution.landlock.order import GUARD_SLACK, Wall, build_order, environment, host_argv, host_path_of
-from kdskills.execution.local_tree import RunFolder
+from kdskills.execution.landlock import GUARD_SLACK, Wall, build_order, environment
+from kdskills.execution.local_tree import RunFolder, host_argv, host_path_of
 from kdskills.execution.request import ExecRequest, Limits, ScriptCall, SkillMount
 from kdskills.execution.seccomp import ALLOW, AUDIT_ARCH, ERRNO, assemble
 
@@ -146,7 +145,7 @@ def test_the_shared_table_stays_in_force():
 
 def test_one_uid_a_run(tmp_path):
     """Two leases at a time are two uids; a uid that was given back is leased again; none is an account's."""
-    pool = runs.Uids(31000, tmp_path / "uids")
+    pool = orders.Uids(31000, tmp_path / "uids")
     one, two = pool.lease(), pool.lease()
     assert one.uid != two.uid
     assert {one.uid, two.uid} <= set(pool.all)
@@ -163,16 +162,16 @@ def test_one_uid_a_run(tmp_path):
 def test_uids_that_cannot_be_are_refused(tmp_path, base):
     """Root, and numbers beyond what containers map, are no base."""
     with pytest.raises(ExecRefused) as caught:
-        runs.Uids(base, tmp_path / "uids").lease()
+        orders.Uids(base, tmp_path / "uids").lease()
     assert caught.value.code == "running_as_root"
 
 
 def test_accounts_and_running_uids_are_left_out(tmp_path, monkeypatch):
     """A uid somebody has, by account or by a process, is never leased."""
-    pool = runs.Uids(31000, tmp_path / "uids")
+    pool = orders.Uids(31000, tmp_path / "uids")
     first, second, third = list(pool.all)[:3]
-    monkeypatch.setattr(runs, "_has_account", lambda uid: uid == first)
-    monkeypatch.setattr(runs, "running_uids", lambda: {second})
+    monkeypatch.setattr(orders, "_has_account", lambda uid: uid == first)
+    monkeypatch.setattr(orders, "running_uids", lambda: {second})
     lease = pool.lease()
     assert lease.uid == third
     lease.close()
@@ -180,8 +179,8 @@ def test_accounts_and_running_uids_are_left_out(tmp_path, monkeypatch):
 
 def test_running_uids_hold_ours():
     """Our own uid is seen running, with this process under it."""
-    assert os.getuid() in runs.running_uids()
-    assert os.getpid() in runs.processes_of(os.getuid())
+    assert os.getuid() in orders.running_uids()
+    assert os.getpid() in orders.processes_of(os.getuid())
 
 
 def order_of(tree, folder, request, cgroups=()):
@@ -220,7 +219,7 @@ def test_places_of_this_host(tmp_path):
     script = ScriptCall("public.x", "scripts/a.py", ("/skills/public.x/scripts/a.py",))
     request = ExecRequest(script=script, skills=(SkillMount("public.x", tmp_path, "sha256:" + "0" * 64),))
     plan = check_request(request)
-    skill_folders = {"public.x": "/stage/1"}
+    skill_folders = {"public.x": Path("/stage/1")}
     assert host_argv(plan, skill_folders) == ("python3", "/stage/1/scripts/a.py", "/skills/public.x/scripts/a.py")
     assert host_path_of("/skills/public.x/scripts", skill_folders, tmp_path) == "/stage/1/scripts"
     assert host_path_of("/work/a/b", skill_folders, tmp_path) == str(tmp_path / "a/b")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kdskills.execution import srt
+from kdskills.builtin.executors import srt
 from kdskills.execution.local_tree import RunFolder
 from kdskills.execution.request import ExecRequest, Limits
 

@@ -1,0 +1,662 @@
+"""bubblewrap: one sandbox from its argument list to its last process, and sandboxes made ahead of time.
+
+Everything the wall is made of stands on the launcher's own command line. What differs from run to run (skills, inputs,
+variables) follows by descriptor, because bwrap reads it before it makes its first namespace: until we have put it into
+its cgroup and written these arguments, nothing happens. The last of them makes a marker; `--chmod` of that marker
+fails when they were cut short, so a sandbox never starts with less than was meant.
+
+The payload waits behind a gate until we hold its first process by descriptor and an open descriptor of its `/work`.
+That descriptor keeps the tmpfs alive after every process and mount of the sandbox is gone, so outputs are read from
+memory nobody can change any more; no helper runs inside, and nothing the program could forge is believed.
+
+A worker of the pool is a sandbox like any other, with its own cgroup and a fresh `/work`, in which a Python process has
+started and waits for one order on a pipe. What is fixed when a sandbox is made (skills and sizes) is its kind; a run
+takes a worker of exactly its kind or none. A worker is ended after its run, whatever came of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from kdskills.errors import ExecFailed, ExecRefused
+from kdskills.execution import processes
+from kdskills.execution.cgroup import CgroupLeaf, CgroupParent
+from kdskills.execution.check import RunPlan
+from kdskills.execution.owner import RunRecords, leaf_name
+from kdskills.execution.payload import framed
+from kdskills.execution.processes import Pipes, rlimits, signal_reset, within_own_limits
+from kdskills.execution.request import ExecRequest, Limits
+from kdskills.execution.run import SetupFailed
+
+SETUP_S = 30.0
+"""Seconds a sandbox may take to come up: many times what a busy machine needs."""
+KILLED_S = 10.0
+"""Seconds after SIGKILL within which every process of a sandbox must be gone."""
+_POLL_S = 0.0003
+_SIZE = 64 * 1024
+
+
+class BwrapBox:
+    """A sandbox whose program waits for `release`.
+
+    Attributes:
+        init: Host pid of the sandbox's first process.
+        namespace: Inode of its pid namespace.
+        host_uid: Uid of its processes as the host sees them.
+        work: Open descriptor of its `/work`.
+    """
+
+    def __init__(self, launcher: subprocess.Popen[bytes], pipes: Pipes) -> None:
+        self._launcher = launcher
+        self._pipes = pipes
+        self._stack = ExitStack()
+        self.launcher_fd = self._hold(os.pidfd_open(launcher.pid))
+        self.init = -1
+        self.init_fd = -1
+        self.namespace = -1
+        self.host_uid = -1
+        self.work = -1
+        self._status = b""
+
+    @property
+    def pid(self) -> int:
+        """Host pid of the launcher."""
+        return self._launcher.pid
+
+    def bring_up(self, arguments: bytes, rootfs: Path, leaf: CgroupLeaf | None, nproc: int | None) -> None:
+        """Let the launcher build the sandbox and wait until it stands, with its program not yet started.
+
+        Raises:
+            SetupFailed: The launcher gave up, or took longer than `SETUP_S`.
+        """
+        end = time.monotonic() + SETUP_S
+        try:
+            # The launcher waits for its arguments, so everything it starts is born inside the cgroup.
+            if leaf is not None:
+                leaf.join(self._launcher.pid)
+            fd = self._pipes.take("args")
+            try:
+                write_all(fd, arguments)
+            finally:
+                os.close(fd)
+            facts = self._first_status(end)
+            self.init = int(facts["child-pid"])
+            self.init_fd = self._hold(os.pidfd_open(self.init))
+            self._await_root(rootfs, end)
+            self.namespace = Path(f"/proc/{self.init}/ns/pid").stat().st_ino
+            self.host_uid = Path(f"/proc/{self.init}").stat().st_uid
+            self.work = self._hold(os.open(f"/proc/{self.init}/root/work", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            if nproc is not None:
+                resource.prlimit(self.init, resource.RLIMIT_NPROC, (nproc, nproc))
+        except (OSError, ValueError, KeyError) as error:
+            raise SetupFailed(f"the sandbox did not start: {self._last_words() or error}") from error
+
+    def release(self) -> None:
+        """Let the program start."""
+        fd = self._pipes.take("block")
+        try:
+            with suppress(BrokenPipeError):  # the sandbox died meanwhile; the pump sees that next
+                os.write(fd, b"1")
+        finally:
+            os.close(fd)
+
+    def program(self) -> int | None:
+        """Return the host pid of the program itself, or None before it starts and after it ended."""
+        return next(iter(processes.children(self.init)), None)
+
+    def signal(self, number: int) -> bool:
+        """Send a signal to the program itself."""
+        pid = self.program()
+        return pid is not None and processes.send(pid, number, self.namespace)
+
+    def terminate(self) -> None:
+        """Ask the whole tree to end."""
+        if self.init > 0:
+            processes.terminate(self.init, self.namespace)
+
+    def kill(self) -> None:
+        """End the whole tree; the launcher goes with it."""
+        if self.init_fd >= 0:
+            processes.kill(self.init_fd)
+        processes.kill(self.launcher_fd)
+
+    def finish(self) -> int | None:
+        """Wait until every process is gone and return the program's exit code, None when it never started or left none.
+
+        Raises:
+            SetupFailed: A process survived KILL.
+        """
+        self.kill()
+        self._launcher.wait()
+        if self.init_fd >= 0 and not processes.wait_for_exit(self.init_fd, KILLED_S):
+            raise SetupFailed("a process of the sandbox survived SIGKILL", pid=self.init)
+        end = time.monotonic() + 0.2
+        while self._read_status(end):
+            pass
+        for line in self._status.splitlines():
+            facts = json.loads(line)
+            if "exit-code" in facts:
+                return int(facts["exit-code"])
+        return None
+
+    def close(self) -> None:
+        """Close every descriptor; a sandbox that is still running is ended."""
+        self.kill()
+        self._launcher.wait()
+        self._stack.close()
+        self._pipes.close()
+
+    def _hold(self, fd: int) -> int:
+        self._stack.callback(os.close, fd)
+        return fd
+
+    def _first_status(self, end: float) -> dict[str, Any]:
+        while b"\n" not in self._status:
+            if not self._read_status(end):
+                raise ValueError("bwrap reported nothing")
+        facts: dict[str, Any] = json.loads(self._status.splitlines()[0])
+        return facts
+
+    def _read_status(self, end: float) -> bool:
+        """Read more of bwrap's status lines; False at their end or when none comes in time."""
+        fd = self._pipes.ours["status"]
+        if len(self._status) > _SIZE or not select.select([fd], [], [], max(0.0, end - time.monotonic()))[0]:
+            return False
+        data = os.read(fd, 4096)
+        self._status += data
+        return bool(data)
+
+    def _await_root(self, rootfs: Path, end: float) -> None:
+        """Wait until the sandbox's root is the prepared tree, which is the last thing bwrap does before it blocks."""
+        rootfs_status = rootfs.stat()
+        process = os.open(f"/proc/{self.init}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            while True:
+                root_status = os.stat("root", dir_fd=process)
+                if (root_status.st_dev, root_status.st_ino) == (rootfs_status.st_dev, rootfs_status.st_ino):
+                    return
+                if time.monotonic() >= end or select.select([self.launcher_fd], [], [], 0)[0]:
+                    raise ValueError("bwrap did not switch to the prepared tree")
+                time.sleep(_POLL_S)
+        finally:
+            os.close(process)
+
+    def _last_words(self) -> str:
+        """Return what the launcher wrote to stderr; no program has run yet, so these are its own words."""
+        self.kill()
+        self._launcher.wait()
+        fd = self._pipes.ours.get("stderr")
+        if fd is None or not select.select([fd], [], [], 0.2)[0]:
+            return ""
+        return os.read(fd, 4096).decode("utf-8", "replace").strip()
+
+
+PATH = "/usr/local/bin:/usr/bin:/bin"
+DEFAULT_ENV = ((b"PATH", PATH.encode()), (b"HOME", b"/work"), (b"LANG", b"C.UTF-8"), (b"TMPDIR", b"/tmp"))
+UID = 10001
+_MARKER = "/run/complete"
+_RUN_SIZE = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Fds:
+    """Descriptors the launcher inherits."""
+
+    args: int
+    status: int
+    block: int
+    seccomp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """Absolute paths of programs, and the host uid and gid `setpriv` takes on before anything else; None keeps ours."""
+
+    bwrap: str
+    prlimit: str
+    setpriv: str
+    drop_to: int | None
+
+
+def command_line(
+    launcher: Launcher, rootfs: Path, limits: Limits, cwd: str, argv: Sequence[str], fds: Fds, bounds: Sequence[str]
+) -> list[str]:
+    """Return the launcher's command line.
+
+    Args:
+        launcher: Programs and identity.
+        rootfs: The prepared tree.
+        limits: Sizes of the sandbox's tmpfs.
+        cwd: Absolute folder the program starts in.
+        argv: The program.
+        fds: Descriptors the launcher inherits.
+        bounds: What prlimit sets before anything else; see `rlimit_words`.
+    """
+    uid, identity = str(launcher.drop_to), []
+    if launcher.drop_to is not None:
+        identity = [launcher.setpriv, "--reuid", uid, "--regid", uid, "--clear-groups", "--inh-caps", "-all"]
+    return [
+        *(launcher.prlimit, *bounds),
+        *identity,
+        launcher.bwrap,
+        *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
+        *("--disable-userns", "--cap-drop", "ALL", "--new-session", "--die-with-parent", "--clearenv"),
+        *("--uid", str(UID), "--gid", str(UID), "--hostname", "sandbox"),
+        *("--seccomp", str(fds.seccomp), "--json-status-fd", str(fds.status), "--block-fd", str(fds.block)),
+        *("--ro-bind", str(rootfs), "/", "--proc", "/proc", "--dev", "/dev"),
+        *_tmpfs("/tmp", limits.tmp_size, "1777"),  # noqa: S108 - inside the sandbox
+        *_tmpfs("/dev/shm", limits.tmp_size, "1777"),  # noqa: S108 - inside the sandbox
+        *_tmpfs("/work", limits.work_size, "0755"),
+        *_tmpfs("/run", _RUN_SIZE, "0755"),
+        *_tmpfs("/skills", _RUN_SIZE, "0755"),
+        *("--args", str(fds.args)),
+        *("--chmod", "0755", _MARKER, "--remount-ro", "/run", "--remount-ro", "/skills"),
+        *("--ro-bind", "/proc/sys", "/proc/sys", "--remount-ro", "/dev", "--remount-ro", "/"),
+        *("--chdir", cwd, "--", *argv),
+    ]
+
+
+def run_arguments(
+    cwd: str,
+    skills: Sequence[tuple[str, Path]],
+    inputs: Sequence[tuple[str, int]],
+    env: Sequence[tuple[bytes, bytes]],
+    executable: Collection[str] = (),
+) -> bytes:
+    """Return the arguments that travel by descriptor, each ended by NUL.
+
+    Args:
+        cwd: Absolute folder the program starts in.
+        skills: (full id, staged copy) pairs.
+        inputs: (path below /work, descriptor to copy from) pairs.
+        env: Variables set inside, byte-exact.
+        executable: Paths of inputs that may be executed.
+    """
+    words: list[str | bytes] = []
+    for name, folder in skills:
+        words += ["--ro-bind", str(folder), f"/skills/{name}"]
+    folders = {str(parent) for path, _ in inputs for parent in Path("/work", path).parents}
+    folders |= {cwd, *map(str, Path(cwd).parents)}
+    for folder_path in sorted(folder for folder in folders if folder.startswith("/work/")):  # parents first
+        words += ["--perms", "0755", "--dir", folder_path]
+    for path, fd in inputs:
+        words += ["--perms", "0755" if path in executable else "0644", "--file", str(fd), f"/work/{path}"]
+    for key, value in {**dict(DEFAULT_ENV), **dict(env)}.items():
+        words += ["--setenv", key, value]
+    words += ["--dir", _MARKER]
+    return b"".join(
+        (word if isinstance(word, bytes) else word.encode("utf-8", "surrogateescape")) + b"\0" for word in words
+    )
+
+
+def _tmpfs(mount_point: str, size: int, mode: str) -> tuple[str, ...]:
+    return ("--perms", mode, "--size", str(size), "--tmpfs", mount_point)
+
+
+def rlimit_words(bounds: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Return *bounds* as arguments of prlimit."""
+    return [f"--{name}={soft}:{hard}" for name, (soft, hard) in bounds.items()]
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write every byte of *data*."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def launch(spawner: ThreadPoolExecutor, command: Sequence[str], pipes: Pipes, extra: Sequence[int]) -> BwrapBox:
+    """Start the launcher from the spawner's one long-lived thread, which `--die-with-parent` is tied to.
+
+    Raises:
+        SetupFailed: The launcher cannot be executed.
+    """
+    standard = {name: pipes.theirs[name] for name in ("stdin", "stdout", "stderr")}
+    child_fds = [fd for name, fd in pipes.theirs.items() if name not in standard]
+
+    def spawn() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            list(command),
+            **standard,
+            env={"PATH": PATH},
+            cwd="/",
+            pass_fds=[*child_fds, *extra],
+            start_new_session=True,
+            umask=0o022,
+            preexec_fn=signal_reset(),  # noqa: PLW1509 - two system calls and no lock, and only where there is something to reset
+        )
+
+    try:
+        process = spawner.submit(spawn).result()
+    except OSError as error:
+        raise SetupFailed(f"the launcher {command[0]} cannot be started: {error.strerror}") from error
+    pipes.close_theirs()
+    return BwrapBox(process, pipes)
+
+
+OWN_PROCESSES = 2
+"""Processes bwrap itself needs, beside the program's."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSetup:
+    """What every run of one engine shares."""
+
+    launcher: Launcher
+    rootfs: Path
+    seccomp: bytes
+    spawner: ThreadPoolExecutor
+    cgroups: CgroupParent | None
+    nproc: bool
+    records: RunRecords
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxJob:
+    """One checked and staged run.
+
+    `argv` builds the program's arguments from the payload's and the report's descriptor; both are -1 without payload.
+    """
+
+    plan: RunPlan
+    argv: Callable[[int, int], Sequence[str]]
+    payload: bytes | None
+    skills: tuple[tuple[str, Path], ...]
+    inputs: tuple[tuple[str, bytes], ...]
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds of the run."""
+        return self.plan.request.limits
+
+
+@dataclass(frozen=True, slots=True)
+class ReadySandbox:
+    """A sandbox that is up.
+
+    Attributes:
+        box: The sandbox.
+        pipes: Our ends of its pipes.
+        leaf: Its cgroup.
+        feeds: Bytes to write once its program starts, by the pipe's name.
+        waiting: Whether its program waits behind bwrap's gate; one of the pool waits for its order instead.
+    """
+
+    box: BwrapBox
+    pipes: Pipes
+    leaf: CgroupLeaf | None
+    feeds: dict[str, bytes]
+    waiting: bool
+
+
+def make_sandbox(setup: SandboxSetup, job: SandboxJob, pipes: Pipes, stack: ExitStack) -> ReadySandbox:
+    """Make a sandbox for *job* with these *pipes*; *stack* ends it.
+
+    Raises:
+        SetupFailed: It did not come up.
+    """
+    bounds = within_own_limits(rlimits(job.limits, memory=setup.cgroups is None))
+    argv = job.argv(pipes.theirs.get("payload", -1), pipes.theirs.get("report", -1))
+    nproc = job.limits.pids + 1 if setup.nproc else None
+    box, leaf = _bring_up(setup, job, pipes, stack, argv, bounds, nproc)
+    feeds = {"stdin": job.plan.request.stdin}
+    if job.payload is not None:
+        feeds["payload"] = job.payload
+    return ReadySandbox(box, pipes, leaf, feeds, waiting=True)
+
+
+def _bring_up(
+    setup: SandboxSetup,
+    job: SandboxJob,
+    pipes: Pipes,
+    stack: ExitStack,
+    argv: Sequence[str],
+    bounds: Mapping[str, tuple[int, int]],
+    nproc: int | None,
+) -> tuple[BwrapBox, CgroupLeaf | None]:
+    """Bring up a sandbox whose program is *argv*, and wait until it stands. Raises SetupFailed."""
+    leaf, plan, request = None, job.plan, job.plan.request
+    if setup.cgroups is not None:
+        try:
+            leaf = setup.cgroups.leaf(leaf_name(), job.limits.memory, job.limits.pids + OWN_PROCESSES)
+        except OSError as error:
+            raise SetupFailed(f"no cgroup could be made: {error}") from error
+        stack.callback(leaf.remove)
+    with ExitStack() as launch_stack:  # the launcher's copies of what it only reads; ours are closed once it has them
+        seccomp = memory_file(launch_stack, setup.seccomp)
+        inputs = [(path, memory_file(launch_stack, data)) for path, data in job.inputs]
+        fds = Fds(pipes.theirs["args"], pipes.theirs["status"], pipes.theirs["block"], seccomp)
+        command = command_line(setup.launcher, setup.rootfs, job.limits, plan.cwd, argv, fds, rlimit_words(bounds))
+        box = launch(setup.spawner, command, pipes, [seccomp, *(fd for _, fd in inputs)])
+        stack.callback(box.close)
+    if leaf is None:  # then a record names the launcher for `reap`
+        stack.callback(setup.records.write(request, box.pid).unlink, missing_ok=True)
+    arguments = run_arguments(plan.cwd, job.skills, inputs, plan.env, frozenset(request.executable))
+    box.bring_up(arguments, setup.rootfs, leaf, nproc)
+    return box, leaf
+
+
+def sandbox_pipes(*, code: bool) -> Pipes:
+    """Make the pipes of a sandbox; *code* adds payload and report."""
+    further = (["report"], ["payload"]) if code else ([], [])
+    return Pipes.make(("stdout", "stderr", "status", *further[0]), ("stdin", "args", "block", *further[1]))
+
+
+def memory_file(stack: ExitStack, data: bytes) -> int:
+    """Return a descriptor of a file in memory holding *data*, at its beginning; *stack* closes it."""
+    fd = os.memfd_create("kdskills", os.MFD_CLOEXEC)
+    stack.callback(os.close, fd)
+    write_all(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+KEEP_S = 300.0
+"""A worker older than this is not used any more: what it mounts may have been tidied away."""
+_DEFAULTS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKind:
+    """What is fixed once a sandbox is up: the skills (staged copies named by digest) and its sizes."""
+
+    skills: tuple[tuple[str, Path], ...]
+    work_size: int
+    tmp_size: int
+
+    @classmethod
+    def for_job(cls, job: SandboxJob) -> WorkerKind:
+        """Return the kind of sandbox *job* needs."""
+        return cls(job.skills, job.limits.work_size, job.limits.tmp_size)
+
+
+@dataclass(slots=True)
+class PoolWorker:
+    """A sandbox of the pool; `fds` are the numbers of payload and report inside."""
+
+    kind: WorkerKind
+    box: BwrapBox
+    pipes: Pipes
+    leaf: CgroupLeaf | None
+    fds: tuple[int, int]
+    stack: ExitStack
+    ready_since: float
+
+    def usable(self) -> bool:
+        """Whether its sandbox is still up and not too old."""
+        launcher_events = select.select([self.box.launcher_fd], [], [], 0)[0]
+        return not launcher_events and time.monotonic() - self.ready_since < KEEP_S
+
+    def give(self, job: SandboxJob, stack: ExitStack, *, memory_by_rlimit: bool) -> ReadySandbox:
+        """Hand the worker over to one run; *stack* ends it.
+
+        Raises:
+            SetupFailed: The run's bounds cannot be set.
+        """
+        stack.enter_context(self.stack.pop_all())
+        limits = job.limits
+        try:
+            if self.leaf is not None and (limits.memory, limits.pids) != (_DEFAULTS.memory, _DEFAULTS.pids):
+                self.leaf.bound(limits.memory, limits.pids + OWN_PROCESSES)
+        except OSError as error:
+            raise SetupFailed(f"the bounds of a prepared sandbox cannot be set: {error}") from error
+        order = build_order(job, self.fds, memory_by_rlimit=memory_by_rlimit, nproc=self.leaf is None)
+        feeds = {"stdin": job.plan.request.stdin, "payload": order}
+        return ReadySandbox(self.box, self.pipes, self.leaf, feeds, waiting=False)
+
+
+def build_order(job: SandboxJob, fds: tuple[int, int], *, memory_by_rlimit: bool, nproc: bool) -> bytes:
+    """Return what `kdskills_runtime.pool_worker` reads: its length, the order, inputs, and the payload of code.
+
+    Generated code without variables of its own runs in the waiting process itself; everything else replaces it.
+    """
+    plan, bounds = job.plan, rlimits(job.limits, memory=memory_by_rlimit)
+    if nproc:
+        bounds["nproc"] = (job.limits.pids + 1,) * 2
+    bounds = within_own_limits(bounds)
+    argv = None if job.payload is not None and not plan.env else list(job.argv(*fds))
+    env = {**dict(DEFAULT_ENV), **dict(plan.env)}
+    order = {
+        "argv": argv,
+        "env": {
+            key.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
+            for key, value in env.items()
+        },
+        "cwd": plan.cwd,
+        "limits": bounds,
+        "inputs": [(path, len(data)) for path, data in job.inputs],
+        "executable": list(plan.request.executable),
+        "code": job.payload is not None,
+    }
+    return framed(order, *(data for _, data in job.inputs), job.payload or b"")
+
+
+def make_worker(setup: SandboxSetup, kind: WorkerKind, python: str, program: str) -> PoolWorker:
+    """Make a sandbox of *kind* and wait until its process waits for an order.
+
+    Raises:
+        SetupFailed: It did not come up.
+    """
+    limits = Limits(work_size=kind.work_size, tmp_size=kind.tmp_size)
+    plan = RunPlan(ExecRequest(limits=limits), (), "/work", (), ())
+    with ExitStack() as stack:
+        pipes = sandbox_pipes(code=True)
+        stack.callback(pipes.close)
+        fds = (pipes.theirs["payload"], pipes.theirs["report"])
+        argv = [python, "-I", program, *map(str, fds), *(["skills"] if kind.skills else [])]
+        job = SandboxJob(plan, lambda *_: argv, None, kind.skills, ())
+        # The worker itself takes on the run's bounds, inside and for good.
+        box, leaf = _bring_up(setup, job, pipes, stack, argv, {"core": (0, 0)}, None)
+        box.release()
+        report = pipes.ours["report"]
+        if not select.select([report], [], [], SETUP_S)[0] or os.read(report, 1) != b"\n":
+            raise SetupFailed("a prepared sandbox did not become ready")
+        return PoolWorker(kind, box, pipes, leaf, fds, stack.pop_all(), time.monotonic())
+
+
+@dataclass(slots=True)
+class Pool:
+    """At most `size` workers of the kinds that were requested last.
+
+    `make` makes one worker. Workers are made by one thread of the pool's own, after the run that took one has ended.
+    """
+
+    size: int
+    make: Callable[[WorkerKind], PoolWorker]
+    trouble: str | None = None
+    _idle: list[PoolWorker] = field(default_factory=list)
+    _requests: SimpleQueue[WorkerKind | None] = field(default_factory=SimpleQueue)
+    # Entered twice when the engine is collected as garbage in the middle of a step: its finalizer closes the pool.
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _thread: threading.Thread | None = None
+    _closed: bool = False
+
+    def take(self, kind: WorkerKind) -> PoolWorker | None:
+        """Return a worker of *kind*, which is then the caller's; None when there is none."""
+        while True:
+            with self._lock:
+                worker = next((idle_worker for idle_worker in self._idle if idle_worker.kind == kind), None)
+                if worker is None:
+                    return None
+                self._idle.remove(worker)
+            if worker.usable():
+                return worker
+            worker.stack.close()
+
+    def idle(self, kind: WorkerKind | None = None) -> int:
+        """Return how many workers wait, of one kind or of all."""
+        with self._lock:
+            return sum(kind in {None, worker.kind} for worker in self._idle)
+
+    def want(self, kind: WorkerKind) -> None:
+        """Request workers of *kind*; idle workers of other kinds are ended to make room."""
+        with self._lock:
+            if self._closed:
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="kdskills-pool", daemon=True)
+                self._thread.start()
+        self._requests.put(kind)
+
+    def close(self) -> None:
+        """End every worker; the pool stays empty."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            thread = self._thread
+        self._requests.put(None)
+        for worker in idle:
+            worker.stack.close()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(SETUP_S)
+
+    def _serve(self) -> None:
+        while (kind := self._latest()) is not None:
+            try:
+                self._fill(kind)
+            except (ExecFailed, ExecRefused, OSError, RuntimeError) as error:
+                self.trouble = str(error)  # runs go on without a pool; the next one asks again
+
+    def _latest(self) -> WorkerKind | None:
+        """Return the kind requested last; earlier requests are out of date."""
+        kind = self._requests.get()
+        while kind is not None:
+            try:
+                kind = self._requests.get_nowait()
+            except Empty:
+                break
+        return kind
+
+    def _fill(self, kind: WorkerKind) -> None:
+        while True:
+            with self._lock:
+                if self._closed or sum(idle_worker.kind == kind for idle_worker in self._idle) >= self.size:
+                    return
+                surplus_worker = next((idle_worker for idle_worker in self._idle if idle_worker.kind != kind), None)
+                if surplus_worker is not None and len(self._idle) >= self.size:
+                    self._idle.remove(surplus_worker)
+                else:
+                    surplus_worker = None
+            if surplus_worker is not None:
+                surplus_worker.stack.close()
+            worker = self.make(kind)
+            with self._lock:
+                keep = not self._closed
+                if keep:
+                    self._idle.append(worker)
+            if not keep:
+                worker.stack.close()
+                return
