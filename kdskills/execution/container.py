@@ -1,4 +1,4 @@
-"""The host's half of the exchange with `kdskills_runtime.container_init`: write its order, read its answer.
+"""Runs whose program is out of our hands, and the host's half of the exchange with its init: write an order, read an answer.
 
 The answer comes out of a container that ran an untrusted program. Bytes before the nonce are the program's own output;
 what follows it is authentic, and is checked all the same: paths, globs, sizes, counts.
@@ -7,21 +7,34 @@ what follows it is authentic, and is checked all the same: paths, globs, sizes, 
 from __future__ import annotations
 
 import json
-import math
 import os
+import threading
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from kdskills.execution.check import RunPlan
 from kdskills.execution.collect import Collection, finish, new_collection
-from kdskills.execution.payload import MAX_REPORT
-from kdskills.execution.request import ExecError, Limits
-from kdskills.execution.run import ProgramEnd
+from kdskills.execution.payload import MAX_REPORT, framed
+from kdskills.execution.processes import rlimits
+from kdskills.execution.request import ExecError, ExecResult
+from kdskills.execution.run import ProgramEnd, Run, status_of
 from kdskills.execution.streams import GRACE_S, TailBuffer
 
 NONCE_SIZE: Final = 32
 MAX_LINE: Final = 64 * 1024
+
+
+INSIDE_ENV: Final = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/work",
+    "LANG": "C.UTF-8",
+    "TMPDIR": "/tmp",  # noqa: S108 - inside the sandbox
+}
+"""Variables of every program, unless its request says otherwise."""
 
 
 def build_order(
@@ -30,13 +43,12 @@ def build_order(
     env: Mapping[str, str],
     inputs: Sequence[tuple[str, bytes]],
     *,
-    nonce: bytes,
     payload: bytes | None,
+    **further: object,
 ) -> bytes:
-    """Return the order for `container_init`: its length, itself, and the bytes it announces."""
+    """Return the order for the far side's init: its length, itself, and the bytes it announces; *further* stands in it."""
     request, limits = plan.request, plan.request.limits
     order = {
-        "nonce": nonce.hex(),
         "argv": list(argv),
         "env": dict(env),
         "cwd": plan.cwd,
@@ -50,20 +62,9 @@ def build_order(
         "outputs": list(request.outputs),
         "max_files": limits.output_files,
         "max_bytes": limits.output_size,
+        **further,
     }
-    head = json.dumps(order).encode("ascii")
-    return b"".join([len(head).to_bytes(8, "big"), head, *(data for _, data in inputs), request.stdin, payload or b""])
-
-
-def rlimits(limits: Limits) -> dict[str, tuple[int, int]]:
-    """Return the (soft, hard) rlimits a program gets, by the entry's names; CPU time warns one second early."""
-    cpu = math.ceil(limits.wall_s if limits.cpu_s is None else limits.cpu_s)
-    return {
-        "core": (0, 0),
-        "nofile": (limits.nofile, limits.nofile),
-        "fsize": (limits.fsize, limits.fsize),
-        "cpu": (cpu, cpu + 1),
-    }
+    return framed(order, *(data for _, data in inputs), request.stdin, payload or b"")
 
 
 def container_options(
@@ -109,6 +110,40 @@ def container_options(
     }
 
 
+class RemoteRun(Run):
+    """A run whose program an init of ours ends for us: asked to, and made to when it does not answer."""
+
+    patience_s: float = GRACE_S
+    """Seconds the init has to end the program politely."""
+
+    @abstractmethod
+    def kill(self, attempt: int) -> bool:
+        """Ask the init to end the program at attempt 0, force it later; False when there is none to ask yet."""
+
+    def stop(self) -> None:
+        """End the program in a thread: a signal sent before it runs is lost, so this goes on until the run is over."""
+        threading.Thread(target=self._end, name=f"kdskills-{self.engine.name}-end", daemon=True).start()
+
+    def answered(self, answer: ContainerAnswer, end: ProgramEnd, *, oom: bool) -> ExecResult:
+        """Return the result an answer describes that came to its end."""
+        oom = oom and status_of(end)[0] == "nonzero"
+        return self.result(end, answer.collection, report=answer.report or b"", seen=("oom", None) if oom else None)
+
+    def unanswered(self, status: Literal["timeout", "cancelled"] | ExecError, duration: float) -> ExecResult:
+        """Return the result of a run without an answer: what was seen of its output is all there is."""
+        if isinstance(status, ExecError):
+            return self.result(ProgramEnd("exited", None, None, duration, status))
+        return self.result(ProgramEnd(status, None, None, duration))
+
+    def _end(self) -> None:
+        attempts = 0
+        while not self.done:
+            attempts += self.kill(attempts)
+            patience = (0.05, self.patience_s, GRACE_S)[min(attempts, 2)]
+            with suppress(FutureTimeout):
+                self._result.exception(timeout=patience)
+
+
 class Demux:
     """Takes docker's attach stream apart: 8-byte heads, then bytes of stdout (1) or stderr (2)."""
 
@@ -128,25 +163,13 @@ class Demux:
                 view = view[take:]
                 if len(self._head) == 8:
                     self._bytes_left = int.from_bytes(self._head[4:], "big")
-                    self._sink = self._sinks.get(self._head[0], _nowhere)
+                    self._sink = self._sinks.get(self._head[0], lambda _unknown: None)
                     self._head = b""
                 continue
             piece = view[: self._bytes_left]
             view = view[len(piece) :]
             self._bytes_left -= len(piece)
             self._sink(bytes(piece))
-
-
-def _nowhere(data: bytes) -> None:
-    """Drop bytes of an unknown stream."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """What announced bytes are: a file of the program, or with an empty path the report."""
-
-    path: str
-    mode: int
 
 
 @dataclass(slots=True)
@@ -166,7 +189,7 @@ class ContainerAnswer:
     answering: bool = False
     collection: Collection = field(init=False)
     _buffer: bytearray = field(default_factory=bytearray)
-    _body: tuple[_Head, int] | None = None
+    _body: tuple[str, int, int] | None = None  # path (the report's is empty), mode and size of announced bytes
 
     def __post_init__(self) -> None:
         self.collection = new_collection(self.plan.globs, self.plan.request.limits)
@@ -211,16 +234,18 @@ class ContainerAnswer:
     def _step(self) -> bool:
         """Read one line or one announced body; False when more bytes are needed."""
         if self._body is not None:
-            head, size = self._body
+            path, mode, size = self._body
             if len(self._buffer) < size:
                 return False
             data = bytes(self._buffer[:size])
             del self._buffer[:size]
             self._body = None
-            if not head.path:
+            if not path:
                 self.report = data
+            elif any(glob.matches(tuple(path.split("/"))) for glob in self.plan.globs):
+                self.collection.accept(path, data, mode)
             else:
-                self._accept(head.path, data, head.mode)
+                self.collection.refuse(path, "not_declared", "no declared output names it")
             return True
         end = self._buffer.find(b"\n")
         if end < 0:
@@ -241,22 +266,15 @@ class ContainerAnswer:
             case "end":
                 self.end = _read_end(line, self.plan)
             case "report" if 0 <= int(line["size"]) <= MAX_REPORT:
-                self._body = (_Head("", 0), int(line["size"]))
+                self._body = ("", 0, int(line["size"]))
             case "file" if 0 <= int(line["size"]) <= limits.output_size:
-                self._body = (_Head(str(line["path"]) or "/", int(line["mode"])), int(line["size"]))
+                self._body = (str(line["path"]) or "/", int(line["mode"]), int(line["size"]))
             case "problem":
                 self.collection.refuse(str(line["path"])[:1024], str(line["code"])[:64], str(line["message"])[:512])
             case "done":
                 self.done = True
             case _:
                 raise ValueError(line["kind"])
-
-    def _accept(self, path: str, data: bytes, mode: int) -> None:
-        """Collect a file, which a declared output must match."""
-        if any(glob.matches(tuple(path.split("/"))) for glob in self.plan.globs):
-            self.collection.accept(path, data, mode)
-        else:
-            self.collection.refuse(path, "not_declared", "no declared output names it")
 
 
 def _read_end(line: dict[str, Any], plan: RunPlan) -> ProgramEnd:

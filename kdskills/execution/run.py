@@ -326,6 +326,8 @@ class Engine(ABC):
     """Whether it can restrict a program to some hosts."""
     children: ClassVar[bool] = True
     """Whether it starts processes of this host, so that their ends must be seen here."""
+    own_files: ClassVar[frozenset[str]] = frozenset()
+    """Files the canary may read, as those it sees are none of this host's."""
     cure: ClassVar[str] = "look into the sandbox's set-up: "
     """What an operator does about a canary that saw too much."""
     refusal_cure: ClassVar[str] = ""
@@ -425,7 +427,8 @@ class Engine(ABC):
     async def _probe(self) -> ProbeReport:
         try:
             python, entry = await asyncio.to_thread(self.interpreter)
-            run = await self._start(ExecRequest(argv=canary_argv(python, entry)), probing=True)
+            argv = tuple(word for word in canary_argv(python, entry) if word not in self.own_files)
+            run = await self._start(ExecRequest(argv=argv), probing=True)
             result = await run.wait()
         except (ExecRefused, ExecFailed) as error:
             return ProbeReport(self.name, self.level, ok=False, cure=f"{self.refusal_cure}{error.message}")

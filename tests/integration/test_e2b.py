@@ -79,7 +79,7 @@ async def test_a_wrong_key_is_refused_and_never_shown(make, server, tmp_path):
     assert (caught.value.code, caught.value.details["reason"]) == ("engine_unavailable", "unauthorized")
     assert (report.ok, "API key" in report.cure) == (False, True)
     texts = [str(caught.value), json.dumps(caught.value.to_json()), repr(caught.value.__context__), repr(report)]
-    texts += [repr(engine._options), *(path.read_text() for path in tmp_path.rglob("*") if path.is_file())]
+    texts += [repr(engine.options), *(path.read_text() for path in tmp_path.rglob("*") if path.is_file())]
     assert [text for text in texts if secret in text] == []
     assert server.sandboxes == {}
 
@@ -209,7 +209,7 @@ async def test_a_stale_holder_is_fenced(make, server):
             lease = super().lease(job, given_up)
             return dataclasses.replace(lease, token=1)
 
-    stale = Stale(engine._options)
+    stale = Stale(engine.options)
     result = await stale.run(sh("touch /work/ran; echo ran"))
     assert (result.status, result.error.code, result.stdout.data) == ("infra_error", "lease_lost", b"")
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from kdskills.execution import ExecRequest, Limits
 from kdskills.execution.check import check_request
-from kdskills.execution.container import NONCE_SIZE, ContainerAnswer, Demux, build_order, container_options, rlimits
+from kdskills.execution.container import NONCE_SIZE, ContainerAnswer, Demux, build_order, container_options
+from kdskills.execution.processes import rlimits
 from kdskills.execution.streams import TailBuffer
 
 NONCE = bytes(range(200, 200 + NONCE_SIZE))
@@ -156,7 +157,9 @@ def test_what_could_not_be_started(facts, code, message):
 
 def test_the_order_announces_every_byte():
     """Length, order, inputs, standard input, payload; secrets of the caller stay out of argv."""
-    order = build_order(PLAN, ("prog", "ü\udc80"), {"A": "b"}, [("x", b"123"), ("y", b"")], nonce=NONCE, payload=b"pay")
+    order = build_order(
+        PLAN, ("prog", "ü\udc80"), {"A": "b"}, [("x", b"123"), ("y", b"")], nonce=NONCE.hex(), payload=b"pay"
+    )
     size = int.from_bytes(order[:8], "big")
     head = json.loads(order[8 : 8 + size])
     assert order[8 + size :] == b"123inpay"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.builtin.executors.e2b.run import Talk, build_order, read_answer
+from kdskills.builtin.executors.e2b import Talk, build_order, read_answer
 from kdskills.execution import ExecRequest, Limits
 from kdskills.execution.check import check_request
 

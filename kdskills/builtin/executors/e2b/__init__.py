@@ -6,15 +6,20 @@ that runs of one owner do not meet and limits are held where they can be. Orders
 
 from __future__ import annotations
 
-import asyncio
+import base64
+import contextlib
+import json
 import os
 import secrets
+import signal
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from kdskills.builtin.executors.e2b.run import HOLD_S, E2bJob, E2bRun
 from kdskills.builtin.executors.e2b.sandboxes import (
     HOME,
     Archive,
@@ -27,31 +32,294 @@ from kdskills.builtin.executors.e2b.sandboxes import (
     owner_key,
     prepare,
 )
-from kdskills.errors import ExecRefused, RootChanged, RootMissing
-from kdskills.execution.check import check_request
-from kdskills.execution.dirs import cache_dir, private_dir, state_dir
+from kdskills.errors import ExecRefused
+from kdskills.execution.check import RunPlan, require_limits
+from kdskills.execution.container import INSIDE_ENV, NONCE_SIZE, ContainerAnswer, RemoteRun
+from kdskills.execution.container import build_order as build_container_order
+from kdskills.execution.dirs import private_dir
 from kdskills.execution.owner import owner_labels
 from kdskills.execution.payload import build_payload
-from kdskills.execution.probing import canary_argv, failed, judge
+from kdskills.execution.probing import judge
 from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
-from kdskills.execution.request import ExecRequest, ExecResult, IsolationLevel
-from kdskills.execution.run import FinishedRun, skills_mismatch, to_the_end
-from kdskills.execution.stage import read_inputs, stage_skill
+from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel, Stream
+from kdskills.execution.run import Engine, Run
+from kdskills.execution.seccomp import program_bytes
+from kdskills.execution.stage import read_inputs
+from kdskills.execution.streams import GRACE_S, TailBuffer
 from kdskills.hooks import Register, hookimpl
 
 if TYPE_CHECKING:
     from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory
 
 KEY_VARIABLE: Final = "E2B_API_KEY"
+_NONCE = bytes(NONCE_SIZE)
 
 
-@hookimpl
-def kdskills_register_executors(register: Register[ExecutorFactory]) -> None:
-    """Register the engine as `e2b`."""
-    register("e2b", E2bExecutor)
+def build_order(
+    plan: RunPlan,
+    argv: Sequence[str],
+    inputs: Sequence[tuple[str, bytes]],
+    skills: Mapping[str, str],
+    *,
+    seccomp: bytes,
+    payload: bytes | None,
+) -> bytes:
+    """Return the order file: a container's, and what else a machine without walls must be told.
+
+    Args:
+        plan: The checked request.
+        argv: Program and arguments, `{payload_fd}` and `{report_fd}` standing for descriptors.
+        inputs: Path and content of each input.
+        skills: Folder of each skill in the sandbox, by full id.
+        seccomp: The filter for the sandbox's architecture.
+        payload: Payload of generated code.
+    """
+    limits = plan.request.limits
+    sizes = {name: getattr(limits, name) for name in ("memory", "pids", "work_size", "tmp_size", "stdout", "stderr")}
+    env = {**INSIDE_ENV, **plan.request.env}
+    walls = {**sizes, "skills": dict(skills), "seccomp": seccomp.hex()}
+    return build_container_order(plan, argv, env, inputs, payload=payload, **walls)
 
 
-class E2bExecutor:
+@dataclass(frozen=True, slots=True)
+class AnswerFile:
+    """The content of an answer file: the init's answer, both streams, whether memory was bounded and ran out."""
+
+    answer: ContainerAnswer
+    stdout: Stream
+    stderr: Stream
+    oom: bool
+    memory: bool
+
+
+def read_answer(plan: RunPlan, data: bytes) -> AnswerFile | None:
+    """Read an answer file; None when it is not one."""
+    limits = plan.request.limits
+    try:
+        size = 8 + int.from_bytes(data[:8], "big")
+        head = json.loads(data[8:size])
+        (out, out_total), (err, err_total) = head["streams"]
+        if not (0 <= out <= limits.stdout and 0 <= err <= limits.stderr and out <= out_total and err <= err_total):
+            return None
+        stdout, stderr = data[size : size + out], data[size + out : size + out + err]
+        oom, memory = bool(head["oom"]), "memory" in head["limits"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    answer = ContainerAnswer(plan, _NONCE, TailBuffer(0))
+    answer.feed(_NONCE + data[size + out + err :])
+    answer.close()
+    streams = Stream(stdout, out_total, out_total > len(stdout)), Stream(stderr, err_total, err_total > len(stderr))
+    return AnswerFile(answer, *streams, oom, memory)
+
+
+@dataclass(slots=True)
+class Talk:
+    """Reads the JSON lines of our init: a live view of the program's output, and its last word."""
+
+    stdout: Callable[[bytes], None]
+    stderr: Callable[[bytes], None]
+    last: dict[str, Any] = field(default_factory=dict)
+    _partial_line: str = ""
+
+    def feed(self, text: str) -> None:
+        """Take the next piece of text."""
+        *lines, self._partial_line = (self._partial_line + text).split("\n")
+        for raw in lines:
+            try:
+                line = json.loads(raw)
+                if line["kind"] == "live":
+                    self.stdout(base64.b64decode(line["out"]))
+                    self.stderr(base64.b64decode(line["err"]))
+                else:
+                    self.last = line
+            except (ValueError, KeyError, TypeError):
+                continue  # no line of the init's: the login shell's profile wrote something
+
+
+COLLECT_S: Final = 20.0
+HOLD_S: Final = 180.0
+"""What a lease allows for beyond the run's own time: making a sandbox, deliveries, collecting."""
+_POLITE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_FORWARDED: Final = {**{int(number): f"{int(number)}" for number in _POLITE}, int(signal.SIGKILL): "RTMIN+2"}
+
+
+class E2bRun(RemoteRun):
+    """A run in a sandbox: waiting, running or over.
+
+    Attributes:
+        key: The owner's name in records.
+        labels: Labels of the run and of its sandbox.
+    """
+
+    engine: E2bExecutor
+    patience_s = 2 * GRACE_S
+
+    def __init__(self, engine: Engine, request: ExecRequest, *, probing: bool = False) -> None:
+        super().__init__(engine, request, probing=probing)
+        self._box: PreparedSandbox | None = None
+        self._pid: int | None = None
+
+    def prepare(self) -> None:
+        """Decide everything that can be decided here."""
+        engine, request, settings = self.engine, self.request, self.engine.options.e2b
+        self._plan = engine.checked(request)
+        engine.require_key()
+        self.key = owner_key(request.owner, settings.api_url or "", settings.template)
+        self.labels = owner_labels(request.owner, request.request_id or secrets.token_hex(8))
+        folders = engine.stage(request)
+        self._staged: dict[str, tuple[str, Path]] = {m.id: (m.tree, folders[m.id]) for m in request.skills}
+        self._inputs = read_inputs(request.inputs, request.limits)
+        self._payload = build_payload(request) if request.code is not None else None
+
+    def perform(self) -> ExecResult:
+        """Wait for the owner's sandbox and run in it. Raises ExecRefused: none is to be had, or none that can hold this."""
+        self.tell_started()
+        lease = self.engine.lease(self)
+        if lease is None:
+            return self.unanswered("cancelled", 0.0)
+        try:
+            try:
+                folder = self._ready(lease)
+            except Trouble as trouble:
+                raise ExecRefused(
+                    f"no E2B sandbox is available: {trouble}", engine="e2b", reason=trouble.code
+                ) from None
+            assert self._box is not None
+            self.enforced = self._box.facts.limits
+            if self.cancelled.is_set():
+                return self.unanswered("cancelled", 0.0)
+            return self._drive(self._box, folder, lease)
+        finally:
+            self.engine.release(lease, self)
+
+    def kill(self, attempt: int) -> bool:
+        """Ask the init to end the run by its process id; then KILL it, which ends everything it started."""
+        if self._pid is None:
+            return False
+        if attempt == 0:
+            self._send("RTMIN+1")
+        elif self._box is not None:
+            with contextlib.suppress(Trouble):  # gone already, or out of reach: the thread finds out, too
+                self._box.machine.end(self._pid)
+        return True
+
+    def signal(self, number: int) -> None:
+        """Send one of the polite signals, or KILL, to the program."""
+        word = _FORWARDED.get(number)
+        if word is not None:
+            threading.Thread(target=self._send, args=(word,), name="kdskills-e2b-signal", daemon=True).start()
+
+    def _send(self, word: str) -> None:
+        box, pid = self._box, self._pid
+        if box is not None and pid is not None and not self.done:
+            with contextlib.suppress(Trouble):  # the sandbox is gone, and the program with it
+                box.machine.run(f"kill -{word} {pid}" if word.isdigit() else f"kill -s {word} {pid}")
+
+    def _ready(self, lease: SandboxLease) -> str:
+        """Get the sandbox, deliver skills and order, and return the run's folder; a lost sandbox is replaced once."""
+        for last in (False, True):
+            try:
+                box = self.engine.sandbox(lease, self)
+                require_limits(box.facts.limits, self.engine.best_effort, "e2b")
+                skills = {name: box.deliver(tree, path) for name, (tree, path) in self._staged.items()}
+                folder = f"{HOME}/runs/{lease.token}-{secrets.token_hex(8)}"
+                box.machine.write(f"{folder}/order", self._order(box, skills))
+                self._box = box
+            except Trouble as trouble:
+                if trouble.code != "gone" or last:
+                    raise
+                self.engine.lost(lease, self)
+            else:
+                return folder
+        raise AssertionError("unreachable")
+
+    def _order(self, box: PreparedSandbox, skills: dict[str, str]) -> bytes:
+        argv = self._plan.argv
+        if self._payload is not None:
+            argv = (box.facts.python, "-I", box.entry, "--payload-fd", "{payload_fd}", "--report-fd", "{report_fd}")
+        seccomp = program_bytes(box.facts.arch)
+        return build_order(self._plan, argv, self._inputs, skills, seccomp=seccomp, payload=self._payload)
+
+    def _drive(self, box: PreparedSandbox, folder: str, lease: SandboxLease) -> ExecResult:
+        """Run it and read the answer; the machine may go away at any moment."""
+        started = time.monotonic()
+        wall = self.request.limits.wall_s
+        talk = Talk(self.stdout.feed, self.stderr.feed)
+        trouble: Trouble | None = None
+        words = ""
+        try:
+            code, err = box.machine.follow(
+                box.command("run", folder, str(lease.token)), wall + COLLECT_S, self._started, talk.feed
+            )
+            words = f"exit code {code}: {err.strip()[-300:]}"
+        except Trouble as error:
+            trouble = error
+        self._pid = None
+        if self.cancelled.is_set():
+            return self.unanswered("cancelled", time.monotonic() - started)
+        if trouble is not None and trouble.code == "gone":
+            self.engine.lost(lease, self)
+            return self._failed("sandbox_lost", str(trouble), started)
+        if trouble is None and talk.last.get("kind") != "done":
+            return self._not_done(box, lease, talk, words, started)
+        # A broken connection does not end the program: its answer may still come.
+        patience = 0.0 if trouble is None else max(0.0, started + wall + COLLECT_S - time.monotonic())
+        try:
+            read = read_answer(self._plan, self._fetch(box, f"{folder}/answer", patience))
+        except Trouble as error:
+            return self._failed("sandbox_lost" if error.code == "gone" else "engine_failed", str(error), started)
+        if read is None:
+            return self._failed("answer_broken", "the sandbox left an answer that cannot be understood", started)
+        return self._answered(read)
+
+    def _started(self, pid: int) -> None:
+        self._pid = pid
+        if self.cancelled.is_set():
+            self._send("RTMIN+1")
+
+    def _fetch(self, box: PreparedSandbox, path: str, patience: float) -> bytes:
+        """Read the answer, waiting for it for *patience* seconds. Raises Trouble."""
+        until = time.monotonic() + patience
+        while True:
+            try:
+                return box.machine.read(path)
+            except Trouble as trouble:
+                if trouble.code == "gone" or time.monotonic() >= until or self.cancelled.is_set():
+                    raise
+            self.cancelled.wait(0.5)
+
+    def _not_done(
+        self, box: PreparedSandbox, lease: SandboxLease, talk: Talk, words: str, started: float
+    ) -> ExecResult:
+        """Return the result of a run our init did not finish; the API says whether the sandbox went away with it."""
+        match talk.last.get("kind"):
+            case "fenced":
+                return self._failed("lease_lost", "another process took the sandbox over", started)
+            case "failed":
+                return self._failed("setup_failed", str(talk.last.get("message"))[:300], started)
+        with contextlib.suppress(Trouble):  # an API that does not answer says nothing about the sandbox
+            if not box.machine.living():
+                self.engine.lost(lease, self)
+                return self._failed("sandbox_lost", f"the sandbox {box.machine.id} is gone", started)
+        return self._failed("init_lost", f"the sandbox ended the run without an answer ({words})", started)
+
+    def _failed(self, code: str, message: str, started: float) -> ExecResult:
+        return self.unanswered(ExecError("sandbox", code, message), time.monotonic() - started)
+
+    def _answered(self, read: AnswerFile) -> ExecResult:
+        """Return the result that an answer file describes."""
+        answer = read.answer
+        if answer.end is None or not answer.done:
+            return self.unanswered(ExecError("sandbox", "answer_broken", answer.broken or "the answer broke off"), 0.0)
+        for buffer, stream in ((self.stdout, read.stdout), (self.stderr, read.stderr)):
+            buffer.catch_up(stream)
+        if not read.memory:
+            self.enforced -= {"memory"}
+        result = self.answered(answer, answer.end, oom=read.oom)
+        return replace(result, stdout=read.stdout, stderr=read.stderr)
+
+
+class E2bExecutor(Engine):
     """Runs programs in sandboxes of E2B.
 
     Args:
@@ -60,158 +328,116 @@ class E2bExecutor:
 
     name = "e2b"
     level = IsolationLevel.VM
+    run_type = E2bRun
+    children = False
+    own_files = frozenset({"/etc/machine-id"})
+    cure = "use a template made from runtime/images/e2b.Dockerfile: "
 
     def __init__(self, options: ExecutionOptions) -> None:
-        self._options = options
-        self._lock = threading.Lock()
+        super().__init__(options)
         self._boxes: dict[str, PreparedSandbox] = {}
-        self._report: ProbeReport | None = None
 
     async def probe(self) -> ProbeReport:
         """Run the canary in a sandbox as any other program; a good answer is kept."""
-        if self._report is None:
-            report = await self._probe()
-            if not report.ok:
-                return report
-            self._report = report
-        return self._report
+        report = await super().probe()
+        if not report.ok:
+            self._probed = None
+        return report
 
-    async def run(self, request: ExecRequest) -> ExecResult:
-        """Run to the end."""
-        return await to_the_end(self, request)
+    def probe_key(self) -> tuple[object, ...]:
+        """Return nothing: a good report is kept."""
+        return ()
 
-    async def start(self, request: ExecRequest) -> E2bRun | FinishedRun:
-        """Check and stage *request* and return at once; the run waits for its owner's sandbox by itself."""
-        try:
-            job = await asyncio.to_thread(self._prepare, request)
-        except (RootChanged, RootMissing) as error:
-            return skills_mismatch(error, self.name, self.level)
-        run = E2bRun(self, job)
-        run.begin()
-        return run
+    def interpreter(self) -> tuple[str, str]:
+        """Return interpreter and entry inside."""
+        return "python3", f"{HOME}/code/{self._code.digest}/kdskills_runtime/entry"
 
-    async def reap(self) -> ReapReport:
-        """End sandboxes of dead owners and those over their time."""
-        return await asyncio.to_thread(self._reap)
+    def judged(self, run: Run, result: ExecResult) -> tuple[ProbeCheck, ...]:
+        """Return the canary's checks, and whether every package for skills is there."""
+        with self.lock:
+            missing = sorted({name for box in self._boxes.values() for name in box.facts.missing})
+        checks = judge(result.stdout.data) if result.status == "ok" else ()
+        return (*checks, ProbeCheck("packages", not missing, f"missing for skills: {missing}"))
 
     @cached_property
     def _cloud(self) -> Cloud:
-        secret = self._options.e2b.api_key
+        secret = self.options.e2b.api_key
         key = secret.get_secret_value() if secret is not None else os.environ.get(KEY_VARIABLE, "")
         if not key.strip():
             raise ExecRefused(f"the engine e2b needs an API key: set {KEY_VARIABLE}", engine=self.name)
-        return Cloud(self._options.e2b, key)
+        return Cloud(self.options.e2b, key)
 
     @cached_property
     def _leases(self) -> SandboxLeases:
-        return SandboxLeases(private_dir(self._options.state_dir or state_dir()) / "e2b")
+        return SandboxLeases(private_dir(self.state()) / "e2b")
 
     @cached_property
     def _code(self) -> Archive:
         return code_archive()
 
-    def _prepare(self, request: ExecRequest) -> E2bJob:
-        """Decide everything that can be decided here. Raises ExecRefused."""
-        plan = check_request(request)
-        if request.network != "none":
-            raise ExecRefused("e2b runs programs without network only", code="limit_not_enforceable", engine=self.name)
-        _ = self._cloud  # a missing key or SDK is refused here, not in the run's thread
-        cache = self._options.cache_dir or cache_dir()
-        settings = self._options.e2b
-        return E2bJob(
-            plan=plan,
-            key=owner_key(request.owner, settings.api_url or "", settings.template),
-            labels=owner_labels(request.owner, request.request_id or secrets.token_hex(8)),
-            staged={mount.id: (mount.tree, stage_skill(mount, cache)) for mount in request.skills},
-            inputs=read_inputs(request.inputs, request.limits),
-            payload=build_payload(request) if request.code is not None else None,
-            best_effort=self._options.best_effort,
-            engine=self.name,
-            level=self.level,
-        )
+    def require_key(self) -> None:
+        """Raise ExecRefused without a key or the SDK: here, not once the run has begun."""
+        _ = self._cloud
 
-    def lease(self, job: E2bJob, given_up: threading.Event) -> SandboxLease | None:
-        """Wait for the lease of *job*'s owner; None when *given_up* was set first."""
-        return self._leases.acquire(job.key, job.labels, job.plan.request.limits.wall_s + HOLD_S, given_up)
+    def lease(self, run: E2bRun) -> SandboxLease | None:
+        """Wait for the lease of the run's owner; None when the run was cancelled first."""
+        return self._leases.acquire(run.key, run.labels, run.request.limits.wall_s + HOLD_S, run.cancelled)
 
-    def sandbox(self, lease: SandboxLease, job: E2bJob) -> PreparedSandbox:
+    def sandbox(self, lease: SandboxLease, run: E2bRun) -> PreparedSandbox:
         """Return the owner's sandbox: the one it has while that is within its times, else a new one. Raises Trouble."""
-        settings, record, now = self._options.e2b, lease.record, time.time()
-        needed = job.plan.request.limits.wall_s + HOLD_S
+        settings, record, now = self.options.e2b, lease.record, time.time()
+        needed = run.request.limits.wall_s + HOLD_S
         if record.sandbox is None:
-            return self._new(lease, job, needed)
+            return self._new(lease, run, needed)
         life_left = record.created + settings.hard_ttl_s - now
         if now - record.used > settings.idle_ttl_s or life_left < needed:
             self._cloud.kill(record.sandbox)
-            self.lost(lease, job)
-            return self._new(lease, job, needed)
+            self.lost(lease, run)
+            return self._new(lease, run, needed)
         lifetime = min(settings.idle_ttl_s + needed, life_left)
-        with self._lock:
-            cached_sandbox = self._boxes.get(job.key)
+        with self.lock:
+            cached_sandbox = self._boxes.get(run.key)
         if cached_sandbox is not None and cached_sandbox.machine.id == record.sandbox:
             cached_sandbox.machine.live_for(lifetime)
             return cached_sandbox
-        return self._keep(job, prepare(self._cloud.connect(record.sandbox, lifetime), self._code))
+        return self._keep(run, prepare(self._cloud.connect(record.sandbox, lifetime), self._code))
 
-    def lost(self, lease: SandboxLease, job: E2bJob) -> None:
+    def lost(self, lease: SandboxLease, run: E2bRun) -> None:
         """Forget the owner's sandbox, here and in the record."""
-        with self._lock:
-            self._boxes.pop(job.key, None)
+        with self.lock:
+            self._boxes.pop(run.key, None)
         self._leases.note(lease, None, 0.0)
 
-    def release(self, lease: SandboxLease, job: E2bJob) -> None:
+    def release(self, lease: SandboxLease, run: E2bRun) -> None:
         """Release the lease; when another run has it by now, forget the sandbox, which that run may have replaced."""
         if not self._leases.release(lease):
-            with self._lock:
-                self._boxes.pop(job.key, None)
+            with self.lock:
+                self._boxes.pop(run.key, None)
 
-    def _new(self, lease: SandboxLease, job: E2bJob, needed: float) -> PreparedSandbox:
+    def _new(self, lease: SandboxLease, run: E2bRun, needed: float) -> PreparedSandbox:
         """Make a sandbox that lives as long as its times allow, but at least through this run. Raises Trouble."""
-        settings = self._options.e2b
+        settings = self.options.e2b
         lifetime = max(needed, min(settings.idle_ttl_s + needed, settings.hard_ttl_s))
-        machine = self._cloud.create(lifetime, job.labels)
+        machine = self._cloud.create(lifetime, run.labels)
         # Making it may have taken longer than the lease: then the owner has another sandbox, and nobody knows of this one.
         if not self._leases.note(lease, machine.id, time.time()):
             self._cloud.kill(machine.id)
             raise Trouble("gone", "the lease was lost while the sandbox was made")
         try:
-            return self._keep(job, prepare(machine, self._code))
+            return self._keep(run, prepare(machine, self._code))
         except ExecRefused:
             self._cloud.kill(machine.id)
-            self.lost(lease, job)
+            self.lost(lease, run)
             raise
 
-    def _keep(self, job: E2bJob, box: PreparedSandbox) -> PreparedSandbox:
-        with self._lock:
-            self._boxes[job.key] = box
+    def _keep(self, run: E2bRun, box: PreparedSandbox) -> PreparedSandbox:
+        with self.lock:
+            self._boxes[run.key] = box
         return box
 
-    async def _probe(self) -> ProbeReport:
-        """Run the canary and judge it."""
-        try:
-            entry = f"{HOME}/code/{(await asyncio.to_thread(lambda: self._code)).digest}/kdskills_runtime/entry"
-            # The machine's own machine-id is no file of this host.
-            argv = tuple(word for word in canary_argv("python3", entry) if word != "/etc/machine-id")
-            result = await self.run(ExecRequest(argv=argv))
-        except ExecRefused as error:
-            return ProbeReport(self.name, self.level, ok=False, cure=error.message)
-        checks = judge(result.stdout.data) if result.status == "ok" else ()
-        with self._lock:
-            missing = sorted({name for box in self._boxes.values() for name in box.facts.missing})
-        checks += (ProbeCheck("packages", not missing, f"missing for skills: {missing}"),)
-        ok = result.status == "ok" and all(check.ok for check in checks)
-        words = result.error.message if result.error else failed(checks)
-        return ProbeReport(
-            engine=self.name,
-            level=self.level,
-            ok=ok,
-            checks=checks,
-            limits=result.limits_enforced,
-            cure=None if ok else f"use a template made from runtime/images/e2b.Dockerfile: {words}",
-        )
-
-    def _reap(self) -> ReapReport:
-        settings = self._options.e2b
+    def end_leftovers(self) -> ReapReport:
+        """End sandboxes of dead owners and those over their time."""
+        settings = self.options.e2b
         ended: list[str] = []
         lost: list[str] = []
         for key, record, why in self._leases.leftovers(settings.idle_ttl_s, settings.hard_ttl_s):
@@ -223,3 +449,9 @@ class E2bExecutor:
                 continue
             self._leases.forget(key, record)
         return ReapReport(tuple(ended), tuple(lost))
+
+
+@hookimpl
+def kdskills_register_executors(register: Register[ExecutorFactory]) -> None:
+    """Register the engine as `e2b`."""
+    register("e2b", E2bExecutor)
