@@ -324,13 +324,14 @@ def launch(spawner: ThreadPoolExecutor, command: Sequence[str], pipes: Pipes, ex
     Raises:
         SetupFailed: The launcher cannot be executed.
     """
-    standard = {name: pipes.theirs[name] for name in ("stdin", "stdout", "stderr")}
-    child_fds = [fd for name, fd in pipes.theirs.items() if name not in standard]
+    child_fds = [fd for name, fd in pipes.theirs.items() if name not in {"stdin", "stdout", "stderr"}]
 
     def spawn() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             list(command),
-            **standard,
+            stdin=pipes.theirs["stdin"],
+            stdout=pipes.theirs["stdout"],
+            stderr=pipes.theirs["stderr"],
             env={"PATH": PATH},
             cwd="/",
             pass_fds=[*child_fds, *extra],

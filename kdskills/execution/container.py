@@ -21,7 +21,7 @@ from kdskills.execution.collect import Collection, finish, new_collection
 from kdskills.execution.payload import MAX_REPORT, framed
 from kdskills.execution.processes import rlimits
 from kdskills.execution.request import ExecError, ExecResult
-from kdskills.execution.run import ProgramEnd, Run, status_of
+from kdskills.execution.run import ExecutionRun, ProgramEnd, status_of
 from kdskills.execution.streams import GRACE_S, TailBuffer
 
 NONCE_SIZE: Final = 32
@@ -110,7 +110,7 @@ def container_options(
     }
 
 
-class RemoteRun(Run):
+class RemoteRun(ExecutionRun):
     """A run whose program an init of ours ends for us: asked to, and made to when it does not answer."""
 
     patience_s: float = GRACE_S
@@ -127,7 +127,7 @@ class RemoteRun(Run):
     def answered(self, answer: ContainerAnswer, end: ProgramEnd, *, oom: bool) -> ExecResult:
         """Return the result an answer describes that came to its end."""
         oom = oom and status_of(end)[0] == "nonzero"
-        return self.result(end, answer.collection, report=answer.report or b"", seen=("oom", None) if oom else None)
+        return self.result(end, answer.collection, report=answer.report or b"", verdict=("oom", None) if oom else None)
 
     def unanswered(self, status: Literal["timeout", "cancelled"] | ExecError, duration: float) -> ExecResult:
         """Return the result of a run without an answer: what was seen of its output is all there is."""

@@ -22,7 +22,7 @@ import pwd
 import subprocess
 import sys
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -38,7 +38,7 @@ from kdskills.execution.payload import build_payload, host_entry
 from kdskills.execution.processes import rlimits, within_own_limits
 from kdskills.execution.protocol import ReapReport
 from kdskills.execution.request import ExecError, ExecRequest, ExecResult, Limits, Status
-from kdskills.execution.run import Engine, ProgramEnd, ProgramRun, preparing
+from kdskills.execution.run import ExecutionEngine, ProgramEnd, ProgramRun, preparing
 from kdskills.execution.streams import Ending, HeadBuffer, Pump
 
 CREATE_RULESET: Final = 444
@@ -383,7 +383,7 @@ class TreeRun(ProgramRun):
     cgroups: CgroupParent | None = None
     reserve: ClassVar[tuple[int, int]] = (0, 0)
 
-    def __init__(self, engine: Engine, request: ExecRequest, *, probing: bool = False) -> None:
+    def __init__(self, engine: ExecutionEngine, request: ExecRequest, *, probing: bool = False) -> None:
         super().__init__(engine, request, probing=probing)
         self.bounds: dict[str, int] = {}
         self._status = HeadBuffer(64 * 1024)
@@ -496,22 +496,24 @@ class TreeRun(ProgramRun):
     def result_of(self, ending: Ending, facts: Mapping[str, Any]) -> ExecResult:
         """Return the result of a run whose end the launcher reported."""
         exited = ending.reason == "exited"
-        seen: tuple[Status, ExecError | None] | None = None
+        verdict: tuple[Status, ExecError | None] | None = None
         trouble = self._trouble(facts) if exited else None
         end = ProgramEnd(ending.reason, facts.get("code"), facts.get("signal"), ending.duration_s, trouble)
         if facts["left"]:
             trouble = ExecError("end", "survived", f"{facts['left']} processes could not be ended")
             end = ProgramEnd("exited", None, None, ending.duration_s, trouble)
         elif exited and trouble is None and end.code != 0 and self._leaf is not None and self._leaf.oom_kills():
-            seen = ("oom", None)
+            verdict = ("oom", None)
         if exited and facts.get("over"):
             name = "work" if facts["over"] == str(self.folder.work) else "tmp"
-            seen = ("limit", ExecError("program", name, f"{name} outgrew its bound and the run was ended"))
+            verdict = ("limit", ExecError("program", name, f"{name} outgrew its bound and the run was ended"))
         if trouble is not None:
-            return self.result(end, seen=seen)
+            return self.result(end, verdict=verdict)
         with self.folder.opened() as work:
             outputs = collect(work, self.plan.globs, self.request.limits)
-        return self.result(end, outputs, report=self.report.value() if "payload" in self.inputs else None, seen=seen)
+        return self.result(
+            end, outputs, report=self.report.value() if "payload" in self.inputs else None, verdict=verdict
+        )
 
     def _tell(self, word: bytes) -> None:
         """Send the launcher a command; a launcher that is gone has already ended the tree."""
@@ -541,7 +543,26 @@ class TreeRun(ProgramRun):
         return ExecError("setup", "setup_failed", words or "the launcher ended before the program began")
 
 
-class TreeEngine(Engine):
+def by_uid(uids: Uids) -> Callable[[RunFolder, list[str]], str | None]:
+    """Return what ends a dead owner's run for `leftovers`; a uid that another run holds by now is left alone."""
+
+    def end(folder: RunFolder, ended: list[str]) -> str | None:
+        note = folder.path / "uid"
+        uid = int(note.read_text(encoding="ascii")) if note.is_file() else None
+        lease = uids.take(uid) if uid is not None and uid in uids.all else None
+        if lease is None:
+            return None
+        try:
+            ended += [f"process {pid}" for pid in processes_of(lease.uid)]
+            survivors = end_uid(lease.uid)
+        finally:
+            lease.close()
+        return f"{survivors} processes of uid {uid} could not be ended" if survivors else None
+
+    return end
+
+
+class TreeEngine(ExecutionEngine):
     """An engine whose runs are `TreeRun`s."""
 
     def runs(self) -> Path:
@@ -555,23 +576,7 @@ class TreeEngine(Engine):
 
     def end_leftovers(self) -> ReapReport:
         """End processes, cgroups and folders of dead owners; an ordinary user's runs end with their watcher."""
-        uids = self.uids()
-
-        def end(folder: RunFolder, ended: list[str]) -> str | None:
-            note = folder.path / "uid"
-            uid = int(note.read_text(encoding="ascii")) if note.is_file() else None
-            # A uid that another run holds by now is left alone.
-            lease = uids.take(uid) if uid is not None and uid in uids.all else None
-            if lease is None:
-                return None
-            try:
-                ended += [f"process {pid}" for pid in processes_of(lease.uid)]
-                survivors = end_uid(lease.uid)
-            finally:
-                lease.close()
-            return f"{survivors} processes of uid {uid} could not be ended" if survivors else None
-
-        runs = leftovers(self.runs(), end)
+        runs = leftovers(self.runs(), by_uid(self.uids()))
         groups = reap(RunRecords(self.state()), find_parent())
         return ReapReport(runs.ended + groups.ended, runs.failed + groups.failed)
 

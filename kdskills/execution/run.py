@@ -1,6 +1,6 @@
 """The skeleton of every engine and of its runs: start, tail, wait, cancel, end, result.
 
-An engine is a subclass of `Engine` and one of `Run`, or of `ProgramRun` where the program is a process of this host. They
+An engine is a subclass of `ExecutionEngine` and one of `ExecutionRun`, or of `ProgramRun` where the program is a process of this host. They
 supply what differs: `prepare` (check and stage), `spawn`, `kill` by way of the pump, and what a probe needs.
 """
 
@@ -107,7 +107,7 @@ def preparing(engine: str) -> Iterator[None]:
         raise ExecRefused(f"what a run needs cannot be prepared: {error}", engine=engine) from error
 
 
-class Run(ABC):
+class ExecutionRun(ABC):
     """A started run, the `Handle` of every engine. A thread of its own prepares, starts and watches the program.
 
     `stack` undoes, at the run's end and before its result is told, whatever was made for it.
@@ -118,7 +118,7 @@ class Run(ABC):
         probing: Whether this is the engine's own canary.
     """
 
-    def __init__(self, engine: Engine, request: ExecRequest, *, probing: bool = False) -> None:
+    def __init__(self, engine: ExecutionEngine, request: ExecRequest, *, probing: bool = False) -> None:
         self.engine, self.request, self.probing = engine, request, probing
         self.stdout, self.stderr = output_buffers(request)
         self.report = HeadBuffer(MAX_REPORT)
@@ -189,7 +189,7 @@ class Run(ABC):
         outputs: Collection | None = None,
         *,
         report: bytes | None = None,
-        seen: tuple[Status, ExecError | None] | None = None,
+        verdict: tuple[Status, ExecError | None] | None = None,
     ) -> ExecResult:
         """Return the result of the run.
 
@@ -197,10 +197,10 @@ class Run(ABC):
             end: How the program ended.
             outputs: What was collected.
             report: What the entry of generated code reported.
-            seen: Status and error from what the engine saw beyond the end, such as memory that ran out.
+            verdict: Status and error from what the engine saw beyond the end, such as memory that ran out.
         """
         status, exit_code, number, error = status_of(end)
-        status, error = (status, error) if seen is None else seen
+        status, error = (status, error) if verdict is None else verdict
         result = ExecResult(
             status=status,
             exit_code=exit_code,
@@ -245,7 +245,7 @@ class Run(ABC):
         self.tell_started()
 
 
-class ProgramRun(Run):
+class ProgramRun(ExecutionRun):
     """A run whose program is a process of this host, its pipes and its clock driven by a `Pump`."""
 
     pipes: Pipes
@@ -310,7 +310,7 @@ class ProgramRun(Run):
         )
 
 
-class Engine(ABC):
+class ExecutionEngine(ABC):
     """What every engine has: the `Executor` protocol but for its runs.
 
     Args:
@@ -319,7 +319,7 @@ class Engine(ABC):
 
     name: str
     level: IsolationLevel
-    run_type: ClassVar[type[Run]]
+    run_type: ClassVar[type[ExecutionRun]]
     least: ClassVar[Mapping[str, int]] = {}
     """What the engine itself needs within the program's limits."""
     networks: ClassVar[bool] = False
@@ -349,7 +349,7 @@ class Engine(ABC):
             await asyncio.shield(run.cancel())
             raise
 
-    async def start(self, request: ExecRequest) -> Run:
+    async def start(self, request: ExecRequest) -> ExecutionRun:
         """Start and return the run once its program runs. Raises as `run`."""
         return await self._start(request)
 
@@ -376,7 +376,7 @@ class Engine(ABC):
         """Return interpreter and entry as programs see them; blocks, and raises when there are none."""
         raise NotImplementedError
 
-    def judged(self, run: Run, result: ExecResult) -> tuple[ProbeCheck, ...]:
+    def judged(self, run: ExecutionRun, result: ExecResult) -> tuple[ProbeCheck, ...]:
         """Return the checks of the canary's *run*."""
         return judge(result.stdout.data)
 
@@ -418,7 +418,7 @@ class Engine(ABC):
         """Return the folder of run records."""
         return self.options.state_dir or state_dir()
 
-    async def _start(self, request: ExecRequest, *, probing: bool = False) -> Run:
+    async def _start(self, request: ExecRequest, *, probing: bool = False) -> ExecutionRun:
         run = self.run_type(self, request, probing=probing)
         run.go()
         await run.begun()

@@ -205,8 +205,8 @@ async def test_a_stale_holder_is_fenced(make, server):
     await engine.run(sh("true"))
 
     class Stale(E2bExecutor):
-        def lease(self, job, given_up):
-            lease = super().lease(job, given_up)
+        def lease(self, run):
+            lease = super().lease(run)
             return dataclasses.replace(lease, token=1)
 
     stale = Stale(engine.options)

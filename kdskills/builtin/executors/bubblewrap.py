@@ -34,7 +34,7 @@ from kdskills.execution.probing import judge
 from kdskills.execution.protocol import ProbeCheck, ReapReport
 from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel, Limits, Status
 from kdskills.execution.rootfs import Rootfs, build_rootfs
-from kdskills.execution.run import Engine, ProgramEnd, ProgramRun, Run
+from kdskills.execution.run import ExecutionEngine, ExecutionRun, ProgramEnd, ProgramRun
 from kdskills.execution.seccomp import ARCHES, program_bytes
 from kdskills.execution.stage import read_inputs
 from kdskills.execution.streams import Ending, Pump
@@ -61,7 +61,7 @@ class BubblewrapRun(ProgramRun):
     engine: BubblewrapExecutor
     _box: BwrapBox | None = None
 
-    def __init__(self, engine: Engine, request: ExecRequest, *, probing: bool = False) -> None:
+    def __init__(self, engine: ExecutionEngine, request: ExecRequest, *, probing: bool = False) -> None:
         super().__init__(engine, request, probing=probing)
         self.host_uid = -1
         self.bounds: dict[str, int] = {}
@@ -120,8 +120,8 @@ class BubblewrapRun(ProgramRun):
         number = None if exit_code is None or not 128 < exit_code <= 128 + 64 else exit_code - 128
         end = ProgramEnd(ending.reason, exit_code, number, ending.duration_s, trouble)
         # Without an exit code when the kernel chose the sandbox's own first process.
-        seen: tuple[Status, ExecError | None] | None = ("oom", None) if oom else None
-        return self.result(end, outputs, report=self.report.value(), seen=seen)
+        verdict: tuple[Status, ExecError | None] | None = ("oom", None) if oom else None
+        return self.result(end, outputs, report=self.report.value(), verdict=verdict)
 
     def signal(self, number: int) -> None:
         """Send a signal to the program; nothing happens when it has ended."""
@@ -153,7 +153,7 @@ class BubblewrapRun(ProgramRun):
         return ExecError("setup", "setup_failed", words or "the sandbox ended before its program began")
 
 
-class BubblewrapExecutor(Engine):
+class BubblewrapExecutor(ExecutionEngine):
     """Runs every program in namespaces of its own, as a uid that is nobody.
 
     Args:
@@ -274,7 +274,7 @@ class BubblewrapExecutor(Engine):
         _, rootfs = self.prepared()
         return rootfs.python, rootfs.entry
 
-    def judged(self, run: Run, result: ExecResult) -> tuple[ProbeCheck, ...]:
+    def judged(self, run: ExecutionRun, result: ExecResult) -> tuple[ProbeCheck, ...]:
         """Return the canary's checks and those only the host can make: its uid and its limits."""
         assert isinstance(run, BubblewrapRun)
         setup, _ = self.prepared()

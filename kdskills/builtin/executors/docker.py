@@ -38,7 +38,7 @@ from kdskills.execution.payload import build_payload
 from kdskills.execution.protocol import ReapReport
 from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel
 from kdskills.execution.rootfs import build_rootfs, image_recipe_dir, rootfs_for_image
-from kdskills.execution.run import Engine, ProgramEnd
+from kdskills.execution.run import ExecutionEngine, ProgramEnd
 from kdskills.execution.stage import read_inputs
 from kdskills.execution.streams import CHUNK, GRACE_S
 from kdskills.hooks import Register, hookimpl
@@ -73,7 +73,7 @@ class DockerRun(RemoteRun):
 
     engine: DockerExecutor
 
-    def __init__(self, engine: Engine, request: ExecRequest, *, probing: bool = False) -> None:
+    def __init__(self, engine: ExecutionEngine, request: ExecRequest, *, probing: bool = False) -> None:
         super().__init__(engine, request, probing=probing)
         self._container: Container | None = None
         self._turn: Future[ExecResult] | None = None
@@ -235,7 +235,7 @@ class DockerRun(RemoteRun):
         if self.cancelled.is_set():
             return self.unanswered("cancelled", duration)
         if oom:
-            return self.result(ProgramEnd("exited", None, None, duration), seen=("oom", None))
+            return self.result(ProgramEnd("exited", None, None, duration), verdict=("oom", None))
         if fault is not None:
             return self.unanswered(ExecError("container", "engine_failed", fault), duration)
         if self._overdue and answer.broken is None:
@@ -247,7 +247,7 @@ class DockerRun(RemoteRun):
         return self.unanswered(ExecError("container", "init_lost", message.strip()), duration)
 
 
-class DockerExecutor(Engine):
+class DockerExecutor(ExecutionEngine):
     """Runs programs in containers of a local docker daemon.
 
     Args:

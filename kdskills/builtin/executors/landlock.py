@@ -19,7 +19,7 @@ from kdskills.execution.probing import judge
 from kdskills.execution.protocol import ProbeCheck, ReapReport
 from kdskills.execution.request import ExecResult, IsolationLevel
 from kdskills.execution.rootfs import Rootfs, build_rootfs
-from kdskills.execution.run import Run
+from kdskills.execution.run import ExecutionRun
 from kdskills.execution.seccomp import ARCHES, landlock_rules, program_bytes
 from kdskills.execution.stage import read_inputs
 from kdskills.hooks import hookimpl
@@ -122,7 +122,7 @@ class LandlockExecutor(TreeEngine):
         _, rootfs = self.prepared()
         return f"{rootfs.path}{rootfs.python}", f"{rootfs.path}{rootfs.entry}"
 
-    def judged(self, run: Run, result: ExecResult) -> tuple[ProbeCheck, ...]:
+    def judged(self, run: ExecutionRun, result: ExecResult) -> tuple[ProbeCheck, ...]:
         """Return the canary's checks beside Landlock's version and the limits."""
         assert isinstance(run, LandlockRun)
         memory_bound = f"cgroup holds {run.bounds}" if run.bounds else "RLIMIT_AS per process"

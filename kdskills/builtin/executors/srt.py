@@ -36,7 +36,7 @@ from kdskills.execution.processes import descendants, rlimits
 from kdskills.execution.protocol import ProbeCheck
 from kdskills.execution.request import MIB, ExecError, ExecRequest, ExecResult, IsolationLevel, Limits
 from kdskills.execution.rootfs import Rootfs, build_rootfs
-from kdskills.execution.run import Engine, Run
+from kdskills.execution.run import ExecutionEngine, ExecutionRun
 from kdskills.execution.seccomp import ARCHES, program_bytes, shared_rules
 from kdskills.execution.stage import read_inputs
 from kdskills.execution.streams import Ending, Pump
@@ -174,7 +174,7 @@ class SrtRun(TreeRun):
     engine: SrtExecutor
     reserve = RESERVE
 
-    def __init__(self, engine: Engine, request: ExecRequest, *, probing: bool = False) -> None:
+    def __init__(self, engine: ExecutionEngine, request: ExecRequest, *, probing: bool = False) -> None:
         super().__init__(engine, request, probing=probing)
         self._answers: dict[str, int] = {}
 
@@ -216,7 +216,8 @@ class SrtRun(TreeRun):
         """Open what the sandbox writes, before it starts and never by name again; then start the launcher."""
         for path in self._files.answers:
             self._answers[path.name] = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            self.stack.callback(lambda name=path.name: os.close(self._answers.pop(name)))
+            self.stack.callback(os.close, self._answers[path.name])
+        self.stack.callback(self._answers.clear)
         return super().spawn()
 
     def order(self, cgroups: Sequence[str]) -> bytes:
@@ -329,7 +330,7 @@ class SrtExecutor(TreeEngine):
         rootfs = self.rootfs()
         return f"{rootfs.path}{rootfs.python}", f"{rootfs.path}{rootfs.entry}"
 
-    def judged(self, run: Run, result: ExecResult) -> tuple[ProbeCheck, ...]:
+    def judged(self, run: ExecutionRun, result: ExecResult) -> tuple[ProbeCheck, ...]:
         """Return the canary's checks but two that neither reach the host nor are promised at this level.
 
         Closed folders are empty tmpfs inside, / among them, and the bounding set is that of a user namespace of its own.

@@ -24,7 +24,7 @@ from kdskills.execution.payload import build_payload, entry_argv, host_entry
 from kdskills.execution.processes import rlimits, signal_reset, within_own_limits
 from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.request import ExecResult, IsolationLevel
-from kdskills.execution.run import Engine, ProgramEnd, ProgramRun, SetupFailed
+from kdskills.execution.run import ExecutionEngine, ProgramEnd, ProgramRun, SetupFailed
 from kdskills.execution.stage import read_inputs
 from kdskills.execution.streams import Ending, Pump
 from kdskills.hooks import Register, hookimpl
@@ -133,7 +133,7 @@ class LocalRun(ProgramRun):
             self._process.wait()
 
 
-class SubprocessExecutor(Engine):
+class SubprocessExecutor(ExecutionEngine):
     """Runs programs as plain children of this process.
 
     Args:

@@ -4,8 +4,8 @@ import subprocess
 import sys
 import threading
 
-from kdskills.execution.landlock import run as landlock
-from kdskills.execution.landlock.run import Uids
+from kdskills.execution.dirs import write_note
+from kdskills.execution.landlock import Uids, by_uid
 from kdskills.execution.local_tree import RunFolder, leftovers
 from kdskills.execution.request import ExecRequest
 
@@ -18,13 +18,13 @@ def test_looking_for_leftovers_never_meets_half_a_note(tmp_path):
 
     def look():
         while not over.is_set():
-            for report in (leftovers(top), landlock.leftovers(top, uids)):
+            for report in (leftovers(top), leftovers(top, by_uid(uids))):
                 told.extend((*report.ended, *report.failed))
 
     def work():
         for _ in range(40):
             folder = RunFolder.make(top, ExecRequest(argv=("x",), request_id="r" * 200))
-            landlock.note_uid(folder, 21_000)
+            write_note(folder.path / "uid", "21000")
             folder.remove()
 
     lookers = [threading.Thread(target=look) for _ in range(2)]
@@ -43,7 +43,7 @@ def test_looking_for_leftovers_never_meets_half_a_note(tmp_path):
 def test_notes_are_for_us_alone(tmp_path):
     """Neither the owner's note nor the uid's can be read by a program with a uid of its own."""
     folder = RunFolder.make(tmp_path, ExecRequest(argv=("x",)))
-    landlock.note_uid(folder, 21_000)
+    write_note(folder.path / "uid", "21000")
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in folder.path.iterdir() if path.is_file()}
     assert modes == {"owner.json": "0o600", "uid": "0o600"}
     assert list(folder.work.iterdir()) == []

@@ -6,7 +6,9 @@ import threading
 import pytest
 
 from kdskills.errors import ExecRefused
-from kdskills.execution.run import in_thread, to_the_end
+from kdskills.execution import ExecRequest, IsolationLevel, Limits
+from kdskills.execution.protocol import ExecutionOptions
+from kdskills.execution.run import ExecutionEngine, ExecutionRun, ProgramEnd, in_thread
 
 
 class Run:
@@ -98,30 +100,64 @@ async def test_a_second_cancel_does_not_save_the_run():
     await asyncio.wait_for(slow.answer.over.wait(), 60)
 
 
-class Engine:
-    """An engine with one run."""
+class HeldRun(ExecutionRun):
+    """A run whose program goes on until it is stopped or let go."""
 
-    def __init__(self):
-        self.run = Run()
-        self.started = asyncio.Event()
+    def prepare(self):
+        """Stage nothing."""
+        self.ending, self.reason = threading.Event(), "exited"
 
-    async def start(self, _request):
-        """Start it."""
-        self.started.set()
-        return self.run
+    def perform(self):
+        """Wait for the end."""
+        self.tell_started()
+        assert self.ending.wait(60)
+        return self.result(ProgramEnd(self.reason, 0, None, 0.0))
+
+    def stop(self):
+        """End it."""
+        self.reason = "cancelled"
+        self.ending.set()
+
+    def signal(self, number):
+        """Let it go."""
+        self.ending.set()
+
+
+class HeldEngine(ExecutionEngine):
+    """An engine that remembers its runs."""
+
+    name = "held"
+    level = IsolationLevel.VM
+
+    def run_type(self, _engine, request, *, probing=False):
+        """Make a run."""
+        self.made = HeldRun(self, request, probing=probing)
+        return self.made
 
 
 async def test_a_run_is_ended_before_its_cancel_arrives():
-    """`to_the_end` gives the result, or has ended the run when it is cancelled."""
-    engine = Engine()
-    task = asyncio.create_task(to_the_end(engine, None))
-    await engine.started.wait()
-    await engine.run.cancel()
-    assert await task == "result"
-    other = Engine()
-    task = asyncio.create_task(to_the_end(other, None))
-    await other.started.wait()
+    """`run` gives the result, or has ended the run when it is cancelled."""
+    engine, request = HeldEngine(ExecutionOptions()), ExecRequest(argv=("x",), limits=Limits())
+    task = asyncio.create_task(engine.run(request))
+    await asyncio.sleep(0)
+    await engine.made.begun()
+    engine.made.signal(15)
+    assert (await task).status == "ok"
+    task = asyncio.create_task(engine.run(request))
+    await asyncio.sleep(0)
+    await engine.made.begun()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert other.run.over.is_set()
+    assert (engine.made.done, (await engine.made.wait()).status) == (True, "cancelled")
+
+
+async def test_a_cancelled_start_ends_the_run():
+    """Whoever gives up waiting for a start leaves nothing that runs."""
+    engine = HeldEngine(ExecutionOptions())
+    task = asyncio.create_task(engine.start(ExecRequest(argv=("x",))))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert engine.made.done

@@ -42,7 +42,7 @@ from kdskills.execution.payload import build_payload
 from kdskills.execution.probing import judge
 from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel, Stream
-from kdskills.execution.run import Engine, Run
+from kdskills.execution.run import ExecutionEngine, ExecutionRun
 from kdskills.execution.seccomp import program_bytes
 from kdskills.execution.stage import read_inputs
 from kdskills.execution.streams import GRACE_S, TailBuffer
@@ -154,7 +154,7 @@ class E2bRun(RemoteRun):
     engine: E2bExecutor
     patience_s = 2 * GRACE_S
 
-    def __init__(self, engine: Engine, request: ExecRequest, *, probing: bool = False) -> None:
+    def __init__(self, engine: ExecutionEngine, request: ExecRequest, *, probing: bool = False) -> None:
         super().__init__(engine, request, probing=probing)
         self._box: PreparedSandbox | None = None
         self._pid: int | None = None
@@ -249,7 +249,7 @@ class E2bRun(RemoteRun):
         words = ""
         try:
             code, err = box.machine.follow(
-                box.command("run", folder, str(lease.token)), wall + COLLECT_S, self._started, talk.feed
+                box.command("run", folder, str(lease.token)), wall + COLLECT_S, self._note_pid, talk.feed
             )
             words = f"exit code {code}: {err.strip()[-300:]}"
         except Trouble as error:
@@ -272,7 +272,7 @@ class E2bRun(RemoteRun):
             return self._failed("answer_broken", "the sandbox left an answer that cannot be understood", started)
         return self._answered(read)
 
-    def _started(self, pid: int) -> None:
+    def _note_pid(self, pid: int) -> None:
         self._pid = pid
         if self.cancelled.is_set():
             self._send("RTMIN+1")
@@ -319,7 +319,7 @@ class E2bRun(RemoteRun):
         return replace(result, stdout=read.stdout, stderr=read.stderr)
 
 
-class E2bExecutor(Engine):
+class E2bExecutor(ExecutionEngine):
     """Runs programs in sandboxes of E2B.
 
     Args:
@@ -352,7 +352,7 @@ class E2bExecutor(Engine):
         """Return interpreter and entry inside."""
         return "python3", f"{HOME}/code/{self._code.digest}/kdskills_runtime/entry"
 
-    def judged(self, run: Run, result: ExecResult) -> tuple[ProbeCheck, ...]:
+    def judged(self, run: ExecutionRun, result: ExecResult) -> tuple[ProbeCheck, ...]:
         """Return the canary's checks, and whether every package for skills is there."""
         with self.lock:
             missing = sorted({name for box in self._boxes.values() for name in box.facts.missing})
