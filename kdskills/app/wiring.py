@@ -26,7 +26,7 @@ _LOG = logging.getLogger("kdskills.execution")
 
 
 class HostWiring:
-    """What a solver needs of a Host, `solver.wiring.Wiring`: names become objects, and hooks answer.
+    """What a solver needs of a Host, `solver.parts.Wiring`: names become objects, and hooks answer.
 
     Args:
         settings: Which engines may be used.

@@ -173,15 +173,12 @@ class ModelProvider(Protocol):
             ModelFailed: The provider could not answer.
             ReplayError: A recording does not fit the request.
         """
-        ...
 
     def stream(self, request: ModelRequest) -> AsyncIterator[TextDelta | ModelReply]:
         """Answer *request* in pieces; the last item is the whole `ModelReply`. Raises as `reply`."""
-        ...
 
     async def aclose(self) -> None:
         """Release connections; for recordings, check for leftovers (`replay_unused`)."""
-        ...
 
 
 ModelFactory = Callable[[str], ModelProvider]
@@ -192,7 +189,6 @@ class ModelFactories(Protocol):
 
     def __getitem__(self, name: str) -> ModelFactory:
         """Return the factory of a prefix; an unknown one raises `UnknownName`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

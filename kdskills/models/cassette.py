@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from kdskills.errors import ReplayError
-from kdskills.models import Message, ModelReply, ModelRequest, ToolCall, Usage
+from kdskills.models import ModelReply, ModelRequest, ToolCall, Usage
 
 SCHEMA = "kdskills.cassette/1"
 Match = Literal["exact", "shape", "order"]
@@ -158,9 +158,8 @@ def read_cassette(path: Path) -> Cassette:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ReplayError(
-            f"cannot read the recording {path}: {error}", code="cassette_missing", path=str(path)
-        ) from error
+        message = f"cannot read the recording {path}: {error}"
+        raise ReplayError(message, code="cassette_missing", path=str(path)) from error
     return parse_cassette(text, name=str(path))
 
 
@@ -182,9 +181,11 @@ def write_cassette(path: Path, cassette: Cassette) -> None:
 
 def describe(request: ModelRequest, *, exact: bool = False) -> When:
     """Return what a recording keeps of *request*; with *exact* its digest, too."""
+    tool_ids = {tool.name: tool.tool_id for tool in request.tools}
+    answers = [(tool_ids.get(m.tool or "", m.tool or ""), m.ok) for m in request.messages if m.role == "tool"]
     return When(
-        user=_last_user_text(request.messages),
-        results=_results(request),
+        user=next((m.text for m in reversed(request.messages) if m.role == "user"), ""),
+        results=tuple(tool if ok else f"{tool} failed" for tool, ok in answers),
         active=request.active,
         digest=request_digest(request) if exact else None,
     )
@@ -214,15 +215,11 @@ def request_digest(request: ModelRequest) -> str:
 
 def stable_text(text: str) -> str:
     """Return *text* with ids, times, durations and the paths of turn folders replaced."""
-    text = _without_turn_folders(text)
+    if _TURN_FOLDER in text:  # path by path: one pattern for all of it takes time that grows with the square
+        text = _PATH.sub(_without_turn_folder, text)
     for pattern, instead in _VOLATILE:
         text = pattern.sub(instead, text)
     return text
-
-
-def _without_turn_folders(text: str) -> str:
-    """Replace paths of turn folders, path by path: one pattern for all of it takes time that grows with the square."""
-    return _PATH.sub(_without_turn_folder, text) if _TURN_FOLDER in text else text
 
 
 def _without_turn_folder(path: re.Match[str]) -> str:
@@ -281,16 +278,3 @@ def _result_text(item: Any) -> Any:
 def _diverged(index: int, role: str, field: str, expected: object, actual: object) -> ReplayError:
     message = f"reply {index} ({role}) was recorded for another request: {field} was {expected!r}, is now {actual!r}"
     return ReplayError(message, code="replay_diverged", index=index, field=field, expected=expected, got=actual)
-
-
-def _last_user_text(messages: tuple[Message, ...]) -> str:
-    return next((m.text for m in reversed(messages) if m.role == "user"), "")
-
-
-def _results(request: ModelRequest) -> tuple[str, ...]:
-    tool_ids: Mapping[str, str] = {tool.name: tool.tool_id for tool in request.tools}
-    return tuple(
-        tool_ids.get(m.tool or "", m.tool or "") + ("" if m.ok else " failed")
-        for m in request.messages
-        if m.role == "tool"
-    )

@@ -52,24 +52,18 @@ class Redactor:
 
     def safe_length(self, text: str) -> int:
         """Return how many characters of a growing *text* can be shown: those after them may begin a secret."""
-        spelt = [*self._secrets, *(json.dumps(secret, ensure_ascii=False)[1:-1] for secret in self._secrets)]
         end = len(text)
-        for secret in spelt:
+        for secret in self._spellings:
             for size in range(min(len(secret) - 1, len(text)), 0, -1):
                 if text.endswith(secret[:size]):
                     end = min(end, len(text) - size)
                     break
-        while (before := self._outside(text, end, spelt)) < end:
-            end = before
-        return end
-
-    @staticmethod
-    def _outside(text: str, end: int, spelt: list[str]) -> int:
-        """Return *end*, or the beginning of a secret that reaches over it."""
-        for secret in spelt:
-            start = text.find(secret, max(0, end - len(secret) + 1), end + len(secret) - 1)
-            if start >= 0:
-                end = min(end, start)
+        before = -1
+        while before != end:  # no secret may reach over the end
+            before = end
+            for secret in self._spellings:
+                start = text.find(secret, max(0, end - len(secret) + 1), end + len(secret) - 1)
+                end = min(end, start) if start >= 0 else end
         return end
 
     def value(self, value: Any) -> Any:
@@ -77,7 +71,12 @@ class Redactor:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            return {self.text(str(k)): self._member(str(k), v) for k, v in value.items()}
+            return {
+                self.text(str(k)): dict.fromkeys(map(str, v), MASK)
+                if k == "env" and isinstance(v, Mapping)
+                else self.value(v)
+                for k, v in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self.value(item) for item in value]
         return value
@@ -91,11 +90,6 @@ class Redactor:
         self.learn(parsed)
         redacted = self.value(parsed)
         return text if redacted == parsed else json.dumps(redacted, ensure_ascii=False)
-
-    def _member(self, key: str, value: Any) -> Any:
-        if key == "env" and isinstance(value, Mapping):
-            return {str(name): MASK for name in value}
-        return self.value(value)
 
 
 def parse_object(text: str) -> dict[str, Any] | None:

@@ -86,11 +86,7 @@ def one_line(text: str) -> str:
     spaced = " ".join(text.split())
     bare = _pattern(f"[\x00-\x1f\x7f-\x9f{INVISIBLE}]").sub("", spaced)
     # A zero-width character may have stood between two blanks; without it they are one run.
-    return _no_surrogates(" ".join(bare.split()))
-
-
-def _no_surrogates(text: str) -> str:
-    return _pattern("[\ud800-\udfff]").sub("\ufffd", text)
+    return _pattern("[\ud800-\udfff]").sub("\ufffd", " ".join(bare.split()))
 
 
 def xml_characters(text: str) -> str:
@@ -212,16 +208,14 @@ def render_active(entries: Sequence[ActiveEntry], *, environment: jinja2.Environ
     """
     if not entries:
         return ""
-    rows = [{"attributes": _attributes(entry), "text": cdata(entry.text)} for entry in entries]
+    rows = []
+    for entry in entries:
+        for key in entry.attributes:
+            if key == "name" or not re.fullmatch(_ATTRIBUTE, key):
+                raise ValueError(f"{key!r} cannot be a further attribute of an active skill")
+        named = (("name", entry.hidden_alias or entry.name), *sorted(entry.attributes.items()))
+        rows.append({"attributes": [(key, xml_attribute(v)) for key, v in named], "text": cdata(entry.text)})
     return render("active_skills.xml.j2", environment, {"entries": rows})
-
-
-def _attributes(entry: ActiveEntry) -> list[tuple[str, str]]:
-    for key in entry.attributes:
-        if key == "name" or not re.fullmatch(_ATTRIBUTE, key):
-            raise ValueError(f"{key!r} cannot be a further attribute of an active skill")
-    further = sorted(entry.attributes.items())
-    return [(key, xml_attribute(value)) for key, value in (("name", entry.hidden_alias or entry.name), *further)]
 
 
 def render_block(
@@ -242,12 +236,8 @@ def render_block(
         text, forged = disarm(part.text.strip(), header)
         if not text or part.full_id in rows:
             continue
-        rows[part.full_id] = {
-            "name": one_line(part.name),
-            "full_id": one_line(part.full_id),
-            "text": text,
-            "hidden": part.hidden,
-        }
+        names = {"name": one_line(part.name), "full_id": one_line(part.full_id)}
+        rows[part.full_id] = {**names, "text": text, "hidden": part.hidden}
         if forged:
             message = f"{part.full_id} has {len(forged)} line(s) that look like the block's own structure; disarmed"
             findings.append(Diagnostic("forged_structure", "info", message, line=forged[0], ref=part.full_id))

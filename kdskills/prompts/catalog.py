@@ -85,9 +85,6 @@ class _Draft:
     hint: str
     environment: jinja2.Environment | None
 
-    def text(self, entries: Sequence[CatalogEntry], level: int, length: int | None) -> str:
-        return self.render(self.rows(entries, level, length))
-
     def rows(self, entries: Sequence[CatalogEntry], level: int, length: int | None) -> list[dict[str, object]]:
         if self.format == "xml":  # most catalogs are this one, and it shows three fields only
             return [_xml_row(entry, _description(entry, level, length), level, self.locations) for entry in entries]
@@ -135,18 +132,11 @@ class _Draft:
         """Leave out what the level leaves out; the number stays."""
         if level == 0:
             return entry
+        entry = replace(entry, when_to_use=entry.when_to_use[:1], category=None, tags=(), tools=())
         if level == 1:
-            return replace(entry, when_to_use=entry.when_to_use[:1], category=None, tags=(), tools=())
-        return replace(
-            entry,
-            description=cut(one_line(entry.description), length) if level == 2 and length else "",
-            when_to_use=(),
-            category=None,
-            tags=(),
-            tools=(),
-            version=entry.version if level == 2 else None,
-            digest=entry.digest if level == 2 else "",
-        )
+            return entry
+        entry = replace(entry, when_to_use=(), description=cut(one_line(entry.description), length) if length else "")
+        return entry if level == 2 else replace(entry, description="", version=None, digest="")
 
 
 _TEMPLATES = {"gallery": "gallery.j2", "xml": "available_skills.xml.j2"}
@@ -182,7 +172,8 @@ def render_catalog(
         raise ValueError(f"unknown catalog format {format!r}: gallery, xml or json")
     if locations not in {"host", "logical", "none"}:
         raise ValueError(f"unknown locations {locations!r}: host, logical or none")
-    draft = _Draft(_sorted(entries, format), format, locations, one_line(search_hint or ""), environment)
+    order = (lambda e: (e.display_name, e.location)) if format == "xml" else (lambda e: (e.full_id, ""))
+    draft = _Draft(tuple(sorted(entries, key=order)), format, locations, one_line(search_hint or ""), environment)
     total = len(draft.entries)
     room = 4 * budget if budget is not None and draft.estimable(count) else None
     bare = draft.bare_size(0) if room is not None else 0
@@ -195,7 +186,7 @@ def render_catalog(
             and (bare > room or bare + draft.described_size(level, length, room - bare) > room)
         ):
             continue  # it cannot fit, which need not be rendered to be known
-        text = draft.text(draft.entries, level, length)
+        text = draft.render(draft.rows(draft.entries, level, length))
         tokens = count(text)
         if budget is None or tokens <= budget:
             return Catalog(text, level, total, total, tokens)
@@ -228,32 +219,22 @@ def _partial(draft: _Draft, pinned: frozenset[str], budget: int, count: TokenCou
         return _partial(replace(draft, hint=""), pinned, budget, count)
     if best is None:
         message = f"a budget of {budget} tokens has no room for the frame of a catalog"
-        return Catalog(
-            "", 4, 0, total, 0, (Diagnostic("budget_too_small", "warning", message, fix="raise the budget"),)
-        )
+        too_small = Diagnostic("budget_too_small", "warning", message, fix="raise the budget")
+        return Catalog("", 4, 0, total, 0, (too_small,))
     row_count, text, tokens = best
     return Catalog(text, 4, row_count, total, tokens)
-
-
-def _sorted(entries: Sequence[CatalogEntry], format: CatalogFormat) -> tuple[CatalogEntry, ...]:  # noqa: A002
-    if format == "xml":
-        return tuple(sorted(entries, key=lambda e: (e.display_name, e.location)))
-    return tuple(sorted(entries, key=lambda e: e.full_id))
 
 
 def _lines(items: Sequence[str]) -> list[str]:
     return [line for line in map(one_line, items) if line]
 
 
-def _version(entry: CatalogEntry) -> str:
-    version = one_line(entry.version or "")
-    return version if version[:1] in {"v", "V"} and version[1:2].isdigit() else f"v{version}" if version else ""
-
-
 def _gallery_row(entry: CatalogEntry) -> dict[str, object]:
     labels = "; ".join(filter(None, (one_line(entry.category or ""), ", ".join(_lines(entry.tags)))))
     tools = [(one_line(tool), required) for tool, required in entry.tools]
-    version = _version(entry)
+    version = one_line(entry.version or "")
+    if version and not (version[0] in "vV" and version[1:2].isdigit()):
+        version = f"v{version}"
     return {
         "short_id": one_line(entry.short_id),
         "full_id": one_line(entry.full_id),

@@ -6,14 +6,12 @@ objects through a `Wiring`, so that nothing here imports the house above.
 
 from kdskills.bundle.descriptor import CODEGEN, DECISION
 from kdskills.solver.bus import Sink
-from kdskills.solver.events import Event
-from kdskills.solver.parts import SolverSettings
+from kdskills.solver.events import CallRecord, CitationIssue, Event, SkillUse, Step, TokenUsage, TurnFile, TurnResult
+from kdskills.solver.parts import PlainWiring, SolverSettings, Wiring
 from kdskills.solver.react import ReactSolver
-from kdskills.solver.result import CallRecord, CitationIssue, SkillUse, Step, TokenUsage, TurnFile, TurnResult
 from kdskills.solver.system import SolverSystem
 from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext, ToolError, tool_from_function
 from kdskills.solver.turn import Generated, Turn
-from kdskills.solver.wiring import PlainWiring, Wiring
 
 __all__ = [
     "CODEGEN",

@@ -21,8 +21,7 @@ from typing import IO, Any
 from kdskills.errors import Diagnostic
 from kdskills.models import Redactor
 from kdskills.skills.private_files import make_folder, open_private
-from kdskills.solver.events import DiagnosticRaised, Event, ModelDelta, ToolOutput, TurnFinished
-from kdskills.solver.result import TRANSCRIPT_SCHEMA
+from kdskills.solver.events import TRANSCRIPT_SCHEMA, DiagnosticRaised, Event, ModelDelta, ToolOutput, TurnFinished
 
 Sink = Callable[[Event], Awaitable[None] | None]
 """Takes events one by one; may be async."""
@@ -104,7 +103,7 @@ class EventBus:
         self.step = 0
         self.redactor = redactor
         self.diagnostics: list[Diagnostic] = []
-        self._ids = {"turn_id": turn_id, "session_id": session_id}
+        self.turn_id, self.session_id = turn_id, session_id
         self._seq = 0
         self._readers: list[Reader] = []
         self._sinks = tuple(sinks)
@@ -114,11 +113,6 @@ class EventBus:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._ended = False
-
-    @property
-    def session_id(self) -> str:
-        """Id of the session whose turn this is."""
-        return self._ids["session_id"]
 
     def open(self) -> None:
         """Open the transcript and start the sinks' tasks; called in the turn's own loop."""
@@ -155,7 +149,7 @@ class EventBus:
         self._seq += 1
         step = fields.pop("step", self.step)
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        raw = kind(seq=self._seq, ts=now, step=step, **self._ids, **fields)
+        raw = kind(seq=self._seq, ts=now, step=step, turn_id=self.turn_id, session_id=self.session_id, **fields)
         masked_row = self.redactor.value(raw.model_dump(mode="json"))
         event = kind.model_validate(masked_row)
         if self._file is not None:

@@ -10,25 +10,24 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from kdskills.errors import KdskillsError, ModelMustAct, PluginFailed, ReplayError, ToolCallRefused
+from kdskills.errors import Diagnostic, KdskillsError, ModelMustAct, PluginFailed, ReplayError, ToolCallRefused
 from kdskills.models import Message, ToolCall
 from kdskills.models.redact import parse_object
 from kdskills.session.approval import UNDECIDED, AccessRequest, arguments_digest, denial_of
 from kdskills.session.codes import pathless
+from kdskills.session.config import Budget
 from kdskills.session.tools import INPUTS, parse, safe_name, schema
-from kdskills.solver.events import SkillRefused, ToolCalled, ToolFinished
+from kdskills.solver.events import CallRecord, SkillRefused, ToolCalled, ToolFinished
 from kdskills.solver.finish import plugin_diagnostic
-from kdskills.solver.result import CallRecord
-from kdskills.solver.running import TookTooLong, whole_text, within
 from kdskills.solver.spans import Span, tool_span
-from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext, ToolError
+from kdskills.solver.tools import SolverTool, TookTooLong, ToolAnswer, ToolContext, ToolError, whole_text, within
 
 if TYPE_CHECKING:
     from kdskills.solver.turn import Turn
@@ -69,20 +68,18 @@ def canonical(tool: str, arguments: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def answer_digest(text: str) -> str:
-    """Return a key that is equal for answers that say the same; how long a run took does not count."""
-    return hashlib.sha256(_DURATION.sub("", text).encode("utf-8", "surrogatepass")).hexdigest()
-
-
 _DURATION = re.compile(r'"duration_ms": ?\d+')
 
 Verdict = Literal["run", "repeated", "stuck"]
 
 
+def _verdict(count: int) -> Verdict:
+    """Return what to do with a call that came *count* times before."""
+    return "stuck" if count + 1 >= STUCK else "run" if count < RUNS else "repeated"
+
+
 @dataclass
 class _PastCall:
-    """A call of the turn, in order."""
-
     key: str
     step: int
     answer: str | None = None
@@ -112,12 +109,10 @@ class CallGuard:
         self._history.append(called)
         if before is not None and rounds >= RUNS:
             called.answer = before.answer  # it is not run: its answer would be the same
-            return ("stuck" if rounds + 1 >= STUCK else "repeated"), before.step
+            return _verdict(rounds), before.step
         count, first = self._counts.get(key, (0, step))
         self._counts[key] = (count + 1, first)
-        if count + 1 >= STUCK:
-            return "stuck", first
-        return ("run" if count < RUNS else "repeated"), first
+        return _verdict(count), first
 
     def answered(self, key: str, text: str, *, reads: bool) -> tuple[Verdict, int]:
         """Note the answer of a call that was run; return what to do with it and the step of the first such answer.
@@ -127,7 +122,8 @@ class CallGuard:
             text: What it answered.
             reads: Whether it only looked, and changed nothing.
         """
-        answer = answer_digest(text)
+        # how long a run took does not make it another answer
+        answer = hashlib.sha256(_DURATION.sub("", text).encode("utf-8", "surrogatepass")).hexdigest()
         called = next((earlier for earlier in reversed(self._history) if earlier.key == key), None)
         step = 0 if called is None else called.step
         if called is not None:
@@ -138,9 +134,7 @@ class CallGuard:
         if last_answer != answer:
             count, first = 0, step
         self._reads[key] = (answer, count + 1, first)
-        if count + 1 >= STUCK:
-            return "stuck", first
-        return ("run" if count < RUNS else "repeated"), first
+        return _verdict(count), first
 
     def _rounds(self, key: str) -> tuple[int, _PastCall | None]:
         """Return how often the last calls repeated one round with the same answers, and the round's first call.
@@ -189,9 +183,14 @@ def shorten(text: str, room: int) -> str:
     value = parse_object(text)
     if value is None:
         return cut_middle(text, room)
-    lengths = sorted(len(json.dumps(leaf, ensure_ascii=False)) for leaf in _texts(value))
-    frame = len(text) - sum(lengths)
-    most = _share(lengths, room - frame)
+    lengths: list[int] = []
+
+    def measured(leaf: str) -> str:
+        lengths.append(len(json.dumps(leaf, ensure_ascii=False)))
+        return leaf
+
+    _mapped(value, measured)
+    most = _share(sorted(lengths), room - len(text) + sum(lengths))
     if most < MIN_CUT_CHARS:
         return cut_middle(text, room)
     return json.dumps(_mapped(value, lambda leaf: cut_middle(leaf, most)), ensure_ascii=False)
@@ -214,17 +213,6 @@ def _share(lengths: list[int], room: int) -> int:
             return share
         room_left -= length
     return lengths[-1] if lengths else 0
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for member in value.values():
-            yield from _texts(member)
-    elif isinstance(value, list):
-        for member in value:
-            yield from _texts(member)
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
@@ -264,16 +252,9 @@ class CallAnswer:
 
     def record(self) -> CallRecord:
         """Return what the result keeps of the call."""
-        return CallRecord(
-            id=self.call.id,
-            tool=self.tool,
-            arguments=self.call.arguments,
-            ok=self.ok,
-            result=self.text if self.ok else None,
-            error=self.error,
-            duration_ms=self.duration_ms,
-            artifacts=self.artifacts,
-        )
+        facts = {"id": self.call.id, "arguments": self.call.arguments, "result": self.text if self.ok else None}
+        names = ("tool", "ok", "error", "duration_ms", "artifacts")
+        return CallRecord.model_validate(facts | {name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +300,7 @@ class TurnDispatcher:
         answers: dict[str, CallAnswer] = {}
         checked_calls: list[CheckedCall] = []
         for index, call in enumerate(calls):
-            outcome = self._check(call, index < room)
+            outcome = self._check(call, in_budget=index < room)
             if isinstance(outcome, CheckedCall):
                 checked_calls.append(outcome)
             else:
@@ -368,10 +349,8 @@ class TurnDispatcher:
         verdict, first = self._guard.admit(canonical(ready.tool_id, ready.raw), step)
         if verdict == "run":
             return True
-        message = f"this very call was made before and nothing has changed; its answer stands in step {first}"
-        refusal = self._refused(ready.call, ready.tool_id, "repeated_call", message, step=first)
-        stuck = None if verdict == "repeated" else "repeated_call"
-        answers[ready.call.id] = self._not_run(replace(refusal, stuck=stuck))
+        words = f"this very call was made before and nothing has changed; its answer stands in step {first}"
+        answers[ready.call.id] = self._not_run(self._repeated(ready, verdict, words, first))
         return False
 
     def _new(self, ready: CheckedCall, answer: CallAnswer) -> CallAnswer:
@@ -380,47 +359,44 @@ class TurnDispatcher:
         verdict, first = self._guard.answered(canonical(ready.tool_id, ready.raw), answer.text, reads=reads)
         if verdict == "run":
             return answer
-        message = f"this was read before and has not changed; its text stands in step {first}"
-        refusal = self._refused(ready.call, ready.tool_id, "repeated_call", message, step=first)
-        return replace(refusal, stuck=None if verdict == "repeated" else "repeated_call")
+        words = f"this was read before and has not changed; its text stands in step {first}"
+        return self._repeated(ready, verdict, words, first)
+
+    def _repeated(self, ready: CheckedCall, verdict: Verdict, words: str, step: int) -> CallAnswer:
+        refusal = self._refused(ready.call, ready.tool_id, "repeated_call", words, step=step)
+        return replace(refusal, stuck="repeated_call" if verdict == "stuck" else None)
 
     def history_cut(self) -> None:
         """Note that the history was shortened: the model no longer sees old answers, and may read them again."""
         self._guard.history_cut()
 
-    def _check(self, call: ToolCall, in_budget: bool) -> CheckedCall | CallAnswer:
+    def _check(self, call: ToolCall, *, in_budget: bool) -> CheckedCall | CallAnswer:
         """Return the checked call, or the refusal that answers it."""
         redactor = self._turn.bus.redactor
         name = self._name(call)
         self._turn.bus.emit(ToolCalled, call_id=call.id, tool=name, arguments=redactor.arguments(call.arguments))
         if not in_budget:
-            return self._refused(
-                call, name, "budget_exceeded", "no more tool calls are allowed in this turn; answer now"
-            )
+            words = "no more tool calls are allowed in this turn; answer now"
+            return self._refused(call, name, "budget_exceeded", words)
         tool = self._turn.parts.tools.get(call.tool)
         if name not in self.offered:
-            offered = ", ".join(sorted(self.offered))
-            refusal = self._refused(
-                call, name, "tool_not_found", f"there is no tool {call.tool!r}; there are: {offered}"
-            )
-            return self._invalid(refusal, name)
-        raw = parse_object(call.arguments or "{}")
-        if raw is None:
-            problems = [{"path": "", "problem": "is no JSON object"}]
+            words = f"there is no tool {call.tool!r}; there are: {', '.join(sorted(self.offered))}"
+            refusal = self._refused(call, name, "tool_not_found", words)
+        else:
+            text = call.arguments or "{}"
+            raw, problems = parse_object(text), [{"path": "", "problem": "is no JSON object"}]
             error = ToolCallRefused("the arguments are no JSON object", code="invalid_argument", errors=problems)
-            return self._invalid(self._failed(call, name, error, schema=self._schema(name, tool)), name)
-        try:
-            arguments = parse(INPUTS[name], call.arguments or "{}") if tool is None else tool.parse(call.arguments)
-        except ToolCallRefused as mistake:
-            return self._invalid(self._failed(call, name, mistake, schema=self._schema(name, tool)), name)
-        self._guard.valid(name)
-        return CheckedCall(call, name, raw, tool, arguments)
-
-    def _schema(self, name: str, tool: SolverTool | None) -> dict[str, Any]:
-        return schema(name) if tool is None else dict(tool.spec().input_schema)
-
-    def _invalid(self, answer: CallAnswer, name: str) -> CallAnswer:
-        return replace(answer, stuck="invalid_argument") if self._guard.invalid(name) else answer
+            if raw is not None:
+                try:
+                    arguments = parse(INPUTS[name], text) if tool is None else tool.parse(text)
+                except ToolCallRefused as mistake:
+                    error = mistake
+                else:
+                    self._guard.valid(name)
+                    return CheckedCall(call, name, raw, tool, arguments)
+            form = schema(name) if tool is None else dict(tool.spec().input_schema)
+            refusal = self._failed(call, name, error, schema=form)
+        return replace(refusal, stuck="invalid_argument") if self._guard.invalid(name) else refusal
 
     def _name(self, call: ToolCall) -> str:
         tool = self._turn.parts.tools.get(call.tool)
@@ -435,11 +411,16 @@ class TurnDispatcher:
         with tool_span(ready.tool_id, ready.call.id) as span:
             try:
                 self._ask(ready)
-                answer = await self._timed(ready, span)
+                if ready.tool is None:
+                    answer = await within(self._skill_tool(ready, span), SLOW_TOOLS_S, ENGINE_GRACE_S)
+                else:
+                    limit, grace = self._turn.parts.settings.tool_timeout_s, TOOL_GRACE_S
+                    if ready.tool.timeout_s:
+                        limit, grace = ready.tool.timeout_s, ENGINE_GRACE_S
+                    answer = await within(self._own_tool(ready, ready.tool), limit, grace)
             except TookTooLong:
-                answer = self._refused(
-                    ready.call, ready.tool_id, "tool_timeout", "the tool took too long and was ended"
-                )
+                words = "the tool took too long and was ended"
+                answer = self._refused(ready.call, ready.tool_id, "tool_timeout", words)
             except KdskillsError as error:
                 if isinstance(error, PluginFailed):
                     self._turn.bus.diagnose(plugin_diagnostic(error, ready.tool_id))
@@ -448,11 +429,12 @@ class TurnDispatcher:
                 answer = self._failed(ready.call, ready.tool_id, error)
             except BaseException as error:
                 # A tool may raise anything, also a CancelledError though nobody cancelled this task.
-                if isinstance(error, KeyboardInterrupt) or _is_cancelled(error):
+                task = asyncio.current_task()
+                cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+                if cancelled or isinstance(error, KeyboardInterrupt):
                     raise
-                answer = self._refused(
-                    ready.call, ready.tool_id, "tool_failed", f"the tool failed: {type(error).__name__}"
-                )
+                words = f"the tool failed: {type(error).__name__}"
+                answer = self._refused(ready.call, ready.tool_id, "tool_failed", words)
             if answer.error:
                 span.failed(answer.error)
         return replace(answer, duration_ms=round((time.monotonic() - started_at) * 1000))
@@ -472,20 +454,15 @@ class TurnDispatcher:
             turn.bus.emit(SkillRefused, ref=ready.tool_id, code="tool_denied", reason=denial.reason)
             raise ToolError(denial.public, code="tool_denied", who="operator")
 
-    async def _timed(self, ready: CheckedCall, span: Span) -> CallAnswer:
-        if ready.tool is None:
-            return await within(self._skill_tool(ready, span), SLOW_TOOLS_S, ENGINE_GRACE_S)
-        tool_limit = ready.tool.timeout_s
-        limit = tool_limit or self._turn.parts.settings.tool_timeout_s
-        return await within(self._own_tool(ready, ready.tool), limit, ENGINE_GRACE_S if tool_limit else TOOL_GRACE_S)
-
     async def _own_tool(self, ready: CheckedCall, tool: SolverTool) -> CallAnswer:
         try:
             returned = await tool.body(ready.arguments, ToolContext(self._turn, ready.call.id))
         except SystemExit as error:  # would end the loop: a tool may not end the process
             raise ToolExited from error
         answer = returned if isinstance(returned, ToolAnswer) else ToolAnswer(returned)
-        text = answer.value if isinstance(answer.value, str) else _json(answer.value)
+        text = answer.value
+        if not isinstance(text, str):  # models and dataclasses by their fields, what has no JSON form by `str`
+            text = json.dumps(to_jsonable_python(text, fallback=str), ensure_ascii=False)
         return CallAnswer(
             ready.call,
             ready.tool_id,
@@ -515,13 +492,13 @@ class TurnDispatcher:
     def _bounded(self, text: str, tool: str) -> str:
         """Cut a result to its share of the model's window, and say so."""
         text = whole_text(text)
-        budget = self._turn.result_budget
+        budget = Budget.of(self._turn.window).result
         if self._turn.count(text) <= budget:
             return text
-        room = max(200, budget * 3)
-        shorter = shorten(text, room)
+        shorter = shorten(text, max(200, budget * 3))
         if len(shorter) < len(text):
-            self._turn.cut(tool, len(text), len(shorter))
+            message = f"a result of {tool} had {len(text)} characters; {len(shorter)} were kept"
+            self._turn.bus.diagnose(Diagnostic("result_cut", "info", message, ref=tool))
         return shorter
 
     # ---- answers ----
@@ -539,28 +516,9 @@ class TurnDispatcher:
         return self._failed(call, name, ToolError(message, code=code, **details))
 
     def _emit_finished(self, answer: CallAnswer) -> None:
-        self._turn.bus.emit(
-            ToolFinished,
-            call_id=answer.call.id,
-            tool=answer.tool,
-            ok=answer.ok,
-            error=answer.error,
-            text=answer.text,
-            duration_ms=answer.duration_ms,
-            artifacts=answer.artifacts,
-        )
+        facts = {name: getattr(answer, name) for name in ("tool", "ok", "error", "text", "duration_ms", "artifacts")}
+        self._turn.bus.emit(ToolFinished, call_id=answer.call.id, **facts)
 
 
 class ToolExited(Exception):
     """A tool tried to end the process."""
-
-
-def _is_cancelled(error: BaseException) -> bool:
-    """Whether *error* is the cancellation of the running task, not one a tool made up."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
-
-
-def _json(value: object) -> str:
-    """Return a tool's value as JSON text; models and dataclasses by their fields, what has no JSON form by `str`."""
-    return json.dumps(to_jsonable_python(value, fallback=str), ensure_ascii=False)

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,19 +14,12 @@ from kdskills.bundle.descriptor import DECISION
 from kdskills.errors import BadRequest, Diagnostic, FileRefused, PluginFailed, StrPath, ToolCallRefused, path_argument
 from kdskills.session.workspace import MAX_FILES, MAX_TOTAL, FolderWorkspace, clean_path, media_type
 from kdskills.skills.private_files import make_folder
-from kdskills.solver.events import TurnFinished
-from kdskills.solver.result import CitationIssue, TurnFile, TurnResult
+from kdskills.solver.events import CitationIssue, TurnFile, TurnFinished, TurnResult
 from kdskills.sources import SourcesPool, find_citations, render_citations, rewrite_citations
 from kdskills.sources.tokens import find_tokens
 
 if TYPE_CHECKING:
     from kdskills.solver.turn import Turn
-
-
-def cited_sids(text: str, pool: SourcesPool) -> tuple[int, ...]:
-    """Return the sids *text* cites that resolve, in order of first appearance."""
-    citations = find_citations(text, known=pool)
-    return tuple(dict.fromkeys(sid for citation in citations for sid in citation.sids if sid in pool))
 
 
 def issues_of(text: str, pool: SourcesPool) -> tuple[CitationIssue, ...]:
@@ -186,11 +179,8 @@ async def finish(turn: Turn) -> TurnResult:
 
 async def _finish(turn: Turn) -> TurnResult:
     result = await asyncio.to_thread(_result, turn)
-    try:
-        turn.parts.wiring.turn_finished(turn, result)
-    except Exception as error:  # noqa: BLE001 - a plugin that fails is told; the turn has ended all the same
-        turn.bus.diagnose(plugin_diagnostic(error, "kdskills_turn_finished"))
-        result = result.model_copy(update={"diagnostics": tuple(turn.bus.diagnostics)})
+    tell_plugins(turn, "kdskills_turn_finished", lambda: turn.parts.wiring.turn_finished(turn, result))
+    result = result.model_copy(update={"diagnostics": tuple(turn.bus.diagnostics)})
     result = TurnResult.from_json(turn.bus.redactor.value(result.to_json()))
     turn.result = result
     turn.bus.emit(TurnFinished, result=result)
@@ -198,19 +188,28 @@ async def _finish(turn: Turn) -> TurnResult:
     return result
 
 
-def tell_started(turn: Turn) -> None:
-    """Tell plugins that the turn is active."""
+def tell_plugins(turn: Turn, hook: str, tell: Callable[[], None]) -> None:
+    """Tell plugins of the turn by a hook; one that fails is reported and cannot end the turn."""
     try:
-        turn.parts.wiring.turn_started(turn)
-    except Exception as error:  # noqa: BLE001 - a plugin that fails is told; it cannot end a turn
-        turn.bus.diagnose(plugin_diagnostic(error, "kdskills_turn_started"))
+        tell()
+    except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+        turn.bus.diagnose(plugin_diagnostic(error, hook))
 
 
 def _result(turn: Turn) -> TurnResult:
     log, pool = turn.log, turn.pool
     drop = turn.parts.settings.on_unknown_sid == "drop"
     text = drop_unknown(log.text, pool) if drop else log.text
-    files = _files(turn)
+    citations = find_citations(text, known=pool)
+    files: tuple[TurnFile, ...] = ()
+    try:
+        files = produced_files(turn.workspace)
+    except FileRefused as error:  # what ran in the folder made it unreadable
+        message = f"the files of the turn cannot be listed: {error.message}"
+        turn.bus.diagnose(Diagnostic("files_lost", "warning", message))
+    else:
+        if not files:
+            discard(turn.workspace)
     model = turn.parts.model(DECISION)
     return TurnResult(
         turn_id=turn.id,
@@ -220,7 +219,7 @@ def _result(turn: Turn) -> TurnResult:
         text=text,
         rendered=rendered(text, pool),
         sources=tuple(row.to_json() for row in pool.rows.values()),
-        cited=cited_sids(text, pool),
+        cited=tuple(dict.fromkeys(sid for citation in citations for sid in citation.sids if sid in pool)),
         citation_issues=issues_of(text, pool),
         skills_used=tuple(log.skills.values()),
         files=files,
@@ -231,19 +230,6 @@ def _result(turn: Turn) -> TurnResult:
         replayed=model.replayed,
         diagnostics=tuple(turn.bus.diagnostics),
     )
-
-
-def _files(turn: Turn) -> tuple[TurnFile, ...]:
-    """Return the files the turn produced; none, and a diagnostic, when what ran in its folder made it unreadable."""
-    try:
-        files = produced_files(turn.workspace)
-    except FileRefused as error:
-        message = f"the files of the turn cannot be listed: {error.message}"
-        turn.bus.diagnose(Diagnostic("files_lost", "warning", message))
-        return ()
-    if not files:
-        discard(turn.workspace)
-    return files
 
 
 def plugin_diagnostic(error: Exception, ref: str) -> Diagnostic:

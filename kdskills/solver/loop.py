@@ -13,6 +13,7 @@ import asyncio
 import mimetypes
 import re
 import time
+from bisect import bisect
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -24,7 +25,6 @@ from kdskills.skills.model import TokenCounter, estimate_tokens
 from kdskills.solver.dispatch import CallAnswer, TurnDispatcher
 from kdskills.solver.events import AnswerChecked, HistoryElided, PromptBuilt
 from kdskills.solver.finish import unknown_sids
-from kdskills.solver.result import Step, TokenUsage
 from kdskills.solver.turn import TimedReply
 
 if TYPE_CHECKING:
@@ -53,12 +53,14 @@ def compact(
     view = list(messages)
     tokens = sum(_size(message, count) for message in view)
     active_pins = set(pins)
-    for position, step in _old_results(view):
+    steps = [position for position, message in enumerate(messages) if message.role == "assistant" and message.calls]
+    border = steps[-KEEP_LAST] if len(steps) >= KEEP_LAST else 0
+    for position, message in enumerate(messages[:border]):
         if tokens <= budget:
             break
-        message = view[position]
-        if message.pin is not None and active_pins & set(message.pin.split()):
+        if message.role != "tool" or (message.pin is not None and active_pins & set(message.pin.split())):
             continue
+        step = bisect(steps, position)
         line = f"[result of {message.tool or 'tool'} at step {step} left out: {len(message.text)} characters]"
         shorter = replace(message, text=line, pin=None)
         saved = _size(message, count) - _size(shorter, count)
@@ -70,20 +72,6 @@ def compact(
 
 def _size(message: Message, count: TokenCounter) -> int:
     return count(message.text) + sum(count(call.arguments) for call in message.calls)
-
-
-def _old_results(messages: Sequence[Message]) -> list[tuple[int, int]]:
-    """Return `(position, step)` of results that may be shortened: all but those of the last steps."""
-    steps = [position for position, message in enumerate(messages) if message.role == "assistant" and message.calls]
-    border = steps[-KEEP_LAST] if len(steps) >= KEEP_LAST else 0
-    positions: list[tuple[int, int]] = []
-    step = 0
-    for position, message in enumerate(messages):
-        if message.role == "assistant" and message.calls:
-            step += 1
-        elif message.role == "tool" and position < border:
-            positions.append((position, step))
-    return positions
 
 
 _DEEDS = (
@@ -128,7 +116,7 @@ def claimed_files(text: str) -> tuple[str, ...]:
             continue
         listing = listing and not line.strip()
         for sentence in re.split(r"(?<=[.!?])\s+", line):
-            if _is_report(sentence):
+            if not _NO_REPORT.search(sentence) and any(pattern.search(sentence) for pattern in _REPORTS):
                 paths += _files(sentence)
                 listing = listing or sentence.rstrip(" *_").endswith(":")
     return tuple(dict.fromkeys(paths))
@@ -143,10 +131,6 @@ def missing_files(text: str, present: Collection[str]) -> tuple[str, ...]:
         if not any(file == path or file.endswith(f"/{path}") or path.endswith(f"/{file}") for file in present)
         and not ("/" not in path and path in names)
     )
-
-
-def _is_report(sentence: str) -> bool:
-    return not _NO_REPORT.search(sentence) and any(pattern.search(sentence) for pattern in _REPORTS)
 
 
 def _files(sentence: str) -> Iterator[str]:
@@ -200,7 +184,10 @@ class Loop:
                 return log.end("budget", "max_total_tokens")
             if self._decisions >= settings.max_steps or log.calls >= settings.max_tool_calls:
                 reason = "max_steps" if self._decisions >= settings.max_steps else "max_tool_calls"
-                return await self._last_call(reason)
+                if settings.final_call:  # one call without tools
+                    log.messages.append(Message("user", FINAL))
+                    log.text = await self._plain()
+                return log.end("partial", reason)
             reply, answers = await self._step()
             if not answers:
                 if reply.text.strip():
@@ -239,20 +226,10 @@ class Loop:
             if reply.text.strip() or reply.calls:
                 log.messages.append(Message("assistant", reply.text, calls=reply.calls))
             log.messages += [answer.message() for answer in answers]
-            log.steps.append(
-                Step(
-                    index=turn.bus.step,
-                    role=DECISION,
-                    duration_ms=round((time.monotonic() - started_at) * 1000),
-                    text=reply.text,
-                    calls=tuple(answer.record() for answer in answers),
-                    usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
-                    retries=answered.retries,
-                    active_before=before,
-                    active_after=before,
-                    prompt_digest=prompt.digest,
-                )
-            )
+            turn.log_reply(turn.bus.step, DECISION, answered, prompt.digest, before)
+            took = round((time.monotonic() - started_at) * 1000)  # of the model and of the tools
+            facts: dict[str, object] = {"duration_ms": took, "calls": tuple(answer.record() for answer in answers)}
+            log.steps[-1] = log.steps[-1].model_copy(update=facts)
         after = await turn.active_names()
         log.steps[-1] = log.steps[-1].model_copy(update={"active_after": after})
         return reply, answers
@@ -260,7 +237,7 @@ class Loop:
     async def _decide(self, specs: tuple[ToolSpec, ...], active: tuple[str, ...]) -> tuple[TimedReply, PromptParts]:
         """Ask the decision model; once more with a shorter history when the request did not fit."""
         turn = self._turn
-        prompt = await turn.instructions()
+        prompt = await turn.session.instructions()
         last = next((message.text for message in reversed(self._log.messages) if message.role == "user"), "")
         room = turn.window * 6 // 10
         messages = await self._fitted(room)
@@ -275,16 +252,16 @@ class Loop:
             asked="" if last == turn.request else last,
         )
         request = ModelRequest(DECISION, prompt.text, messages, specs, active)
+        model, asker = turn.parts.model(DECISION), turn.asker(turn.bus.step)
         try:
-            answered = await turn.asker(turn.bus.step).ask(turn.parts.model(DECISION), request)
+            answered = await asker.ask(model, request)
         except ModelFailed as error:
-            if error.code != "context_full":
-                raise
-            shorter = await self._fitted(sum(turn.count(message.text) for message in messages) // 2)
+            shorter = messages
+            if error.code == "context_full":
+                shorter = await self._fitted(sum(turn.count(message.text) for message in messages) // 2)
             if shorter == messages:
                 raise
-            request = ModelRequest(DECISION, prompt.text, shorter, specs, active)
-            answered = await turn.asker(turn.bus.step).ask(turn.parts.model(DECISION), request)
+            answered = await asker.ask(model, replace(request, messages=shorter))
         self._log.usage += answered.reply.usage
         return answered, prompt
 
@@ -299,13 +276,6 @@ class Loop:
         self._elided = elided
         return view
 
-    async def _last_call(self, reason: str) -> None:
-        """Give the model one call without tools, when the settings allow it."""
-        if self._settings.final_call:
-            self._log.messages.append(Message("user", FINAL))
-            self._log.text = await self._plain()
-        return self._log.end("partial", reason)
-
     async def _plain(self) -> str:
         """Ask for text, without tools; the step is logged."""
         turn, log = self._turn, self._log
@@ -315,19 +285,7 @@ class Loop:
         reply = answered.reply
         if reply.text.strip():
             log.messages.append(Message("assistant", reply.text))
-        log.steps.append(
-            Step(
-                index=turn.bus.step,
-                role=DECISION,
-                duration_ms=answered.duration_ms,
-                text=reply.text,
-                usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
-                retries=answered.retries,
-                active_before=active,
-                active_after=active,
-                prompt_digest=prompt.digest,
-            )
-        )
+        turn.log_reply(turn.bus.step, DECISION, answered, prompt.digest, active)
         return reply.text
 
     async def _answer(self, text: str) -> bool:
@@ -339,7 +297,14 @@ class Loop:
             self._log.text = generated.text
         unknown = unknown_sids(self._log.text, turn.pool)
         if unknown and settings.on_unknown_sid == "retry":
-            await self._cite_again(unknown)
+            correction = UNKNOWN.format(sids=", ".join(map(str, unknown)))
+            if settings.answer_role is None:
+                self._log.messages.append(Message("user", correction))
+                answer = await self._plain()
+            else:
+                prompt = f"{self._brief(self._log.text)}\n\n{correction}"
+                answer = (await turn.generate(settings.answer_role, prompt)).text
+            self._log.text = answer if answer.strip() else self._log.text
         missing = await self._unwritten() if settings.check_answers else ()
         if missing and not self._sent_back:
             self._sent_back = True
@@ -361,17 +326,6 @@ class Loop:
         sent_back = bool(missing) and not self._sent_back
         self._turn.bus.emit(AnswerChecked, claimed=claimed, missing=missing, sent_back=sent_back)
         return missing
-
-    async def _cite_again(self, unknown: tuple[int, ...]) -> None:
-        correction = UNKNOWN.format(sids=", ".join(map(str, unknown)))
-        role = self._settings.answer_role
-        if role is None:
-            self._log.messages.append(Message("user", correction))
-            answer = await self._plain()
-        else:
-            answer = (await self._turn.generate(role, f"{self._brief(self._log.text)}\n\n{correction}")).text
-        if answer.strip():
-            self._log.text = answer
 
     def _brief(self, draft: str) -> str:
         """Return the prompt of the answer's generator: the request, the results of tools, the draft, the sources."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kdskills.bundle.descriptor import DECISION
 from kdskills.errors import BadRequest, Diagnostic, KdskillsError, SessionError
@@ -34,12 +34,12 @@ from kdskills.solver.events import (
     SkillUnloaded,
     SourcesMerged,
     TurnFinished,
+    TurnResult,
     TurnStarted,
 )
-from kdskills.solver.finish import GivenFile, discard, finish, open_workspace, tell_started
+from kdskills.solver.finish import GivenFile, discard, finish, open_workspace, tell_plugins
 from kdskills.solver.loop import Loop
 from kdskills.solver.parts import check_request
-from kdskills.solver.result import TurnResult
 from kdskills.solver.spans import agent_span, code_of
 from kdskills.solver.turn import Turn
 from kdskills.sources import SourcesPool
@@ -53,60 +53,34 @@ if TYPE_CHECKING:
     from kdskills.solver.system import SolverSystem
 
 
-EventBuilder = Callable[[Mapping[str, Any]], tuple[type[Event], dict[str, Any]]]
+_RELAYED: Mapping[str, type[Event]] = {
+    str(kind.model_fields["type"].default): kind
+    for kind in (
+        *(SkillLoaded, SkillUnloaded, SkillStale, SkillPruned, SkillRefused, CatalogTruncated),
+        *(ApprovalRequested, ApprovalDecided, ScriptStarted, ScriptFinished),
+    )
+}
+"""Events of a session that are events of its turn, too; they have the same names."""
+_UNTOLD = {"path": None, "digest": "", "by": "", "reason": "", "engine": "", "level": ""}
+"""What an event of a turn holds that the session leaves out."""
 
 
 def relay_to(bus: EventBus) -> Callable[[SessionEvent], None]:
-    """Return a listener for a session that emits the same as events of the turn."""
+    """Return a listener for a session that emits the same as events of the turn; others become diagnostics."""
 
     def listen(event: SessionEvent) -> None:
-        build = _EVENT_BUILDERS.get(event.type)
-        if build is None:
-            data = event.data
+        data, kind = event.data, _RELAYED.get(event.type)
+        if kind is None:
             code = str(data.get("code", event.type))
             message = str(data.get("message") or f"{event.type}: {code}")
             bus.diagnose(Diagnostic(code, "warning", message, ref=data.get("id")))
             return
-        kind, fields = build(event.data)
-        bus.emit(kind, **fields)
+        facts = {**_UNTOLD, "skill": data.get("id"), "name": data.get("id"), **data}
+        facts["limits"] = sorted(data.get("limits", ()))
+        own_fields = kind.model_fields.keys() - Event.model_fields.keys()
+        bus.emit(kind, **{name: facts[name] for name in own_fields if name in facts})
 
     return listen
-
-
-def _skill_loaded(data: Mapping[str, Any]) -> tuple[type[Event], dict[str, Any]]:
-    full_id = str(data["id"])
-    name = str(data.get("name") or full_id)
-    return SkillLoaded, {"skill": full_id, "name": name, "digest": data.get("digest", ""), "by": data.get("by", "")}
-
-
-def _skill_refused(data: Mapping[str, Any]) -> tuple[type[Event], dict[str, Any]]:
-    return SkillRefused, {"ref": str(data["ref"]), "code": data["code"], "reason": str(data.get("reason", ""))}
-
-
-def _script_finished(data: Mapping[str, Any]) -> tuple[type[Event], dict[str, Any]]:
-    names = ("skill", "path", "engine", "status", "exit_code", "duration_ms")
-    fields = {name: data.get(name) for name in names}
-    limits = tuple(sorted(data.get("limits", ())))
-    return ScriptFinished, {**fields, "level": str(data.get("level", "")), "limits": limits}
-
-
-def _approval_decided(data: Mapping[str, Any]) -> tuple[type[Event], dict[str, Any]]:
-    fields = {name: data.get(name) for name in ("skill", "path")}
-    return ApprovalDecided, {**fields, "allowed": bool(data.get("allowed")), "reason": str(data.get("reason", ""))}
-
-
-_EVENT_BUILDERS: Mapping[str, EventBuilder] = {
-    "skill.loaded": _skill_loaded,
-    "skill.unloaded": lambda data: (SkillUnloaded, {"skill": data["id"]}),
-    "skill.stale": lambda data: (SkillStale, {"skill": data["id"]}),
-    "skill.pruned": lambda data: (SkillPruned, {"skill": data["id"]}),
-    "skill.refused": _skill_refused,
-    "catalog.truncated": lambda data: (CatalogTruncated, {"level": data["level"]}),
-    "approval.requested": lambda data: (ApprovalRequested, {n: data.get(n) for n in ("skill", "path")}),
-    "approval.decided": _approval_decided,
-    "script.started": lambda data: (ScriptStarted, {n: data.get(n) for n in ("skill", "path", "engine")}),
-    "script.finished": _script_finished,
-}
 
 
 Deadline = float | timedelta | datetime | None
@@ -149,7 +123,7 @@ class ReactSolver:
             BadRequest: The request, a file or the deadline cannot be used.
         """
         seconds = _seconds(deadline)
-        async with self._prepared(request, session_id, files, skills, None) as turn:
+        async with self.prepare_session(request, session_id=session_id, files=files, skills=skills) as turn:
             await self.work(turn, seconds=seconds)
         assert turn.result is not None
         return turn.result
@@ -173,7 +147,10 @@ class ReactSolver:
 
         async def work() -> None:
             try:
-                async with self._prepared(request, session_id, files, skills, reader) as turn:
+                prepared = self.prepare_session(
+                    request, session_id=session_id, files=files, skills=skills, reader=reader
+                )
+                async with prepared as turn:
                     await self.work(turn, seconds=seconds)
             finally:
                 reader.close()
@@ -193,22 +170,6 @@ class ReactSolver:
             if not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-
-    @asynccontextmanager
-    async def prepare_session(
-        self,
-        request: str,
-        *,
-        session_id: str | None = None,
-        files: Sequence[GivenFile] = (),
-        skills: Sequence[str] = (),
-    ) -> AsyncIterator[Turn]:
-        """Activate the skills for a turn that the caller runs, and end the turn however the block is left.
-
-        Inside, `get_active_skills_subsystem()` is the system's; `work` runs the loop, `Turn.generate` a generator.
-        """
-        async with self._prepared(request, session_id, files, skills, None) as turn:
-            yield turn
 
     async def work(self, turn: Turn, *, seconds: float | None = None) -> None:
         """Run the loop within a prepared turn; the outcome stands in `turn.log`, later in `turn.result`.
@@ -231,14 +192,20 @@ class ReactSolver:
                 span.failed(turn.log.stop_reason)
 
     @asynccontextmanager
-    async def _prepared(
+    async def prepare_session(
         self,
         request: str,
-        session_id: str | None,
-        files: Sequence[GivenFile],
-        skills: Sequence[str],
-        reader: Reader | None,
+        *,
+        session_id: str | None = None,
+        files: Sequence[GivenFile] = (),
+        skills: Sequence[str] = (),
+        reader: Reader | None = None,
     ) -> AsyncIterator[Turn]:
+        """Activate the skills for a turn that the caller runs, and end the turn however the block is left.
+
+        Inside, `get_active_skills_subsystem()` is the system's; `work` runs the loop, `Turn.generate` a generator. With
+        a *reader*, which gets every event, replies are read piece by piece.
+        """
         parts = self.system.parts
         check_request(request)
         turn_id = uuid7()
@@ -257,8 +224,7 @@ class ReactSolver:
             turn.bus.reader(reader)
             turn.streaming = True
         turn.bus.open()
-        tools = turn.view.tools
-        with parts.subsystem.activate(self.consumer, tools=tools):
+        with parts.subsystem.activate(self.consumer, tools=turn.view.tools):
             failure: BaseException | None = None
             try:
                 await _begin(turn, skills)
@@ -273,27 +239,24 @@ class ReactSolver:
                     failure.result = result
 
     async def _session(self, parts: SolverParts, session_id: str | None) -> Session:
+        session: Session | None = None
         if session_id is not None:
             try:
                 session = await parts.runtime.get_session(session_id)
             except SessionError as error:
                 if error.code != "session_not_found":
                     raise
-            else:
-                return self._mine(session)
-        try:
-            return await parts.runtime.create_session(session_id, consumer=self.consumer)
-        except SessionError as error:
-            if session_id is None or error.code != "session_exists":
-                raise
-        # Another turn opened the session a moment ago.
-        return self._mine(await parts.runtime.get_session(session_id))
-
-    def _mine(self, session: Session) -> Session:
-        if session.consumer == self.consumer:
-            return session
-        message = f"session {session.id!r} belongs to {session.consumer!r}, not {self.consumer!r}"
-        raise BadRequest(message, session_id=session.id)
+        if session is None:
+            try:
+                return await parts.runtime.create_session(session_id, consumer=self.consumer)
+            except SessionError as error:
+                if session_id is None or error.code != "session_exists":
+                    raise
+            session = await parts.runtime.get_session(session_id)  # another turn opened it a moment ago
+        if session.consumer != self.consumer:
+            message = f"session {session.id!r} belongs to {session.consumer!r}, not {self.consumer!r}"
+            raise BadRequest(message, session_id=session.id)
+        return session
 
 
 def _turn(
@@ -335,18 +298,17 @@ async def _begin(turn: Turn, skills: Sequence[str]) -> None:
         engine=None if executor is None else executor.name,
         files=tuple(sorted(turn.workspace.protected)),
     )
-    _tell_left_out(turn)
+    if executor is None:
+        _tell_left_out(turn)
     if skills:
         await turn.session.load(list(skills), mode="add", by="code")
-    await turn.instructions()  # adopts the sources of what is active, in load order
+    await turn.session.instructions()  # adopts the sources of what is active, in load order
     turn.note_active(await turn.session.active())
-    tell_started(turn)
+    tell_plugins(turn, "kdskills_turn_started", lambda: turn.parts.wiring.turn_started(turn))
 
 
 def _tell_left_out(turn: Turn) -> None:
     """Report which skills are left out because no engine runs their scripts here."""
-    if turn.parts.executor is not None:
-        return
     needing = [skill for skill in turn.subsystem.registry.values() if skill.tools and needs_scripts(skill)]
     answers = [turn.view.resolve(skill.full_id, by="code") for skill in needing]
     refusals = [answer for answer in answers if isinstance(answer, Refused) and answer.code == "tools_missing"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
 
 from kdskills.errors import KdskillsError
 
@@ -43,22 +43,10 @@ WRAPPERS = frozenset({"json", "json-schema"})
 CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 
-class RawSpan(Protocol):
-    """What is used of an OpenTelemetry span."""
-
-    def set_attribute(self, key: str, value: Any) -> None:
-        """Set one attribute."""
-        ...
-
-    def set_status(self, status: Any) -> None:
-        """Set the status."""
-        ...
-
-
 class Span:
     """A span, or nothing where OpenTelemetry is not installed."""
 
-    def __init__(self, raw: RawSpan | None, failed: Any = None) -> None:
+    def __init__(self, raw: Any = None, failed: Any = None) -> None:
         self._raw = raw
         self._failed = failed
 
@@ -81,14 +69,10 @@ class Span:
 
     def replied(self, reply: ModelReply) -> None:
         """Record what is known of a reply."""
-        self.set(
-            {
-                RESPONSE_ID: reply.response_id,
-                RESPONSE_MODEL: reply.model or None,
-                FINISH_REASONS: [reply.finish_reason] if reply.finish_reason else None,
-                OUTPUT_MESSAGES: reply.text if captures_content() else None,
-            }
-        )
+        shows_texts = os.environ.get(CAPTURE, "").strip().lower() == "true"
+        self.set({RESPONSE_ID: reply.response_id, RESPONSE_MODEL: reply.model or None})
+        self.set({FINISH_REASONS: [reply.finish_reason] if reply.finish_reason else None})
+        self.set({OUTPUT_MESSAGES: reply.text if shows_texts else None})
         self.used(reply.usage.input, reply.usage.output)
 
     def skill_result(self, result: Mapping[str, Any], active: Sequence[ActiveSkill]) -> None:
@@ -100,18 +84,13 @@ class Span:
             self.set({SKILL_NAME: receipt.name, SKILL_URI: receipt.location, SKILL_DIGEST: receipt.digest})
 
 
-def captures_content() -> bool:
-    """Whether the operator wants texts in spans."""
-    return os.environ.get(CAPTURE, "").strip().lower() == "true"
-
-
 @contextmanager
 def open_span(name: str, attributes: Mapping[str, Any]) -> Iterator[Span]:
     """Open a span below the current one for the length of the block."""
     try:
         from opentelemetry import trace
     except ImportError:
-        yield Span(None)
+        yield Span()
         return
     # Exceptions are recorded by their code alone: their texts may hold what only the capture variable lets in.
     tracer = trace.get_tracer(TRACER)
@@ -140,39 +119,25 @@ def company_and_model(name: str) -> tuple[str, str]:
     return company, model or company
 
 
-@contextmanager
-def agent_span(consumer: str, session_id: str, provider: ModelProvider) -> Iterator[Span]:
+def agent_span(consumer: str, session_id: str, provider: ModelProvider) -> AbstractContextManager[Span]:
     """Open the span of a turn."""
-    company, model = company_and_model(provider.name)
-    attributes = {
-        OPERATION: "invoke_agent",
-        AGENT: consumer,
-        CONVERSATION: session_id,
-        PROVIDER: company,
-        REQUEST_MODEL: model,
-    }
-    with open_span(f"invoke_agent {consumer}", attributes) as span:
-        yield span
+    return _model_span("invoke_agent", consumer, consumer, session_id, provider)
 
 
-@contextmanager
-def chat_span(provider: ModelProvider, request: ModelRequest, session_id: str) -> Iterator[Span]:
+def chat_span(provider: ModelProvider, request: ModelRequest, session_id: str) -> AbstractContextManager[Span]:
     """Open the span of a model call."""
+    return _model_span("chat", company_and_model(provider.name)[1], request.role, session_id, provider)
+
+
+def _model_span(
+    operation: str, subject: str, agent: str, session_id: str, provider: ModelProvider
+) -> AbstractContextManager[Span]:
     company, model = company_and_model(provider.name)
-    attributes = {
-        OPERATION: "chat",
-        PROVIDER: company,
-        REQUEST_MODEL: model,
-        AGENT: request.role,
-        CONVERSATION: session_id,
-    }
-    with open_span(f"chat {model}", attributes) as span:
-        yield span
+    attributes = {OPERATION: operation, AGENT: agent, CONVERSATION: session_id, PROVIDER: company, REQUEST_MODEL: model}
+    return open_span(f"{operation} {subject}", attributes)
 
 
-@contextmanager
-def tool_span(tool: str, call_id: str) -> Iterator[Span]:
+def tool_span(tool: str, call_id: str) -> AbstractContextManager[Span]:
     """Open the span of a tool call."""
     attributes = {OPERATION: "execute_tool", TOOL_NAME: tool, TOOL_TYPE: "function", TOOL_CALL_ID: call_id}
-    with open_span(f"execute_tool {tool}", attributes) as span:
-        yield span
+    return open_span(f"execute_tool {tool}", attributes)

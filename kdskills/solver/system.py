@@ -15,10 +15,9 @@ from kdskills.execution import Executor, IsolationLevel
 from kdskills.models import ModelProvider
 from kdskills.session import SkillRuntime
 from kdskills.session.tools import INPUTS, safe_name
-from kdskills.solver.parts import Pacing, SolverParts, SolverSettings, redactor_of
+from kdskills.solver.parts import Pacing, SolverParts, SolverSettings, Wiring, default_wiring, redactor_of
 from kdskills.solver.tools import RemoteSession, SolverTool, ToolTable, as_tool, load_bundle_tools, remote_tools
 from kdskills.solver.turn_tools import PYTHON, READ, WRITE
-from kdskills.solver.wiring import Wiring, default_wiring
 
 if TYPE_CHECKING:
     from kdskills.session.approval import Approver

@@ -6,25 +6,97 @@ validates arguments, runs the handler within its deadline and answers in words, 
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import inspect
 import json
+import re
+import threading
 import traceback
 import typing
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 
 from kdskills.errors import BundleError, ModelMustAct, NameTaken, PluginInvalid, ToolCallRefused
 from kdskills.models import ToolSpec
 from kdskills.session.tools import pointer, safe_name
-from kdskills.solver.running import in_thread
 
 if TYPE_CHECKING:
     from kdskills.solver.turn import Turn
+
+
+T = TypeVar("T")
+
+_HALVES = re.compile("[\ud800-\udfff]")
+
+
+class TookTooLong(Exception):
+    """The time is up; unlike `TimeoutError`, nothing but `within` raises it."""
+
+
+def whole_text(text: str) -> str:
+    """Return *text* with halves of surrogate pairs replaced: no transport can encode them."""
+    return _HALVES.sub("\ufffd", text)
+
+
+async def within(work: Coroutine[Any, Any, T], limit: float, grace: float) -> T:
+    """Return what *work* gives within *limit* seconds.
+
+    When the time is up or the caller is cancelled, *work* is cancelled and waited for at most *grace* seconds: what
+    ignores its cancellation is left behind.
+
+    Raises:
+        TookTooLong: The time is up.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=limit)
+        if task.done():
+            return task.result()
+        raise TookTooLong
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=grace)
+        if task.done() and not task.cancelled():
+            task.exception()  # marks it as retrieved, so that asyncio does not warn about it later
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """Return what *function* gives, run in a thread of its own that sees this context.
+
+    The loop's own pool is small and shared: functions that never return would use it up, and the end of the process
+    would wait for them.
+    """
+    loop = asyncio.get_running_loop()
+    context = contextvars.copy_context()
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+    finished = loop.create_future()
+
+    def settle() -> None:
+        if not finished.done():
+            finished.set_result(None)
+
+    def work() -> None:
+        try:
+            outcome.append(context.run(function))
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            failure.append(error)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle)
+
+    threading.Thread(target=work, name="kdskills-tool", daemon=True).start()
+    await finished
+    if failure:
+        raise failure[0]
+    return outcome[0]
 
 
 MAX_NESTING = 8
@@ -103,17 +175,11 @@ class SolverTool:
         try:
             return self.input_model.model_validate_json(raw or "{}")
         except ValidationError as error:
-            problems = [
-                {"path": pointer(item["loc"]), "problem": item["msg"]}
-                for item in error.errors(include_url=False, include_input=False)
-            ]
+            mistakes = error.errors(include_url=False, include_input=False)
+            problems = [{"path": pointer(item["loc"]), "problem": item["msg"]} for item in mistakes]
             summary = "; ".join(f"{p['path'] or 'the arguments'}: {p['problem']}" for p in problems[:5])
-            raise ToolCallRefused(
-                f"invalid arguments: {summary}",
-                code="invalid_argument",
-                errors=problems[:20],
-                schema=dict(self.spec().input_schema),
-            ) from None
+            message, schema = f"invalid arguments: {summary}", dict(self.spec().input_schema)
+            raise ToolCallRefused(message, code="invalid_argument", errors=problems[:20], schema=schema) from None
 
 
 def plain_schema(model: type[BaseModel]) -> dict[str, Any]:
@@ -211,9 +277,11 @@ def tool_problem(entry: object, name: str) -> str | None:
     return None
 
 
-def as_tool(entry: object) -> SolverTool:
+def as_tool(entry: object, *, of_bundle: bool = False) -> SolverTool:
     """Return an entry of `TOOLS` or `tools=` as a tool. Raises PluginInvalid for anything but functions and sound tools."""
     if isinstance(entry, SolverTool):
+        if of_bundle and not entry.id.startswith("tools."):
+            raise PluginInvalid(f"a bundle's tool is named tools.<name>, not {entry.id!r}", tool=entry.id)
         problem = tool_problem(entry, entry.id)
         if problem is not None:
             raise PluginInvalid(f"the tool {entry.id!r} cannot be used: {problem}", tool=str(entry.id))
@@ -232,19 +300,12 @@ def load_bundle_tools(path: Path) -> tuple[SolverTool, ...]:
     namespace: dict[str, Any] = {"__name__": "kdskills_bundle_tools", "__file__": str(path)}
     try:
         exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), namespace)  # noqa: S102 - trusted by contract
-        entries = namespace["TOOLS"]
-        return tuple(as_tool(_of_bundle(entry)) for entry in entries)
+        return tuple(as_tool(entry, of_bundle=True) for entry in namespace["TOOLS"])
     except (Exception, SystemExit) as error:
         line = _line(error, str(path))
         problem = "there is no list TOOLS" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
         message = f"{path.name}, line {line}: {problem}"
         raise BundleError(message, code="bundle_tools_failed", file=path.name, line=line) from error
-
-
-def _of_bundle(entry: object) -> object:
-    if isinstance(entry, SolverTool) and not entry.id.startswith("tools."):
-        raise PluginInvalid(f"a bundle's tool is named tools.<name>, not {entry.id!r}", tool=entry.id)
-    return entry
 
 
 def _line(error: BaseException, path: str) -> int:
@@ -285,36 +346,15 @@ class ToolTable:
         return self._by_name.get(name)
 
 
-class RemoteTool(Protocol):
-    """What a solver must know of a registered function."""
-
-    @property
-    def qualified_name(self) -> str:
-        """Its name, behind its namespace and a dot if it has one."""
-        ...
-
-    @property
-    def description(self) -> str:
-        """What it does, for the model."""
-        ...
-
-    @property
-    def input_schema(self) -> Mapping[str, Any]:
-        """JSON Schema of its arguments."""
-        ...
-
-
 @runtime_checkable
 class RemoteSession(Protocol):
     """A session with registered functions; its methods may be coroutines."""
 
     def list(self) -> Sequence[Any]:
-        """Return the functions, as `RemoteTool`s."""
-        ...
+        """Return the functions; each has a `qualified_name`, a `description` and an `input_schema`."""
 
     def dispatch_tool_call(self, *, tool: str, arguments: Any = None, call_id: str | None = None) -> Any:
         """Run one; the answer has `response_payload` and `error`."""
-        ...
 
 
 class RemoteArguments(BaseModel):
@@ -325,15 +365,10 @@ class RemoteArguments(BaseModel):
 
 def remote_tools(session: RemoteSession) -> tuple[SolverTool, ...]:
     """Return the session's functions as tools, as they are registered now."""
-    return tuple(_tool(session, skill) for skill in session.list())
+    return tuple(_remote_tool(session, skill) for skill in session.list())
 
 
-def _item_text(item: Mapping[str, Any]) -> str:
-    """Return an item as text; an image or a sound is named, because the solver's answers are text."""
-    return str(item["text"]) if item.get("type") == "inputText" else f"[{item.get('type')}]"
-
-
-def _tool(session: RemoteSession, skill: RemoteTool) -> SolverTool:
+def _remote_tool(session: RemoteSession, skill: Any) -> SolverTool:
     async def body(arguments: BaseModel, context: ToolContext) -> ToolAnswer:
         call_arguments = dict(arguments.model_extra or {})
         call = partial(
@@ -343,8 +378,9 @@ def _tool(session: RemoteSession, skill: RemoteTool) -> SolverTool:
             reply = await call()
         else:  # a sync session runs the handler in the calling thread, which must not be the event loop's
             reply = await in_thread(call)
+        # An image or a sound is named, because the solver's answers are text.
         items: Sequence[Mapping[str, Any]] = reply.response_payload["contentItems"]
-        text = "\n".join(_item_text(item) for item in items)
+        text = "\n".join(str(i["text"]) if i.get("type") == "inputText" else f"[{i.get('type')}]" for i in items)
         if not reply.response_payload["success"]:
             raise ToolError(text)
         return ToolAnswer(text)

@@ -13,23 +13,33 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kdskills.bundle.descriptor import CODEGEN, DECISION
+from kdskills.bundle.descriptor import DECISION
 from kdskills.errors import Diagnostic, ModelFailed
 from kdskills.models import Message, ModelProvider, ModelReply, ModelRequest, TextDelta, ToolSpec
-from kdskills.session.config import UNKNOWN_WINDOW, Budget
+from kdskills.session.config import UNKNOWN_WINDOW
 from kdskills.session.receipts import text_digest
 from kdskills.skills.model import estimate_tokens
 from kdskills.skills.safe_open import walk_tree
-from kdskills.solver.events import ModelDelta, ModelReplied, ModelRequested, ModelRetry, PromptBuilt
+from kdskills.solver.events import (
+    Event,
+    ModelDelta,
+    ModelReplied,
+    ModelRequested,
+    ModelRetry,
+    PromptBuilt,
+    SkillUse,
+    Step,
+    TokenUsage,
+    TurnResult,
+)
 from kdskills.solver.parts import TurnLog
-from kdskills.solver.result import SkillUse, Step, TokenUsage, TurnResult
-from kdskills.solver.running import whole_text
 from kdskills.solver.spans import chat_span
+from kdskills.solver.tools import whole_text
 from kdskills.turn.facade import build_skills_instruction_block
 
 if TYPE_CHECKING:
     from kdskills.session import Session
-    from kdskills.session.receipts import ActiveSkill, PromptParts
+    from kdskills.session.receipts import ActiveSkill
     from kdskills.session.scope import TurnSources
     from kdskills.session.workspace import FolderWorkspace
     from kdskills.skills.selection import By
@@ -63,11 +73,8 @@ class Asker:
     """
 
     def __init__(self, settings: SolverSettings, bus: EventBus, pacing: Pacing, *, streaming: bool, step: int) -> None:
-        self._step = step
-        self._settings = settings
-        self._bus = bus
-        self._pacing = pacing
-        self._streaming = streaming
+        self._settings, self._bus, self._pacing = settings, bus, pacing
+        self._streaming, self._step = streaming, step
 
     async def ask(self, provider: ModelProvider, request: ModelRequest) -> TimedReply:
         """Return the reply; a call that failed with a retryable error is tried again.
@@ -78,14 +85,7 @@ class Asker:
         """
         request = replace(request, timeout_s=self._settings.model_timeout_s, settings=self._settings.model_settings)
         tools = tuple(tool.tool_id for tool in request.tools)
-        self._bus.emit(
-            ModelRequested,
-            step=self._step,
-            role=request.role,
-            model=provider.name,
-            messages=len(request.messages),
-            tools=tools,
-        )
+        self._emit(ModelRequested, request, model=provider.name, messages=len(request.messages), tools=tools)
         started_at = time.monotonic()
         with chat_span(provider, request, self._bus.session_id) as span:
             attempt = 0
@@ -97,13 +97,25 @@ class Asker:
                     if not error.retryable or attempt >= self._settings.model_retries:
                         raise self._masked(error) from None
                     attempt += 1
-                    await self._wait(request.role, attempt, error)
+                    backoff = min(RETRY_CAP_S, RETRY_BASE_S * 2 ** (attempt - 1)) * self._pacing.jitter()
+                    delay = backoff if error.retry_after is None else max(0.0, error.retry_after)
+                    facts = {"code": error.code, "message": error.message, "delay_s": round(delay, 3)}
+                    self._emit(ModelRetry, request, attempt=attempt, **facts)
+                    await self._pacing.sleep(delay)
             reply = _encodable(reply)
             # Before any event about the reply: its text may repeat what its calls give away.
             for call in reply.calls:
                 self._bus.redactor.arguments(call.arguments)
             span.replied(replace(reply, text=self._bus.redactor.text(reply.text)))
-        self._emit_reply(request.role, provider, reply)
+        self._emit(
+            ModelReplied,
+            request,
+            model=reply.model or provider.name,
+            text=reply.text,
+            calls=tuple(call.tool for call in reply.calls),
+            usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
+            finish_reason=reply.finish_reason,
+        )
         return TimedReply(reply, attempt, round((time.monotonic() - started_at) * 1000))
 
     async def _once(self, provider: ModelProvider, request: ModelRequest) -> ModelReply:
@@ -139,36 +151,13 @@ class Asker:
             else:
                 answer, delta, unsent = item, unsent, ""
             if delta:
-                self._bus.emit(ModelDelta, step=self._step, role=request.role, text=delta)
+                self._emit(ModelDelta, request, text=delta)
         if answer is None:
             raise ModelFailed(f"{provider.name} broke off its answer", retryable=True, model=provider.name)
         return answer
 
-    async def _wait(self, role: str, attempt: int, error: ModelFailed) -> None:
-        backoff = min(RETRY_CAP_S, RETRY_BASE_S * 2 ** (attempt - 1)) * self._pacing.jitter()
-        delay = backoff if error.retry_after is None else max(0.0, error.retry_after)
-        self._bus.emit(
-            ModelRetry,
-            step=self._step,
-            role=role,
-            attempt=attempt,
-            code=error.code,
-            message=error.message,
-            delay_s=round(delay, 3),
-        )
-        await self._pacing.sleep(delay)
-
-    def _emit_reply(self, role: str, provider: ModelProvider, reply: ModelReply) -> None:
-        self._bus.emit(
-            ModelReplied,
-            step=self._step,
-            role=role,
-            model=reply.model or provider.name,
-            text=reply.text,
-            calls=tuple(call.tool for call in reply.calls),
-            usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
-            finish_reason=reply.finish_reason,
-        )
+    def _emit(self, kind: type[Event], request: ModelRequest, **fields: Any) -> None:
+        self._bus.emit(kind, step=self._step, role=request.role, **fields)
 
 
 def _encodable(reply: ModelReply) -> ModelReply:
@@ -253,23 +242,9 @@ class Turn:
         return Asker(self.parts.settings, self.bus, self.parts.pacing, streaming=self.streaming, step=step)
 
     @property
-    def codegen_view(self) -> SkillView:
-        """The view generated code is given."""
-        return self.subsystem.view(CODEGEN, tools=self.parts.tool_ids)
-
-    async def instructions(self) -> PromptParts:
-        """Return the top-level text of the next decision."""
-        return await self.session.instructions()
-
-    @property
     def window(self) -> int:
         """Tokens the decision model takes; 128,000 when unknown."""
         return self.parts.model(DECISION).context_window or UNKNOWN_WINDOW
-
-    @property
-    def result_budget(self) -> int:
-        """Tokens one tool result may take."""
-        return Budget.of(self.window).result
 
     def count(self, text: str) -> int:
         """Estimate the tokens of *text*."""
@@ -295,11 +270,6 @@ class Turn:
         active = await self.session.active()
         return frozenset(f"skill:{skill.receipt.id}@{skill.receipt.digest}" for skill in active)
 
-    def cut(self, tool: str, size: int, shortened_size: int) -> None:
-        """Say that a result was cut."""
-        message = f"a result of {tool} had {size} characters; {shortened_size} were kept"
-        self.bus.diagnose(Diagnostic("result_cut", "info", message, ref=tool))
-
     def file_names(self) -> frozenset[str]:
         """Return the paths of every file a report may name: the turn's, those handed in, and those of the skills used."""
         paths = set(self.workspace.names())
@@ -314,14 +284,26 @@ class Turn:
         skill = self.subsystem.registry.get(full_id)
         return None if skill is None else skill.folder
 
-    def source_json(self, sid: int) -> dict[str, Any]:
-        """Return a row of the pool as JSON."""
-        return self.pool.rows[sid].to_json()
-
     def rewritten(self, active: ActiveSkill) -> str:
         """Return the text of an active skill with citations in the pool's numbers."""
         skill = self.subsystem.registry.get(active.full_id)
         return active.body if skill is None else self.sources.adopt(skill, active.body, digest=active.receipt.digest)
+
+    def log_reply(self, index: int, role: str, answered: TimedReply, prompt: str, active: tuple[str, ...]) -> None:
+        """Log a step that is one model call, with the digest of its *prompt* and the skills *active* in it."""
+        reply = answered.reply
+        step = Step(
+            index=index,
+            role=role,
+            duration_ms=answered.duration_ms,
+            text=reply.text,
+            usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
+            retries=answered.retries,
+            active_before=active,
+            active_after=active,
+            prompt_digest=prompt,
+        )
+        self.log.steps.append(step)
 
     def note_active(self, active: list[ActiveSkill]) -> None:
         """Note the active skills and what they brought along as used."""
@@ -390,19 +372,6 @@ class Turn:
         )
         request = ModelRequest(role, instructions, (Message("user", prompt),), (), active)
         answered = await self.asker(index).ask(self.parts.model(role), request)
-        reply = answered.reply
-        self.log.usage += reply.usage
-        self.log.steps.append(
-            Step(
-                index=index,
-                role=role,
-                duration_ms=answered.duration_ms,
-                text=reply.text,
-                usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
-                retries=answered.retries,
-                active_before=active,
-                active_after=active,
-                prompt_digest=digest,
-            )
-        )
-        return reply
+        self.log.usage += answered.reply.usage
+        self.log_reply(index, role, answered, digest, active)
+        return answered.reply

@@ -6,7 +6,6 @@ Generated code runs behind the wall of the executor, with the skills of `solver.
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,10 +53,6 @@ class SourceRef:
 
     ranges: tuple[tuple[int, int], ...]
 
-    def holds(self, sid: int) -> bool:
-        """Whether *sid* is asked for."""
-        return any(low <= sid <= high for low, high in self.ranges)
-
 
 @dataclass(frozen=True, slots=True)
 class TurnFileRef:
@@ -77,46 +72,27 @@ def parse_ref(text: str) -> Ref:
     Raises:
         ToolCallRefused: `invalid_ref`, saying which forms there are.
     """
-    stripped = text.strip()
-    kind, colon, target = stripped.partition(":")
-    if colon and kind == "sk" and target.strip():
-        return _skill_ref(f"sk:{target.strip()}")
+    kind, colon, target = text.strip().partition(":")
+    target = target.strip()
     if colon and kind == "src":
-        return _source_ref(target, text)
-    if colon and kind == "turn" and target.strip():
-        return _file_ref(target.strip(), text)
-    bare, _, _ = stripped.partition("/")
-    if _SHORT.match(bare) or (bare.startswith("skills.") and len(bare) > len("skills.")):
-        return _skill_ref(stripped)
-    raise _invalid(text, "it is none of the forms that can be read")
-
-
-def _skill_ref(text: str) -> SkillRef:
-    ref, slash, path = text.partition("/")
-    return SkillRef(ref, path if slash else None)
-
-
-def _source_ref(items: str, text: str) -> SourceRef:
-    ranges = []
-    for item in items.split(","):
-        match = _RANGE.match(item.strip())
-        if match is None:
+        matches = [_RANGE.match(item.strip()) for item in target.split(",")]
+        pairs = [(int(match[1]), int(match[2] or match[1])) for match in matches if match is not None]
+        if len(pairs) < len(matches):
             raise _invalid(text, "sources are numbers and ranges, such as src:1-3,5")
-        low = int(match[1])
-        high = int(match[2] or low)
-        ranges.append((min(low, high), max(low, high)))
-    return SourceRef(tuple(ranges))
-
-
-def _file_ref(target: str, text: str) -> TurnFileRef:
-    match = _LINES.search(target)
-    if match is None:
-        return TurnFileRef(target)
-    first = int(match[1])
-    last = int(match[2] or first)
-    if first < 1 or last < first or match.start() == 0:
-        raise _invalid(text, "lines are counted from 1, such as turn:notes.md#L10-40")
-    return TurnFileRef(target[: match.start()], first, last)
+        return SourceRef(tuple((min(pair), max(pair)) for pair in pairs))
+    if colon and kind == "turn" and target:
+        match = _LINES.search(target)
+        if match is None:
+            return TurnFileRef(target)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first < 1 or last < first or match.start() == 0:
+            raise _invalid(text, "lines are counted from 1, such as turn:notes.md#L10-40")
+        return TurnFileRef(target[: match.start()], first, last)
+    by_prefix = colon and kind == "sk" and target
+    ref, slash, path = (f"sk:{target}" if by_prefix else text.strip()).partition("/")
+    if by_prefix or _SHORT.match(ref) or (ref.startswith("skills.") and len(ref) > len("skills.")):
+        return SkillRef(ref, path if slash else None)
+    raise _invalid(text, "it is none of the forms that can be read")
 
 
 def _invalid(text: str, problem: str) -> ToolCallRefused:
@@ -194,19 +170,18 @@ async def read_refs(turn: Turn, refs: list[str]) -> list[ReadItem]:
     items = []
     for ref in refs:
         try:
-            items.append(await _read(turn, ref, parse_ref(ref)))
+            parsed = parse_ref(ref)
+            if isinstance(parsed, SourceRef):
+                items.append(_sources(turn, ref, parsed))
+            elif isinstance(parsed, TurnFileRef):
+                items.append(_turn_file(turn, ref, parsed))
+            else:
+                read = _skill(turn, ref, parsed.ref) if parsed.path is None else _skill_file(turn, ref, parsed)
+                items.append(await read)
         except ToolCallRefused as error:
             facts = {"error": {"code": error.code, "message": error.message, "details": error.details}}
             items.append(ReadItem(ref, "error", facts=facts))
     return items
-
-
-async def _read(turn: Turn, text: str, ref: Ref) -> ReadItem:
-    if isinstance(ref, SkillRef):
-        return await (_skill(turn, text, ref.ref) if ref.path is None else _skill_file(turn, text, ref))
-    if isinstance(ref, SourceRef):
-        return _sources(turn, text, ref)
-    return _turn_file(turn, text, ref)
 
 
 async def _skill(turn: Turn, text: str, ref: str) -> ReadItem:
@@ -233,7 +208,7 @@ async def _skill_file(turn: Turn, text: str, ref: SkillRef) -> ReadItem:
 
 
 def _sources(turn: Turn, text: str, ref: SourceRef) -> ReadItem:
-    rows = [turn.source_json(sid) for sid in turn.pool.rows if ref.holds(sid)]
+    rows = [row.to_json() for sid, row in turn.pool.rows.items() if any(low <= sid <= high for low, high in ref.ranges)]
     if not rows:
         known_sids = ", ".join(map(str, list(turn.pool.rows)[:20])) or "none"
         raise ToolCallRefused(f"no such source; known: {known_sids}", code="source_not_found", ref=text)
@@ -247,7 +222,10 @@ def _turn_file(turn: Turn, text: str, ref: TurnFileRef) -> ReadItem:
         code = {"file_missing": "resource_not_found", "symlink": "path_denied", "too_large": "too_large"}
         details = {"path": ref.path, "reason": error.code}
         raise refuse(code.get(error.code, "not_a_file"), f"cannot read turn:{ref.path}", **details) from error
-    content = _decoded(data)
+    try:  # by the rules of `skills.read`: strict UTF-8 without NUL, a leading BOM dropped
+        content = None if b"\0" in data else data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        content = None
     if content is None:
         raise refuse("not_text", f"turn:{ref.path} is not UTF-8 text", path=ref.path, size=len(data))
     lines = content.splitlines(keepends=True)
@@ -258,16 +236,6 @@ def _turn_file(turn: Turn, text: str, ref: TurnFileRef) -> ReadItem:
     if len(content) > MAX_READ_CHARS:
         content, facts["truncated"] = content[:MAX_READ_CHARS], True
     return ReadItem(text, "ok", content, facts)
-
-
-def _decoded(data: bytes) -> str | None:
-    """Return *data* as text by the rules of `skills.read`: strict UTF-8 without NUL, a leading BOM dropped."""
-    if b"\0" in data:
-        return None
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return None
 
 
 async def _react_read(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
@@ -296,20 +264,18 @@ def _loads_skill(arguments: BaseModel) -> bool:
 async def _react_write(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     assert isinstance(arguments, ReactWriteInput)
     if arguments.text and arguments.b64:
-        problem = [{"path": "/b64", "problem": "give text or b64, not both"}]
-        raise refuse("invalid_argument", "give text or b64, not both", errors=problem)
-    data = arguments.text.encode("utf-8", "backslashreplace") if not arguments.b64 else _decode(arguments.b64)
+        raise _misused("/b64", "give text or b64, not both")
+    try:
+        data = base64.b64decode(arguments.b64, validate=True) or arguments.text.encode("utf-8", "backslashreplace")
+    except ValueError:
+        raise _misused("/b64", "is not base64", "b64 is not base64") from None
     written = call.turn.workspace.write(arguments.path, data, arguments.mode)
     call.turn.bus.emit(FileWritten, path=written.path, size=written.size, tool="react.write")
     return ToolAnswer(written.to_json(), (written.path,), changed=True)
 
 
-def _decode(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        problem = [{"path": "/b64", "problem": "is not base64"}]
-        raise refuse("invalid_argument", "b64 is not base64", errors=problem) from None
+def _misused(path: str, problem: str, message: str = "") -> ToolCallRefused:
+    return refuse("invalid_argument", message or problem, errors=[{"path": path, "problem": problem}])
 
 
 READ = SolverTool(
@@ -342,10 +308,8 @@ It runs in an isolated folder holding the files of this turn; write results ther
 Task: {task}"""
 
 
-class ExecPythonInput(BaseModel):
+class ExecPythonInput(_Arguments):
     """Arguments of `exec.python`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     code: str = Field("", description="Python source to run. Give code or task.")
     task: str = Field("", description="What to do, in words; code is written for it. Give code or task.")
@@ -361,12 +325,18 @@ async def _exec_python(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     assert isinstance(arguments, ExecPythonInput)
     turn = call.turn
     if bool(arguments.code.strip()) == bool(arguments.task.strip()):
-        problem = [{"path": "/code", "problem": "give exactly one of code and task"}]
-        raise refuse("invalid_argument", "give exactly one of code and task", errors=problem)
+        raise _misused("/code", "give exactly one of code and task")
     executor = turn.parts.executor
     if executor is None:
         raise refuse("run_disabled", "generated code is switched off here")
-    code = arguments.code or await write_code(turn, arguments.task, arguments.skills or None)
+    code = arguments.code
+    if not code.strip():
+        by: By = "model" if arguments.skills else "code"
+        prompt = _TASK.format(task=arguments.task)
+        generated = await turn.generate(CODEGEN, prompt, skills=arguments.skills or None, by=by)
+        code = extract_code(generated.text)
+    if not code.strip():
+        raise ToolError("no program was written for the task; say it in other words, or give code", code="no_code")
     request = build_request(turn, code, arguments.timeout_s)
     await _approve(turn, executor)
     result = await _run(turn, executor, request)
@@ -386,20 +356,6 @@ async def _exec_python(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     return ToolAnswer(answer, tuple(file.path for file in collected.files), changed=bool(collected.files))
 
 
-async def write_code(turn: Turn, task: str, skills: list[str] | None) -> str:
-    """Return a program for *task*, written by the role `solver.codegen`.
-
-    Raises:
-        ToolError: `no_code`: the model gave no program.
-    """
-    loaded_by: By = "code" if skills is None else "model"
-    generated = await turn.generate(CODEGEN, _TASK.format(task=task), skills=skills, by=loaded_by)
-    code = extract_code(generated.text)
-    if not code.strip():
-        raise ToolError("no program was written for the task; say it in other words, or give code", code="no_code")
-    return code
-
-
 def extract_code(text: str) -> str:
     """Return the longest fenced block of *text*, or all of it when there is none."""
     blocks: list[str] = []
@@ -417,7 +373,7 @@ def extract_code(text: str) -> str:
 
 def build_request(turn: Turn, code: str, timeout_s: float) -> ExecRequest:
     """Return the request of a program: the turn's files, and the export of the codegen view with its skills mounted."""
-    view = turn.codegen_view
+    view = turn.subsystem.view(CODEGEN, tools=turn.parts.tool_ids)
     exported = for_program(view.export_runtime_globals())
     mounts = tuple(
         SkillMount(row["id"], folder, row["tree"])
@@ -466,7 +422,9 @@ def _naming(rules: Mapping[str, Any], skill_names: set[str]) -> dict[str, Any]:
 async def _approve(turn: Turn, executor: Executor) -> None:
     approve = turn.parts.approve
     if approve is None:
-        if await _foreign(turn):
+        # A skill of a remote origin is loaded, directly or as an import: then every run needs approval.
+        receipts = [skill.receipt for skill in await turn.session.active()]
+        if any(r.origin or any(name.startswith("mcp-") for name in r.imports) for r in receipts):
             raise refuse("approval_unavailable", "this run needs approval, and nobody can be asked here")
         return
     turn.bus.emit(ApprovalRequested, skill=None, path=None)
@@ -475,13 +433,6 @@ async def _approve(turn: Turn, executor: Executor) -> None:
     turn.bus.emit(ApprovalDecided, skill=None, path=None, allowed=answer.allowed, reason=answer.reason)
     if not answer.allowed:
         raise refuse("approval_denied", "the run was not approved", reason=answer.reason)
-
-
-async def _foreign(turn: Turn) -> bool:
-    """Whether a skill of a remote origin is loaded, directly or as an import: then every run needs approval."""
-    receipts = [skill.receipt for skill in await turn.session.active()]
-    imports = (name for receipt in receipts for name in receipt.imports)
-    return any(receipt.origin for receipt in receipts) or any(name.startswith("mcp-") for name in imports)
 
 
 async def _run(turn: Turn, executor: Executor, request: ExecRequest) -> ExecResult:

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from kdskills.doors.cli.output import Interrupted, SystemRefused, failing, print_json
-from kdskills.doors.cli.streams import give_up, reader_left
+from kdskills.doors.cli.output import Interrupted, SystemRefused, failing, give_up, print_json, reader_left
 from kdskills.errors import BadRequest
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +62,7 @@ def test_what_is_printed_never_lands_in_a_file(tmp_path: Path) -> None:
     """With standard streams closed, the next files opened do not get their numbers, nor do files of programs started."""
     code = """
 import subprocess, sys
-from kdskills.doors.cli.streams import steady_streams
+from kdskills.doors.cli.output import steady_streams
 steady_streams()
 with open(sys.argv[1], "w") as file:
     number = file.fileno()

@@ -16,7 +16,7 @@ from nats.errors import Error as NatsError
 
 from kdskills.app.operations import OPERATIONS
 from kdskills.doors.nats import serve
-from kdskills.doors.nats.subjects import tool_of
+from kdskills.doors.nats.messages import tool_of
 
 pytestmark = [pytest.mark.needs("bubblewrap", "nats"), pytest.mark.timeout(400)]
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from kdskills.app import Host, Settings
 from kdskills.bundle import load_bundle
-from kdskills.doors.cli.transcript import LINES, SILENT, Timeline, readable
+from kdskills.doors.cli.turns import LINES, SILENT, Timeline, readable
 from kdskills.errors import BadRequest
 from kdskills.solver import ReactSolver, SolverSettings, SolverSystem, TurnResult
 from kdskills.solver.events import EVENT_TYPES

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kdskills.app.settings import Settings
     from kdskills.errors import Diagnostic
     from kdskills.skills import Skill
-    from kdskills.solver.wiring import Wiring
+    from kdskills.solver.parts import Wiring
     from kdskills.turn import SkillsSubsystem, SkillView
 
 FORM = (

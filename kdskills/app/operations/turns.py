@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from kdskills.app.settings import Settings
     from kdskills.bundle import Bundle
     from kdskills.execution import Executor
+    from kdskills.solver.parts import Wiring
     from kdskills.solver.turn import Turn
-    from kdskills.solver.wiring import Wiring
 
 
 class CitedSource(Output):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kdskills.app.resources import shipped_bundle
-from kdskills.doors.cli.derived import Json, Row, Trust, Word, answer, derived
+from kdskills.doors.cli.derived import Json, Row, Trust, Word, answer
 from kdskills.doors.cli.output import (
     EXIT_NEGATIVE,
     EXIT_OK,
@@ -105,10 +105,13 @@ def fixes(answer: Any, *, strict: bool = False) -> None:
         summary(answer.left, strict=strict)
 
 
-@derived(
+@Row(
     skill_commands,
     "list",
-    Row("skills.list", "List a bundle's skills as a consumer sees them.", positional=("bundle",), trust=True),
+    "skills.list",
+    "List a bundle's skills as a consumer sees them.",
+    positional=("bundle",),
+    trust=True,
 )
 def skills(answer: Any) -> None:
     """Print one line a skill, with what the consumer may do with it."""
@@ -127,17 +130,15 @@ def skills(answer: Any) -> None:
     findings(answer.diagnostics)
 
 
-@derived(
+@Row(
     skill_commands,
     "show",
-    Row(
-        "skills.show",
-        "Show one skill in full.",
-        positional=("bundle", "ref"),
-        constants={"by": "code"},
-        hidden=("tools",),
-        trust=True,
-    ),
+    "skills.show",
+    "Show one skill in full.",
+    positional=("bundle", "ref"),
+    constants={"by": "code"},
+    hidden=("tools",),
+    trust=True,
 )
 def skill(answer: Any) -> None:
     """Print a skill's facts, its text and its companions."""
@@ -161,21 +162,19 @@ def skill(answer: Any) -> None:
     findings(answer.diagnostics)
 
 
-@derived(
+@Row(
     skill_commands,
     "render",
-    Row(
-        "skills.render",
-        "Print the prompt a solver would send first; with skills the block a generator gets; with a budget or tools a catalog.",
-        positional=("bundle", "refs"),
-        words={
-            "consumer": Word(short="-c", help="Consumer that asks; for a prompt the solver's, else anonymous."),
-            "form": Word(help="`prompt`, or a catalog alone: `gallery`, `xml` or `json`.", shown="prompt"),
-            "skills_loaded": Word("--skill", "-s", help="Skill loaded before the prompt."),
-        },
-        hidden=("include_internal",),
-        trust=True,
-    ),
+    "skills.render",
+    "Print the prompt a solver would send first; with skills the block a generator gets; with a budget or tools a catalog.",
+    positional=("bundle", "refs"),
+    words={
+        "consumer": Word(short="-c", help="Consumer that asks; for a prompt the solver's, else anonymous."),
+        "form": Word(help="`prompt`, or a catalog alone: `gallery`, `xml` or `json`.", shown="prompt"),
+        "skills_loaded": Word("--skill", "-s", help="Skill loaded before the prompt."),
+    },
+    hidden=("include_internal",),
+    trust=True,
 )
 def rendered(answer: Any) -> None:
     """Print the text to stdout, as it is unless that is a terminal, and what it costs to stderr."""
@@ -195,19 +194,17 @@ def rendered(answer: Any) -> None:
     console(stderr=True).print(f"[dim]{line('; '.join(notes))}[/]", soft_wrap=True)
 
 
-@derived(
+@Row(
     skill_commands,
     "why",
-    Row(
-        "skills.why",
-        "Explain, rule by rule, why a skill is granted or refused; exit 0 if granted, 1 if not.",
-        positional=("ref",),
-        words={
-            "bundle": Word(short="-b", help="The bundle's folder.", default=Path()),
-            "by": Word(help="Who starts the skill: `model`, `user` or `code`.", default="model"),
-        },
-        trust=True,
-    ),
+    "skills.why",
+    "Explain, rule by rule, why a skill is granted or refused; exit 0 if granted, 1 if not.",
+    positional=("ref",),
+    words={
+        "bundle": Word(short="-b", help="The bundle's folder.", default=Path()),
+        "by": Word(help="Who starts the skill: `model`, `user` or `code`.", default="model"),
+    },
+    trust=True,
 )
 def why(answer: Any) -> None:
     """Print every step of the gate."""
@@ -225,9 +222,7 @@ def why(answer: Any) -> None:
         out.print(f"note: {line(note)}", soft_wrap=True)
 
 
-@derived(
-    skill_commands, "doctor", Row("doctor", "Run the self-checks of every part and say what would cure what fails.")
-)
+@Row(skill_commands, "doctor", "doctor", "Run the self-checks of every part and say what would cure what fails.")
 def doctor(answer: Any) -> None:
     """Print self-checks and engine probes with their cures."""
     out = console()
@@ -251,67 +246,61 @@ def doctor(answer: Any) -> None:
 
 def narrator() -> Emit:
     """Return what prints the events of a turn as they happen."""
-    from kdskills.doors.cli.demo import Narrator  # only turns are narrated
+    from kdskills.doors.cli.turns import Narrator  # only turns are narrated
 
     return Narrator(console())
 
 
-@derived(
+@Row(
     skill_commands,
     "demo",
-    Row(
-        "solver.run",
-        "Run the main job: a question, a skill, a script behind a wall, a cited answer and a report on disk.",
-        positional=("bundle",),
-        words={
-            "bundle": Word(
-                help="A bundle; the report press when omitted.", default=None, otherwise=lambda: shipped_bundle("press")
-            ),
-            "out": Word(short="-o", help="Folder for produced files and the transcript.", default=Path("demo-output")),
-        },
-        hidden=("request", "consumer", "answer_role", "files", "skills"),
-        trust=True,
-        narrator=narrator,
-    ),
+    "solver.run",
+    "Run the main job: a question, a skill, a script behind a wall, a cited answer and a report on disk.",
+    positional=("bundle",),
+    words={
+        "bundle": Word(
+            help="A bundle; the report press when omitted.", default=None, otherwise=lambda: shipped_bundle("press")
+        ),
+        "out": Word(short="-o", help="Folder for produced files and the transcript.", default=Path("demo-output")),
+    },
+    hidden=("request", "consumer", "answer_role", "files", "skills"),
+    trust=True,
+    narrator=narrator,
 )
-@derived(
+@Row(
     skill_commands,
     "run",
-    Row(
-        "solver.run",
-        "Run one turn on a bundle.",
-        positional=("bundle", "request"),
-        words={
-            "files": Word("--file", "-f", help="File handed in with the request."),
-            "skills": Word("--skill", "-s", help="Skill loaded before the first decision."),
-        },
-        trust=True,
-        narrator=narrator,
-    ),
+    "solver.run",
+    "Run one turn on a bundle.",
+    positional=("bundle", "request"),
+    words={
+        "files": Word("--file", "-f", help="File handed in with the request."),
+        "skills": Word("--skill", "-s", help="Skill loaded before the first decision."),
+    },
+    trust=True,
+    narrator=narrator,
 )
 def end_of_turn(answer: Any) -> None:
     """Print the answer of a turn, its sources and where the files are."""
-    from kdskills.doors.cli.demo import conclusion
+    from kdskills.doors.cli.turns import print_end
 
-    conclusion(console(), answer)
+    print_end(console(), answer)
 
 
-@derived(
+@Row(
     turn,
     "show",
-    Row(
-        "turns.show",
-        "Show a turn from its transcript: prompts, tool calls, sources, citations, files and errors, in order.",
-        positional=("transcript",),
-        words={"transcript": Word(metavar="TRANSCRIPT")},
-        flags={"full": "Print long prompts and results in full."},
-    ),
+    "turns.show",
+    "Show a turn from its transcript: prompts, tool calls, sources, citations, files and errors, in order.",
+    positional=("transcript",),
+    words={"transcript": Word(metavar="TRANSCRIPT")},
+    flags={"full": "Print long prompts and results in full."},
 )
 def timeline(answer: Any, *, full: bool) -> None:
     """Print the timeline of a turn."""
-    from kdskills.doors.cli import transcript
+    from kdskills.doors.cli.turns import show
 
-    transcript.show(answer, full=full)
+    show(answer, full=full)
 
 
 MEANINGS: Final = MappingProxyType(
@@ -329,14 +318,12 @@ MEANINGS: Final = MappingProxyType(
 )
 
 
-@derived(
+@Row(
     codex,
     "probe",
-    Row(
-        "codex.probe",
-        "Find out what a Codex app-server really does, with an empty home and a fake model; no login, no tokens.",
-        words={"binary": Word(help="Program; the configured one otherwise.")},
-    ),
+    "codex.probe",
+    "Find out what a Codex app-server really does, with an empty home and a fake model; no login, no tokens.",
+    words={"binary": Word(help="Program; the configured one otherwise.")},
 )
 def probe(answer: Any) -> None:
     """Print a probe."""
@@ -352,14 +339,12 @@ def probe(answer: Any) -> None:
     out.print(f"strategy: {answer.strategy}", markup=False)
 
 
-@derived(
+@Row(
     codex,
     "receipts",
-    Row(
-        "codex.receipts",
-        "Show what each turn of a session was run with: catalog, tools, skills and calls.",
-        positional=("session",),
-    ),
+    "codex.receipts",
+    "Show what each turn of a session was run with: catalog, tools, skills and calls.",
+    positional=("session",),
 )
 def receipts(answer: Any) -> None:
     """Print a session's receipts."""
@@ -384,14 +369,12 @@ def receipts(answer: Any) -> None:
             out.print(f"  call {disarmed(call.tool)} {call.state} {response}", markup=False, soft_wrap=True)
 
 
-@derived(
+@Row(
     image,
     "build",
-    Row(
-        "image.build",
-        "Build the sandbox tree from this host's Python, libraries and tools.",
-        words={"offline": Word("--offline/--registry")},
-    ),
+    "image.build",
+    "Build the sandbox tree from this host's Python, libraries and tools.",
+    words={"offline": Word("--offline/--registry")},
 )
 def image_tree(answer: Any) -> None:
     """Print where the tree lies and what it holds."""
@@ -401,10 +384,12 @@ def image_tree(answer: Any) -> None:
         out.print(f"{plain(answer.tar)} {answer.tar_digest}")
 
 
-@derived(
+@Row(
     installation_commands,
     "new",
-    Row("new", "Make the files to begin a bundle, a skill or a plugin with.", positional=("kind", "name")),
+    "new",
+    "Make the files to begin a bundle, a skill or a plugin with.",
+    positional=("kind", "name"),
 )
 def created(answer: Any) -> None:
     """Print what was made, file by file."""
@@ -414,11 +399,7 @@ def created(answer: Any) -> None:
         out.print(f"  {plain(path)}")
 
 
-@derived(
-    installation_commands,
-    "plugins",
-    Row("plugins", "List plugins, the hooks they answer and the names they registered."),
-)
+@Row(installation_commands, "plugins", "plugins", "List plugins, the hooks they answer and the names they registered.")
 def plugins(answer: Any) -> None:
     """Print plugins with their hooks, and registered names by kind."""
     rows = table("plugin", "from", "hooks")
@@ -429,16 +410,12 @@ def plugins(answer: Any) -> None:
         console().print(f"{kind}: {plain(', '.join(names)) or '-'}")
 
 
-@derived(
+@Row(
     mcp,
     "published",
-    Row(
-        "mcp.published",
-        "List the skills that MCP clients see, and those they do not, with the reason.",
-        words={
-            "tools": Word(help="Tools a client without a token holds, comma-separated; '' means none.", commas=True)
-        },
-    ),
+    "mcp.published",
+    "List the skills that MCP clients see, and those they do not, with the reason.",
+    words={"tools": Word(help="Tools a client without a token holds, comma-separated; '' means none.", commas=True)},
 )
 def published(answer: Any) -> None:
     """Print what MCP clients see, and what is kept from them and why."""
@@ -449,14 +426,12 @@ def published(answer: Any) -> None:
     findings(answer.diagnostics)
 
 
-@derived(
+@Row(
     mcp,
     "accept",
-    Row(
-        "mcp.accept",
-        "Accept the files that skills of a server have now; they are refused until then (`mcp_changed`).",
-        positional=("server",),
-    ),
+    "mcp.accept",
+    "Accept the files that skills of a server have now; they are refused until then (`mcp_changed`).",
+    positional=("server",),
 )
 def accepted(answer: Any) -> None:
     """Print what changed at a server, and whether it was accepted."""
@@ -477,30 +452,26 @@ def accepted(answer: Any) -> None:
         out.print(f"[green]{count} accepted[/]; a running service takes them within a minute", soft_wrap=True)
 
 
-@derived(
+@Row(
     token,
     "create",
-    Row(
-        "tokens.create",
-        "Make a token; its text is printed this once, and kept nowhere.",
-        words={
-            "project": Word(short="-p", help="Everything it reaches belongs to it.", default="local"),
-            "agent": Word(short="-a", default="local"),
-            "scopes": Word(
-                "--scope",
-                "-s",
-                help="What it may do; reading and running when none is given.",
-                default=None,
-                otherwise=lambda: ["skills:read", "work:run", "work:read"],
-            ),
-            "allowed_tools": Word(
-                "--tool", "-t", help="Operation it may run; all its scopes allow when none is given."
-            ),
-            "person": Word(help="A person starts skills with it; else a model does."),
-            "tools": Word(help="Tools its holder has, comma-separated; none when omitted.", commas=True),
-            "expires_in_days": Word("--days"),
-        },
-    ),
+    "tokens.create",
+    "Make a token; its text is printed this once, and kept nowhere.",
+    words={
+        "project": Word(short="-p", help="Everything it reaches belongs to it.", default="local"),
+        "agent": Word(short="-a", default="local"),
+        "scopes": Word(
+            "--scope",
+            "-s",
+            help="What it may do; reading and running when none is given.",
+            default=None,
+            otherwise=lambda: ["skills:read", "work:run", "work:read"],
+        ),
+        "allowed_tools": Word("--tool", "-t", help="Operation it may run; all its scopes allow when none is given."),
+        "person": Word(help="A person starts skills with it; else a model does."),
+        "tools": Word(help="Tools its holder has, comma-separated; none when omitted.", commas=True),
+        "expires_in_days": Word("--days"),
+    },
 )
 def created_token(answer: Any) -> None:
     """Print a token's text alone to stdout, and what it is to stderr."""
@@ -508,18 +479,16 @@ def created_token(answer: Any) -> None:
     typer.echo(answer.token)
 
 
-@derived(
+@Row(
     token,
     "list",
-    Row(
-        "tokens.list",
-        "List tokens, the latest first.",
-        words={
-            "project": Word(short="-p", help="Only of this project."),
-            "limit": Word(short="-n", ranged=True),
-            "cursor": Word(help="Where the page before ended, as it told."),
-        },
-    ),
+    "tokens.list",
+    "List tokens, the latest first.",
+    words={
+        "project": Word(short="-p", help="Only of this project."),
+        "limit": Word(short="-n", ranged=True),
+        "cursor": Word(help="Where the page before ended, as it told."),
+    },
 )
 def tokens(answer: Any) -> None:
     """Print tokens with their state."""
@@ -533,23 +502,21 @@ def tokens(answer: Any) -> None:
         console().print(f"there are more: kdskills token list --cursor {line(answer.next_cursor)}")
 
 
-@derived(
+@Row(
     token,
     "revoke",
-    Row(
-        "tokens.revoke",
-        "End a token, from the next request on.",
-        positional=("id",),
-        words={"id": Word(metavar="ID")},
-        hidden=("project",),
-    ),
+    "tokens.revoke",
+    "End a token, from the next request on.",
+    positional=("id",),
+    words={"id": Word(metavar="ID")},
+    hidden=("project",),
 )
 def revoked(answer: Any) -> None:
     """Say that a token opens nothing any more."""
     console().print(f"token {line(answer.id)} opens nothing any more")
 
 
-@derived(db, "upgrade", Row("db.upgrade", "Bring the tables up to date; doing it twice changes nothing."))
+@Row(db, "upgrade", "db.upgrade", "Bring the tables up to date; doing it twice changes nothing.")
 def upgraded(answer: Any) -> None:
     """Print what was done to each part of the tables."""
     rows = table("part", "revision", "what was done")

@@ -7,24 +7,124 @@ parameters when it is called or its own help is asked for; the help of its group
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
+from kdskills.app.identity import LOCAL
 from kdskills.app.operations import OPERATIONS
-from kdskills.doors.cli import within
-from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, failing, print_json
+from kdskills.app.operations.table import Context, Emit
+from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, failing, one_line, print_json
+from kdskills.errors import BundleError
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
-    from kdskills.app.operations.table import Emit
+    from kdskills.app import Host
+
+
+T = TypeVar("T")
+Ask = Callable[..., Awaitable[Any]]
+"""Runs an operation by name with its arguments, as the account at the command line, and returns its answer."""
+
+AT_CLI: Final = replace(LOCAL, door="cli")
+
+
+class HostSource:
+    """What the commands of one command line share: the Host, made when one of them first needs it.
+
+    Args:
+        host: A Host that is there already; none reads the settings and plugins of this machine.
+    """
+
+    def __init__(self, host: Host | None = None) -> None:
+        self._given = host
+
+    @cached_property
+    def host(self) -> Host:
+        """The Host. Raises as making one does."""
+        if self._given is not None:
+            return self._given
+        from kdskills.app import Host  # help and completion must not cost what a Host imports
+
+        return Host()
+
+
+def split(text: str) -> tuple[str, ...]:
+    """Return the values of an option that holds several, separated by commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def host_of(ctx: typer.Context) -> Host:
+    """Return the Host the command line was started with. Raises as making one does."""
+    source = ctx.find_object(HostSource)
+    if source is not None:
+        return source.host
+    from kdskills.app import Host
+
+    host = ctx.find_object(Host)
+    if host is None:
+        raise RuntimeError("commands run below `build_cli`, which says what Host they have")
+    return host
+
+
+def run(ctx: typer.Context, do: Callable[[Ask], Awaitable[T]]) -> T:
+    """Do something with what runs operations, and close what background work opened for it."""
+    import asyncio
+
+    async def do_and_close() -> T:
+        host = host_of(ctx)
+
+        async def ask(
+            operation: str,
+            arguments: Mapping[str, Any],
+            emit: Emit | None = None,
+            *,
+            key: str | None = None,
+            trust: bool = False,
+        ) -> BaseModel:
+            context = Context(identity=AT_CLI, emit=emit, idempotency_key=key, trust=trust)
+            return await host.invoke(operation, arguments, context)
+
+        try:
+            return await do(ask)
+        finally:
+            if "work" in vars(host):  # else nothing was opened, and asking would open it
+                await host.work.aclose()
+
+    return asyncio.run(do_and_close())
+
+
+def trusting(do: Callable[[bool], T], *, trust: bool, asks: bool) -> T:
+    """Do something that may need code of a bundle; where nobody trusts it yet, ask the person at a terminal once.
+
+    Args:
+        do: Is told whether the bundle is trusted.
+        trust: Whether it is from the start.
+        asks: Whether the person may be asked.
+
+    Raises:
+        BundleError: `bundle_untrusted`: nobody can be asked, or the person said no.
+    """
+    try:
+        return do(trust)
+    except BundleError as error:
+        if error.code != "bundle_untrusted" or not (asks and sys.stdin.isatty() and sys.stderr.isatty()):
+            raise
+        typer.echo(one_line(error.message), err=True)
+        if not typer.confirm("Run it this time?", err=True):
+            raise BundleError("its code was not run, as you said", code=error.code, who="user") from None
+    return do(True)
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Run code of the bundle's folder with your rights.")]
@@ -79,9 +179,11 @@ WORDS: Final[Mapping[str, Word]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Row:
-    """A command made of an operation.
+    """A command made of an operation: a decorator of the function that prints its answers.
 
     Attributes:
+        app: Where the command is added.
+        name: The command.
         operation: Name in the table of operations.
         summary: The command's help.
         positional: Arguments that are said by their position, in order.
@@ -93,6 +195,8 @@ class Row:
         narrator: Makes what prints the events of a call on the way; none prints the answer alone.
     """
 
+    app: typer.Typer
+    name: str
     operation: str
     summary: str
     positional: tuple[str, ...] = ()
@@ -102,6 +206,12 @@ class Row:
     flags: Mapping[str, str] = field(default_factory=dict)
     trust: bool = False
     narrator: Callable[[], Emit] | None = None
+
+    def __call__(self, printer: Printer) -> Printer:
+        """Add the command, whose answers *printer* prints, and return the printer."""
+        kind = type("DerivedCommand", (DerivedCommand,), {"row": self, "printer": staticmethod(printer)})
+        self.app.command(self.name, cls=kind, help=self.summary)(lambda: None)
+        return printer
 
     def word(self, name: str) -> Word:
         """Return how an argument is said."""
@@ -121,7 +231,7 @@ class Row:
             if value in (None, []) and word.otherwise is not None:
                 value = word.otherwise()
             if word.commas and value is not None:
-                value = within.split(value)
+                value = split(value)
             if value is not None:
                 arguments[name] = value
         return arguments
@@ -148,17 +258,6 @@ class DerivedCommand(TyperCommand):
         return vars(self)[name]
 
 
-def derived(app: typer.Typer, name: str, row: Row) -> Callable[[Printer], Printer]:
-    """Return the decorator that adds a command to *app*, whose answers the decorated function prints."""
-
-    def add(printer: Printer) -> Printer:
-        kind = type("DerivedCommand", (DerivedCommand,), {"row": row, "printer": staticmethod(printer)})
-        app.command(name, cls=kind, help=row.summary)(lambda: None)
-        return printer
-
-    return add
-
-
 def answer(
     ctx: typer.Context,
     operation: str,
@@ -172,8 +271,8 @@ def answer(
 ) -> Any:
     """Run an operation, print its answer and return it; *asks* as in `trusting`. Raises what `failing` raises."""
     with failing(as_json=as_json):
-        output = within.trusting(
-            lambda trusted: within.run(ctx, lambda host: within.ask(host, operation, arguments, emit, trust=trusted)),
+        output = trusting(
+            lambda trusted: run(ctx, lambda ask: ask(operation, arguments, emit, trust=trusted)),
             trust=trust,
             asks=asks and not as_json,
         )

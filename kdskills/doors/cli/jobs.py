@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import codecs
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from kdskills.doors.cli.derived import Json
-from kdskills.doors.cli.following import Raw, Stream, follow
+from kdskills.doors.cli.derived import Ask, Json, run
 from kdskills.doors.cli.output import (
     COLORS,
     EXIT_INTERRUPTED,
     EXIT_NEGATIVE,
     EXIT_OK,
+    OVER,
     console,
+    disarmed,
     failing,
     line,
     one_line,
@@ -22,12 +29,81 @@ from kdskills.doors.cli.output import (
     print_json,
     table,
 )
-from kdskills.doors.cli.within import ask, run
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from rich.console import Console
+    from rich.progress import TaskID
 
-    from kdskills.app import Host
+
+Stream = Literal["stdout", "stderr"]
+Write = Callable[[bytes], None]
+
+POLL_S = 0.2
+STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
+PIECE = 256 * 1024
+LONGEST = 8192
+
+
+async def follow(ask: Ask, task_id: str, stream: Stream, write: Write, *, until_over: bool) -> bool:
+    """Write a task's output; with *until_over* until the task is over, else what there is now.
+
+    Returns:
+        Whether bytes were missing, because only the last ones of a long output are kept.
+    """
+    lost, query = False, {"task_id": task_id, "stream": stream, "limit": PIECE, "encoding": "base64", "offset": 0}
+    while True:
+        piece = await ask("skills.task_logs", {**query, "follow": until_over})
+        lost = lost or piece.truncated
+        write(base64.b64decode(piece.data))
+        query["offset"] = piece.next_offset
+        if piece.ended or (not until_over and piece.next_offset >= piece.total):
+            return lost
+
+
+class Raw:
+    """Writes bytes to standard output: as they are into files and pipes, disarmed onto a terminal."""
+
+    def __init__(self) -> None:
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def __call__(self, data: bytes) -> None:
+        """Write *data*."""
+        if sys.stdout.isatty():
+            sys.stdout.write(disarmed(self._decode.decode(data)))
+        else:
+            sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+
+
+class LineCutter:
+    """Gives bytes on as whole lines of text; a line that does not end is cut.
+
+    Args:
+        show: Gets each line.
+    """
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace")
+        self._show = show
+        self._rest = ""
+
+    def __call__(self, data: bytes) -> None:
+        """Take more bytes."""
+        self._rest += self._decode.decode(data)
+        *lines, self._rest = self._rest.split("\n")
+        for text in lines:
+            self._show(text)
+        while len(self._rest) > LONGEST:
+            self._show(self._rest[:LONGEST])
+            self._rest = self._rest[LONGEST:]
+
+    def close(self) -> None:
+        """Show what is left."""
+        self._rest += self._decode.decode(b"", final=True)
+        if self._rest:
+            self._show(self._rest)
+            self._rest = ""
+
 
 Id = Annotated[str, typer.Argument(help="Id of a task or job.", show_default=False)]
 Status = Annotated[str | None, typer.Option("--status", "-s", help="Only those of this status.")]
@@ -50,67 +126,46 @@ def list_work(
 ) -> None:
     """List jobs, and tasks that belong to none, the newest first."""
     from kdskills.app.operations.models import encode_moment
+    from kdskills.app.operations.work_outputs import WorkPage
 
-    async def jobs_and_tasks(host: Host) -> list[dict[str, Any]]:
+    async def jobs_and_tasks(ask: Ask) -> tuple[Any, Any]:
         query = {"status": status, "limit": limit, "cursor": cursor}
-        jobs, tasks = await ask(host, "jobs.list", query), await ask(host, "tasks.list", {**query, "steps": False})
-        return [jobs.model_dump(), tasks.model_dump()]
+        return await ask("jobs.list", query), await ask("tasks.list", {**query, "steps": False})
 
     with failing(as_json=as_json):
         jobs, tasks = run(ctx, jobs_and_tasks)
-        rows = sorted([*jobs["jobs"], *tasks["tasks"]], key=_age, reverse=True)
-        page, following = rows[:limit], None
-        if len(rows) > limit or jobs["next_cursor"] or tasks["next_cursor"]:
-            following = encode_moment(*_age(page[-1]))
+        ages = [(row.created_at, row.job_id, row) for row in jobs.jobs]
+        ages += [(row.created_at, row.task_id, row) for row in tasks.tasks]
+        ages.sort(key=lambda age: age[:2], reverse=True)
+        page, following = [row for _, _, row in ages[:limit]], None
+        if len(ages) > limit or jobs.next_cursor or tasks.next_cursor:
+            following = encode_moment(*ages[:limit][-1][:2])
         if as_json:
-            print_json(_page(page, following))
+            page_jobs = tuple(row for row in page if row in jobs.jobs)
+            page_tasks = tuple(row for row in page if row in tasks.tasks)
+            print_json(WorkPage(jobs=page_jobs, tasks=page_tasks, next_cursor=following))
             return
         listing = table("id", "status", "submitted", "took", "skill", "what")
         listing.columns[0].no_wrap = True
         for row in page:
-            listing.add_row(*(_job_cells(row) if "steps" in row else _task_cells(row)))
+            listing.add_row(*_cells(row))
         console().print(listing if page else "nothing has run yet")
         if following:
             console().print(f"there are more: kdskills jobs list --cursor {line(following)}")
 
 
-def _age(row: dict[str, Any]) -> tuple[datetime, str]:
-    return row["created_at"], row["job_id"] if "steps" in row else row["task_id"]
-
-
-def _page(rows: list[dict[str, Any]], following: str | None) -> BaseModel:
-    """Return jobs and tasks of one page as one answer."""
-    from kdskills.app.operations.work_outputs import JobRow, TaskRow, WorkPage
-
-    return WorkPage(
-        jobs=tuple(JobRow(**row) for row in rows if "steps" in row),
-        tasks=tuple(TaskRow(**row) for row in rows if "steps" not in row),
-        next_cursor=following,
-    )
-
-
-def _job_cells(row: dict[str, Any]) -> list[str]:
-    step = row["current_step_index"] + 1
-    return [*_cells("job_id", row), f"step {step} of {row['steps']}"]
-
-
-def _task_cells(row: dict[str, Any]) -> list[str]:
-    words = row["command"][-1] if row["command"][:2] == ("/bin/sh", "-c") else " ".join(row["command"])
-    program = ("service: " if row["mode"] == "service" else "") + one_line(words)
-    return [*_cells("task_id", row), plain(program if len(program) <= 40 else program[:39] + "…")]
-
-
-def _cells(name: str, row: dict[str, Any]) -> list[str]:
-    status = row["status"] if not row["error_code"] else f"{row['status']} ({row['error_code']})"
-    began = row["created_at"].astimezone().strftime("%m-%d %H:%M:%S")
-    color = COLORS.get(row["status"], "dim")
-    return [
-        line(row[name]),
-        f"[{color}]{line(status)}[/]",
-        began,
-        took(row["started_at"], row["finished_at"]),
-        line(row["skill_name"]),
-    ]
+def _cells(row: Any) -> list[str]:
+    """Return what a list tells of a job or a task."""
+    if hasattr(row, "job_id") and hasattr(row, "steps"):
+        item, what = row.job_id, f"step {row.current_step_index + 1} of {row.steps}"
+    else:
+        words = row.command[-1] if row.command[:2] == ("/bin/sh", "-c") else " ".join(row.command)
+        program = ("service: " if row.mode == "service" else "") + one_line(words)
+        item, what = row.task_id, plain(program if len(program) <= 40 else program[:39] + "…")
+    status = f"{row.status} ({row.error_code})" if row.error_code else row.status
+    state = f"[{COLORS.get(row.status, 'dim')}]{line(status)}[/]"
+    began = row.created_at.astimezone().strftime("%m-%d %H:%M:%S")
+    return [line(item), state, began, took(row.started_at, row.finished_at), line(row.skill_name), what]
 
 
 def took(begin: datetime | None, end: datetime | None) -> str:
@@ -131,7 +186,7 @@ def show(
     """Show a task or job: state, steps, endpoints, artifacts and the end of its output."""
     with failing(as_json=as_json):
         kind = kind_of(item)
-        snapshot = run(ctx, lambda host: ask(host, f"skills.{kind}_status", {f"{kind}_id": item, "tail_bytes": tail}))
+        snapshot = run(ctx, lambda ask: ask(f"skills.{kind}_status", {f"{kind}_id": item, "tail_bytes": tail}))
         if as_json:
             print_json(snapshot)
             return
@@ -178,23 +233,18 @@ def _print(answer: dict[str, Any], item: str) -> None:
 @app.command("watch")
 def watch_work(ctx: typer.Context, item: Id) -> None:
     """Watch a task or job until it is over: steps, bars and live output; exit 0 when it succeeded, else 1."""
-    from kdskills.doors.cli.watching import Screen, watch  # of all commands, this one alone draws bars
-
     screen = Screen(console())
 
-    async def watch_on_screen(host: Host) -> str:
-        if not screen.live:
-            return await watch(host, item, screen)
-        with screen.progress:
-            return await watch(host, item, screen)
+    async def watch_on_screen(ask: Ask) -> str:
+        with screen.progress if screen.live else nullcontext():
+            return await watch(ask, item, screen)
 
     with failing(as_json=False):
         try:
             status = run(ctx, watch_on_screen)
         except KeyboardInterrupt:
-            console(stderr=True).print(
-                f"it goes on without being watched; end it with: kdskills jobs cancel {line(item)}"
-            )
+            words = f"it goes on without being watched; end it with: kdskills jobs cancel {line(item)}"
+            console(stderr=True).print(words)
             raise typer.Exit(EXIT_INTERRUPTED) from None
     raise typer.Exit(EXIT_OK if status == "succeeded" else EXIT_NEGATIVE)
 
@@ -209,15 +259,12 @@ def cancel(
     """End a task or job and everything it started; exit 1 when it was over already."""
     with failing(as_json=as_json):
         kind = kind_of(item)
-        report = run(ctx, lambda host: ask(host, f"skills.{kind}_cancel", {f"{kind}_id": item, "reason": reason}))
-        answer = report.model_dump()
+        report = run(ctx, lambda ask: ask(f"skills.{kind}_cancel", {f"{kind}_id": item, "reason": reason}))
         if as_json:
             print_json(report)
-        elif answer["canceled"]:
-            console().print(f"{line(item)}: {answer['status']}")
         else:
-            console().print(f"{line(item)} was over already: {answer['status']}")
-    raise typer.Exit(EXIT_OK if answer["canceled"] else EXIT_NEGATIVE)
+            console().print(f"{line(item)}{'' if report.canceled else ' was over already'}: {report.status}")
+    raise typer.Exit(EXIT_OK if report.canceled else EXIT_NEGATIVE)
 
 
 @app.command("logs")
@@ -225,32 +272,137 @@ def logs(ctx: typer.Context, item: Id, follow_on: Follow = False, stderr: Err = 
     """Print the output of a task, or of every step of a job."""
     stream: Stream = "stderr" if stderr else "stdout"
 
-    async def printed(host: Host) -> None:
-        if kind_of(item) == "task":
-            lost = await follow(host, item, stream, Raw(), until_over=follow_on)
-            if lost:
-                console(stderr=True).print("earlier output is not kept", style="yellow")
-            return
-        await _job_logs(host, item, stream, until_over=follow_on)
+    async def printed(ask: Ask) -> None:
+        if kind_of(item) == "job":
+            await _job_logs(ask, item, stream, until_over=follow_on)
+        elif await follow(ask, item, stream, Raw(), until_over=follow_on):
+            console(stderr=True).print("earlier output is not kept", style="yellow")
 
     with failing(as_json=False):
         run(ctx, printed)
 
 
-async def _job_logs(host: Host, item: str, stream: Stream, *, until_over: bool) -> None:
+async def _job_logs(ask: Ask, item: str, stream: Stream, *, until_over: bool) -> None:
     """Print the output of a job's steps one after another; each has its name on standard error."""
     import asyncio
 
     printed_tasks: set[str] = set()
     heads = console(stderr=True)
     while True:
-        job = (await ask(host, "skills.job_status", {"job_id": item, "tail_bytes": 0})).model_dump()
-        fresh = [step for step in job["steps"] if step["task_id"] is not None and step["task_id"] not in printed_tasks]
+        job = await ask("skills.job_status", {"job_id": item, "tail_bytes": 0})
+        fresh = [step for step in job.steps if step.task_id is not None and step.task_id not in printed_tasks]
         for step in fresh:
-            printed_tasks.add(step["task_id"])
-            heads.print(f"== {line(step['name'])}", style="bold")
-            await follow(host, step["task_id"], stream, Raw(), until_over=until_over)
-        if not fresh and (not until_over or job["status"] in {"succeeded", "failed", "canceled"}):
-            return
+            printed_tasks.add(step.task_id)
+            heads.print(f"== {line(step.name)}", style="bold")
+            await follow(ask, step.task_id, stream, Raw(), until_over=until_over)
         if not fresh:
+            if not until_over or job.status in {"succeeded", "failed", "canceled"}:
+                return
             await asyncio.sleep(0.2)
+
+
+class Screen:
+    """What a person sees of running work.
+
+    Args:
+        console: Where it is shown.
+    """
+
+    def __init__(self, console: Console) -> None:
+        # Of all commands, the one that watches alone draws bars: no other pays for their import.
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        self.console = console
+        self.live = console.is_terminal
+        self.progress = Progress(
+            SpinnerColumn(finished_text=" "),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=False,
+        )
+        self._bars: dict[str, TaskID] = {}
+        self._said: dict[str, str] = {}
+
+    def show(self, name: str, status: str, done: int, total: int) -> None:
+        """Show how *name* stands; without a terminal a line is printed when the status changes."""
+        if not self.live:
+            if self._said.get(name) != status:
+                self.say(f"{name}: {status}")
+        else:
+            words = f"[{COLORS.get(status, 'dim')}]{line(name)}: {status}[/]"
+            if name not in self._bars:
+                self._bars[name] = self.progress.add_task(words, total=total)
+            self.progress.update(self._bars[name], description=words, completed=done, total=total)
+            if status in OVER:
+                self.progress.stop_task(self._bars[name])
+        self._said[name] = status
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print a line above the bars, disarmed: what programs print is hostile."""
+        from rich.text import Text
+
+        self.console.print(Text(one_line(text), style=style), soft_wrap=True)
+
+
+async def _show_output(ask: Ask, screen: Screen, task_id: str, label: str, stream: Stream) -> None:
+    style = "" if stream == "stdout" else "dim"
+    lines = LineCutter(lambda text: screen.say(f"{label}{text}", style))
+    if await follow(ask, task_id, stream, lines, until_over=True):
+        screen.say(f"{label}(earlier output of {stream} is not kept)", "yellow")
+    lines.close()
+
+
+async def watch(ask: Ask, item: str, screen: Screen) -> str:
+    """Watch a task or job until it is over and return its last status."""
+    import asyncio
+
+    running: dict[str, asyncio.Future[list[None]]] = {}
+
+    def start(task_id: str, label: str) -> None:
+        """Follow the output of a task, once."""
+        if task_id not in running:
+            running[task_id] = asyncio.gather(*(_show_output(ask, screen, task_id, label, s) for s in STREAMS))
+
+    kind = kind_of(item)
+    show_event = partial(_show_event, screen, start, item, set())
+    try:
+        while True:
+            query = {f"{kind}_id": item, "poll_interval_sec": POLL_S}
+            end = await ask(f"skills.{kind}_watch", query, show_event)
+            if not end.watch_timeout:
+                break
+        await asyncio.gather(*running.values())
+    finally:
+        for task in running.values():
+            task.cancel()
+        await asyncio.gather(*running.values(), return_exceptions=True)
+    steps = getattr(end, "steps", ())  # the last state, for whatever ended between two looks
+    for step in steps:
+        screen.show(step.name, step.status, step.status in OVER, 1)
+    done = sum(step.status in OVER for step in steps) if steps else 1
+    screen.show(item, end.status, done, max(1, len(steps)))
+    if end.error_code:
+        screen.say(f"{end.error_code}: {end.error_message or ''}".rstrip(": "), "red")
+    return str(end.status)
+
+
+def _show_event(screen: Screen, start: Callable[[str, str], None], item: str, shown_urls: set[str], event: Any) -> None:
+    if kind_of(item) == "job":
+        done = sum(step.status in OVER for step in event.steps)
+        screen.show(item, event.status, done, len(event.steps))
+        width = max((len(step.name) for step in event.steps), default=0)
+        for step in event.steps:
+            screen.show(step.name, step.status, step.status in OVER, 1)
+            if step.task_id is not None:
+                start(step.task_id, f"{step.name:>{width}} | ")
+        return
+    screen.show(item, event.status, event.status in OVER, 1)
+    if event.attempt:
+        start(item, "")
+    for endpoint in event.exposed_endpoints:
+        if endpoint.url is not None and endpoint.url not in shown_urls:
+            shown_urls.add(endpoint.url)
+            screen.say(f"port {endpoint.port} is at {endpoint.url}", "bold green")

@@ -10,24 +10,25 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from kdskills.doors.cli import bench, commands, doors, jobs, tool
-from kdskills.doors.cli.within import HostSource
+from kdskills.doors.cli import commands, jobs, programs
+from kdskills.doors.cli.derived import HostSource
 
 if TYPE_CHECKING:
     from kdskills.app import Host
 
+
 #: Commands that are no rows, between the two lists that are.
 own_commands = typer.Typer()
 own_commands.command("bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-    bench.command
+    programs.bench
 )
 own_commands.command("logs")(jobs.logs)
-own_commands.command("tool")(tool.command)
-own_commands.command("worker")(doors.worker)
+own_commands.command("tool")(programs.tool)
+own_commands.command("worker")(programs.worker)
 
 doors_commands = typer.Typer()
-doors_commands.command("serve")(doors.serve)
-commands.mcp.callback(invoke_without_command=True)(doors.mcp)
+doors_commands.command("serve")(programs.serve)
+commands.mcp.callback(invoke_without_command=True)(programs.mcp)
 
 LISTS: Final = (commands.skill_commands, own_commands, commands.installation_commands, doors_commands)
 GROUPS: Final = {

@@ -5,22 +5,75 @@ Every command imports this module, also those that print JSON or their help: wha
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from kdskills.app.wire import json_facts, json_text
-from kdskills.doors.cli.streams import give_up, reader_left
 from kdskills.errors import KdskillsError, OperatorMustAct, UserMustAct
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import Console
     from rich.table import Table
+
+
+def steady_streams() -> None:
+    """Let the three streams be there, and write what their encoding lacks as escapes, whatever the locale.
+
+    A closed one reads as empty and writes to nowhere. Otherwise the next file to be opened would become the standard
+    output, and what is printed would be written into it.
+    """
+    for number, mode, name in ((0, "r", "stdin"), (1, "w", "stdout"), (2, "w", "stderr")):
+        if getattr(sys, name) is None:
+            _fill(number)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - it stays open
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _fill(number: int) -> None:
+    """Open the null device under a number that is free, also for programs that are started from here."""
+    try:
+        os.fstat(number)
+    except OSError:
+        descriptor = os.open(os.devnull, os.O_RDWR)
+        if descriptor != number:
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.set_inheritable(number, True)
+
+
+def reader_left(stream: TextIO) -> bool:
+    """Return whether nobody reads what is written to *stream* any more; what is no pipe or socket is always read."""
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError):  # a stream of a test, or one that was closed
+        return True
+    poll = select.poll()
+    poll.register(number, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def give_up(stream: TextIO) -> None:
+    """Let what is still to be written to *stream* go nowhere, so that the end of the process does not fail by it."""
+    try:
+        number = stream.fileno()
+        null = os.open(os.devnull, os.O_WRONLY)
+    except (OSError, ValueError):
+        return
+    try:
+        os.dup2(null, number)
+    finally:
+        os.close(null)
+
 
 #: Exit codes, documented in docs/reference/cli.md: who must act decides.
 EXIT_OK, EXIT_NEGATIVE, EXIT_USAGE, EXIT_AUTHOR, EXIT_OPERATOR = 0, 1, 2, 3, 4

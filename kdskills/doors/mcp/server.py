@@ -2,17 +2,113 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, Final
+from urllib.parse import parse_qs
 
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.transport_security import RequestBodyLimitMiddleware
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from kdskills.app import Host
-from kdskills.app.identity import Identity
+from kdskills.app.authentication import (
+    RequestLimits,
+    Unauthenticated,
+    address,
+    answered_names,
+    of_header,
+    on_loopback,
+    require_own_origin,
+)
+from kdskills.app.connections import BoundedServer, Crowd, serve, server_config
+from kdskills.app.identity import PROFILES, SCOPES_OF, Identity, Profile, own_client
+from kdskills.app.wire import json_facts
 from kdskills.doors.mcp.skills import Skills, WhoAsks
 from kdskills.doors.mcp.tools import Tools
+from kdskills.errors import BadRequest, CallRefused, KdskillsError
+
+
+def profile_of(name: str) -> Profile:
+    """Return the profile with this name.
+
+    Raises:
+        BadRequest: `profile_unknown`.
+    """
+    for profile in PROFILES:
+        if name == profile:
+            return profile
+    raise BadRequest(f"profiles are {', '.join(PROFILES)}; not {name!r}", code="profile_unknown")
+
+
+def profile_of_query(query: bytes, otherwise: Profile) -> Profile:
+    """Return the profile that the query of an address names, as in `/mcp?profile=author`.
+
+    Raises:
+        BadRequest: `profile_unknown`, also for more than one.
+    """
+    names = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("profile")
+    if names is None:
+        return otherwise
+    return profile_of(names[0] if len(names) == 1 else " and ".join(names))
+
+
+def within(identity: Identity, profile: Profile) -> Identity:
+    """Return a caller narrowed to a profile.
+
+    Raises:
+        CallRefused: `scope_missing`; the operator's profile needs a token with the scope `admin`. `not_in_profile`; the
+            profile is wider than the one the caller is served.
+    """
+    if profile == "operator" and not (identity.token is not None and identity.may("admin")):
+        raise CallRefused(
+            "the profile operator needs a token with the scope admin; on standard input that is the setting stdio_token",
+            code="scope_missing",
+            scope="admin",
+        )
+    if PROFILES.index(profile) > PROFILES.index(identity.profile):
+        raise CallRefused(
+            f"without a token this service serves the profile {identity.profile!r}, not {profile!r}",
+            code="not_in_profile",
+            profile=profile,
+        )
+    return replace(identity, door="mcp", profile=profile)
+
+
+async def client_identity(
+    host: Host, profile: Profile, project: str, agent: str, tools: frozenset[str] | None
+) -> Identity:
+    """Return who the client on standard input is.
+
+    Without a token it is a model's client of this account, for one project and agent; with one (setting `stdio_token`) it is
+    the token's. An author's client and an operator's work on files of this machine.
+
+    Args:
+        host: Knows tokens and settings.
+        profile: What is served.
+        project: The project, without a token.
+        agent: The agent, without a token.
+        tools: Tools the client holds, without a token; None when that is not asked for.
+
+    Raises:
+        Unauthenticated: The token is not known.
+        CallRefused: `scope_missing`, as `within`.
+    """
+    secret = host.settings.stdio_token
+    if secret is None:
+        return within(own_client(profile, project, agent, tools), profile)
+    identity = await host.tokens.authenticate(secret.get_secret_value())
+    if identity is None:
+        raise Unauthenticated("the token of the setting stdio_token is not known")
+    return within(replace(identity, local=profile != "skills"), profile)
 
 
 def build_server(host: Host, caller_of: WhoAsks, *, session: str | None = None) -> Server[Any]:
@@ -44,3 +140,144 @@ async def serve_stdio(host: Host, identity: Identity) -> None:
     server = build_server(host, caller_of, session=f"mcp-{secrets.token_hex(8)}")
     async with stdio_server() as (reading, writing):
         await server.run(reading, writing, server.create_initialization_options())
+
+
+IDENTITY: Final = "kdskills.identity"
+STATUS: Final = {"rate_limited": 429, "host_refused": 421}
+
+Authenticate = Callable[[str | None], Awaitable[Identity]]
+"""Takes the Authorization header and returns who calls, or raises."""
+
+
+class McpHttp:
+    """An ASGI application; `running` must be entered while it serves.
+
+    Args:
+        host: What operations run on.
+        authenticate: Tells who calls.
+        names: Host names clients may use beside those of loopback; other `Host` and `Origin` headers are refused.
+        profile: Tools a client is offered whose address names no other, as `?profile=author` does.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        authenticate: Authenticate,
+        names: frozenset[str] = frozenset(),
+        profile: Profile = "skills",
+    ) -> None:
+        self._authenticate = authenticate
+        self._names = names
+        self._profile = profile
+        self._server = build_server(host, _caller_of)
+        self._manager = StreamableHTTPSessionManager(self._server, json_response=True)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve while this is open."""
+        async with self._manager.run():
+            yield
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request of a caller with a token."""
+        header = dict(scope["headers"]).get(b"authorization")
+        try:
+            require_own_origin(scope, self._names)
+            identity = await self._authenticate(None if header is None else header.decode("latin-1"))
+            identity = within(identity, profile_of_query(scope.get("query_string", b""), self._profile))
+        except KdskillsError as error:
+            await _refuse(send, error)
+            return
+        most, serve = identity.limits.body_bytes, self._manager.asgi_app
+        if most is not None:
+            serve = RequestBodyLimitMiddleware(serve, most)
+        await serve({**scope, IDENTITY: identity}, receive, send)
+
+
+def mount(host: Host, authenticate: Authenticate, names: frozenset[str]) -> McpHttp:
+    """Return what the HTTP service serves under `/mcp`; entry point `mcp` of the group `kdskills.mounts`."""
+    return McpHttp(host, authenticate, names)
+
+
+def _caller_of(ctx: ServerRequestContext[Any, Any]) -> Identity:
+    """Return who sent the request, as the token told before anything was read."""
+    assert ctx.request is not None
+    identity = ctx.request.scope[IDENTITY]
+    assert isinstance(identity, Identity)
+    return identity
+
+
+async def _refuse(send: Send, error: KdskillsError) -> None:
+    body = json_facts(error.to_json()).encode()
+    class_status = 403 if isinstance(error, CallRefused) else 400 if isinstance(error, BadRequest) else 401
+    status = STATUS.get(error.code, class_status)
+    headers = [(b"content-type", b"application/json")]
+    headers += [(b"www-authenticate", b"Bearer")] if status == 401 else []
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def command(
+    host: Host,
+    *,
+    http: str | None = None,
+    project: str = "local",
+    agent: str = "local",
+    profile: str = "skills",
+    tools: Collection[str] | None = None,
+) -> None:
+    """Serve until the client closes standard input, or until TERM.
+
+    Args:
+        host: What is served.
+        http: `HOST:PORT`; on loopback without tokens, elsewhere with them only.
+        project: Project whose skills are served to a client without a token.
+        agent: Consumer that the policy of skills is asked for, of a client without a token.
+        profile: Tools that are served: `skills`, `author` or `operator`.
+        tools: Ids of the tools a client without a token holds; None when skills are not asked what they need.
+
+    Raises:
+        ListenRefused: The address is none.
+        BadRequest: `profile_unknown`.
+        CallRefused: `scope_missing`; the profile needs a token of an administrator.
+    """
+    chosen, client_tools = profile_of(profile), None if tools is None else frozenset(tools)
+    if http is None:
+        asyncio.run(_stdio(host, chosen, project, agent, client_tools))
+        return
+    name, port = address(http)
+    settings, app = host.settings, http_app(host, name, chosen, project, agent, client_tools)
+    crowd = Crowd(most=settings.connections, header_s=settings.header_timeout_s, body_s=settings.body_timeout_s)
+    config = server_config(app, name, port, crowd)
+    asyncio.run(serve(BoundedServer(config), crowd))
+
+
+def http_app(
+    host: Host, listen: str, profile: Profile, project: str, agent: str, tools: frozenset[str] | None
+) -> Starlette:
+    """Return the application that many clients reach; a token's own limits hold here as at every door.
+
+    Args:
+        host: What is served.
+        listen: The host it listens on; on loopback no token is asked for.
+        profile: Tools that are served.
+        project: The project, without a token.
+        agent: The agent, without a token.
+        tools: Tools a client holds, without a token; None when that is not asked for.
+    """
+    limits = RequestLimits(host.settings.requests_per_minute)
+
+    async def authenticate(header: str | None) -> Identity:
+        caller = await of_header(host.storage, header, open_on_loopback=on_loopback(listen))
+        if header is None:
+            scopes = SCOPES_OF[profile]
+            caller = replace(caller, project=project, agent=agent, scopes=scopes, tools=tools, profile=profile)
+        limits.count(caller)
+        return caller
+
+    app = McpHttp(host, authenticate, answered_names(listen, host.settings.host_names), profile)
+    return Starlette(routes=[Route("/mcp", app), Route("/", app)], lifespan=lambda _: app.running())
+
+
+async def _stdio(host: Host, profile: Profile, project: str, agent: str, tools: frozenset[str] | None) -> None:
+    await serve_stdio(host, await client_identity(host, profile, project, agent, tools))

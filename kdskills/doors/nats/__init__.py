@@ -1,5 +1,5 @@
 """The door of the command bus: NATS with JetStream."""
 
-from kdskills.doors.nats.serving import serve
+from kdskills.doors.nats.gateway import serve
 
 __all__ = ["serve"]

@@ -19,9 +19,8 @@ from pydantic import BaseModel, JsonValue, RootModel
 
 from kdskills.app.operations import Operation
 from kdskills.app.wire import json_text
-from kdskills.doors.nats.messages import KEY_TAKEN, CallAnswer, CallCommand, ResultTooLarge
+from kdskills.doors.nats.messages import KEY_TAKEN, CallAddress, CallAnswer, CallCommand, ResultTooLarge
 from kdskills.doors.nats.streams import KEPT_S
-from kdskills.doors.nats.subjects import CallAddress
 from kdskills.errors import Conflict
 
 BUCKET: Final = "KDSKILLS_ANSWERS"

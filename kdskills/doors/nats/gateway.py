@@ -18,26 +18,32 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
+from nats.micro import add_service
+from nats.micro.request import Request
+from nats.micro.service import Service
+from pydantic import BaseModel
 
 from kdskills.app import Host
+from kdskills.app.logs import without_secrets
 from kdskills.app.operations import Context
 from kdskills.app.operations.table import Emit
 from kdskills.app.settings import BusSettings
 from kdskills.doors.nats.answers import AnswerBucket, body_of
-from kdskills.doors.nats.callers import identity_of
-from kdskills.doors.nats.consuming import RETRY_S, Commands
 from kdskills.doors.nats.messages import (
     HEADER_ROOM,
+    CallAddress,
     CallAnswer,
     CallCommand,
     Unreadable,
+    filters,
+    identity_of,
     message_id,
+    parse,
     progress,
     read_command,
 )
-from kdskills.doors.nats.streams import ensure_streams
-from kdskills.doors.nats.subjects import CallAddress, parse
-from kdskills.errors import KdskillsError, OperatorMustAct
+from kdskills.doors.nats.streams import RETRY_S, Commands, ensure_streams
+from kdskills.errors import BadRequest, KdskillsError, OperatorMustAct
 
 _LOG = logging.getLogger("kdskills.nats")
 
@@ -290,3 +296,103 @@ class Gateway:
         """End a message that no gateway could ever read, and say why in the log."""
         _LOG.warning("%s: ended and not delivered again: %s", message.subject, error.message)
         await message.term()
+
+
+async def serve_reads(host: Host, connection: Client) -> Service:
+    """Answer requests for operations that change nothing; the caller stops the service."""
+    running: set[asyncio.Task[None]] = set()
+    service = await add_service(connection, name="kdskills", version="1.0.0", description="Reads of kdskills.")
+
+    room = asyncio.Semaphore(host.settings.bus.concurrency)
+
+    async def respond(request: Request) -> None:
+        async with room:
+            answer = await _answer(host, request.subject, request.data)
+            try:
+                await request.respond(answer.within(connection.max_payload - HEADER_ROOM)[1])
+            except NatsError as error:
+                _LOG.warning("a read is not answered: %s", error)
+
+    async def handle(request: Request) -> None:
+        task = asyncio.create_task(
+            respond(request)
+        )  # the service hands over requests one by one: none waits for another
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+    for number, subject in enumerate(filters(host.settings.bus.version, "req")):
+        await service.add_endpoint(name=f"read-{number}", subject=subject, handler=handle)
+    return service
+
+
+async def _answer(host: Host, subject: str, data: bytes) -> CallAnswer:
+    """Return what is told to the caller: every request is answered."""
+    address = parse(subject)
+    if address is None:
+        return CallAnswer("", "", error=Unreadable(f"{subject!r} is no subject of a read"))
+    call = ""
+    try:
+        command = read_command(address, data)
+        call = command.tool_call_id
+        return CallAnswer(call, address.operation, output=await _read(host, address, command))
+    except KdskillsError as error:
+        return CallAnswer(call, address.operation, error=error)
+    except Exception as error:  # noqa: BLE001  what nobody foresaw is logged, and the caller is told so in the one form
+        _LOG.exception("%s: the operation failed", address.operation)
+        return CallAnswer(call, address.operation, error=CallFailed(type(error).__name__))
+
+
+async def _read(host: Host, address: CallAddress, command: CallCommand) -> BaseModel:
+    context = Context(identity=identity_of(address, host.settings.bus), request_id=command.tool_call_id[:64])
+    operation = host.operations.get(address.operation)
+    if operation is not None and not operation.only_reads(command.arguments):
+        raise BadRequest(f"{address.operation} is no quick read: send it as a command", code="not_a_read")
+    return await host.invoke(address.operation, command.arguments, context)
+
+
+FLUSH_S: Final = 5
+
+
+class BusUnavailable(OperatorMustAct):
+    """The command bus does not answer."""
+
+    code = "bus_unavailable"
+
+
+async def serve(host: Host, url: str) -> None:
+    """Answer commands and reads of the bus at *url* until cancelled.
+
+    A bus that is not there yet, or goes away, is waited for, which the log tells; commands are kept there.
+
+    Raises:
+        BusUnavailable: The address is none, or the bus has no JetStream.
+        StreamsDisagree: Its streams cannot be used.
+    """
+    connection = await _connected(url)
+    try:
+        reads = await serve_reads(host, connection)
+        try:
+            await Gateway(host, connection).serve()
+        except NatsError as error:
+            raise BusUnavailable(f"JetStream does not answer at {without_secrets(url)}: {error}") from error
+        finally:
+            with suppress(NatsError, TimeoutError):
+                await reads.stop()
+    finally:
+        with suppress(NatsError, TimeoutError):
+            await connection.flush(timeout=FLUSH_S)  # acknowledgements are on their way when the connection closes
+        await connection.close()
+
+
+async def _connected(url: str) -> Client:
+    """Connect, however long it takes, and come back however often the bus goes away. Raises BusUnavailable."""
+
+    async def troubled(error: Exception) -> None:
+        _LOG.warning("the bus: %s", error)
+
+    connection = Client()
+    try:
+        await connection.connect(url, name="kdskills", error_cb=troubled, max_reconnect_attempts=-1, connect_timeout=5)
+    except (NatsError, OSError, TimeoutError, ValueError) as error:
+        raise BusUnavailable(f"the command bus at {without_secrets(url)} cannot be reached: {error}") from error
+    return connection

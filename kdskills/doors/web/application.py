@@ -2,30 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any
+from importlib.metadata import entry_points
+from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Match, NoMatchFound, Route
+from starlette.types import Receive, Scope, Send
 
 from kdskills.app import Host
 from kdskills.app.authentication import RequestLimits, answered_names, of_header
 from kdskills.app.identity import Identity
-from kdskills.doors.web.bodies import BodyLimit
-from kdskills.doors.web.draining import Drain
-from kdskills.doors.web.entrance import Accounted, Entrance, OwnOrigin
-from kdskills.doors.web.mounts import mounts
+from kdskills.doors.web.entrance import Accounted, BodyLimit, Entrance, OwnOrigin
+from kdskills.doors.web.events import Drain
 from kdskills.doors.web.problems import Problem, response_of
-from kdskills.doors.web.routing import RoutesByPath
-from kdskills.doors.web.skills import skills_router
+from kdskills.doors.web.resources import skill_routes, work_routes
 from kdskills.doors.web.tools import shape_error, tools_router
-from kdskills.doors.web.work import work_router
 from kdskills.errors import BadRequest, KdskillsError, NotFound, OperatorMustAct
+
+_LOG = logging.getLogger("kdskills.http")
+
+GROUP = "kdskills.mounts"
+"""Entry points `path = "module:function"`; `function(host, authenticate, names)` returns a `Mounted`."""
+
+Authenticate = Callable[[str | None], Awaitable[Identity]]
+
+
+class Mounted(Protocol):
+    """An ASGI application with a life of its own."""
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Serve while this is open."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+
+
+def mounts(host: Host, authenticate: Authenticate, names: frozenset[str]) -> dict[str, Mounted]:
+    """Return what installed doors serve, by path. One whose extra is not installed is left out.
+
+    Args:
+        host: What they serve.
+        authenticate: Tells who calls.
+        names: Names the service is called by.
+    """
+    applications: dict[str, Mounted] = {}
+    for point in entry_points(group=GROUP):
+        try:
+            make = point.load()
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] == "kdskills":
+                raise
+            _LOG.info("/%s is not served: %s is not installed", point.name, error.name)
+            continue
+        applications[point.name] = make(host, authenticate, names)
+    return applications
+
+
+PREFIX = "/projects/{project}/"
+
+
+class RoutesByPath(BaseRoute):
+    """Stands before *routes* and finds those with no parameter but the project, such as the tools, by their path.
+
+    It decides nothing: a route that was looked up still says itself whether it takes the request, and a path that is not
+    known here is left to the routes behind.
+
+    Args:
+        routes: The routes of the service, which stay where they are.
+    """
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        self._routes: defaultdict[str, list[Route]] = defaultdict(list)
+        for route in routes:
+            if isinstance(route, Route) and route.path.startswith(PREFIX):
+                tail = route.path.removeprefix(PREFIX)
+                if "{" not in tail:
+                    self._routes[tail].append(route)
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Return what the first route of this path says that takes the request, or else would with another method."""
+        best: tuple[Match, Scope] = Match.NONE, {}
+        if scope["type"] != "http":
+            return best
+        parts = str(scope["path"]).split("/", 3)
+        for route in self._routes.get(parts[-1], ()) if len(parts) == 4 else ():
+            match, child_scope = route.matches(scope)
+            if match.value > best[0].value:
+                best = match, {**child_scope, "route": route}
+        return best
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have the route answer that was looked up."""
+        await scope["route"].handle(scope, receive, send)
+
+    def url_path_for(self, name: str, /, **path_params: object) -> NoMatchFound:  # type: ignore[override]  # it never returns
+        """Leave names to the routes behind. Raises NoMatchFound."""
+        raise NoMatchFound(name, path_params)
 
 
 class InternalError(OperatorMustAct):
@@ -83,7 +163,7 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
     app.add_exception_handler(Exception, _broken)
     app.add_api_route("/healthz", _healthz, include_in_schema=False)
     app.add_api_route("/readyz", _readyz, include_in_schema=False)
-    for router in (skills_router(), work_router(), tools_router(host)):
+    for router in (skill_routes, work_routes, tools_router(host.operations.values())):
         app.router.routes.extend(router.routes)  # as routes of its own: a router that is included is walked twice
     app.router.routes.insert(0, RoutesByPath(app.router.routes))
     app.openapi = partial(_openapi, app, app.openapi)  # type: ignore[method-assign]  # FastAPI's own way to change it

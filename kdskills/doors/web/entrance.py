@@ -7,11 +7,13 @@ is read.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from dataclasses import replace
-from typing import Final
+from typing import Annotated, Final
 
-from starlette.requests import Request
+from fastapi import Depends, Header, Path, Query, Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kdskills.app import Host
@@ -19,9 +21,9 @@ from kdskills.app.authentication import RequestLimits, of_header, require_own_or
 from kdskills.app.connections import HEALTH
 from kdskills.app.identity import OPEN_SCOPES, Identity
 from kdskills.app.logs import REQUEST, in_request, number_of
-from kdskills.doors.web.draining import Drain
+from kdskills.doors.web.events import Drain
 from kdskills.doors.web.problems import response_of
-from kdskills.errors import KdskillsError, NotFound, OperatorMustAct
+from kdskills.errors import BadRequest, CallerMustAct, CallRefused, KdskillsError, NotFound, OperatorMustAct
 
 IDENTITY: Final = "kdskills.identity"
 _LOG = logging.getLogger("kdskills.http")
@@ -165,3 +167,120 @@ def project_of(path: str) -> str | None:
     """Return the project a path is about, if it is about one."""
     parts = path.split("/")
     return parts[2] if len(parts) > 2 and parts[1] == "projects" else None
+
+
+class BodyTooLarge(CallerMustAct):
+    """The body has more bytes than are taken."""
+
+    code = "body_too_large"
+
+
+class BodyLimit:
+    """Counts a request's bytes as they come and answers 413 instead of reading on.
+
+    Args:
+        app: The application inside.
+        limit: Bytes a body may have; a token may have a lower limit of its own.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        limit = self._limit_of(scope)
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > limit:
+            await _refuse(scope, receive, send, limit)
+            return
+        read, begun = 0, False
+
+        async def counted() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > limit:
+                raise BodyTooLarge(f"a body has at most {limit} bytes", limit=limit)
+            return message
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            if begun or read <= limit:  # whoever parses bodies may answer the error in other words: ours are right
+                begun = True
+                await send(message)
+
+        try:
+            await self._app(scope, counted, noted)
+        except BodyTooLarge:
+            if begun:
+                raise
+        if read > limit and not begun:
+            await _refuse(scope, receive, send, limit)
+
+    def _limit_of(self, scope: Scope) -> int:
+        identity = scope.get(IDENTITY)
+        token_limit = identity.limits.body_bytes if isinstance(identity, Identity) else None
+        return self._limit if token_limit is None else min(token_limit, self._limit)
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, limit: int) -> None:
+    error = BodyTooLarge(f"a body has at most {limit} bytes", limit=limit)
+    await response_of(error, Request(scope))(scope, receive, send)
+
+
+LABEL: Final = re.compile(r"[A-Za-z0-9._:-]{0,128}")
+BEARER: Final = HTTPBearer(auto_error=False, description="A token made by `kdskills token create`.")
+
+Project = Annotated[str, Path(description="The token's project.", pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
+
+Limit = Annotated[int, Query(ge=1, le=500, description="How many at most.")]
+Cursor = Annotated[str | None, Query(max_length=2048, description="`next_cursor` of the page before.")]
+
+
+async def caller(
+    request: Request,
+    project: Project,
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)] = None,
+    agent: Annotated[str | None, Header(alias="X-Agent-Id", max_length=128, description="Agent that calls.")] = None,
+    alias: Annotated[
+        str | None, Header(alias="X-Session-Alias", max_length=128, description="Tells an agent's conversations apart.")
+    ] = None,
+) -> Identity:
+    """Return who calls, as `Entrance` found out, narrowed by the headers.
+
+    Raises:
+        NotFound: The token is for another project.
+        BadRequest: A header is out of shape.
+        CallRefused: A header names another agent than the token's.
+    """
+    identity = request.scope[IDENTITY]
+    assert isinstance(identity, Identity)
+    if identity.project != project:
+        raise NotFound(f"there is no project {project!r}")
+    return narrowed(identity, agent, alias)
+
+
+def narrowed(identity: Identity, agent: str | None, alias: str | None) -> Identity:
+    """Return *identity* with what the headers say, which must fit what the token says."""
+    for name, value in (("X-Agent-Id", agent), ("X-Session-Alias", alias)):
+        if value is not None and not LABEL.fullmatch(value):
+            raise BadRequest(
+                f"{name} may hold letters, digits and ._:- only", errors=[{"path": name, "problem": "shape"}]
+            )
+    if agent and agent != identity.agent:
+        if identity.token is not None and not identity.may("admin"):
+            raise CallRefused(
+                f"X-Agent-Id is not for this caller to say: the token is for the agent {identity.agent!r}",
+                code="not_yours_to_say",
+                argument="X-Agent-Id",
+            )
+        identity = replace(identity, agent=agent)
+    return replace(identity, alias=alias or "")
+
+
+Caller = Annotated[Identity, Depends(caller)]
+"""Who calls, as an argument of a route."""

@@ -20,7 +20,7 @@ from kdskills.app.connections import serve as serve_connections
 from kdskills.app.identity import LOCAL
 from kdskills.app.logs import be_called, json_logs
 from kdskills.doors.web.application import build_app
-from kdskills.doors.web.draining import Drain
+from kdskills.doors.web.events import Drain
 from kdskills.errors import KdskillsError
 
 FIRST_TOKEN: Final = "first-token"  # noqa: S105 - the name of a file in the state folder

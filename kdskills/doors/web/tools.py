@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Body, Depends, Header, Request
@@ -15,7 +15,7 @@ from kdskills.app.identity import Identity
 from kdskills.app.operations import Context, Operation
 from kdskills.app.operations.calling import misshapen, pointer, require_allowed
 from kdskills.app.wire import json_text
-from kdskills.doors.web.callers import caller
+from kdskills.doors.web.entrance import caller
 from kdskills.doors.web.problems import PROBLEMS
 from kdskills.errors import BadRequest, KdskillsError
 
@@ -32,10 +32,16 @@ IdempotencyKey = Annotated[
 ]
 
 
-def tools_router(host: Host) -> APIRouter:
-    """Return the routes of every operation that callers elsewhere may reach, those of plugins too."""
+def host_of(request: Request) -> Host:
+    """Return what operations run on."""
+    host: Host = request.app.state.host
+    return host
+
+
+def tools_router(operations: Iterable[Operation]) -> APIRouter:
+    """Return the routes of every one of *operations* that callers elsewhere may reach."""
     router = APIRouter()
-    for operation in host.operations.values():
+    for operation in operations:
         if not operation.local:
             _add(router, operation)
     router.add_api_route(
@@ -85,9 +91,8 @@ async def answer(
     request: Request, name: str, arguments: Mapping[str, Any], identity: Identity, key: str | None = None
 ) -> Response:
     """Run an operation and answer with its output."""
-    host: Host = request.app.state.host
     context = Context(identity=identity, idempotency_key=key, request_id=request.state.request_id)
-    output = await host.invoke(name, arguments, context)
+    output = await host_of(request).invoke(name, arguments, context)
     return Response(json_text(output), media_type="application/json")
 
 

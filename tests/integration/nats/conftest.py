@@ -14,7 +14,7 @@ from nats.errors import Error as NatsError
 
 from kdskills.app import Host, Settings
 from kdskills.doors.nats import serve
-from kdskills.doors.nats.subjects import tool_of
+from kdskills.doors.nats.messages import tool_of
 
 WAIT_S = 120
 PROGRAM = Path(__file__).parent / "gateway_process.py"

@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kdskills.doors.web.draining import Drain
+from kdskills.doors.web.events import Drain
 
 KDSKILLS = Path(sys.executable).with_name("kdskills")
 TOKEN = re.compile(r"kd_[0-9a-f]{16}_[A-Za-z0-9_-]{43}")

@@ -14,7 +14,7 @@ from typer.main import get_command
 from kdskills.app import Host, Settings
 from kdskills.app.operations import OPERATIONS
 from kdskills.doors.cli import commands
-from kdskills.doors.cli.derived import DerivedCommand, Row, Word, derived
+from kdskills.doors.cli.derived import DerivedCommand, Row, Word
 from kdskills.doors.cli.main import build_cli
 
 HELLO = Path(__file__).parents[3] / "bundles" / "hello"
@@ -52,13 +52,13 @@ def command_line(row, printer):
     """Return an application with one command, made of *row*."""
     app = typer.Typer()
     app.callback()(lambda: None)
-    derived(app, "it", row)(printer)
+    Row(app, "it", **row)(printer)
     return get_command(app)
 
 
 def test_a_row_and_a_printer_make_a_command(host):
     """An operation that has no command gets one with its path, text and switch, help and all, and JSON for machines."""
-    row = Row("projects.create", "Make a project.", positional=("project",))
+    row = {"operation": "projects.create", "summary": "Make a project.", "positional": ("project",)}
     cli = command_line(row, lambda answer: typer.echo(f"project {answer.project}"))
     shown = CliRunner().invoke(cli, ["it", "--help"]).output
     fields = OPERATIONS["projects.create"].input.model_fields
@@ -72,6 +72,8 @@ def test_a_row_and_a_printer_make_a_command(host):
 def test_words_that_nobody_says_are_left_to_the_model(host):
     """Lists, comma-separated texts and values found at the call reach the operation as its model has them."""
     row = Row(
+        typer.Typer(),
+        "it",
         "tokens.create",
         "Make one.",
         words={
@@ -97,7 +99,7 @@ def test_a_negative_answer_ends_with_one_in_both_forms(host):
 
 def test_a_type_without_words_is_refused(host):
     """A field that no option can say stops the first call, instead of being left out in silence."""
-    cli = command_line(Row("skills.start_job", "Start."), print)
+    cli = command_line({"operation": "skills.start_job", "summary": "Start."}, print)
     with pytest.raises(TypeError, match="no command line says"):
         CliRunner().invoke(cli, ["it", "--help"], catch_exceptions=False)
 

@@ -13,9 +13,8 @@ from kdskills.app.operations import OPERATIONS, Context
 from kdskills.app.operations.calling import host_words
 from kdskills.app.publication import NOT_FOUND
 from kdskills.app.settings import BusSettings
-from kdskills.doors.nats.callers import identity_of
-from kdskills.doors.nats.reads import _answer
-from kdskills.doors.nats.subjects import parse
+from kdskills.doors.nats.gateway import _answer
+from kdskills.doors.nats.messages import identity_of, parse
 from kdskills.errors import BadRequest, CallRefused, KdskillsError, NotFound
 
 SKILLS = {

@@ -18,9 +18,8 @@ from kdskills.app.authentication import Unauthenticated, of_header
 from kdskills.app.identity import LOCAL, SCOPES, SCOPES_OF, Identity, TokenLimits
 from kdskills.app.operations import OPERATIONS
 from kdskills.app.operations.calling import HOST_WORDS
-from kdskills.doors.mcp import McpHttp, command
-from kdskills.doors.mcp.command import http_app
-from kdskills.doors.mcp.profiles import client_identity, profile_of_query, within
+from kdskills.doors.mcp import McpHttp
+from kdskills.doors.mcp.server import client_identity, command, http_app, profile_of_query, within
 from kdskills.doors.mcp.tools import Tools, safe_name
 from kdskills.errors import BadRequest, CallRefused, NotFound
 

@@ -11,8 +11,7 @@ from nats.js.errors import BucketNotFoundError, KeyNotFoundError
 from pydantic import JsonValue, RootModel
 
 from kdskills.doors.nats.answers import RECORDED, AnswerBucket, body_of
-from kdskills.doors.nats.messages import CallAnswer, CallCommand, ResultTooLarge, read_command
-from kdskills.doors.nats.subjects import CallAddress
+from kdskills.doors.nats.messages import CallAddress, CallAnswer, CallCommand, ResultTooLarge, read_command
 from kdskills.errors import Conflict
 
 WHERE = CallAddress("v1", "local", "main", "cmd", "tokens.create")

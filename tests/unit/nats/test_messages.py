@@ -5,8 +5,7 @@ import json
 import pytest
 from pydantic import BaseModel
 
-from kdskills.doors.nats.messages import CallAnswer, Unreadable, message_id, progress, read_command
-from kdskills.doors.nats.subjects import CallAddress
+from kdskills.doors.nats.messages import CallAddress, CallAnswer, Unreadable, message_id, progress, read_command
 from kdskills.errors import Conflict
 
 HERE = CallAddress("v1", "acme", "main", "cmd", "skills.list")

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from kdskills.doors.web.draining import Drain
-from kdskills.doors.web.events import RETRY, WAITING, event_frames, frame, last_seen, unless
+from kdskills.doors.web.events import RETRY, WAITING, Drain, event_frames, frame, last_seen, unless
 from kdskills.errors import BadRequest, NotFound
 
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from kdskills.app.authentication import MAX_BUCKETS, RateLimited, RequestLimits
 from kdskills.app.identity import Identity, TokenLimits
-from kdskills.doors.web.bodies import BodyLimit
-from kdskills.doors.web.entrance import IDENTITY, project_of
+from kdskills.doors.web.entrance import IDENTITY, BodyLimit, project_of
 
 ONE = Identity(token="one")
 

@@ -10,7 +10,7 @@ from starlette.routing import Match
 
 from kdskills.app import Host, Settings
 from kdskills.doors.web import build_app
-from kdskills.doors.web.routing import PREFIX, RoutesByPath
+from kdskills.doors.web.application import PREFIX, RoutesByPath
 
 METHODS = ["GET", "POST", "PATCH", "DELETE", "HEAD"]
 

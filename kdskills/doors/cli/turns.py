@@ -1,0 +1,377 @@
+"""Turns for people: what happens while one runs, as `run` and `demo` print it, and the timeline of `turn show`.
+
+Everything in a turn may be hostile: skills, models and scripts wrote it. In the timeline texts of several lines are
+therefore printed behind a bar and names on one line, so that neither can pass for a line of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from kdskills.doors.cli.output import console, counted, disarmed, findings, one_line, plain
+
+LINE = 110
+LINES, CHARACTERS = 12, 1200
+"""How much of a text is printed unless all of it is asked for."""
+INDENT = 21
+SILENT = frozenset({"model.delta", "model.requested", "turn.finished"})
+"""Events whose facts stand in others: pieces of a reply, the call before it, the result."""
+
+
+def told(word: str, style: str, text: Callable[[Any], str]) -> Callable[[EventPrinter, Any], None]:
+    """Return a method that prints an event as one line, *text* of it behind *word*."""
+    return lambda printer, event: printer.say(event, word, text(event), style)
+
+
+class EventPrinter:
+    """Prints events by its methods `on_<type>`; an event it has no method for is not printed."""
+
+    def __call__(self, event: Any) -> None:
+        """Print *event*, if it is one that people want to see."""
+        handler = getattr(self, "on_" + event.type.replace(".", "_"), None)
+        if handler is not None:
+            handler(event)
+
+    def say(self, event: Any, word: str, text: str, style: str = "cyan") -> None:
+        """Print one line: what happened, and to what."""
+        raise NotImplementedError
+
+
+class Narrator(EventPrinter):
+    """Prints the events of a turn as lines a person can follow; markup and control characters in them do nothing."""
+
+    def __init__(self, out: Console) -> None:
+        self.out = out
+
+    def say(self, event: Any, word: str, text: str, style: str = "cyan") -> None:
+        """Print one line, further ones indented."""
+        self._row(word, plain(text), style)
+
+    def _row(self, word: str, markup: str, style: str) -> None:
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(width=9, justify="right", no_wrap=True)
+        grid.add_column(overflow="fold")
+        grid.add_row(f"[{style}]{word}[/]", markup)
+        self.out.print(grid)
+
+    def on_turn_started(self, event: Any) -> None:
+        """Print request, model and engine."""
+        self.say(event, "request", event.request, "bold")
+        how = " (recorded replies; skills, policy, scripts and isolation are real)" if event.replayed else ""
+        self.say(event, "model", f"{event.model}{how}")
+        self.say(event, "engine", event.engine or "none: scripts are off")
+
+    def on_prompt_built(self, event: Any) -> None:
+        """Print which skills are considered and which are active."""
+        self.out.print()
+        self.say(event, "step", f"{event.role}, prompt of ~{event.tokens} tokens", "bold blue")
+        for word, names in (("considers", event.available), ("active", event.active)):
+            if names:
+                self.say(event, word, ", ".join(names), "dim")
+
+    def on_model_replied(self, event: Any) -> None:
+        """Print what the model said beside its calls."""
+        if event.text and event.calls:
+            self.say(event, "says", cut(event.text))
+
+    def on_tool_called(self, event: Any) -> None:
+        """Print the call."""
+        self._row("call", f"[bold]{plain(event.tool)}[/] {plain(cut(event.arguments))}", "cyan")
+
+    def on_sources_merged(self, event: Any) -> None:
+        """Print the numbers that came into the pool, or were found there."""
+        added = f"added {', '.join(map(str, event.added))}" if event.added else "nothing new"
+        merged = f"; known already {', '.join(map(str, event.merged_sids))}" if event.merged_sids else ""
+        dropped = f"; citations dropped {', '.join(map(str, event.dropped))}" if event.dropped else ""
+        self.say(event, "sources", f"{event.skill}: {added}{merged}{dropped}", "green")
+
+    def on_script_finished(self, event: Any) -> None:
+        """Print how the program ended, behind which wall, and which limits held."""
+        script = f"{event.skill}/{event.path}" if event.path else "generated code"
+        self.say(
+            event, "script", f"{script}: {event.status}, exit {event.exit_code}, {event.duration_ms} ms", "magenta"
+        )
+        limits = ", ".join(event.limits)
+        self.say(event, "wall", f"{event.engine}, level {event.level}; limits enforced: {limits}", "dim")
+
+    def on_tool_finished(self, event: Any) -> None:
+        """Print the outcome, of JSON a script's output or which refs were read; what a load did was said already."""
+        if not event.ok:
+            self.say(event, "failed", f"{event.error}: {cut(event.text)}", "red")
+        elif event.tool != "skills.load":
+            try:
+                answer = json.loads(event.text)
+            except ValueError:
+                answer = None
+            gist = event.text
+            if isinstance(answer, dict) and answer.get("stdout"):
+                gist = str(answer["stdout"])
+            elif isinstance(answer, dict) and "items" in answer:
+                gist = ", ".join(f"{item['ref']} {item['status']}" for item in answer["items"])
+            self.say(event, "result", cut(gist), "dim")
+
+    on_skill_loaded = told("loaded", "green", lambda event: f"{event.skill} {event.digest[:19]}…")
+    on_skill_refused = told("refused", "red", lambda event: f"{event.ref}: {event.code}")
+    on_file_written = told("file", "green", lambda event: f"{one_line(event.path)} ({counted(event.size, 'byte')})")
+
+    def on_diagnostic(self, event: Any) -> None:
+        """Print the diagnostic."""
+        diagnostic = event.diagnostic
+        self.say(event, diagnostic.severity, f"{diagnostic.code}: {diagnostic.message}", "yellow")
+
+
+def cut(text: str) -> str:
+    """Return *text* on one line that is not too long."""
+    row = " ".join(text.split())
+    return row if len(row) <= LINE else row[: LINE - 1] + "…"
+
+
+def print_end(out: Console, answer: Any) -> None:
+    """Print the answer of a turn that has run, its sources and where the files are."""
+    result = answer.result
+    text, _, sources = answer.footnoted.partition("\n\nSources:\n")
+    out.print(Panel(Markdown(disarmed(text) or "(no answer)"), title="answer", title_align="left"))
+    for row in sources.splitlines():
+        out.print(f"  {plain(row)}", soft_wrap=True)
+    for path in answer.files:
+        out.print(f"  [green]file[/] {plain(path)}", soft_wrap=True)
+    if answer.transcript:
+        out.print(f"  [dim]transcript {plain(answer.transcript)}[/]", soft_wrap=True)
+    used = ", ".join(f"{use.id} ({use.how})" for use in result.skills_used)
+    tokens = result.usage.input + result.usage.output
+    steps = f"{counted(len(result.steps), 'step')}, {counted(tokens, 'token')}, {result.duration_ms} ms"
+    out.print(f"  [dim]{plain(f'{result.status}: {steps}; skills: {used}')}[/]")
+    findings(answer.diagnostics)
+    for missing in answer.unmet:
+        out.print(f"  [red]not as expected:[/] {plain(missing)}")
+
+
+def flat(text: object) -> str:
+    """Return *text* on one line."""
+    return " ".join(disarmed(str(text)).split())
+
+
+def joined(values: Any) -> str:
+    """Return *values* with commas between."""
+    return ", ".join(map(flat, values))
+
+
+def program(event: Any) -> str:
+    """Return the program an event is about."""
+    return f"{flat(event.skill)}/{flat(event.path)}" if event.path else "generated code"
+
+
+class Timeline(EventPrinter):
+    """Prints events one by one, with the time since the first.
+
+    Args:
+        out: Where to.
+        full: Whether long texts are printed whole.
+    """
+
+    def __init__(self, out: Console, *, full: bool = False) -> None:
+        self.out = out
+        self.full = full
+        self._begun: datetime | None = None
+        self._prompts: dict[str, str] = {}
+
+    def line(self, when: str, word: str, text: str, style: str = "cyan") -> None:
+        """Print one line of the timeline."""
+        head = Text.assemble((f"{when:>9} ", "dim"), (f"{word:>9}", style), "  ")
+        for row in self._rows(text):
+            self.out.print(head + row, soft_wrap=True)
+            head = Text(" " * INDENT)
+
+    def block(self, text: str) -> None:
+        """Print a text behind a bar; a long one is cut, unless everything was asked for."""
+        excerpt = text if self.full else "\n".join(text[:CHARACTERS].split("\n")[:LINES])
+        for raw in disarmed(excerpt).split("\n"):
+            for row in self._rows(raw, bar=2):
+                self.out.print(Text(" " * INDENT + "│ ", "dim") + row, soft_wrap=True)
+        if excerpt != text:
+            hint = Text(f"{' ' * INDENT}… {len(text) - len(excerpt)} more characters: --full prints them", "dim")
+            self.out.print(hint, soft_wrap=True)
+
+    def _rows(self, text: str, *, bar: int = 0) -> Iterator[Text]:
+        """Give *text* in rows as wide as the terminal; whole where there is none."""
+        if not self.out.is_terminal:
+            yield Text(text)
+            return
+        yield from Text(text).wrap(self.out, max(20, self.out.width - INDENT - bar), overflow="fold") or [Text("")]
+
+    def say(self, event: Any, word: str, text: str, style: str = "cyan") -> None:
+        """Print one line with the time of *event*; `?` when its time is none or cannot be compared with the first."""
+        try:
+            now = datetime.fromisoformat(event.ts)
+        except ValueError:
+            self.line("?", word, text, style)
+            return
+        self._begun = self._begun or now
+        comparable = (now.tzinfo is None) == (self._begun.tzinfo is None)
+        self.line(f"{(now - self._begun).total_seconds():.3f}s" if comparable else "?", word, text, style)
+
+    def on_turn_started(self, event: Any) -> None:
+        """Print what the turn is about."""
+        self.say(event, "request", f"as {flat(event.consumer)}, turn {flat(event.turn_id)}", "bold")
+        self.block(event.request)
+        how = ", recorded replies" if event.replayed else ""
+        self.say(event, "model", f"{flat(event.model)}{how}; session {flat(event.session_id)}")
+        self.say(event, "engine", flat(event.engine) if event.engine else "none: scripts are off")
+        if event.files:
+            self.say(event, "given", joined(event.files))
+
+    def on_prompt_built(self, event: Any) -> None:
+        """Print which prompt a model is about to get, and its text where it is new."""
+        self.out.print()
+        active = f"; active: {joined(event.active)}" if event.active else ""
+        self.say(event, f"step {event.step}", f"{flat(event.role)}{active}", "bold blue")
+        note = "" if event.text else ", text as before"
+        self.say(event, "prompt", f"~{event.tokens} tokens, {flat(event.digest)}{note}")
+        if event.text:
+            self.block(self._changed(event.role, event.text))
+        if event.asked:
+            self.say(event, "asked", "")
+            self.block(event.asked)
+
+    def _changed(self, role: str, text: str) -> str:
+        """Return a prompt without the lines that it has in common with the role's last one at its beginning."""
+        before, self._prompts[role] = self._prompts.get(role, ""), text
+        old, new = before.split("\n"), text.split("\n")
+        common = next((number for number, pair in enumerate(zip(old, new, strict=False)) if len(set(pair)) > 1), 0)
+        if self.full or common < 2:
+            return text
+        return "\n".join([f"… {common} lines as before", *new[common:]])
+
+    def on_model_replied(self, event: Any) -> None:
+        """Print what the model answered."""
+        ended = f", ended by {flat(event.finish_reason)}" if event.finish_reason else ""
+        calls = f"; calls {joined(event.calls)}" if event.calls else ""
+        tokens = f"{event.usage.input} tokens in, {event.usage.output} out"
+        self.say(event, "reply", f"{flat(event.model)}: {tokens}{ended}{calls}")
+        if event.text:
+            self.block(event.text)
+
+    def on_tool_called(self, event: Any) -> None:
+        """Print the call with its arguments."""
+        self.say(event, "call", f"{flat(event.tool)}  {flat(event.call_id)}", "bold cyan")
+        self.block(readable(event.arguments))
+
+    def on_tool_output(self, event: Any) -> None:
+        """Print what a tool wrote."""
+        self.say(event, event.stream, flat(event.call_id))
+        self.block(event.text)
+
+    def on_tool_finished(self, event: Any) -> None:
+        """Print the call's answer."""
+        word, style = ("result", "green") if event.ok else ("failed", "red")
+        code = "" if event.ok else f"{flat(event.error)}  "
+        files = f"; files: {joined(event.artifacts)}" if event.artifacts else ""
+        self.say(event, word, f"{code}{flat(event.tool)}  {flat(event.call_id)}, {event.duration_ms} ms{files}", style)
+        self.block(readable(event.text))
+
+    def on_script_finished(self, event: Any) -> None:
+        """Print how it ended, and which limits held."""
+        ended = f"{flat(event.status)}, exit {event.exit_code}, {event.duration_ms} ms"
+        wall = f"{flat(event.engine)}, level {flat(event.level)}, limits {joined(event.limits)}"
+        self.say(event, "script", f"{program(event)}: {ended}; {wall}", "magenta")
+
+    def on_answer_checked(self, event: Any) -> None:
+        """Print which files the answer reports that are not there."""
+        if event.missing:
+            outcome = "sent back" if event.sent_back else "unverified"
+            self.say(event, "checked", f"not there: {joined(event.missing)}; {outcome}", "yellow")
+        else:
+            self.say(event, "checked", f"there: {joined(event.claimed)}", "green")
+
+    def on_sources_merged(self, event: Any) -> None:
+        """Print which numbers a skill brought along."""
+        parts = [("added", event.added), ("known already", event.merged_sids), ("citations dropped", event.dropped)]
+        summary = "; ".join(f"{word} {joined(sids)}" for word, sids in parts if sids)
+        self.say(event, "sources", f"{flat(event.skill)}: {summary or 'nothing new'}", "green")
+
+    def on_approval_decided(self, event: Any) -> None:
+        """Print the decision."""
+        reason = f": {flat(event.reason)}" if event.reason else ""
+        verdict = "allowed" if event.allowed else "denied"
+        self.say(event, "approval", f"{program(event)} {verdict}{reason}", "magenta")
+
+    def on_diagnostic(self, event: Any) -> None:
+        """Print the diagnostic."""
+        diagnostic = event.diagnostic
+        self.say(event, diagnostic.severity, f"{flat(diagnostic.code)}: {flat(diagnostic.message)}", "yellow")
+
+    on_model_retry = told(
+        "retry",
+        "yellow",
+        lambda e: f"{flat(e.code)}: {flat(e.message)}; try {e.attempt + 1} after {e.delay_s:g} s",
+    )
+    on_catalog_truncated = told("catalog", "yellow", lambda event: f"cut to level {event.level} to fit its budget")
+    on_history_elided = told(
+        "history", "yellow", lambda event: f"{event.messages} old results shortened to fit the window"
+    )
+    on_script_started = told("script", "magenta", lambda event: f"{program(event)} starts in {flat(event.engine)}")
+    on_file_written = told("file", "green", lambda e: f"{flat(e.path)}, {e.size} bytes, by {flat(e.tool)}")
+    on_skill_loaded = told("loaded", "green", lambda e: f"{flat(e.skill)} by {flat(e.by)}, {flat(e.digest)}")
+    on_skill_unloaded = told("unloaded", "cyan", lambda event: flat(event.skill))
+    on_skill_stale = told("stale", "yellow", lambda event: f"{flat(event.skill)}: its file changed after it was loaded")
+    on_skill_pruned = told("pruned", "yellow", lambda event: f"{flat(event.skill)} is granted no more")
+    on_skill_refused = told("refused", "red", lambda e: f"{flat(e.ref)}: {flat(e.code)}: {flat(e.reason)}")
+    on_approval_requested = told("approval", "magenta", lambda event: f"asked for {program(event)}")
+
+
+def readable(text: str) -> str:
+    """Return a JSON object as `name: value` lines, texts as they are written; anything else unchanged."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(value, dict) or not value:
+        return text
+    return "\n".join(
+        f"{name}: {part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)}"
+        for name, part in value.items()
+    )
+
+
+def show(answer: Any, *, full: bool = False) -> None:
+    """Print a turn: its timeline, its answer with citations resolved, its files, what was odd."""
+    out = console()
+    timeline = Timeline(out, full=full)
+    for event in answer.events:
+        timeline(event)
+    out.print()
+    if answer.result is None:
+        timeline.line("", "end", "none: the turn broke off, or is still running", "bold red")
+    else:
+        _print_outcome(timeline, answer)
+    findings(answer.diagnostics)
+
+
+def _print_outcome(timeline: Timeline, answer: Any) -> None:
+    result = answer.result
+    timeline.line("", "answer", "" if result.text else "(none)", "bold")
+    if result.text:
+        timeline.block(result.text)
+    for cited in answer.citations:
+        if cited.known:
+            origin = f" (from {joined(cited.skills)})" if cited.skills else ""
+            timeline.line("", f"[{cited.sid}]", f"{flat(cited.title)} {flat(cited.place)}{origin}", "green")
+        else:
+            timeline.line("", f"[?{cited.sid}]", "names no source", "red")
+    for file in result.files:
+        timeline.line("", "file", f"{flat(file.path)}, {file.size} bytes, {flat(file.digest)}: {flat(file.location)}")
+    if result.skills_used:
+        timeline.line("", "skills", "; ".join(f"{flat(u.id)} ({flat(u.how)})" for u in result.skills_used))
+    tokens = f"{result.usage.input} tokens in, {result.usage.output} out"
+    reason = f"{result.status} ({flat(result.stop_reason)})"
+    ended = f"{reason}: {len(result.steps)} steps, {tokens}, {result.duration_ms} ms"
+    timeline.line("", "end", ended, "bold green" if result.ok else "bold red")
