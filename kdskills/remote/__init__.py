@@ -1,8 +1,8 @@
 """Remote skills: Python functions registered per conversation with a Codex app-server.
 
-`api`, `facade` and `session` are what programs hold; `core`, `core_session` and `turns` are the one implementation behind them,
-sync or async; `registry` and `schemas` read handlers, `dispatch` and `journal` run calls once, `catalog` makes catalog changes
-true, `client` speaks to the server, and `probe` finds out what the server does.
+`api` and `session` are what programs hold; `core` and `turns` are the one implementation behind them, sync or async; `registry` and
+`schemas` read handlers, `dispatch` and `journal` run calls once, `catalog` makes catalog changes true, `client` speaks to the
+server, and `probe` finds out what the server does.
 
 Each name is loaded when it is first used; nothing here needs the optional packages before that.
 """
@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING
 from kdskills.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from kdskills.remote.api import AsyncCodexClient, CodexClient
-    from kdskills.remote.facade import AsyncRemoteSkillsFacade, RemoteSkillLifecycle, RemoteSkillsFacade
+    from kdskills.remote.api import (
+        AsyncCodexClient,
+        AsyncRemoteSkillsFacade,
+        CodexClient,
+        RemoteSkillLifecycle,
+        RemoteSkillsFacade,
+    )
+    from kdskills.remote.calls import AppServerSignal, Receipt, RemoteSkillDispatch, RemoteSkillSendResult
     from kdskills.remote.journal import MemoryJournal, SqlJournal
     from kdskills.remote.ports import (
         AppServerError,
@@ -32,26 +38,22 @@ if TYPE_CHECKING:
         WaitTimeoutError,
     )
     from kdskills.remote.publish import PublishReport
-    from kdskills.remote.receipts import Receipt, RemoteSkillDispatch, RemoteSkillSendResult
     from kdskills.remote.registry import RemoteSkill
     from kdskills.remote.session import AsyncRemoteSkillSession, RemoteSkillSession
-    from kdskills.remote.signals import AppServerSignal
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            ".api": "AsyncCodexClient CodexClient",
-            ".facade": "AsyncRemoteSkillsFacade RemoteSkillLifecycle RemoteSkillsFacade",
+            ".api": "AsyncCodexClient AsyncRemoteSkillsFacade CodexClient RemoteSkillLifecycle RemoteSkillsFacade",
+            ".calls": "AppServerSignal Receipt RemoteSkillDispatch RemoteSkillSendResult",
             ".journal": "MemoryJournal SqlJournal",
             ".ports": (
                 "AppServerError AppServerGone CallJournal CatalogBackend CatalogBusy CatalogChange CatalogContext "
                 "CatalogError CatalogNotApplied RemoteCall ServerProfile WaitTimeoutError"
             ),
             ".publish": "PublishReport",
-            ".receipts": "Receipt RemoteSkillDispatch RemoteSkillSendResult",
             ".registry": "RemoteSkill",
             ".session": "AsyncRemoteSkillSession RemoteSkillSession",
-            ".signals": "AppServerSignal",
         },
     )
 

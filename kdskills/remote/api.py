@@ -1,6 +1,7 @@
-"""`AsyncCodexClient` and `CodexClient`: the app-server's client with its probe and its facade.
+"""The facades over a client and the clients of a Codex app-server, async and blocking.
 
-The sync one serves callers without an event loop: the same client runs in a private loop on a thread of its own.
+A blocking class has the methods of its async twin and runs them on a loop of this package: a client on one of its own, a facade on
+the one all facades share.
 """
 
 from __future__ import annotations
@@ -8,166 +9,346 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import inspect
+import logging
 import os
+import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 from kdskills.errors import BadRequest
 from kdskills.jobs.settings import user_state_dir
+from kdskills.remote import turns
+from kdskills.remote.calls import AppServerSignal, RemoteSkillDispatch, address, call_of_signal, text_or_none
 from kdskills.remote.catalog.backend import CodexCatalog
 from kdskills.remote.client.base import AsyncAppServerClient, OnCall, Signals, SignalStream, ToolCalls, Waits
 from kdskills.remote.client.sessions import Sessions
+from kdskills.remote.core import DRAFT, FacadeCore, SessionCore
 from kdskills.remote.dispatch import Spool
-from kdskills.remote.facade import AsyncRemoteSkillsFacade, RemoteSkillsFacade
 from kdskills.remote.journal import SqlJournal, journal_url
-from kdskills.remote.ports import AppServerGone, CallJournal, CatalogChange, CatalogContext, JsonObject, ServerProfile
+from kdskills.remote.ports import AppServerGone, CallJournal, JsonObject, ServerProfile
 from kdskills.remote.probe import profile_for
-from kdskills.remote.signals import AppServerSignal
+from kdskills.remote.publish import take_roots_away
+from kdskills.remote.registry import TOOLS_KEYWORDS
+from kdskills.remote.session import AsyncRemoteSkillSession, RemoteSkillSession
+from kdskills.session.threads import Blocking, HandlerThreads, LoopThread, blocking, direct, discard
 from kdskills.storage.folder import close_state
 
-T = TypeVar("T")
+_LOG = logging.getLogger("kdskills.remote")
+
+_NONE = object()
+S = TypeVar("S")
 
 
-class LoopThread:
-    """An event loop on a daemon thread."""
+@dataclass(frozen=True, slots=True)
+class RemoteSkillLifecycle(Generic[S]):
+    """What `lifecycle` yields: the session's id, the server's answer to its creation, and the session."""
 
-    def __init__(self, name: str) -> None:
-        self._process = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        self._thread.start()
+    session_id: str
+    created: Any
+    skills: S
 
-    @property
-    def ended(self) -> bool:
-        """Whether the loop is closed, or runs in another process only: a fork does not take it along."""
-        return self._loop.is_closed() or self._process != os.getpid()
 
-    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine on the loop and wait for its value; an interrupted wait cancels it.
+class FacadeMethods:
+    """The coroutines of both facades.
+
+    Args:
+        core: The facade's state.
+    """
+
+    def __init__(self, core: FacadeCore) -> None:
+        self._core = core
+
+    async def close_session(
+        self,
+        session_id: str,
+        *,
+        delete_session: bool = False,
+        sync_runtime_on_cleanup: bool = True,
+        ignore_cleanup_errors: bool = True,
+    ) -> JsonObject:
+        """Clear a session's registry, and delete the session or empty its tools.
+
+        Args:
+            session_id: The session.
+            delete_session: Whether the server deletes it.
+            sync_runtime_on_cleanup: A session that stays gets an empty catalog, if the client has a backend.
+            ignore_cleanup_errors: Errors become diagnostics.
+        """
+        core = self._core.session(session_id)
+        report: JsonObject = {"sessionId": core.session_id, "cleared": core.registry.clear(), "deleted": False}
+        core.published, core.published_tools, core.view_digest = (), {}, None
+        try:
+            try:
+                if delete_session:
+                    await self._delete(core, report)
+                elif sync_runtime_on_cleanup and self._core.backend is not None:
+                    emptied = await turns.change_catalog(core, 10.0, wait=False)
+                    if emptied.get("status") == "failed":
+                        why = emptied.get("error") or emptied.get("reason")
+                        core.note("session_cleanup_failed", f"the tools of the session were not removed: {why}")
+            finally:
+                await take_roots_away(core)
+        except Exception as error:
+            if not ignore_cleanup_errors:
+                raise
+            core.note("session_cleanup_failed", f"closing the session failed: {str(error) or type(error).__name__}")
+        finally:
+            self._core.forget(core)
+        return report
+
+    async def on_call(self, signal: AppServerSignal) -> RemoteSkillDispatch | None:
+        """Answer a call of the client's stream by the session it names; a signal that names none is dropped."""
+        session_id, call = address(signal), call_of_signal(signal)
+        if session_id is None or call is None:
+            return None
+        core = self._core.known(session_id)
+        # A worker that does not serve the session waits before it refuses, because another one may serve it.
+        served = core or SessionCore(self._core, session_id)
+        return await turns.respond(served, call, turns.SubmitOptions(), knows_session=core is not None)
+
+    async def turn_ended(self, session_id: str, turn_id: str, status: str) -> None:
+        """Take note that a turn ended; clients call it for each `turn/completed`."""
+        await self._core.turn_ended(session_id, turn_id, status)
+
+    def close(self) -> None:
+        """End the facade's own threads; its sessions and the journal stay as they are."""
+        self._core.dispatcher.close()
+
+    async def _delete(self, core: SessionCore, report: JsonObject) -> None:
+        answer = await self._core.call(self._core.client.sessions.delete, session_id=core.session_id)
+        report["deleteResponse"] = answer
+        report["deleted"] = isinstance(answer, Mapping) and answer.get("status") in {"ok", "deleted"}
+        if report["deleted"] and self._core.backend is not None:
+            await self._core.call(self._core.backend.forget, core.session_id)
+
+
+async def create(owner: FacadeCore, draft: SessionCore, create_kwargs: Mapping[str, Any]) -> tuple[Any, SessionCore]:
+    """Create the server's session with the draft's tools, and bind the draft's skills to it."""
+    tools, layers = draft.tools(), draft.registry.layers()
+    passed_tools = next((create_kwargs[name] for name in TOOLS_KEYWORDS if name in create_kwargs), _NONE)
+    own_tools = {"dynamic_tools": tools} if tools and passed_tools is _NONE else {}
+    created = await owner.call(owner.client.sessions.create, **create_kwargs, **own_tools)
+    session = created.get("session") if isinstance(created, Mapping) else None
+    session_id = session.get("sessionId") if isinstance(session, Mapping) else None
+    if text_or_none(session_id) is None:
+        raise ValueError("sessions.create response missing session.sessionId")
+    core = owner.session(str(session_id))
+    core.adopt(draft, [layer.skill for layer in layers])
+    if own_tools:
+        core.remember_pushed(tools, core.registry.layers())
+    elif isinstance(passed_tools, (list, tuple)):
+        core.remember_pushed([dict(tool) for tool in passed_tools if isinstance(tool, Mapping)], [])
+    preference = created.get("strategyAsked")
+    if preference in {"native", "reload"} and created.get("strategy") == "dispatcher":
+        message = (
+            f"strategy {preference!r} is not proven of this server, "
+            "so the catalog reaches the model through the dispatcher"
+        )
+        _LOG.warning("session %s: %s", core.session_id, message)
+        fix = "give connect the profile of a probe: connect(url, profile=report.profile)"
+        core.note("strategy_not_proven", message, fix=fix)
+    return created, core
+
+
+class AsyncRemoteSkillsFacade(FacadeMethods):
+    """Python functions as skills of Codex sessions, on the running event loop.
+
+    Args:
+        client: An async client with the methods listed in `docs/reference/remote-skills.md`; `AsyncCodexClient` is one.
+        profile: Lint rules; the client's `profile`, else those of Codex.
+        journal: Keeps calls so that effects happen once; the client's, else memory.
+        max_concurrency: Handlers that run at once.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        profile: ServerProfile | None = None,
+        journal: CallJournal | None = None,
+        max_concurrency: int = 8,
+    ) -> None:
+        core = FacadeCore(client, asynchronous=True, profile=profile, journal=journal, max_concurrency=max_concurrency)
+        super().__init__(core)
+
+    def session(self, session_id: str) -> AsyncRemoteSkillSession:
+        """Return a handle of a session; handles of one id share one registry."""
+        return AsyncRemoteSkillSession(self._core.session(session_id))
+
+    async def create_session(
+        self, *, register: Callable[[AsyncRemoteSkillSession], Any] | None = None, **create_kwargs: Any
+    ) -> tuple[Any, AsyncRemoteSkillSession]:
+        """Create a session of the server with the skills *register* puts into a draft; it may be a coroutine function.
+
+        Returns:
+            The server's answer, and the session with the draft's skills.
 
         Raises:
-            AppServerGone: The loop has ended.
-            RuntimeError: Called on the loop's own thread, which would wait for itself.
+            ValueError: The server's answer names no session.
         """
-        if threading.current_thread() is self._thread:
-            raise RuntimeError("a blocking client cannot be used on its own event loop; use AsyncCodexClient")
-        if self._process != os.getpid():
-            raise AppServerGone("the client belongs to the process that opened it; open one after the fork")
-        if self._loop.is_closed() or not self._thread.is_alive():
-            raise AppServerGone("the client is closed")
-        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        draft = SessionCore(self._core, DRAFT, draft=True)
+        filled = register(AsyncRemoteSkillSession(draft)) if register is not None else None
+        if inspect.isawaitable(filled):
+            await filled
+        created, core = await create(self._core, draft, create_kwargs)
+        return created, AsyncRemoteSkillSession(core)
+
+    @asynccontextmanager
+    async def using(
+        self, session_id: str, name: str, handler: Callable[..., Any], **register_options: Any
+    ) -> AsyncIterator[AsyncRemoteSkillSession]:
+        """As `session(session_id).using(…)`."""
+        async with self.session(session_id).using(name, handler, **register_options) as session:
+            yield session
+
+    @asynccontextmanager
+    async def lifecycle(
+        self,
+        *,
+        register: Callable[[AsyncRemoteSkillSession], Any] | None = None,
+        keep_session: bool = False,
+        sync_runtime_on_cleanup: bool = True,
+        ignore_cleanup_errors: bool = True,
+        **create_kwargs: Any,
+    ) -> AsyncIterator[RemoteSkillLifecycle[AsyncRemoteSkillSession]]:
+        """Have a session for the body; it is closed afterwards, and deleted unless it is kept."""
+        created, skills = await self.create_session(register=register, **create_kwargs)
+        close = partial(
+            self.close_session, delete_session=not keep_session, sync_runtime_on_cleanup=sync_runtime_on_cleanup
+        )
         try:
-            return future.result()
-        except CancelledError:
-            raise AppServerGone("the client was closed meanwhile") from None
-        finally:
-            future.cancel()
-
-    def call(self, work: Callable[[], T]) -> T:
-        """Run a plain function on the loop and wait for its value."""
-
-        async def run() -> T:
-            return work()
-
-        return self.run(run)
-
-    def stop(self) -> None:
-        """End the loop and its thread; may be called twice."""
-        if self.ended:
-            return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            yield RemoteSkillLifecycle(skills.session_id, created, skills)
+        except BaseException:  # raised again: the clean-up must not hide the body's own error
+            await close(skills.session_id, ignore_cleanup_errors=True)
+            raise
+        await close(skills.session_id, ignore_cleanup_errors=ignore_cleanup_errors)
 
 
-class BlockingSessions:
+class RemoteSkillsFacade(Blocking[FacadeMethods]):
+    """As `AsyncRemoteSkillsFacade`, without an event loop, for a client that blocks.
+
+    Args:
+        client: A client with the methods listed in `docs/reference/remote-skills.md`; `CodexClient` is one.
+        profile: Lint rules; the client's `profile`, else those of Codex.
+        journal: Keeps calls so that effects happen once; the client's, else memory.
+        max_concurrency: Handlers that run at once.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        profile: ServerProfile | None = None,
+        journal: CallJournal | None = None,
+        max_concurrency: int = 8,
+    ) -> None:
+        self._core = FacadeCore(
+            client, asynchronous=False, profile=profile, journal=journal, max_concurrency=max_concurrency
+        )
+        super().__init__(FacadeMethods(self._core))
+
+    def session(self, session_id: str) -> RemoteSkillSession:
+        """Return a handle of a session; handles of one id share one registry."""
+        return RemoteSkillSession(self._core.session(session_id))
+
+    def create_session(
+        self, *, register: Callable[[RemoteSkillSession], Any] | None = None, **create_kwargs: Any
+    ) -> tuple[Any, RemoteSkillSession]:
+        """As `AsyncRemoteSkillsFacade.create_session`.
+
+        Raises:
+            TypeError: *register* answered with an awaitable; nothing was created.
+            ValueError: The server's answer names no session.
+        """
+        draft = SessionCore(self._core, DRAFT, draft=True)
+        filled = register(RemoteSkillSession(draft)) if register is not None else None
+        if inspect.isawaitable(filled):
+            discard(filled)
+            raise TypeError("register returned an awaitable; use AsyncRemoteSkillsFacade")
+        created, core = self._run(lambda: create(self._core, draft, create_kwargs))
+        return created, RemoteSkillSession(core)
+
+    @contextmanager
+    def using(
+        self, session_id: str, name: str, handler: Callable[..., Any], **register_options: Any
+    ) -> Iterator[RemoteSkillSession]:
+        """As `session(session_id).using(…)`."""
+        with self.session(session_id).using(name, handler, **register_options) as session:
+            yield session
+
+    @contextmanager
+    def lifecycle(
+        self,
+        *,
+        register: Callable[[RemoteSkillSession], Any] | None = None,
+        keep_session: bool = False,
+        sync_runtime_on_cleanup: bool = True,
+        ignore_cleanup_errors: bool = True,
+        **create_kwargs: Any,
+    ) -> Iterator[RemoteSkillLifecycle[RemoteSkillSession]]:
+        """Have a session for the body of a `with`; it is closed afterwards, and deleted unless it is kept."""
+        created, skills = self.create_session(register=register, **create_kwargs)
+        close = partial(
+            self.close_session, delete_session=not keep_session, sync_runtime_on_cleanup=sync_runtime_on_cleanup
+        )
+        try:
+            yield RemoteSkillLifecycle(skills.session_id, created, skills)
+        except BaseException:  # raised again: the clean-up must not hide the body's own error
+            close(skills.session_id, ignore_cleanup_errors=True)
+            raise
+        close(skills.session_id, ignore_cleanup_errors=ignore_cleanup_errors)
+
+    close_session = blocking(FacadeMethods.close_session)
+    on_call = blocking(FacadeMethods.on_call)
+    turn_ended = blocking(FacadeMethods.turn_ended)
+    close = direct(FacadeMethods.close)
+
+
+class BlockingSessions(Blocking[Sessions]):
     """`Sessions`, blocking."""
 
-    def __init__(self, loop: LoopThread, sessions: Sessions) -> None:
-        self._loop = loop
-        self._sessions = sessions
-
-    def create(self, **keywords: Any) -> JsonObject:
-        """See `Sessions.create`."""
-        return self._loop.run(lambda: self._sessions.create(**keywords))
-
-    def get(self, session_id: str) -> JsonObject:
-        """See `Sessions.get`."""
-        return self._loop.run(lambda: self._sessions.get(session_id))
-
-    def send_message(self, session_id: str, text: str, **keywords: Any) -> JsonObject:
-        """See `Sessions.send_message`."""
-        return self._loop.run(lambda: self._sessions.send_message(session_id, text, **keywords))
-
-    def resume(self, session_id: str, dynamic_tools: list[JsonObject] | None = None, **keywords: Any) -> JsonObject:
-        """See `Sessions.resume`."""
-        return self._loop.run(lambda: self._sessions.resume(session_id, dynamic_tools, **keywords))
-
-    def rollback(self, session_id: str, num_turns: int) -> JsonObject:
-        """See `Sessions.rollback`."""
-        return self._loop.run(lambda: self._sessions.rollback(session_id, num_turns))
-
-    def tool_calls(self, session_id: str) -> JsonObject:
-        """See `Sessions.tool_calls`."""
-        return self._loop.run(lambda: self._sessions.tool_calls(session_id))
-
-    def delete(self, session_id: str) -> JsonObject:
-        """See `Sessions.delete`."""
-        return self._loop.run(lambda: self._sessions.delete(session_id))
+    create = blocking(Sessions.create)
+    get = blocking(Sessions.get)
+    send_message = blocking(Sessions.send_message)
+    resume = blocking(Sessions.resume)
+    rollback = blocking(Sessions.rollback)
+    tool_calls = blocking(Sessions.tool_calls)
+    delete = blocking(Sessions.delete)
 
 
-class BlockingToolCalls:
+class BlockingToolCalls(Blocking[ToolCalls]):
     """`ToolCalls`, blocking."""
 
-    def __init__(self, loop: LoopThread, calls: ToolCalls) -> None:
-        self._loop = loop
-        self._calls = calls
-
-    def respond(self, request_id: str, response: JsonObject) -> JsonObject:
-        """See `ToolCalls.respond`."""
-        return self._loop.run(lambda: self._calls.respond(request_id, response))
+    respond = blocking(ToolCalls.respond)
 
 
-class BlockingWaits:
+class BlockingWaits(Blocking[Waits]):
     """`Waits`, blocking."""
 
-    def __init__(self, loop: LoopThread, waits: Waits) -> None:
-        self._loop = loop
-        self._waits = waits
-
-    def turn_status(self, session_id: str, turn_id: str) -> JsonObject:
-        """See `Waits.turn_status`."""
-        return self._loop.run(lambda: self._waits.turn_status(session_id, turn_id))
-
-    def assistant_reply(
-        self, session_id: str, turn_id: str, timeout_seconds: float = 60.0, interval_seconds: float = 0.25
-    ) -> JsonObject:
-        """See `Waits.assistant_reply`."""
-        return self._loop.run(
-            lambda: self._waits.assistant_reply(session_id, turn_id, timeout_seconds, interval_seconds)
-        )
+    turn_status = blocking(Waits.turn_status)
+    assistant_reply = blocking(Waits.assistant_reply)
 
 
-class BlockingSignals:
+class BlockingCatalog(Blocking[CodexCatalog]):
+    """`CodexCatalog`, blocking."""
+
+    apply = blocking(CodexCatalog.apply)
+    context_for = blocking(CodexCatalog.context_for)
+    facts = blocking(CodexCatalog.facts)
+    forget = blocking(CodexCatalog.forget)
+
+
+class BlockingSignals(Blocking[Signals]):
     """`Signals`, blocking: iterate, or ask for the next one."""
 
-    def __init__(self, loop: LoopThread, signals: Signals) -> None:
-        self._loop = loop
-        self._signals = signals
+    next = blocking(Signals.next)
 
     def __iter__(self) -> Iterator[AppServerSignal]:
         return self
@@ -178,49 +359,17 @@ class BlockingSignals:
             raise StopIteration
         return signal
 
-    def next(self, timeout_seconds: float | None = None) -> AppServerSignal | None:
-        """See `Signals.next`."""
-        return self._loop.run(lambda: self._signals.next(timeout_seconds))
-
     def close(self) -> None:
-        """See `Signals.close`."""
-        self._loop.call(self._signals.close)
+        """Stop listening."""
+        self._call(self._target.close)
 
 
-class BlockingStream:
+class BlockingStream(Blocking[SignalStream]):
     """`SignalStream`, blocking."""
 
-    def __init__(self, loop: LoopThread, stream: SignalStream) -> None:
-        self._loop = loop
-        self._stream = stream
-
     def signals(self, session_id: str | None = None) -> BlockingSignals:
-        """See `SignalStream.signals`."""
-        return BlockingSignals(self._loop, self._loop.call(lambda: self._stream.signals(session_id)))
-
-
-class BlockingCatalog:
-    """`CodexCatalog`, blocking."""
-
-    def __init__(self, loop: LoopThread, catalog: CodexCatalog) -> None:
-        self._loop = loop
-        self._catalog = catalog
-
-    def apply(self, change: CatalogChange) -> JsonObject:
-        """See `CodexCatalog.apply`."""
-        return self._loop.run(lambda: self._catalog.apply(change))
-
-    def context_for(self, session_id: str, tools: Sequence[JsonObject], instruction_text: str) -> CatalogContext:
-        """See `CodexCatalog.context_for`."""
-        return self._loop.run(lambda: self._catalog.context_for(session_id, tools, instruction_text))
-
-    def facts(self, session_id: str) -> JsonObject:
-        """See `CodexCatalog.facts`."""
-        return self._loop.run(lambda: self._catalog.facts(session_id))
-
-    def forget(self, session_id: str) -> None:
-        """See `CodexCatalog.forget`."""
-        self._loop.run(lambda: self._catalog.forget(session_id))
+        """Listen to one session, or to all; iterate over what is returned, and close it."""
+        return BlockingSignals(self._call(lambda: self._target.signals(session_id)), self._loop)
 
 
 Probing = Literal["auto", "never"]
@@ -274,10 +423,9 @@ class AsyncCodexClient(AsyncAppServerClient):
         if probe not in ("auto", "never"):
             raise BadRequest(f"probe is auto or never, not {probe!r}", option="probe")
         state_folder = _state(state)
-        options, own_journal = await _completed_options(state_folder, opts)
-        with _closing_on_error(own_journal):
-            client = await super().spawn(home=home, binary=binary, cwd=cwd, env=env, config=config, **options)
-            client.own_journal = own_journal
+        client = await cls._with_journal(
+            state_folder, opts, partial(super().spawn, home=home, binary=binary, cwd=cwd, env=env, config=config)
+        )
         if probe == "auto" and opts.get("profile") is None:
             try:
                 client.trust(await profile_for(client.server, binary, state=state_folder))
@@ -300,10 +448,25 @@ class AsyncCodexClient(AsyncAppServerClient):
             AppServerGone: There is no server.
             JournalUnavailable: The state folder's journal cannot be opened.
         """
-        options, own_journal = await _completed_options(_state(state), opts)
-        with _closing_on_error(own_journal):
-            client = await super().connect(url, token=token, **options)
-            client.own_journal = own_journal
+        return await cls._with_journal(_state(state), opts, partial(super().connect, url, token=token))
+
+    @classmethod
+    async def _with_journal(cls, state: Path, opts: Mapping[str, Any], start: Callable[..., Awaitable[Self]]) -> Self:
+        """Start the client with journal and spool of the state folder where none is given."""
+        options, own_journal = dict(opts), None
+        with contextlib.suppress(OSError):  # what opens the journal says what is wrong with the folder
+            await asyncio.to_thread(close_state, state)
+        if options.get("spool") is None:
+            options["spool"] = Spool(state / "remote" / "spool")
+        if options.get("journal") is None:
+            options["journal"] = own_journal = await asyncio.to_thread(SqlJournal, journal_url(state))
+        try:
+            client = await start(**options)
+        except BaseException:  # raised again: the journal has no other owner that would close it
+            if own_journal is not None:
+                own_journal.close()
+            raise
+        client.own_journal = own_journal
         return client
 
     async def close(self) -> None:
@@ -333,24 +496,26 @@ class AsyncCodexClient(AsyncAppServerClient):
             await self._facade.turn_ended(thread_id, turn_id, status)
 
 
-class CodexClient:
+class CodexClient(Blocking[AsyncCodexClient]):
     """The same client for programs without an event loop; it runs on a thread of its own.
 
     Calls of the server are answered on a thread each, so handlers may block and may use this client.
     """
 
-    def __init__(self, loop: LoopThread, client: AsyncAppServerClient) -> None:
-        self._loop = loop
-        self._client = client
+    _loop: LoopThread
+
+    def __init__(self, loop: LoopThread, client: AsyncCodexClient) -> None:
+        super().__init__(client, loop)
         self._facade: RemoteSkillsFacade | None = None
         self._facade_lock = threading.Lock()
         self._context = contextvars.copy_context()
+        self._threads = HandlerThreads()
         self.on_call: Any = None
-        self.sessions = BlockingSessions(loop, client.sessions)
-        self.tool_calls = BlockingToolCalls(loop, client.tool_calls)
-        self.wait = BlockingWaits(loop, client.wait)
-        self.stream = BlockingStream(loop, client.stream)
-        self.catalog = BlockingCatalog(loop, client.catalog)
+        self.sessions = BlockingSessions(client.sessions, loop)
+        self.tool_calls = BlockingToolCalls(client.tool_calls, loop)
+        self.wait = BlockingWaits(client.wait, loop)
+        self.stream = BlockingStream(client.stream, loop)
+        self.catalog = BlockingCatalog(client.catalog, loop)
         self.profile: ServerProfile = client.profile
         self.journal: CallJournal = client.journal
         client.on_call = self._take_call
@@ -369,23 +534,22 @@ class CodexClient:
         **opts: Any,
     ) -> Self:
         """See `AsyncCodexClient.spawn`."""
-        loop = LoopThread("kdskills-codex")
         return cls._open(
-            loop,
             lambda: AsyncCodexClient.spawn(
                 home=home, binary=binary, cwd=cwd, env=env, config=config, probe=probe, **opts
-            ),
+            )
         )
 
     @classmethod
     def connect(cls, url: str, *, token: str | None = None, **opts: Any) -> Self:
         """See `AsyncAppServerClient.connect`."""
-        return cls._open(LoopThread("kdskills-codex"), lambda: AsyncCodexClient.connect(url, token=token, **opts))
+        return cls._open(lambda: AsyncCodexClient.connect(url, token=token, **opts))
 
     @classmethod
-    def _open(cls, loop: LoopThread, make: Any) -> Self:
+    def _open(cls, start: Callable[[], Coroutine[Any, Any, AsyncCodexClient]]) -> Self:
+        loop = LoopThread("kdskills-codex", AppServerGone)
         try:
-            return cls(loop, loop.run(make))
+            return cls(loop, loop.run(start))
         except BaseException:  # raised again: no thread stays for a client that did not open
             loop.stop()
             raise
@@ -401,45 +565,40 @@ class CodexClient:
     @property
     def connection(self) -> str:
         """The name of the present connection; answers are accepted on one."""
-        return self._client.connection
+        return self._target.connection
 
     @property
     def connected(self) -> bool:
         """Whether there is a connection at this moment."""
-        return self._client.connected
+        return self._target.connected
 
     @property
     def user_agent(self) -> str:
         """What the server calls itself."""
-        return self._client.user_agent
+        return self._target.user_agent
 
     @property
     def owned(self) -> bool:
         """Whether this client started the server and is its only user."""
-        return self._client.owned
+        return self._target.owned
 
     @property
     def codex_home(self) -> str | None:
         """The server's home, as it says."""
-        return self._client.codex_home
+        return self._target.codex_home
 
     @property
     def spool(self) -> Any:
         """Where the rest of long answers is kept, or None."""
-        return self._client.spool
+        return self._target.spool
 
-    def request(self, method: str, **params: Any) -> Any:
-        """See `AsyncAppServerClient.request`."""
-        return self._loop.run(lambda: self._client.request(method, **params))
-
-    def reconnect(self) -> None:
-        """See `AsyncAppServerClient.reconnect`."""
-        self._loop.run(self._client.reconnect)
+    request = blocking(AsyncAppServerClient.request)
+    reconnect = blocking(AsyncAppServerClient.reconnect)
 
     def close(self) -> None:
         """Close the connection, stop an owned server, end the thread. May be called twice."""
         if not self._loop.ended:
-            self._loop.run(self._client.close)
+            self._loop.run(self._target.close)
             self._loop.stop()
         if self._facade is not None:
             self._facade.close()
@@ -454,70 +613,26 @@ class CodexClient:
 
     async def _take_call(self, signal: AppServerSignal) -> object:
         """Answer a call on a thread of its own; the reading loop goes on meanwhile."""
-        handler = self.on_call or self.remote_skills.on_call
-        return await _on_thread(f"kdskills-call-{signal.request_id}", self._context.copy(), handler, signal)
+        return await self._on_thread(self.on_call or self.remote_skills.on_call, signal)
 
     async def _turn_ended(self, thread_id: str, turn_id: str, status: str) -> None:
-        facade = self._facade
-        if facade is not None:
-            name = f"kdskills-turn-{turn_id}"
-            await _on_thread(name, self._context.copy(), facade.turn_ended, thread_id, turn_id, status)
+        if self._facade is not None:
+            await self._on_thread(self._facade.turn_ended, thread_id, turn_id, status)
+
+    async def _on_thread(self, work: Callable[..., object], *arguments: object) -> object:
+        return await self._threads.call(partial(self._context.copy().run, _shown, work, *arguments))
+
+
+def _shown(work: Callable[..., object], *arguments: object) -> object:
+    """Call a function; what would end a loop is shown as a thread's own hook shows it, and its name returned."""
+    try:
+        return work(*arguments)
+    except Exception:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a loop would stop for these, and the call was answered before
+        threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+        return type(error).__name__
 
 
 def _state(folder: StateFolder) -> Path:
     return Path(folder).absolute() if folder is not None else user_state_dir()
-
-
-async def _completed_options(state: Path, opts: Mapping[str, Any]) -> tuple[dict[str, Any], SqlJournal | None]:
-    """Return the options with journal and spool of the state folder where none is given, and the journal opened for them."""
-    options, own_journal = dict(opts), None
-    with contextlib.suppress(OSError):  # what opens the journal says what is wrong with the folder
-        await asyncio.to_thread(close_state, state)
-    if options.get("spool") is None:
-        options["spool"] = Spool(state / "remote" / "spool")
-    if options.get("journal") is None:
-        options["journal"] = own_journal = await asyncio.to_thread(SqlJournal, journal_url(state))
-    return options, own_journal
-
-
-@contextlib.contextmanager
-def _closing_on_error(journal: SqlJournal | None) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:  # raised again: the journal has no other owner that would close it
-        if journal is not None:
-            journal.close()
-        raise
-
-
-async def _on_thread(name: str, context: contextvars.Context, work: Any, *arguments: object) -> object:
-    """Run a function on a daemon thread of its own: one that never ends holds neither a pool nor the interpreter's exit."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[object] = loop.create_future()
-
-    def settle(value: object, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(value)
-        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
-            done.set_exception(error)
-        else:
-            # A loop would stop for these; the thread's own hook has shown them, and the call was answered before.
-            done.set_result(type(error).__name__)
-
-    def run() -> None:
-        value: object = None
-        error: BaseException | None = None
-        try:
-            value = context.run(work, *arguments)
-        except BaseException as problem:
-            error = problem
-            if not isinstance(problem, Exception):
-                raise
-        finally:
-            with contextlib.suppress(RuntimeError):  # the client was closed, so the result is not needed
-                loop.call_soon_threadsafe(settle, value, error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return await done

@@ -1,8 +1,7 @@
-"""How one `async def` core serves both facades, and how it submits answers to the server.
+"""The state behind a facade, and behind all handles of one of its sessions.
 
-The core is written once as coroutines, which wait only through the methods of a `Driver`: `LoopDriver` waits on the running
-event loop, `BlockingDriver` blocks the calling thread and never suspends, so that `drive` can run a coroutine to its end
-without any loop. Handlers of a sync session therefore never run inside an event loop of this package.
+Everything that waits is a coroutine of the async classes. A sync facade runs them on a loop of this package; its client and
+whatever else blocks is then called on the thread that waits.
 """
 
 from __future__ import annotations
@@ -11,279 +10,244 @@ import asyncio
 import copy
 import inspect
 import threading
-import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
-from contextvars import copy_context
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, ClassVar, Protocol, TypeVar
+import uuid
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
-from kdskills.remote.ports import JsonObject
+from kdskills.errors import Diagnostic
+from kdskills.remote.calls import Receipts, ReceiptSkillEntry, text_or_none
+from kdskills.remote.dispatch import RemoteDispatcher
+from kdskills.remote.ports import CallJournal, CatalogBackend, JsonObject, ServerProfile
+from kdskills.remote.registry import Layer, RemoteSkill, RemoteSkillRegistry, instruction_text, wire_tools
+from kdskills.session.threads import discard, on_waiting_thread
+
+if TYPE_CHECKING:
+    from kdskills.remote.calls import AnsweredCall
 
 T = TypeVar("T")
-Part = Callable[[], Coroutine[Any, Any, T]]
 
-MAX_THREADS = 64
-"""Threads a sync session uses to run the calls of one drain; handlers are bounded by the facade's `max_concurrency`."""
+DRAFT = "draft"
 
 
-def drive(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends to its end and return its value.
+class FacadeCore:
+    """The state behind a facade: client, journal and sessions.
 
-    Raises:
-        RuntimeError: It waited for an event loop.
+    Args:
+        client: The duck-typed client.
+        asynchronous: Whether client and handlers may be awaited; otherwise both block.
+        profile: Lint rules; the client's own when omitted.
+        journal: Stores calls; when omitted, the client's own if it has a backend, else one in memory.
+        max_concurrency: How many handlers may run at the same time.
     """
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        value: T = end.value
-        return value
-    coroutine.close()
-    raise RuntimeError("a sync session cannot wait for an event loop; use AsyncRemoteSkillsFacade")
 
+    def __init__(
+        self,
+        client: Any,
+        *,
+        asynchronous: bool,
+        profile: ServerProfile | None,
+        journal: CallJournal | None,
+        max_concurrency: int,
+    ) -> None:
+        self.client = client
+        self.asynchronous = asynchronous
+        self.epoch = uuid.uuid4().hex
+        self._profile = profile
+        if journal is None and self.backend is not None:
+            journal = getattr(client, "journal", None)
+        self.dispatcher = RemoteDispatcher(
+            journal,
+            asynchronous=asynchronous,
+            max_concurrency=max_concurrency,
+            spool=getattr(client, "spool", None),
+        )
+        self.receipts = Receipts(self.dispatcher.journal)
+        self._turnstiles: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._unbroken: set[asyncio.Task[Any]] = set()
+        self._sessions: dict[str, SessionCore] = {}
+        self._closed: WeakValueDictionary[str, SessionCore] = WeakValueDictionary()
+        self._lock = threading.RLock()
 
-def discard(awaitable: object) -> None:
-    """Close or cancel an awaitable that will not be awaited, so that Python does not warn about it."""
-    for name in ("close", "cancel"):
-        end = getattr(awaitable, name, None)
-        if callable(end):
-            end()
-            return
+    @property
+    def profile(self) -> ServerProfile:
+        """The rules in force: those passed to the facade, the client's, or those of Codex."""
+        if self._profile is not None:
+            return self._profile
+        client_profile = getattr(self.client, "profile", None)
+        return client_profile if isinstance(client_profile, ServerProfile) else ServerProfile.codex()
 
+    @property
+    def backend(self) -> CatalogBackend | None:
+        """The client's catalog backend, or None."""
+        catalog = getattr(self.client, "catalog", None)
+        return catalog if isinstance(catalog, CatalogBackend) else None
 
-class Driver(Protocol):
-    """The ways in which the core may wait."""
-
-    asynchronous: ClassVar[bool]
-
-    async def call(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
-        """Call a client's method; an awaitable answer is awaited, or refused by a sync session."""
-        ...
-
-    async def sleep(self, seconds: float) -> None:
-        """Pause."""
-        ...
-
-    async def gather(self, parts: Sequence[Part[T]]) -> list[T]:
-        """Run the parts at once and return their values in order; the first error is raised when all have ended."""
-        ...
-
-    async def blocking(self, function: Callable[..., T], /, *arguments: Any, **keywords: Any) -> T:
-        """Call a function that blocks, without blocking others."""
-        ...
-
-    async def unbroken(self, part: Part[T]) -> T:
-        """Run a part to its end even when its caller is cancelled, because a claimed call must be answered."""
-        ...
-
-    def mutex(self) -> AbstractAsyncContextManager[None]:
-        """Return a new lock."""
-        ...
-
-
-class LoopDriver:
-    """Waits on the running event loop: the driver of async sessions."""
-
-    asynchronous: ClassVar[bool] = True
-
-    def __init__(self) -> None:
-        self._running: set[asyncio.Task[Any]] = set()
+    @property
+    def connection(self) -> str:
+        """The name of the client's present connection; empty when it has none."""
+        name = getattr(self.client, "connection", None)
+        return name if isinstance(name, str) else ""
 
     async def call(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
-        """Call a client's method and await what it returns, if that is awaitable."""
+        """Call a client's method and await what it returns.
+
+        Raises:
+            TypeError: A sync facade got an awaitable, which is closed: the client is an async one.
+        """
+        if not self.asynchronous:
+            return await on_waiting_thread(partial(_answered, function, *arguments, **keywords))
         answer = function(*arguments, **keywords)
         return await answer if inspect.isawaitable(answer) else answer
 
-    async def sleep(self, seconds: float) -> None:
-        """Pause this task."""
-        await asyncio.sleep(seconds)
+    async def blocking(self, function: Callable[..., T], /, *arguments: Any) -> T:
+        """Call a function that blocks, without blocking the loop."""
+        if not self.asynchronous:
+            return await on_waiting_thread(partial(function, *arguments))
+        return await asyncio.to_thread(function, *arguments)
 
-    async def gather(self, parts: Sequence[Part[T]]) -> list[T]:
-        """Run the parts as tasks."""
-        if len(parts) == 1:
-            return [await parts[0]()]
-        outcomes = await asyncio.gather(*(part() for part in parts), return_exceptions=True)
-        return _values(outcomes)
-
-    async def blocking(self, function: Callable[..., T], /, *arguments: Any, **keywords: Any) -> T:
-        """Call the function on a thread."""
-        return await asyncio.to_thread(function, *arguments, **keywords)
-
-    async def unbroken(self, part: Part[T]) -> T:
-        """Run the part as a task of its own."""
-        task = asyncio.ensure_future(part())
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+    async def unbroken(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end even when its caller is cancelled, because a claimed call must be answered."""
+        if not self.asynchronous:  # only an interrupt of the waiting thread cancels, and that ends its work, too
+            return await work
+        task = asyncio.ensure_future(work)
+        self._unbroken.add(task)
+        task.add_done_callback(self._unbroken.discard)
         return await asyncio.shield(task)
 
-    def mutex(self) -> AbstractAsyncContextManager[None]:
-        """Return a lock of tasks."""
-        return asyncio.Lock()
+    def turnstile(self, key: str) -> asyncio.Lock:
+        """Return the lock that serializes what has this key; it lives as long as somebody has it."""
+        return self._turnstiles.setdefault(key, asyncio.Lock())
 
-
-class BlockingDriver:
-    """Blocks the calling thread and never suspends: the driver of sync sessions."""
-
-    asynchronous: ClassVar[bool] = False
-
-    async def call(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
-        """Call a client's method.
+    def session(self, session_id: str) -> SessionCore:
+        """Return the core of a session; all handles of one id share it.
 
         Raises:
-            TypeError: It answered with an awaitable, which is closed: the client is an async one.
+            ValueError: The id is blank.
         """
-        answer = function(*arguments, **keywords)
-        if inspect.isawaitable(answer):
-            discard(answer)
-            raise TypeError(
-                f"{_name(function)} returned an awaitable; use AsyncRemoteSkillsFacade with an async client"
-            )
-        return answer
+        if text_or_none(session_id) is None:
+            raise ValueError("session_id must be non-empty text")
+        with self._lock:
+            if session_id not in self._sessions:
+                closed_core = self._closed.get(session_id)
+                self._sessions[session_id] = closed_core if closed_core is not None else SessionCore(self, session_id)
+            return self._sessions[session_id]
 
-    async def sleep(self, seconds: float) -> None:
-        """Pause this thread."""
-        time.sleep(seconds)  # noqa: ASYNC251 - no loop is running: `drive` runs this on the caller's thread
+    def known(self, session_id: str) -> SessionCore | None:
+        """Return the core of a session that is open, or closed while a handle of it is in use."""
+        with self._lock:
+            return self._sessions.get(session_id) or self._closed.get(session_id)
 
-    async def gather(self, parts: Sequence[Part[T]]) -> list[T]:
-        """Run the parts on threads, each with the caller's context variables."""
-        if len(parts) <= 1:
-            return [await part() for part in parts]
-        with ThreadPoolExecutor(min(len(parts), MAX_THREADS), thread_name_prefix="kdskills-drain") as pool:
-            futures: list[Future[T]] = [pool.submit(copy_context().run, drive, part()) for part in parts]
-        errors = [future.exception() for future in futures]
-        return _values([error or future.result() for error, future in zip(errors, futures, strict=True)])
+    def sessions(self) -> list[SessionCore]:
+        """Return the cores of the open sessions."""
+        with self._lock:
+            return list(dict.fromkeys(self._sessions.values()))
 
-    async def blocking(self, function: Callable[..., T], /, *arguments: Any, **keywords: Any) -> T:
-        """Call the function directly."""
-        return function(*arguments, **keywords)
+    def move(self, core: SessionCore, session_id: str) -> None:
+        """Continue a session in its successor thread; the old id leads to the same registry."""
+        with self._lock:
+            core.session_id, core.active = session_id, None
+            self._sessions[session_id] = core
 
-    async def unbroken(self, part: Part[T]) -> T:
-        """Run the part directly: threads are not cancelled."""
-        return await part()
+    def forget(self, core: SessionCore) -> None:
+        """Take a closed session from the open ones; it is the same again while a handle of it is in use."""
+        self.dispatcher.forget(core.session_id)
+        with self._lock:
+            for session_id in [key for key, session in self._sessions.items() if session is core]:
+                del self._sessions[session_id]
+                self._closed[session_id] = core
 
-    def mutex(self) -> AbstractAsyncContextManager[None]:
-        """Return a lock of threads."""
-        return _ThreadMutex()
-
-
-class _ThreadMutex:
-    """A thread lock with the shape of a task lock; entering blocks instead of suspending."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    async def __aenter__(self) -> None:
-        self._lock.acquire()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
+    async def turn_ended(self, session_id: str, turn_id: str, status: str) -> None:
+        """Record that a turn ended; after a completed one the model has seen every answer."""
+        with self._lock:
+            core = self._sessions.get(session_id)
+        if core is not None and core.active_turn == turn_id:
+            core.active = None
+        if status == "completed":
+            await self.blocking(self.dispatcher.journal.settle, session_id, turn_id)
 
 
-def _values(outcomes: Sequence[T | BaseException]) -> list[T]:
-    values: list[T] = []
-    for value in outcomes:
-        if isinstance(value, BaseException):
-            raise value
-        values.append(value)
-    return values
+def _answered(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    answer = function(*arguments, **keywords)
+    if inspect.isawaitable(answer):
+        discard(answer)
+        name = getattr(function, "__qualname__", type(function).__name__)
+        raise TypeError(f"{name} returned an awaitable; use AsyncRemoteSkillsFacade with an async client")
+    return answer
 
 
-def _name(function: object) -> str:
-    return str(getattr(function, "__qualname__", type(function).__name__))
+class SessionCore:
+    """The state behind every handle of one session: registry, last reports, listeners.
 
-
-RETRIED = frozenset({"error", "exception", "malformed"})
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitOptions:
-    """How often and how patiently an answer is submitted; odd values are clamped.
-
-    Attributes:
-        max_submit_attempts: At least one.
-        retry_delay_seconds: Pause after the n-th attempt is n times this.
+    Args:
+        owner: The facade's core.
+        session_id: The server's thread id, or `draft`.
+        draft: Whether this collects skills for a session that does not exist yet.
     """
 
-    max_submit_attempts: int = 3
-    retry_delay_seconds: float = 0.05
+    def __init__(self, owner: FacadeCore, session_id: str, *, draft: bool = False) -> None:
+        self.owner = owner
+        self.session_id = session_id
+        self.draft = draft
+        self.registry = RemoteSkillRegistry(owner.profile)
+        self.last_catalog: JsonObject | None = None
+        self.pushed: list[JsonObject] | None = None
+        self.pushed_layers: list[Layer] = []
+        self.active: tuple[str, str] | None = None  # the turn last started here, and on which connection
+        self.published: tuple[ReceiptSkillEntry, ...] = ()
+        self.published_tools: Mapping[str, RemoteSkill] = {}  # what `publish` registered, by qualified name
+        self.view_digest: str | None = None  # of the view that is published here
+        self.roots_digest: str | None = None  # the same, where it is published as roots
+        self.roots_folder: str | None = None
+        self.listeners: tuple[Callable[[AnsweredCall], None], ...] = ()
+
+    def live(self) -> None:
+        """Refuse a draft.
+
+        Raises:
+            RuntimeError: There is no session yet.
+        """
+        if self.draft:
+            raise RuntimeError("a draft session only collects skills; the session exists once create_session returned")
+
+    def note(self, code: str, message: str, *, fix: str | None = None) -> None:
+        """Add a warning about this session to the diagnostics."""
+        self.registry.note(Diagnostic(code, "warning", message, ref=self.session_id, fix=fix))
+
+    def tools(self) -> list[JsonObject]:
+        """Return the wire tools of the visible skills."""
+        return wire_tools(self.registry.skills())
+
+    def text(self) -> str:
+        """Return the instruction text of the visible skills."""
+        return instruction_text(self.registry.skills())
+
+    def adopt(self, draft: SessionCore, skills: Sequence[RemoteSkill]) -> None:
+        """Take over the skills of a draft, and the records of those that were published there."""
+        for skill in skills:
+            self.registry.register(skill)
+        if draft.view_digest is not None:
+            self.published, self.published_tools = draft.published, draft.published_tools
+            self.view_digest = draft.view_digest
+        for diagnostic in draft.registry.diagnostics:
+            self.registry.note(diagnostic)
+
+    @contextmanager
+    def listening(self, hear: Callable[[AnsweredCall], None]) -> Iterator[None]:
+        """Call *hear* with every call that is answered in the body of the `with`."""
+        self.listeners = (*self.listeners, hear)
+        try:
+            yield
+        finally:
+            self.listeners = tuple(listener for listener in self.listeners if listener is not hear)
 
     @property
-    def attempts(self) -> int:
-        """Attempts, at least one."""
-        return max(1, int(self.max_submit_attempts))
+    def active_turn(self) -> str | None:
+        """The running turn as far as this session knows; a turn of an earlier connection counts as ended."""
+        return self.active[0] if self.active is not None and self.active[1] == self.owner.connection else None
 
-    def pause(self, attempt: int) -> float:
-        """Seconds to wait after this attempt, never negative."""
-        return max(0.0, float(self.retry_delay_seconds)) * attempt
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """The result of a submission.
-
-    Attributes:
-        accepted: Whether the server has the answer.
-        status: The server's status, or `exception`, `malformed`, `no_request_id`, `local_duplicate`.
-        code: The server's code.
-        attempts: How often the answer was sent.
-        idempotent: Whether the server had an answer already.
-        error: What went wrong.
-    """
-
-    accepted: bool
-    status: str
-    code: str | None = None
-    attempts: int = 0
-    idempotent: bool = False
-    error: str | None = None
-
-
-NO_REQUEST_ID = Submission(accepted=False, status="no_request_id")
-LOCAL_DUPLICATE = Submission(accepted=True, status="local_duplicate", idempotent=True)
-
-
-def judge(answer: object, attempts: int) -> Submission:
-    """Return what a server's answer to a submission means."""
-    status = answer.get("status") if isinstance(answer, Mapping) else None
-    if not isinstance(answer, Mapping) or not isinstance(status, str) or not status.strip():
-        fault = "no status" if isinstance(answer, Mapping) else f"{type(answer).__name__}, not an object"
-        return Submission(
-            accepted=False,
-            status="malformed",
-            attempts=attempts,
-            error=f"tool call response submit failed: malformed answer: {fault}",
-        )
-    code = answer.get("code")
-    code = None if code is None else str(code)
-    if status == "ok":
-        return Submission(accepted=True, status=status, code=code, attempts=attempts)
-    if status == "not_found" or (status == "conflict" and code == "in_flight"):
-        return Submission(accepted=True, status=status, code=code, attempts=attempts, idempotent=True)
-    words = f"status={status}, code={code}, message={answer.get('message')}"
-    return Submission(accepted=False, status=status, code=code, attempts=attempts, error=words)
-
-
-async def submit(
-    driver: Driver, respond: Callable[..., Any], request_id: str, payload: JsonObject, options: SubmitOptions
-) -> Submission:
-    """Submit an answer, again after errors and unreadable answers; exceptions of the client become results."""
-    attempt = 0
-    while True:
-        attempt += 1
-        try:
-            answer = await driver.call(respond, request_id=request_id, response=copy.deepcopy(payload))
-            submission = judge(answer, attempt)
-        except Exception as error:  # noqa: BLE001 - whatever a client raises is told in the dispatch
-            submission = Submission(
-                accepted=False,
-                status="exception",
-                attempts=attempt,
-                error=f"tool call response submit failed: {error}",
-            )
-        if submission.status not in RETRIED or attempt >= options.attempts:
-            return submission
-        await driver.sleep(options.pause(attempt))
+    def remember_pushed(self, tools: list[JsonObject], layers: Sequence[Layer]) -> None:
+        """Remember the catalog that was pushed to the model."""
+        self.pushed, self.pushed_layers = copy.deepcopy(tools), list(layers)

@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from kdskills.remote.calls import AppServerSignal
 from kdskills.remote.catalog.changes import START_ALONE, Changes, NotApplied
 from kdskills.remote.client.base import AsyncAppServerClient
 from kdskills.remote.client.threads import ENDED
 from kdskills.remote.client.transports import StdioTransport
 from kdskills.remote.labmodel import FakeResponses, texts_of
 from kdskills.remote.ports import AppServerError, AppServerGone, JsonObject, ServerProfile, WaitTimeoutError
-from kdskills.remote.signals import AppServerSignal
 from kdskills.skills.private_files import private_folder
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import yaml
 
 from kdskills.errors import Diagnostic, FileRefused
+from kdskills.remote.calls import ReceiptSkillEntry
 from kdskills.remote.dispatch import NotRegistered
 from kdskills.remote.names import check_neighbours
 from kdskills.remote.ports import CatalogError, JsonObject
-from kdskills.remote.receipts import ReceiptSkillEntry
 from kdskills.session.reading import skill_file
 from kdskills.session.workspace import clean_path
 from kdskills.skills.private_files import make_folder, private_folder, write_private
@@ -35,7 +35,7 @@ from kdskills.skills.safe_open import read_file, walk_tree
 from kdskills.turn import Granted, instruction_block
 
 if TYPE_CHECKING:
-    from kdskills.remote.core_session import SessionCore
+    from kdskills.remote.core import SessionCore
     from kdskills.skills.model import Skill
     from kdskills.turn import SkillView
 
@@ -145,7 +145,7 @@ async def publish_roots(core: SessionCore, view: SkillView) -> PublishReport:
     names = root_names(view)
     texts = {full_id: text_of(view, full_id) for full_id in view.listed}
     bodies = {full_id: text for full_id, (text, _) in texts.items()}
-    folder, notes = await core.driver.blocking(_write, home, view, names, bodies)
+    folder, notes = await core.owner.blocking(_write, home, view, names, bodies)
     try:
         await _set_roots(core, [str(folder)])
     except BaseException:  # raised again: a folder that the server does not use is deleted
@@ -177,7 +177,7 @@ def other_sessions(core: SessionCore) -> list[SessionCore]:
 
 
 async def _set_roots(core: SessionCore, folders: list[str]) -> None:
-    await core.driver.call(core.owner.client.request, "skills/extraRoots/set", extraRoots=folders)
+    await core.owner.call(core.owner.client.request, "skills/extraRoots/set", extraRoots=folders)
 
 
 def _owned_home(core: SessionCore) -> Path:
@@ -303,7 +303,7 @@ async def publish(
     """
     if route not in ("tools", "roots"):
         raise ValueError(f"route is tools or roots, not {route!r}")
-    async with core.owner.turnstile.turn(ROOTS):  # one at a time: each is compared with what other sessions published
+    async with core.owner.turnstile(ROOTS):  # one at a time: each is compared with what other sessions published
         if route == "roots":
             report = await publish_roots(core, view)
             _withdraw(core, keep=())
@@ -350,7 +350,7 @@ def publish_tools(
             options = {"description": next(reasons, None) or None}
             handler = _guarded(look, name, full_id, python_tools[tool_id])
         namespace, _, tool = name.rpartition(".")
-        new_skills.append(core.build_skill(tool, handler, namespace=namespace, **options))
+        new_skills.append(core.registry.build(tool, handler, namespace=namespace, **options))
     published = _published_names(core)
     others = [entry for entry in core.registry.skills() if entry.qualified_name not in published]
     neighbours = [(entry.namespace, entry.name) for entry in others]

@@ -13,8 +13,9 @@ from typing import Any
 
 from kdskills.errors import Diagnostic
 from kdskills.remote.catalog.digest import HEADER
-from kdskills.remote.names import check_neighbours, qualify
-from kdskills.remote.ports import JsonObject, ServerProfile
+from kdskills.remote.names import check_name, check_neighbours, clean_name, qualify
+from kdskills.remote.ports import CatalogError, JsonObject, ServerProfile
+from kdskills.remote.schemas import derive
 
 MAX_DIAGNOSTICS = 1000
 """Findings kept per session; the oldest go first."""
@@ -123,6 +124,57 @@ class RemoteSkillRegistry:
         """Add a finding."""
         with self._lock:
             self._diagnostics.append(diagnostic)
+
+    def build(
+        self,
+        name: str,
+        handler: Callable[..., Any],
+        *,
+        description: str | None = None,
+        input_schema: JsonObject | None = None,
+        output_schema: JsonObject | None = None,
+        namespace: str | None = None,
+        deadline_seconds: float | None = 120.0,
+        idempotent: bool = False,
+        defer_loading: bool = False,
+    ) -> RemoteSkill:
+        """Return the skill these parameters of `register` describe, linted.
+
+        Raises:
+            ValueError: The name is blank, or the deadline is no positive number.
+            CatalogError: The server would refuse, drop or shadow it, or a schema is invalid.
+            TypeError: The handler cannot be called.
+        """
+        name = clean_name(name)
+        if not callable(handler):
+            raise TypeError(f"the handler of `{name}` cannot be called: it is a {type(handler).__name__}")
+        if deadline_seconds is not None and not deadline_seconds > 0:
+            raise ValueError(f"deadline_seconds of `{name}` must be positive or None, got {deadline_seconds!r}")
+        namespace = namespace.strip() if namespace is not None else None
+        check_name(namespace, name, self.profile, defer_loading=defer_loading)
+        derived = derive(name, handler, input_schema, output_schema)
+        model_text = description if description is not None and description.strip() else derived.description
+        model_text = model_text or f"Remote skill {name}"
+        try:
+            model_text.encode()
+        except UnicodeEncodeError as error:
+            message = f"the description of `{name}` cannot be sent: {error.reason} at character {error.start}"
+            advice = "describe it in characters that exist"
+            raise CatalogError(message, rule="description_text", suggestion=advice) from error
+        return RemoteSkill(
+            name,
+            handler,
+            model_text,
+            derived.input_schema,
+            derived.output_schema,
+            namespace,
+            deadline_seconds,
+            idempotent,
+            defer_loading,
+            derived.output_description,
+            derived.coerce or unchanged,
+            derived.call_parameter,
+        )
 
     def register(self, skill: RemoteSkill) -> RemoteSkill:
         """Register the base of the skill's name; a replaced base keeps its position in the list.

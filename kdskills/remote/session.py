@@ -1,4 +1,4 @@
-"""The handles of one session: sync and async, over the same core."""
+"""The handles of one session, async and blocking; all handles of a session share its state."""
 
 from __future__ import annotations
 
@@ -8,29 +8,38 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kdskills.errors import Diagnostic
-from kdskills.remote import core_session, turns
-from kdskills.remote.core import SubmitOptions, drive
-from kdskills.remote.core_session import SessionCore
+from kdskills.remote import turns
+from kdskills.remote.calls import (
+    AppServerSignal,
+    IncomingCall,
+    RemoteSkillDispatch,
+    RemoteSkillSendResult,
+    address,
+    call_of_signal,
+    request_text,
+    text_or_none,
+)
+from kdskills.remote.core import SessionCore
 from kdskills.remote.names import clean_name
 from kdskills.remote.ports import JsonObject
 from kdskills.remote.publish import publish
-from kdskills.remote.receipts import RemoteSkillDispatch, RemoteSkillSendResult
 from kdskills.remote.registry import RemoteSkill, inject
-from kdskills.remote.signals import AppServerSignal, address
+from kdskills.remote.turns import SubmitOptions, change_catalog, refuse_unapplied
+from kdskills.session.threads import Blocking, blocking, direct
 
 if TYPE_CHECKING:
+    from kdskills.remote.calls import Receipt
     from kdskills.remote.publish import PublishReport
-    from kdskills.remote.receipts import Receipt
     from kdskills.turn import SkillView
 
 H = TypeVar("H", bound=Callable[..., Any])
 
 
-class SessionHandle:
-    """Base of both handles of a session: the methods that never wait.
+class AsyncRemoteSkillSession:
+    """A session of an async facade: what asks the client is a coroutine.
 
     Args:
-        core: The session itself; handles of one session share it.
+        core: The session's state.
     """
 
     def __init__(self, core: SessionCore) -> None:
@@ -87,18 +96,20 @@ class SessionHandle:
             ValueError: The name is blank.
             CatalogError: The server would refuse, drop or shadow the skill, or a schema is invalid.
         """
-        options = {
-            "description": description,
-            "input_schema": input_schema,
-            "output_schema": output_schema,
-            "namespace": namespace,
-            "deadline_seconds": deadline_seconds,
-            "idempotent": idempotent,
-            "defer_loading": defer_loading,
-        }
-        return self._core.register(name, handler, options).copied()
+        skill = self._core.registry.build(
+            name,
+            handler,
+            description=description,
+            input_schema=input_schema,
+            output_schema=output_schema,
+            namespace=namespace,
+            deadline_seconds=deadline_seconds,
+            idempotent=idempotent,
+            defer_loading=defer_loading,
+        )
+        return self._core.registry.register(skill).copied()
 
-    def skill(self, *, name: str | None = None, **register_options: Any) -> Callable[[H], H]:
+    def skill(self, /, *, name: str | None = None, **register_options: Any) -> Callable[[H], H]:
         """Return a decorator that registers a function under its own name, or another, and returns it unchanged."""
 
         def decorate(handler: H) -> H:
@@ -139,24 +150,19 @@ class SessionHandle:
         """
         return self._core.owner.receipts.receipt(self.session_id, turn_id)
 
-    def list(self) -> list[RemoteSkill]:
-        """Return the visible skills in registration order."""
-        return [skill.copied() for skill in self._core.registry.skills()]
-
-
-class RemoteSkillSession(SessionHandle):
-    """A session of a sync facade."""
-
-    @contextmanager
-    def using(self, name: str, handler: Callable[..., Any], **register_options: Any) -> Iterator[RemoteSkillSession]:
-        """Have a skill for the body of a `with`; what it hid returns afterwards."""
-        layer = self._core.open_window(name, handler, register_options)
+    @asynccontextmanager
+    async def using(
+        self, name: str, handler: Callable[..., Any], **register_options: Any
+    ) -> AsyncIterator[AsyncRemoteSkillSession]:
+        """Have a skill for the body of an `async with`; what it hid returns afterwards."""
+        registry = self._core.registry
+        layer = registry.open(registry.build(name, handler, **register_options))
         try:
             yield self
         finally:
-            drive(core_session.leave_window(self._core, layer))
+            await turns.leave_window(self._core, layer)
 
-    def publish(
+    async def publish(
         self,
         view: SkillView,
         *,
@@ -175,40 +181,45 @@ class RemoteSkillSession(SessionHandle):
         Raises:
             CatalogError: Names collide or do not fit, or this server cannot have roots.
         """
-        return drive(publish(self._core, view, route=route, python_tools=python_tools, renew=renew))
+        return await publish(self._core, view, route=route, python_tools=python_tools, renew=renew)
 
-    def sync_runtime(self, *, timeout_seconds: float = 10.0) -> JsonObject:
+    async def sync_runtime(self, *, timeout_seconds: float = 10.0) -> JsonObject:
         """Make the model's catalog that of the registry, now or with a reason why not."""
-        return drive(core_session.sync_runtime(self._core, timeout_seconds))
+        return await change_catalog(self._core, timeout_seconds, wait=False)
 
-    def prepare_catalog(self, *, timeout_seconds: float = 90.0) -> JsonObject:
+    async def prepare_catalog(self, *, timeout_seconds: float = 90.0) -> JsonObject:
         """As `sync_runtime`, waiting for an idle thread."""
-        return drive(core_session.prepare_catalog(self._core, timeout_seconds))
+        return await change_catalog(self._core, timeout_seconds, wait=True)
 
-    def wait_catalog(self, *, timeout_seconds: float = 90.0) -> JsonObject:
-        """Wait until a deferred change is applied."""
-        return drive(core_session.wait_catalog(self._core, timeout_seconds))
+    async def wait_catalog(self, *, timeout_seconds: float = 90.0) -> JsonObject:
+        """Wait until a deferred change is applied; without one, the same as `prepare_catalog` for what is not yet pushed."""
+        core = self._core
+        core.live()
+        settled = core.last_catalog is not None and core.last_catalog.get("status") in {"ok", "noop"}
+        if core.owner.backend is None and settled and core.pushed == core.tools():
+            return self.last_catalog or {}
+        return await change_catalog(core, timeout_seconds, wait=True)
 
-    def send(self, request_text: str, *, inject_skills: bool = True, **kwargs: Any) -> Any:
+    async def send(self, /, request_text: str, *, inject_skills: bool = True, **kwargs: Any) -> Any:
         """Send one message with the catalog as it is."""
-        return drive(turns.send(self._core, request_text, inject_skills=inject_skills, keywords=kwargs))
+        return await turns.send(self._core, request_text, inject_skills=inject_skills, keywords=kwargs)
 
-    def send_prepared(
-        self, request_text: str, *, inject_skills: bool = True, prepare_timeout_seconds: float = 90.0, **kwargs: Any
+    async def send_prepared(
+        self,
+        /,
+        request_text: str,
+        *,
+        inject_skills: bool = True,
+        prepare_timeout_seconds: float = 90.0,
+        **kwargs: Any,
     ) -> Any:
         """Prepare the catalog, then send; raises `CatalogNotApplied` and sends nothing when it was not applied."""
-        return drive(
-            turns.send_prepared(
-                self._core,
-                request_text,
-                inject_skills=inject_skills,
-                prepare_timeout_seconds=prepare_timeout_seconds,
-                keywords=kwargs,
-            )
-        )
+        refuse_unapplied(await change_catalog(self._core, prepare_timeout_seconds, wait=True))
+        return await turns.send(self._core, request_text, inject_skills=inject_skills, keywords=kwargs)
 
-    def send_and_handle(
+    async def send_and_handle(
         self,
+        /,
         request_text: str,
         *,
         inject_skills: bool = True,
@@ -221,116 +232,6 @@ class RemoteSkillSession(SessionHandle):
         **kwargs: Any,
     ) -> RemoteSkillSendResult:
         """Send one message and answer its calls until its turn has ended."""
-        return drive(
-            turns.send_and_handle(
-                self._core,
-                request_text,
-                inject_skills=inject_skills,
-                timeout_seconds=timeout_seconds,
-                interval_seconds=interval_seconds,
-                terminal_statuses=terminal_statuses,
-                require_assistant_reply=require_assistant_reply,
-                options=SubmitOptions(max_submit_attempts, retry_delay_seconds),
-                keywords=kwargs,
-            )
-        )
-
-    def dispatch_tool_call(
-        self, *, tool: str, arguments: Any = None, request_id: object = None, call_id: str | None = None
-    ) -> RemoteSkillDispatch:
-        """Run a call for the program; submits nothing and asks no journal."""
-        return drive(
-            turns.dispatch_tool_call(self._core, tool=tool, arguments=arguments, request_id=request_id, call_id=call_id)
-        )
-
-    def respond_to_signal(
-        self, signal: AppServerSignal, *, max_submit_attempts: int = 3, retry_delay_seconds: float = 0.05
-    ) -> RemoteSkillDispatch | None:
-        """Answer the call a signal carries; None, and nothing run, when it is none of this session's."""
-        options = SubmitOptions(max_submit_attempts, retry_delay_seconds)
-        return drive(turns.respond_to_signal(self._core, signal, options))
-
-    def respond_to_pending_call(
-        self, row: Mapping[str, Any], *, max_submit_attempts: int = 3, retry_delay_seconds: float = 0.05
-    ) -> RemoteSkillDispatch | None:
-        """Answer the call of a pending row; None when it is another thread's or names no tool."""
-        options = SubmitOptions(max_submit_attempts, retry_delay_seconds)
-        return drive(turns.respond_to_row(self._core, row, options))
-
-    def drain_pending_calls(
-        self, *, max_submit_attempts: int = 3, retry_delay_seconds: float = 0.05
-    ) -> list[RemoteSkillDispatch]:
-        """Answer every pending call of the session, in the order of its rows."""
-        return drive(turns.drain(self._core, SubmitOptions(max_submit_attempts, retry_delay_seconds)))
-
-
-class AsyncRemoteSkillSession(SessionHandle):
-    """A session of an async facade: what asks the client is a coroutine."""
-
-    @asynccontextmanager
-    async def using(
-        self, name: str, handler: Callable[..., Any], **register_options: Any
-    ) -> AsyncIterator[AsyncRemoteSkillSession]:
-        """Have a skill for the body of an `async with`; what it hid returns afterwards."""
-        layer = self._core.open_window(name, handler, register_options)
-        try:
-            yield self
-        finally:
-            await core_session.leave_window(self._core, layer)
-
-    async def publish(
-        self,
-        view: SkillView,
-        *,
-        route: str = "tools",
-        python_tools: Mapping[str, Callable[..., Any]] | None = None,
-        renew: Callable[[], SkillView] | None = None,
-    ) -> PublishReport:
-        """As `RemoteSkillSession.publish`."""
-        return await publish(self._core, view, route=route, python_tools=python_tools, renew=renew)
-
-    async def sync_runtime(self, *, timeout_seconds: float = 10.0) -> JsonObject:
-        """As `RemoteSkillSession.sync_runtime`."""
-        return await core_session.sync_runtime(self._core, timeout_seconds)
-
-    async def prepare_catalog(self, *, timeout_seconds: float = 90.0) -> JsonObject:
-        """As `RemoteSkillSession.prepare_catalog`."""
-        return await core_session.prepare_catalog(self._core, timeout_seconds)
-
-    async def wait_catalog(self, *, timeout_seconds: float = 90.0) -> JsonObject:
-        """As `RemoteSkillSession.wait_catalog`."""
-        return await core_session.wait_catalog(self._core, timeout_seconds)
-
-    async def send(self, request_text: str, *, inject_skills: bool = True, **kwargs: Any) -> Any:
-        """As `RemoteSkillSession.send`."""
-        return await turns.send(self._core, request_text, inject_skills=inject_skills, keywords=kwargs)
-
-    async def send_prepared(
-        self, request_text: str, *, inject_skills: bool = True, prepare_timeout_seconds: float = 90.0, **kwargs: Any
-    ) -> Any:
-        """As `RemoteSkillSession.send_prepared`."""
-        return await turns.send_prepared(
-            self._core,
-            request_text,
-            inject_skills=inject_skills,
-            prepare_timeout_seconds=prepare_timeout_seconds,
-            keywords=kwargs,
-        )
-
-    async def send_and_handle(
-        self,
-        request_text: str,
-        *,
-        inject_skills: bool = True,
-        timeout_seconds: float = 60.0,
-        interval_seconds: float = 0.25,
-        terminal_statuses: str | Iterable[str] | None = None,
-        require_assistant_reply: bool = False,
-        max_submit_attempts: int = 3,
-        retry_delay_seconds: float = 0.05,
-        **kwargs: Any,
-    ) -> RemoteSkillSendResult:
-        """As `RemoteSkillSession.send_and_handle`."""
         return await turns.send_and_handle(
             self._core,
             request_text,
@@ -346,27 +247,98 @@ class AsyncRemoteSkillSession(SessionHandle):
     async def dispatch_tool_call(
         self, *, tool: str, arguments: Any = None, request_id: object = None, call_id: str | None = None
     ) -> RemoteSkillDispatch:
-        """As `RemoteSkillSession.dispatch_tool_call`."""
-        return await turns.dispatch_tool_call(
-            self._core, tool=tool, arguments=arguments, request_id=request_id, call_id=call_id
-        )
+        """Run a call for the program; submits nothing and asks no journal."""
+        self._core.live()
+        call = IncomingCall(tool.strip(), arguments, None, request_text(request_id), text_or_none(call_id))
+        return await turns.dispatch_tool_call(self._core, call)
 
     async def respond_to_signal(
         self, signal: AppServerSignal, *, max_submit_attempts: int = 3, retry_delay_seconds: float = 0.05
     ) -> RemoteSkillDispatch | None:
-        """As `RemoteSkillSession.respond_to_signal`."""
+        """Answer the call a signal carries; None, and nothing run, when it is none of this session's."""
+        self._core.live()
+        call = call_of_signal(signal) if self.matches_signal(signal) else None
         options = SubmitOptions(max_submit_attempts, retry_delay_seconds)
-        return await turns.respond_to_signal(self._core, signal, options)
+        return None if call is None else await turns.respond(self._core, call, options)
 
     async def respond_to_pending_call(
         self, row: Mapping[str, Any], *, max_submit_attempts: int = 3, retry_delay_seconds: float = 0.05
     ) -> RemoteSkillDispatch | None:
-        """As `RemoteSkillSession.respond_to_pending_call`."""
+        """Answer the call of a pending row; None when it is another thread's or names no tool."""
+        self._core.live()
+        call = turns.own_call(self._core, row)
         options = SubmitOptions(max_submit_attempts, retry_delay_seconds)
-        return await turns.respond_to_row(self._core, row, options)
+        return None if call is None else await turns.respond(self._core, call, options)
 
     async def drain_pending_calls(
         self, *, max_submit_attempts: int = 3, retry_delay_seconds: float = 0.05
     ) -> list[RemoteSkillDispatch]:
-        """As `RemoteSkillSession.drain_pending_calls`."""
+        """Answer every pending call of the session, in the order of its rows."""
+        self._core.live()
         return await turns.drain(self._core, SubmitOptions(max_submit_attempts, retry_delay_seconds))
+
+    def list(self) -> list[RemoteSkill]:
+        """Return the visible skills in registration order."""
+        return [skill.copied() for skill in self._core.registry.skills()]
+
+
+class RemoteSkillSession(Blocking[AsyncRemoteSkillSession]):
+    """A session of a sync facade: the methods of `AsyncRemoteSkillSession`, of which those that ask the client block.
+
+    Args:
+        core: The session's state.
+    """
+
+    def __init__(self, core: SessionCore) -> None:
+        super().__init__(AsyncRemoteSkillSession(core))
+        self._core = core
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.session_id!r}, {len(self.list())} skills)"
+
+    @property
+    def session_id(self) -> str:
+        """The server's thread id, or `draft`."""
+        return self._target.session_id
+
+    @property
+    def diagnostics(self) -> list[Diagnostic]:
+        """What was noticed so far, oldest first."""
+        return self._target.diagnostics
+
+    @property
+    def last_catalog(self) -> JsonObject | None:
+        """The last report of a catalog change, or None."""
+        return self._target.last_catalog
+
+    @contextmanager
+    def using(self, name: str, handler: Callable[..., Any], **register_options: Any) -> Iterator[RemoteSkillSession]:
+        """Have a skill for the body of a `with`; what it hid returns afterwards."""
+        registry = self._core.registry
+        layer = registry.open(registry.build(name, handler, **register_options))
+        try:
+            yield self
+        finally:
+            self._run(lambda: turns.leave_window(self._core, layer))
+
+    register = direct(AsyncRemoteSkillSession.register)
+    skill = direct(AsyncRemoteSkillSession.skill)
+    unregister = direct(AsyncRemoteSkillSession.unregister)
+    clear = direct(AsyncRemoteSkillSession.clear)
+    dynamic_tools = direct(AsyncRemoteSkillSession.dynamic_tools)
+    instruction_text = direct(AsyncRemoteSkillSession.instruction_text)
+    inject_request = direct(AsyncRemoteSkillSession.inject_request)
+    matches_signal = direct(AsyncRemoteSkillSession.matches_signal)
+    receipt = direct(AsyncRemoteSkillSession.receipt)
+    list = direct(AsyncRemoteSkillSession.list)
+    publish = blocking(AsyncRemoteSkillSession.publish)
+    sync_runtime = blocking(AsyncRemoteSkillSession.sync_runtime)
+    prepare_catalog = blocking(AsyncRemoteSkillSession.prepare_catalog)
+    wait_catalog = blocking(AsyncRemoteSkillSession.wait_catalog)
+    send = blocking(AsyncRemoteSkillSession.send)
+    send_prepared = blocking(AsyncRemoteSkillSession.send_prepared)
+    send_and_handle = blocking(AsyncRemoteSkillSession.send_and_handle)
+    dispatch_tool_call = blocking(AsyncRemoteSkillSession.dispatch_tool_call)
+    respond_to_signal = blocking(AsyncRemoteSkillSession.respond_to_signal)
+    respond_to_pending_call = blocking(AsyncRemoteSkillSession.respond_to_pending_call)
+    drain_pending_calls = blocking(AsyncRemoteSkillSession.drain_pending_calls)

@@ -1,115 +1,124 @@
-"""Sends requests with the catalog, and answers their calls until the turn has ended.
-
-Calls arrive by a signal, by a pending row, or from the program itself.
-"""
+"""What the sessions of both facades do: answer calls, send requests with the catalog, and bring the catalog to the model."""
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import copy
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from kdskills.remote.core import LOCAL_DUPLICATE, NO_REQUEST_ID, Driver, Submission, SubmitOptions, submit
-from kdskills.remote.core_session import SessionCore, digest, prepare_catalog, refuse_unapplied, wire_names
-from kdskills.remote.dispatch import CallOutcome, outcomes_context
-from kdskills.remote.dispatch.outcome import CONTEXT_NAME
-from kdskills.remote.journal.calls import arguments_digest
-from kdskills.remote.ports import CallIdentity, CatalogBackend, CatalogContext, JsonObject, WaitTimeoutError
-from kdskills.remote.receipts import Receipt, RemoteSkillDispatch, RemoteSkillSendResult
-from kdskills.remote.registry import TOOLS_KEYWORDS, inject
-from kdskills.remote.signals import (
-    AppServerSignal,
+from kdskills.remote.calls import (
+    AnsweredCall,
     IncomingCall,
-    address,
-    call_of_row,
-    call_of_signal,
-    request_text,
+    Receipt,
+    RemoteSkillDispatch,
+    RemoteSkillSendResult,
+    call_of,
     rows_of,
     text_or_none,
 )
+from kdskills.remote.catalog.digest import qualified_name, tools_digest
+from kdskills.remote.core import SessionCore
+from kdskills.remote.dispatch import CallOutcome, outcomes_context
+from kdskills.remote.dispatch.outcome import CONTEXT_NAME
+from kdskills.remote.journal.calls import arguments_digest
+from kdskills.remote.ports import (
+    CallIdentity,
+    CatalogBusy,
+    CatalogChange,
+    CatalogContext,
+    CatalogNotApplied,
+    JsonObject,
+    WaitTimeoutError,
+)
+from kdskills.remote.registry import TOOLS_KEYWORDS, Layer, inject, wire_tools
+
+RETRIED = frozenset({"error", "exception", "malformed"})
 
 
 @dataclass(frozen=True, slots=True)
-class AnsweredCall:
-    """One answered call, as passed to the listeners of a session."""
+class SubmitOptions:
+    """How often and how patiently an answer is submitted: at least one attempt, never a negative pause.
 
-    turn_id: str | None
-    dispatch: RemoteSkillDispatch
-    drained: bool
-
-
-class Turnstile:
-    """Serializes the submissions for repeated deliveries of one call.
-
-    Args:
-        driver: Makes the locks.
+    Attributes:
+        max_submit_attempts: Attempts.
+        retry_delay_seconds: Pause after the n-th attempt is n times this.
     """
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._lock = threading.Lock()
-        self._open: dict[str, tuple[AbstractAsyncContextManager[None], int]] = {}
+    max_submit_attempts: int = 3
+    retry_delay_seconds: float = 0.05
 
-    @asynccontextmanager
-    async def turn(self, key: str) -> AsyncIterator[None]:
-        """Wait until no other delivery with this key is inside, then run the body of the `with`."""
-        with self._lock:
-            mutex, waiting = self._open.get(key) or (self._driver.mutex(), 0)
-            self._open[key] = (mutex, waiting + 1)
-        try:
-            async with mutex:
-                yield
-        finally:
-            with self._lock:
-                mutex, waiting = self._open.pop(key)
-                if waiting > 1:
-                    self._open[key] = (mutex, waiting - 1)
+    @property
+    def attempts(self) -> int:
+        """Attempts, at least one."""
+        return max(1, int(self.max_submit_attempts))
+
+    def pause(self, attempt: int) -> float:
+        """Seconds to wait after this attempt, never negative."""
+        return max(0.0, float(self.retry_delay_seconds)) * attempt
 
 
-async def dispatch_tool_call(
-    core: SessionCore, *, tool: str, arguments: Any, request_id: object, call_id: str | None
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """The result of a submission; the fields are those of `RemoteSkillDispatch`, `accepted` says whether the server has it."""
+
+    accepted: bool
+    status: str
+    code: str | None = None
+    attempts: int = 0
+    idempotent: bool = False
+    error: str | None = None
+
+
+NO_REQUEST_ID = Submission(accepted=False, status="no_request_id")
+LOCAL_DUPLICATE = Submission(accepted=True, status="local_duplicate", idempotent=True)
+
+
+def judge(answer: object, attempts: int) -> Submission:
+    """Return what a server's answer to a submission means."""
+    status = answer.get("status") if isinstance(answer, Mapping) else None
+    if not isinstance(answer, Mapping) or not isinstance(status, str) or not status.strip():
+        fault = "no status" if isinstance(answer, Mapping) else f"{type(answer).__name__}, not an object"
+        error = f"tool call response submit failed: malformed answer: {fault}"
+        return Submission(accepted=False, status="malformed", attempts=attempts, error=error)
+    code = answer.get("code")
+    code = None if code is None else str(code)
+    had_one = status == "not_found" or (status == "conflict" and code == "in_flight")
+    accepted = status == "ok" or had_one
+    words = None if accepted else f"status={status}, code={code}, message={answer.get('message')}"
+    return Submission(accepted, status, code, attempts, had_one, words)
+
+
+async def respond(
+    core: SessionCore, call: IncomingCall, options: SubmitOptions, *, knows_session: bool = True
 ) -> RemoteSkillDispatch:
-    """Run a call for the program: nothing is submitted or recorded, so the same call made twice runs twice."""
-    core.live()
-    call = IncomingCall(tool.strip(), arguments, None, request_text(request_id), text_or_none(call_id))
-    skill = core.registry.find(call.tool)
-    outcome = await core.owner.dispatcher.run(skill, _identity(core, call), arguments, tool_label=call.label)
-    _raise_again([outcome])
-    return _dispatch(call, outcome)
-
-
-async def respond_to_signal(
-    core: SessionCore, signal: AppServerSignal, options: SubmitOptions, *, knows_session: bool = True
-) -> RemoteSkillDispatch | None:
-    """Answer the call a signal carries; None, with nothing run, when it is not of this session."""
-    core.live()
-    if address(signal) not in {None, core.session_id}:
-        return None
-    call = call_of_signal(signal)
-    return None if call is None else await _respond(core, call, options, knows_session=knows_session)
-
-
-async def respond_to_row(
-    core: SessionCore, row: Mapping[str, Any], options: SubmitOptions
-) -> RemoteSkillDispatch | None:
-    """Answer the call of a pending row; None when it is another thread's or names no tool."""
-    core.live()
-    call = _own_call(core, row)
-    return None if call is None else await _respond(core, call, options, knows_session=True)
+    """Run one call and submit its answer."""
+    (dispatch,) = await _answer_all(core, [call], options, knows_session=knows_session)
+    return dispatch
 
 
 async def drain(core: SessionCore, options: SubmitOptions) -> list[RemoteSkillDispatch]:
     """Answer every pending call: handlers run in parallel, submissions and results keep the order of the rows."""
-    core.live()
-    rows = rows_of(await core.driver.call(core.owner.client.sessions.tool_calls, session_id=core.session_id))
-    calls = [call for row in rows if (call := _own_call(core, row)) is not None]
-    answered = await core.driver.unbroken(lambda: _answer_all(core, calls, options, drained=True))
-    _raise_again([outcome for _, outcome in answered])
-    return [dispatch for dispatch, _ in answered]
+    rows = rows_of(await core.owner.call(core.owner.client.sessions.tool_calls, session_id=core.session_id))
+    calls = [call for row in rows if (call := own_call(core, row)) is not None]
+    return await _answer_all(core, calls, options, drained=True)
+
+
+def own_call(core: SessionCore, row: Mapping[str, Any]) -> IncomingCall | None:
+    """Return the call of a pending row; None when it is another thread's or names no tool."""
+    call = call_of(row, row.get("requestId"))
+    return None if call is None or call.thread_id not in {None, core.session_id} else call
+
+
+async def dispatch_tool_call(core: SessionCore, call: IncomingCall) -> RemoteSkillDispatch:
+    """Run a call for the program: nothing is submitted or recorded, so the same call made twice runs twice."""
+    skill, identity = core.registry.find(call.tool), _identity(core, call)
+    outcome = await core.owner.dispatcher.run(skill, identity, call.arguments, tool_label=call.label)
+    if outcome.reraise is not None:
+        raise outcome.reraise
+    return _dispatch(call, outcome)
 
 
 async def _answer_all(
@@ -117,18 +126,35 @@ async def _answer_all(
     calls: Sequence[IncomingCall],
     options: SubmitOptions,
     *,
-    drained: bool,
+    drained: bool = False,
     knows_session: bool = True,
-) -> list[tuple[RemoteSkillDispatch, CallOutcome]]:
-    """Run the calls in parallel, then submit their answers in order."""
-    connections = [_connection(core, call) for call in calls]
-    outcomes = await core.driver.gather(
-        [partial(_run, core, call, origin, knows_session) for call, origin in zip(calls, connections, strict=True)]
-    )
-    return [
-        (await _deliver(core, call, outcome, options, connection, drained=drained), outcome)
-        for call, outcome, connection in zip(calls, outcomes, connections, strict=True)
-    ]
+) -> list[RemoteSkillDispatch]:
+    """Run the calls in parallel and submit their answers in order, whether or not the caller is cancelled meanwhile.
+
+    The `KeyboardInterrupt` of a handler is raised when all are answered.
+    """
+
+    async def answer() -> list[tuple[RemoteSkillDispatch, CallOutcome]]:
+        connections = [_connection(core, call) for call in calls]
+        runs = [_run(core, *pair, knows_session) for pair in zip(calls, connections, strict=True)]
+        if len(runs) == 1:  # on the caller's own task and thread
+            outcomes = [await runs[0]]
+        else:
+            ended = await asyncio.gather(*runs, return_exceptions=True)
+            for outcome in ended:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            outcomes = [outcome for outcome in ended if not isinstance(outcome, BaseException)]
+        return [
+            (await _deliver(core, call, outcome, options, connection, drained=drained), outcome)
+            for call, outcome, connection in zip(calls, outcomes, connections, strict=True)
+        ]
+
+    answered = await core.owner.unbroken(answer())
+    for _, outcome in answered:
+        if outcome.reraise is not None:
+            raise outcome.reraise
+    return [dispatch for dispatch, _ in answered]
 
 
 def _connection(core: SessionCore, call: IncomingCall) -> str:
@@ -144,11 +170,6 @@ def _connection(core: SessionCore, call: IncomingCall) -> str:
     return handle.rpartition(":")[0] or present
 
 
-def _own_call(core: SessionCore, row: Mapping[str, Any]) -> IncomingCall | None:
-    call = call_of_row(row)
-    return None if call is None or call.thread_id not in {None, core.session_id} else call
-
-
 async def _run(core: SessionCore, call: IncomingCall, connection: str, knows_session: bool) -> CallOutcome:
     return await core.owner.dispatcher.call(
         core.registry.find(call.tool, call.namespace),
@@ -158,16 +179,6 @@ async def _run(core: SessionCore, call: IncomingCall, connection: str, knows_ses
         connection=connection,
         knows_session=knows_session,
     )
-
-
-async def _respond(
-    core: SessionCore, call: IncomingCall, options: SubmitOptions, *, knows_session: bool
-) -> RemoteSkillDispatch:
-    work = partial(_answer_all, core, [call], options, drained=False, knows_session=knows_session)
-    answered = await core.driver.unbroken(work)
-    ((dispatch, outcome),) = answered
-    _raise_again([outcome])
-    return dispatch
 
 
 async def _deliver(
@@ -182,48 +193,64 @@ async def _deliver(
     if call.request_id is None:
         submission = NO_REQUEST_ID
     elif outcome.key is None:
-        submission = await _submit(core, call.request_id, outcome, options, connection)
+        submission = await _submit(core, call.request_id, outcome.response_payload, options)
     else:
-        async with core.owner.turnstile.turn(outcome.key):
-            submission = await _submit(core, call.request_id, outcome, options, connection)
+        dispatcher = core.owner.dispatcher
+        async with core.owner.turnstile(outcome.key):
+            # Two deliveries may both have read the answer before either submitted it: check again after waiting.
+            if outcome.duplicate or dispatcher.was_accepted(outcome.key, connection):
+                submission = LOCAL_DUPLICATE
+            else:
+                submission = await _submit(core, call.request_id, outcome.response_payload, options)
+                if submission.accepted:
+                    dispatcher.accepted(outcome, connection)
     dispatch = _dispatch(call, outcome, submission)
-    for hear in core.listeners():
+    for hear in core.listeners:
         hear(AnsweredCall(call.turn_id, dispatch, drained))
     return dispatch
 
 
-async def _submit(
-    core: SessionCore, request_id: str, outcome: CallOutcome, options: SubmitOptions, connection: str
-) -> Submission:
-    dispatcher = core.owner.dispatcher
-    # Two deliveries may both have read the answer before either submitted it: check again after waiting for the turnstile.
-    if outcome.key is not None and (outcome.duplicate or dispatcher.was_accepted(outcome.key, connection)):
-        return LOCAL_DUPLICATE
-    respond = core.owner.client.tool_calls.respond
-    submission = await submit(core.driver, respond, request_id, outcome.response_payload, options)
-    if submission.accepted:
-        dispatcher.accepted(outcome, connection)
-    return submission
+async def _submit(core: SessionCore, request_id: str, payload: JsonObject, options: SubmitOptions) -> Submission:
+    """Submit an answer, again after errors and unreadable answers; exceptions of the client become results."""
+    give, attempt = core.owner.client.tool_calls.respond, 0
+    while True:
+        attempt += 1
+        try:
+            answer = await core.owner.call(give, request_id=request_id, response=copy.deepcopy(payload))
+            submission = judge(answer, attempt)
+        except Exception as error:  # noqa: BLE001 - whatever a client raises is told in the dispatch
+            words = f"tool call response submit failed: {error}"
+            submission = Submission(accepted=False, status="exception", attempts=attempt, error=words)
+        if submission.status not in RETRIED or attempt >= options.attempts:
+            return submission
+        await asyncio.sleep(options.pause(attempt))
 
 
 def _dispatch(call: IncomingCall, outcome: CallOutcome, submission: Submission | None = None) -> RemoteSkillDispatch:
-    refused = submission is not None and not submission.accepted and submission is not NO_REQUEST_ID
-    return RemoteSkillDispatch(
-        handled=outcome.handled and not refused,
+    dispatch = RemoteSkillDispatch(
+        handled=outcome.handled,
         tool=call.label,
         arguments=call.arguments,
         request_id=call.request_id,
         call_id=call.call_id,
         response_payload=outcome.response_payload,
         result=outcome.result,
-        error=submission.error if submission is not None and refused else outcome.error,
-        submission_status=None if submission is None else submission.status,
-        submission_code=None if submission is None else submission.code,
-        submission_attempts=0 if submission is None else submission.attempts,
-        submission_idempotent=submission is not None and submission.idempotent,
+        error=outcome.error,
         replayed=outcome.replayed,
         late=outcome.late,
         call_key=outcome.key,
+    )
+    if submission is None:
+        return dispatch
+    refused = not submission.accepted and submission is not NO_REQUEST_ID
+    return replace(
+        dispatch,
+        handled=outcome.handled and not refused,
+        error=submission.error if refused else outcome.error,
+        submission_status=submission.status,
+        submission_code=submission.code,
+        submission_attempts=submission.attempts,
+        submission_idempotent=submission.idempotent,
     )
 
 
@@ -241,51 +268,31 @@ def _identity(core: SessionCore, call: IncomingCall) -> CallIdentity:
     )
 
 
-def _raise_again(outcomes: Sequence[CallOutcome]) -> None:
-    """Raise the `KeyboardInterrupt` of a handler, now that its call is answered."""
-    for outcome in outcomes:
-        if outcome.reraise is not None:
-            raise outcome.reraise
-
-
 TERMINAL = frozenset({"completed", "complete", "failed", "error", "interrupted", "canceled", "cancelled"})
 
 
 async def send(core: SessionCore, text: str, *, inject_skills: bool, keywords: Mapping[str, Any]) -> Any:
     """Send one message with the catalog as it is; returns the client's answer, with `catalog` if there is a backend."""
     core.live()
-    message = core.owner.client.sessions.send_message
+    owner, context = core.owner, None
+    told_keys: tuple[str, ...] = ()
     own_tools = {} if any(name in keywords for name in TOOLS_KEYWORDS) else {"dynamic_tools": core.tools()}
     sent: JsonObject = {**own_tools, **keywords}
-    if core.backend is None:
-        catalog = core.text() if inject_skills else ""
-        answer = await core.driver.call(message, session_id=core.session_id, text=inject(catalog, text), **sent)
-        await _note_sent(core, answer)
-        return answer
-    context = await _context(core, core.backend)
-    told_keys: tuple[str, ...] = ()
-    if inject_skills:
-        if context.inject:
-            text = inject(core.text(), text)
-        extra, told_keys = await _outcomes(core, context)
-        sent = _merged(sent, extra)
-    answer = await core.driver.call(message, session_id=core.session_id, text=text, **sent)
+    if owner.backend is not None:
+        context = await owner.call(owner.backend.context_for, core.session_id, core.tools(), core.text())
+    if inject_skills and (context is None or context.inject):
+        text = inject(core.text(), text)
+    if inject_skills and context is not None:
+        extra, told_keys = await _context_keywords(core, context)
+        added, passed = extra.get("additional_context"), sent.get("additional_context")
+        sent = {**extra, **sent}  # the caller's values win
+        if isinstance(added, Mapping) and isinstance(passed, Mapping):
+            sent["additional_context"] = {**added, **passed}
+    answer = await owner.call(owner.client.sessions.send_message, session_id=core.session_id, text=text, **sent)
     await _note_sent(core, answer, told_keys)
-    if isinstance(answer, Mapping):
+    if context is not None and isinstance(answer, Mapping):
         return {**answer, "catalog": "current" if context.current else "stale"}
     return answer
-
-
-async def send_prepared(
-    core: SessionCore, text: str, *, inject_skills: bool, prepare_timeout_seconds: float, keywords: Mapping[str, Any]
-) -> Any:
-    """Prepare the catalog and send.
-
-    Raises:
-        CatalogNotApplied: The old catalog is still in force; nothing was sent.
-    """
-    refuse_unapplied(await prepare_catalog(core, prepare_timeout_seconds))
-    return await send(core, text, inject_skills=inject_skills, keywords=keywords)
 
 
 async def send_and_handle(
@@ -299,7 +306,6 @@ async def send_and_handle(
     require_assistant_reply: bool,
     options: SubmitOptions,
     keywords: Mapping[str, Any],
-    prepare_timeout_seconds: float = 90.0,
 ) -> RemoteSkillSendResult:
     """Send one message and answer its calls until its turn has ended.
 
@@ -313,19 +319,23 @@ async def send_and_handle(
         raise ValueError(
             f"timeout_seconds and interval_seconds must be positive, got {timeout_seconds!r} and {interval_seconds!r}"
         )
-    terminal = _terminal(terminal_statuses)
+    words = [terminal_statuses] if isinstance(terminal_statuses, str) else terminal_statuses
+    terminal = TERMINAL if words is None else frozenset(word.strip().lower() for word in words)
     answered_calls: list[AnsweredCall] = []
     with core.listening(answered_calls.append):
-        if core.backend is not None:
-            refuse_unapplied(await prepare_catalog(core, prepare_timeout_seconds))
+        if core.owner.backend is not None:
+            refuse_unapplied(await change_catalog(core, 90.0, wait=True))
         accepted = await send(core, text, inject_skills=inject_skills, keywords=keywords)
         turn_id = text_or_none(accepted.get("turnId")) if isinstance(accepted, Mapping) else None
         if turn_id is None:
             raise ValueError("sessions.send_message response missing turnId")
-        until = time.monotonic() + timeout_seconds
-        wait = _SentTurn(core, turn_id, until, interval_seconds)
+        wait = _SentTurn(core, turn_id, time.monotonic() + timeout_seconds, interval_seconds)
         status = await wait.ended(terminal, options)
-        await _note_ended(core, turn_id, status)
+        try:  # for clients that do not report the end of turns
+            await core.owner.turn_ended(core.session_id, turn_id, status.lower())
+        except Exception as error:  # noqa: BLE001 - the turn's result does not depend on the journal
+            what = "the turn's answers could not be noted as seen, the journal does not answer"
+            core.note("outcomes_unknown", f"{what}: {error}")
         detail, reply = await wait.reply(required=require_assistant_reply)
     return RemoteSkillSendResult(
         core.session_id, turn_id, dict(accepted), detail, status, reply, _of_turn(answered_calls, turn_id)
@@ -343,13 +353,11 @@ class _SentTurn:
 
     async def ended(self, terminal: frozenset[str], options: SubmitOptions) -> str:
         """Answer calls until the status is terminal, and return it."""
-        wait = self._core.owner.client.wait
+        core, turn_id = self._core, self._turn_id
         while True:
-            await drain(self._core, options)
-            answer = await self._core.driver.call(
-                wait.turn_status, session_id=self._core.session_id, turn_id=self._turn_id
-            )
-            status = status_of(answer)
+            await drain(core, options)
+            ask = core.owner.client.wait.turn_status
+            status = status_of(await core.owner.call(ask, session_id=core.session_id, turn_id=turn_id))
             if status is not None and status.lower() in terminal:
                 return status
             await self._pause(f"the turn did not end in time; its last status is {status}", status=status)
@@ -364,15 +372,16 @@ class _SentTurn:
             await self._pause("the turn ended without a complete assistant reply")
 
     async def _detail(self, *, required: bool) -> JsonObject | None:
-        get = getattr(self._core.owner.client.sessions, "get", None)
+        core = self._core
+        get = getattr(core.owner.client.sessions, "get", None)
         if not callable(get):
             return None
         try:
-            answer = await self._core.driver.call(get, session_id=self._core.session_id)
+            answer = await core.owner.call(get, session_id=core.session_id)
         except Exception as error:
             if required:
                 raise
-            self._core.note("session_unreadable", f"sessions.get failed after the turn: {error}")
+            core.note("session_unreadable", f"sessions.get failed after the turn: {error}")
             return None
         return dict(answer) if isinstance(answer, Mapping) else None
 
@@ -380,7 +389,7 @@ class _SentTurn:
         seconds_left = self._until - time.monotonic()
         if seconds_left <= 0:
             raise WaitTimeoutError(late, session_id=self._core.session_id, turn_id=self._turn_id, **facts)
-        await self._core.driver.sleep(min(self._interval, seconds_left))
+        await asyncio.sleep(min(self._interval, seconds_left))
 
 
 def status_of(answer: object) -> str | None:
@@ -390,27 +399,17 @@ def status_of(answer: object) -> str | None:
     if not isinstance(answer, Mapping):
         return None
     status = answer.get("status")
-    if isinstance(status, str):
-        return text_or_none(status)
-    return status_of(answer.get("turn"))
+    return text_or_none(status) if isinstance(status, str) else status_of(answer.get("turn"))
 
 
 def reply_of(detail: JsonObject | None, turn_id: str) -> JsonObject | None:
     """Return the last transcript entry of the turn that is a complete one of the assistant."""
     transcript = (detail or {}).get("transcript")
     expected = {"turnId": turn_id, "role": "assistant", "status": "complete"}
-    entries = [
-        entry
-        for entry in (transcript if isinstance(transcript, list) else [])
-        if isinstance(entry, Mapping) and all(entry.get(key) == value for key, value in expected.items())
-    ]
-    return dict(entries[-1]) if entries else None
-
-
-def _terminal(statuses: str | Iterable[str] | None) -> frozenset[str]:
-    if statuses is None:
-        return TERMINAL
-    return frozenset(word.strip().lower() for word in ([statuses] if isinstance(statuses, str) else statuses))
+    for entry in reversed(transcript if isinstance(transcript, list) else []):
+        if isinstance(entry, Mapping) and all(entry.get(key) == value for key, value in expected.items()):
+            return dict(entry)
+    return None
 
 
 def _of_turn(answered_calls: list[AnsweredCall], turn_id: str) -> tuple[RemoteSkillDispatch, ...]:
@@ -422,65 +421,45 @@ def _of_turn(answered_calls: list[AnsweredCall], turn_id: str) -> tuple[RemoteSk
     )
 
 
-async def _note_sent(core: SessionCore, answer: object, told_keys: Sequence[str] = ()) -> None:
-    """Record what was sent; failures become diagnostics, because the message is on its way."""
+async def _note_sent(core: SessionCore, answer: object, told_keys: Sequence[str]) -> None:
+    """Record what was sent, with its receipt; failures become diagnostics, because the message is on its way."""
+    owner = core.owner
     turn_id = text_or_none(answer.get("turnId")) if isinstance(answer, Mapping) else None
     if turn_id is not None:
-        core.active = (turn_id, core.owner.connection)
+        core.active = (turn_id, owner.connection)
     try:
         if told_keys:
-            await core.driver.blocking(core.owner.dispatcher.journal.tell, told_keys)
-        if turn_id is not None:
-            await _note_receipt(core, turn_id)
+            await owner.blocking(owner.dispatcher.journal.tell, told_keys)
+        if turn_id is None:
+            return
+        facts: JsonObject = {}
+        if (tell_facts := getattr(owner.backend, "facts", None)) is not None:
+            facts = await owner.call(tell_facts, core.session_id)
+        elif core.pushed is not None:
+            names = [qualified_name(tool) for tool in core.pushed]
+            facts = {"digest": tools_digest(core.pushed), "strategy": "resume", "tools": names}
+        receipt = Receipt(
+            core.session_id,
+            turn_id,
+            facts.get("digest"),
+            facts.get("context_digest"),
+            facts.get("strategy"),
+            tuple(sorted(facts.get("tools") or ())),
+            core.published,
+            strategy_asked=facts.get("strategy_asked"),
+        )
+        await owner.blocking(owner.receipts.note, receipt)
     except Exception as error:  # noqa: BLE001 - the caller must not take a message that was sent for one that was not
         core.note("receipt_not_kept", f"the message was sent, but not written down: {error}")
 
 
-async def _note_ended(core: SessionCore, turn_id: str, status: str) -> None:
-    """Record that a turn has ended, for clients that do not report it; failures become diagnostics."""
-    try:
-        await core.owner.turn_ended(core.session_id, turn_id, status.lower())
-    except Exception as error:  # noqa: BLE001 - the turn's result does not depend on the journal
-        core.note(
-            "outcomes_unknown", f"the turn's answers could not be noted as seen, the journal does not answer: {error}"
-        )
-
-
-async def _note_receipt(core: SessionCore, turn_id: str) -> None:
-    """Store the receipt of the turn."""
-    facts = getattr(core.backend, "facts", None)
-    if facts is not None:
-        catalog_facts = await core.driver.call(facts, core.session_id)
-    elif core.pushed is not None:
-        catalog_facts = {"digest": digest(core.pushed), "strategy": "resume", "tools": wire_names(core.pushed)}
-    else:
-        catalog_facts = {}
-    receipt = Receipt(
-        core.session_id,
-        turn_id,
-        catalog_facts.get("digest"),
-        catalog_facts.get("context_digest"),
-        catalog_facts.get("strategy"),
-        tuple(sorted(catalog_facts.get("tools") or ())),
-        core.published,
-        strategy_asked=catalog_facts.get("strategy_asked"),
-    )
-    await core.driver.blocking(core.owner.receipts.note, receipt)
-
-
-async def _context(core: SessionCore, backend: CatalogBackend) -> CatalogContext:
-    context: CatalogContext = await core.driver.call(backend.context_for, core.session_id, core.tools(), core.text())
-    return context
-
-
-async def _outcomes(core: SessionCore, context: CatalogContext) -> tuple[JsonObject, tuple[str, ...]]:
+async def _context_keywords(core: SessionCore, context: CatalogContext) -> tuple[JsonObject, tuple[str, ...]]:
     """Return the further keywords of the message, and the keys of the calls whose outcomes it reports."""
-    extra = dict(context.send)
-    if not core.owner.profile.context:
+    extra, owner = dict(context.send), core.owner
+    if not owner.profile.context:
         return extra, ()
-    journal = core.owner.dispatcher.journal
     try:
-        rows = await core.driver.blocking(journal.outcomes, core.session_id, core.active_turn)
+        rows = await owner.blocking(owner.dispatcher.journal.outcomes, core.session_id, core.active_turn)
     except Exception as error:  # noqa: BLE001 - the request itself does not depend on the journal
         core.note("outcomes_unknown", f"the model was not told of earlier calls, the journal does not answer: {error}")
         return extra, ()
@@ -492,10 +471,168 @@ async def _outcomes(core: SessionCore, context: CatalogContext) -> tuple[JsonObj
     return extra, outcomes.keys
 
 
-def _merged(sent: JsonObject, extra: JsonObject) -> JsonObject:
-    """Return the keywords of the caller with further ones added; the caller's values win."""
-    added, passed = extra.get("additional_context"), sent.get("additional_context")
-    joined = {**extra, **sent}
-    if isinstance(added, Mapping) and isinstance(passed, Mapping):
-        joined["additional_context"] = {**added, **passed}
-    return joined
+BOOTSTRAP_TEXT = "Reply with the single word: ready"
+NO_ROLLOUT = "no rollout found"
+RESUME_TRIES = 3
+RETRY_SECONDS = 0.05
+
+
+def refuse_unapplied(report: JsonObject) -> None:
+    """Raise for a report that leaves the old catalog in force.
+
+    Raises:
+        CatalogBusy: A turn is running.
+        CatalogNotApplied: Any other `deferred` or `failed`.
+    """
+    if report.get("status") in {"deferred", "failed"}:
+        busy = report.get("reason") in {"turn_active", "queued_turns"}
+        raise CatalogBusy(report) if busy else CatalogNotApplied(report)
+
+
+async def leave_window(core: SessionCore, layer: Layer) -> None:
+    """Remove a window's layer and update the catalog if it contained the layer; failures become diagnostics."""
+    was_pushed = any(pushed is layer for pushed in core.pushed_layers)
+    if not core.registry.close(layer) or not was_pushed or core.draft:
+        return
+    try:
+        report = await change_catalog(core, 10.0, wait=False)
+    except Exception as error:  # noqa: BLE001 - the body's own error must not be hidden by this one
+        words = str(error) or type(error).__name__
+        report = {"status": "failed", "sessionId": core.session_id, "reason": "rejected", "error": words}
+        core.last_catalog = report
+    if report.get("status") == "failed":
+        core.note(
+            "catalog_sync_failed",
+            f"the catalog was not changed when `{layer.skill.qualified_name}` was left: "
+            f"{report.get('error') or report.get('reason')}",
+            fix="call prepare_catalog",
+        )
+
+
+async def change_catalog(core: SessionCore, timeout_seconds: float, *, wait: bool) -> JsonObject:
+    """Bring the registry's catalog to the model and return the report.
+
+    With *wait* the change is made once the thread is idle, and where no rollout file exists yet, it is bootstrapped.
+    """
+    core.live()
+    layers, backend = core.registry.layers(), core.owner.backend
+    tools = wire_tools(layer.skill for layer in layers)
+    if not tools and core.pushed is None:
+        core.last_catalog = {"status": "noop", "sessionId": core.session_id}
+        return dict(core.last_catalog)
+    if backend is not None:
+        change = CatalogChange(core.session_id, tools, core.text(), wait=wait, timeout_s=timeout_seconds)
+        report: JsonObject = dict(await core.owner.call(backend.apply, change))
+    else:
+        report = await _by_resume(core, tools, timeout_seconds, prepare=wait)
+    if report.get("status") in {"ok", "noop"} or (report.get("status") == "deferred" and report.get("pending")):
+        core.remember_pushed(tools, layers)
+    core.last_catalog = copy.deepcopy(report)
+    successor = report.get("new_session_id")
+    if isinstance(successor, str) and backend is not None:
+        core.owner.move(core, successor)
+    return report
+
+
+async def _by_resume(
+    core: SessionCore, tools: list[JsonObject], timeout_seconds: float, *, prepare: bool
+) -> JsonObject:
+    began = time.monotonic()
+    first = _Bootstrap(core, timeout_seconds)
+    if prepare:
+        answer = await _resume_prepared(core, tools, first)
+    else:
+        answer = await _resume(core, tools)
+    before, after = ({qualified_name(tool): tool for tool in side} for side in (core.pushed or (), tools))
+    report = {
+        **(dict(answer) if isinstance(answer, Mapping) else {}),
+        "status": "ok",
+        "sessionId": core.session_id,
+        "strategy": "resume",
+        "digest": tools_digest(tools),
+        "verified": False,
+        "added": sorted(name for name, tool in after.items() if before.get(name) != tool),
+        "removed": sorted(before.keys() - after.keys()),
+        "duration_ms": round((time.monotonic() - began) * 1000, 3),
+        "materialized_now": first.done,
+    }
+    status = answer.get("status") if isinstance(answer, Mapping) else None
+    if status not in {None, "ok"}:
+        words = answer.get("message") or answer.get("error")
+        fault = f"{status}: {words}" if words else str(status)
+        report |= {"status": "failed", "reason": "client_refused", "error": fault}
+    return report
+
+
+async def _resume(core: SessionCore, tools: list[JsonObject]) -> Any:
+    resume = core.owner.client.sessions.resume
+    return await core.owner.call(resume, session_id=core.session_id, dynamic_tools=copy.deepcopy(tools))
+
+
+async def _resume_prepared(core: SessionCore, tools: list[JsonObject], first: _Bootstrap) -> Any:
+    if await _unmaterialized(core):
+        await first.run()
+    for attempt in range(1, RESUME_TRIES + 1):
+        try:
+            return await _resume(core, tools)
+        except Exception as error:
+            if attempt == RESUME_TRIES or not says_no_rollout(error):
+                raise
+            if first.done:
+                await asyncio.sleep(RETRY_SECONDS * attempt)
+            await first.run()
+    raise AssertionError("the last try returns or raises")
+
+
+async def _unmaterialized(core: SessionCore) -> bool:
+    get = getattr(core.owner.client.sessions, "get", None)
+    if not callable(get):
+        return False
+    try:
+        answer = await core.owner.call(get, session_id=core.session_id)
+    except Exception as error:  # noqa: BLE001 - the resume that follows meets the same error and tells of it
+        core.note("session_unreadable", f"sessions.get failed before the catalog was prepared: {error}")
+        return False
+    session = answer.get("session") if isinstance(answer, Mapping) else None
+    return isinstance(session, Mapping) and session.get("materialized") is False
+
+
+def says_no_rollout(error: BaseException) -> bool:
+    """Return whether an error says that the thread has no rollout file yet."""
+    texts = [str(error)]
+    details = getattr(error, "details", None)
+    body = details.get("response_body") if isinstance(details, Mapping) else getattr(details, "response_body", None)
+    if isinstance(body, Mapping):
+        texts += [str(body.get(key, "")) for key in ("message", "error", "details")]
+    elif isinstance(body, bytes):
+        texts.append(body.decode("utf-8", "replace"))
+    elif body is not None:
+        texts.append(str(body))
+    return any(NO_ROLLOUT in text.lower() for text in texts)
+
+
+@dataclass(slots=True)
+class _Bootstrap:
+    """A one-line turn that makes the server write the rollout file and is rolled back; once per `prepare_catalog`."""
+
+    core: SessionCore
+    timeout_seconds: float
+    done: bool = False
+
+    async def run(self) -> None:
+        """Run the turn unless it ran before."""
+        if self.done:
+            return
+        self.done = True
+        core, client, call = self.core, self.core.owner.client, self.core.owner.call
+        answer = await call(client.sessions.send_message, session_id=core.session_id, text=BOOTSTRAP_TEXT)
+        turn_id = answer.get("turnId") if isinstance(answer, Mapping) else None
+        try:
+            if turn_id:
+                times = {"timeout_seconds": self.timeout_seconds, "interval_seconds": 0.25}
+                await call(client.wait.assistant_reply, session_id=core.session_id, turn_id=turn_id, **times)
+        finally:
+            try:
+                await call(client.sessions.rollback, session_id=core.session_id, num_turns=1)
+            except Exception as error:  # noqa: BLE001 - a turn that stays in the history harms nothing
+                core.note("bootstrap_not_taken_back", f"the bootstrap message stays in the history: {error}")

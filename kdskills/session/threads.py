@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 P = ParamSpec("P")
 T = TypeVar("T")
+V = TypeVar("V")
 
 IDLE_S: Final = 10.0
 
@@ -104,6 +105,15 @@ def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None
         future.set_exception(error)
     else:
         future.set_result(value)
+
+
+def discard(awaitable: object) -> None:
+    """Close or cancel an awaitable that will not be awaited, so that Python does not warn about it."""
+    for name in ("close", "cancel"):
+        end = getattr(awaitable, name, None)
+        if callable(end):
+            end()
+            return
 
 
 class _Wait(Generic[T]):
@@ -296,8 +306,11 @@ class Blocking(Generic[T]):
         self._target = target
         self._loop = loop
 
-    def _run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    def _run(self, work: Callable[[], Coroutine[Any, Any, V]]) -> V:
         return (self._loop or shared_loop()).run(work)
+
+    def _call(self, work: Callable[[], V]) -> V:
+        return (self._loop or shared_loop()).call(work)
 
 
 def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:

@@ -156,8 +156,8 @@ async def show_receipts(settings: Settings, arguments: ReceiptsInput) -> Receipt
 
 
 def _receipts(state: Path, session: str) -> tuple[TurnReceipt, ...]:
+    from kdskills.remote.calls import Receipts
     from kdskills.remote.journal import SqlJournal, journal_url
-    from kdskills.remote.receipts import Receipts
 
     if not (state / "remote" / "calls.sqlite3").exists():
         return ()  # reading makes no database

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
+from kdskills.remote.calls import AppServerSignal, RemoteSkillDispatch
 from kdskills.remote.catalog import rollout
 from kdskills.remote.catalog.backend import CatalogStore, CodexCatalog, MemoryCatalogStore, SqlCatalogStore
 from kdskills.remote.client.server import TOOL_CALL, AppServer, ClientOptions, app_server_command, child_environment
@@ -34,8 +35,6 @@ from kdskills.remote.ports import (
     ServerProfile,
     WaitTimeoutError,
 )
-from kdskills.remote.receipts import RemoteSkillDispatch
-from kdskills.remote.signals import AppServerSignal
 from kdskills.skills.private_files import make_folder
 
 if TYPE_CHECKING:
@@ -459,7 +458,7 @@ class AsyncAppServerClient:
         """The server object, for code that needs its other methods."""
         return self._server
 
-    async def request(self, method: str, **params: Any) -> Any:
+    async def request(self, /, method: str, **params: Any) -> Any:
         """Send any request of the protocol; params as the server spells them.
 
         Raises:

@@ -32,7 +32,7 @@ class Sessions:
         self._server = server
         self._catalog = catalog
 
-    async def create(self, **keywords: Any) -> JsonObject:
+    async def create(self, /, **keywords: Any) -> JsonObject:
         """Start a thread; snake_case keywords become the server's params.
 
         Args:
@@ -73,7 +73,7 @@ class Sessions:
         listed_ids = {turn.id for turn in merged}
         return merged + [turn for turn in watched.values() if turn.id not in listed_ids]
 
-    async def send_message(self, session_id: str, text: str, **keywords: Any) -> JsonObject:
+    async def send_message(self, /, session_id: str, text: str, **keywords: Any) -> JsonObject:
         """Start a turn, or steer the running one.
 
         Args:
@@ -102,7 +102,7 @@ class Sessions:
         return report
 
     async def resume(
-        self, session_id: str, dynamic_tools: list[JsonObject] | None = None, **keywords: Any
+        self, /, session_id: str, dynamic_tools: list[JsonObject] | None = None, **keywords: Any
     ) -> JsonObject:
         """Subscribe to a session; with `dynamic_tools`, change its catalog as `prepare_catalog` does."""
         if dynamic_tools is not None:

@@ -14,16 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kdskills.errors import MissingExtra
-from kdskills.remote.dispatch.execution import (
-    BlockingRunner,
-    CallAttempt,
-    CallLeases,
-    Execution,
-    HandlerThreads,
-    LoopRunner,
-    Runner,
-    faults,
-)
+from kdskills.remote.dispatch.execution import CallAttempt, CallLeases, Execution, HandlerRunner, faults
 from kdskills.remote.dispatch.outcome import (
     NO_JOURNAL,
     OUTCOME_UNKNOWN,
@@ -36,6 +27,7 @@ from kdskills.remote.dispatch.outcome import (
 from kdskills.remote.dispatch.payloads import AnswerBuilder, Spool
 from kdskills.remote.journal.calls import ANSWERED, MemoryJournal, WeakIdentities, strong_key, takeover
 from kdskills.remote.ports import CallIdentity, CallJournal, JournalRow, StoredAnswer
+from kdskills.session.threads import HandlerThreads
 
 if TYPE_CHECKING:
     from kdskills.remote.registry import RemoteSkill
@@ -69,7 +61,7 @@ class RemoteDispatcher:
 
     Args:
         journal: Stores calls with a strong identity; None means in memory. The caller closes it.
-        asynchronous: Whether calls are answered on an event loop; otherwise every wait blocks, and nothing ever suspends.
+        asynchronous: Whether awaitable results of handlers can be awaited.
         max_concurrency: How many handlers may run at the same time.
         spool: Stores the full text of answers that were cut.
         leases: Renews the leases of running calls; a new one when omitted.
@@ -96,7 +88,7 @@ class RemoteDispatcher:
         self._answers = AnswerBuilder(spool)
         self._leases = leases or CallLeases()
         self._threads = HandlerThreads()
-        self._runner: Runner = (LoopRunner if asynchronous else BlockingRunner)(max(1, max_concurrency))
+        self._runner = HandlerRunner(max(1, max_concurrency))
         self._no_session_s = no_session_s
         self._no_skill_s = no_skill_s
         self._accepted: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -209,7 +201,7 @@ class RemoteDispatcher:
         while time.monotonic() < until:
             if await self._ask(call, lambda: call.journal.get(call.key)) is not None:
                 return
-            await self._sleep(min(pause, max(0.0, until - time.monotonic())))
+            await asyncio.sleep(min(pause, max(0.0, until - time.monotonic())))
             pause = min(LAST_LOOK_S, pause * 2)
 
     async def _wait_for_answer(
@@ -225,7 +217,7 @@ class RemoteDispatcher:
                 if not row.idempotent or time.monotonic() - left_since >= self._no_skill_s:
                     row = await self._record_loss(call, row.owner)
                     continue
-            await self._sleep(pause)
+            await asyncio.sleep(pause)
             pause = min(LAST_LOOK_S, pause * 2)
             try:
                 row = await self._ask(call, lambda: call.journal.get(call.key))
@@ -240,19 +232,13 @@ class RemoteDispatcher:
         return await self._ask(call, lambda: call.journal.lose(call.key, owner, unknown))
 
     async def _ask(self, call: CallAttempt, question: Callable[[], T]) -> T:
-        """Query the call's journal, on a thread where its disk must not block an event loop."""
+        """Query the call's journal, on a thread unless it is in memory: its disk must not block the event loop."""
         try:
-            if self._asynchronous and not isinstance(call.journal, MemoryJournal):
-                return await self._threads.call(question)
-            return question()
+            if isinstance(call.journal, MemoryJournal):
+                return question()
+            return await self._threads.call(question)
         except Exception as error:
             raise JournalAway(type(error).__name__) from error
-
-    async def _sleep(self, seconds: float) -> None:
-        if self._asynchronous:
-            await asyncio.sleep(seconds)
-        else:
-            time.sleep(seconds)  # noqa: ASYNC251 - no loop is running: the caller's thread waits
 
     async def _perform(self, call: CallAttempt) -> CallOutcome | None:
         """Answer a claimed call; return None when another worker took it over."""

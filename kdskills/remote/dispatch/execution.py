@@ -12,113 +12,24 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from kdskills.errors import MissingExtra
-from kdskills.remote.core import discard
 from kdskills.remote.dispatch.outcome import NOT_RECORDED, OUTCOME_UNKNOWN, failed
 from kdskills.remote.dispatch.payloads import AnswerBuilder
 from kdskills.remote.ports import CallIdentity, CallJournal, JournalRow, JsonObject, RemoteCall, StoredAnswer
 from kdskills.remote.schemas.checks import validator_of
+from kdskills.session.threads import HandlerThreads, discard, on_waiting_thread
 
 if TYPE_CHECKING:
     from kdskills.remote.registry import RemoteSkill
 
 
 T = TypeVar("T")
-
-IDLE_S: Final = 10.0
-
-
-class HandlerThreads:
-    """Runs functions on daemon threads, reusing those that are idle; the caller bounds how many run at once.
-
-    The functions passed to `start` must not raise.
-    """
-
-    def __init__(self) -> None:
-        self._begin()
-
-    def _begin(self) -> None:
-        self._process = os.getpid()
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._idle = 0
-        self._ready = threading.Condition()
-
-    def start(self, function: Callable[[], None]) -> None:
-        """Run *function* on a thread at once.
-
-        Raises:
-            RuntimeError: No thread can be started; *function* will not run.
-        """
-        if self._process != os.getpid():  # after a fork: idle threads and the lock's owner are in the parent
-            self._begin()
-        with self._ready:
-            self._waiting.append(function)
-            if self._idle >= len(self._waiting):
-                self._ready.notify()
-                return
-        try:
-            threading.Thread(target=self._work, name="kdskills-handler", daemon=True).start()
-        except RuntimeError:
-            with self._ready:
-                if function not in self._waiting:  # a thread that became idle has taken it
-                    return
-                self._waiting.remove(function)
-            raise
-
-    async def call(self, function: Callable[[], T], *, on_loop_closed: Callable[[T], None] | None = None) -> T:
-        """Run *function* on a thread and wait for it on the running loop; a waiter that is cancelled does not stop it.
-
-        Args:
-            function: May raise; the waiter gets what it raises.
-            on_loop_closed: Called with the value if the loop was closed meanwhile, so that it can be released.
-        """
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[T] = loop.create_future()
-
-        def work() -> None:
-            try:
-                value, error = function(), None
-            except BaseException as raised:  # noqa: BLE001 - raised again where it is waited for
-                value, error = None, raised
-            try:
-                loop.call_soon_threadsafe(_settle, ended, value, error)
-            except RuntimeError:  # the loop is closed
-                if on_loop_closed is not None and error is None:
-                    on_loop_closed(value)  # type: ignore[arg-type]
-
-        self.start(work)
-        return await ended
-
-    def _work(self) -> None:
-        while (function := self._next()) is not None:
-            function()
-
-    def _next(self) -> Callable[[], None] | None:
-        with self._ready:
-            if not self._waiting:
-                self._idle += 1
-                try:
-                    self._ready.wait_for(lambda: self._waiting, timeout=IDLE_S)
-                finally:
-                    self._idle -= 1
-            return self._waiting.popleft() if self._waiting else None
-
-
-def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(value)
-
 
 PERMISSIVE: Final[JsonObject] = {"type": "object", "properties": {}, "additionalProperties": True}
 """The schema of a handler that declares nothing; it checks nothing."""
@@ -335,7 +246,7 @@ class Execution:
         self._attempt = attempt
         self._answers = answers
         self._leases = leases
-        self._asynchronous = asynchronous
+        self.asynchronous = asynchronous
         self.on_loop = asynchronous and is_coroutine_function(skill.handler)
         self.began = False
         self.ended = threading.Event()
@@ -354,7 +265,7 @@ class Execution:
             return None
         value = self.invoke()
         if self.raised is None and inspect.isawaitable(value):
-            if self._asynchronous:
+            if self.asynchronous:
                 return value
             discard(value)
             self.commit(self._answers.awaitable(self._attempt.tool))
@@ -441,62 +352,8 @@ def is_coroutine_function(handler: Any) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004 - its kind is asked, not whether it can be called
 
 
-class Runner(Protocol):
-    """Gives an execution a slot and waits for its end."""
-
-    async def run(self, execution: Execution, seconds: float | None) -> bool:
-        """Return whether the execution ended in time; otherwise it may go on while nobody waits for it.
-
-        Raises:
-            RuntimeError: No thread could be started, so the handler did not run.
-        """
-        ...
-
-
-class BlockingRunner:
-    """Runs handlers of sync sessions: with a deadline on a thread, without one on the caller's thread.
-
-    Args:
-        slots: How many handlers with deadlines may run at the same time.
-    """
-
-    def __init__(self, slots: int) -> None:
-        self._count = slots
-        self._begin()
-
-    def _begin(self) -> None:
-        self._process = os.getpid()
-        self._slots = threading.BoundedSemaphore(self._count)
-        self._threads = HandlerThreads()
-
-    async def run(self, execution: Execution, seconds: float | None) -> bool:
-        """As `Runner.run`; never suspends."""
-        if seconds is None:
-            execution.run()
-            return True
-        if self._process != os.getpid():  # after a fork: the handlers that have slots run in the parent process
-            self._begin()
-        until = time.monotonic() + seconds
-        slots = self._slots
-        if not slots.acquire(timeout=max(0.0, seconds)):
-            return False
-
-        def work() -> None:
-            try:
-                execution.run()
-            finally:
-                slots.release()
-
-        try:
-            self._threads.start(work)
-        except RuntimeError:
-            slots.release()
-            raise
-        return execution.ended.wait(max(0.0, until - time.monotonic()))
-
-
-class LoopRunner:
-    """Runs handlers of async sessions: coroutine functions as tasks, plain functions on threads.
+class HandlerRunner:
+    """Gives executions slots: coroutine functions of async sessions run as tasks, plain functions on threads.
 
     Args:
         slots: How many handlers may run at the same time.
@@ -509,7 +366,17 @@ class LoopRunner:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, execution: Execution, seconds: float | None) -> bool:
-        """As `Runner.run`; after the deadline a task is cancelled, while a thread keeps its slot until it ends."""
+        """Return whether the execution ended in time; otherwise it may go on while nobody waits for it.
+
+        After the deadline a task is cancelled, while a thread keeps its slot until it ends. In a sync session a handler without
+        a deadline runs on the caller's own thread and takes no slot.
+
+        Raises:
+            RuntimeError: No thread could be started, so the handler did not run.
+        """
+        if seconds is None and not execution.asynchronous:
+            await on_waiting_thread(execution.run)
+            return True
         slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._count))
         slot_run = _SlotRun(execution, slots, self._threads)
         task = asyncio.create_task(slot_run.take())
@@ -563,7 +430,7 @@ class _SlotRun:
     async def _run(self) -> None:
         execution = self._execution
         if not execution.on_loop:
-            value = await self._threads.call(execution.run, on_loop_closed=_drop)
+            value = await self._threads.call(execution.run, on_loop_closed=discard)
             if value is None:
                 return
         elif not await self._threads.call(execution.begin):
@@ -589,9 +456,3 @@ async def _await_handler(value: Awaitable[Any], execution: Execution) -> Any:
     except BaseException as error:  # noqa: BLE001 - every exception of a handler is answered
         execution.raised = error
         return None
-
-
-def _drop(awaitable: Awaitable[Any] | None) -> None:
-    close = getattr(awaitable, "close", None)
-    if callable(close):
-        close()

@@ -13,8 +13,8 @@ from kdskills.app.identity import LOCAL, SCOPES, Identity
 from kdskills.app.operations import Context
 from kdskills.doors.cli.main import build_cli
 from kdskills.errors import CallRefused
+from kdskills.remote.calls import Receipt, Receipts, ReceiptSkillEntry
 from kdskills.remote.journal import SqlJournal, journal_url
-from kdskills.remote.receipts import Receipt, Receipts, ReceiptSkillEntry
 from kdskills.testing import AppServerEmulator
 
 

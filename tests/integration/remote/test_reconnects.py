@@ -166,7 +166,7 @@ def test_without_an_event_loop(lab):
         )
         session.send_and_handle("!call ship {}", timeout_seconds=PATIENCE_S)
         before = client.connection
-        os.killpg(client._client.server.transport.pid, signal.SIGKILL)
+        os.killpg(client._target.server.transport.pid, signal.SIGKILL)
         wait_until(lambda: client.connection != before and client.connected, "another server")
         done = session.send_and_handle("!call ship {}", timeout_seconds=PATIENCE_S)
     assert (done.status, done.assistant_reply["text"]) == ("completed", "shipped")
@@ -183,7 +183,7 @@ def test_a_server_that_cannot_be_started_again(lab, tmp_path):
         home=lab.home, binary=str(program), state=lab.state, config=lab.model.config, probe="never", reconnect_s=3.0
     ) as client:
         program.unlink()
-        os.killpg(client._client.server.transport.pid, signal.SIGKILL)
+        os.killpg(client._target.server.transport.pid, signal.SIGKILL)
 
         def told():
             with pytest.raises(AppServerGone) as gone:

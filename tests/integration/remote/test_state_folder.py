@@ -173,7 +173,7 @@ def test_a_killed_server_leaves_no_journal_open(emulator, model, tmp_path):
         turn = threading.Thread(target=send)
         turn.start()
         assert inside.wait(60)
-        os.killpg(client._client.server.transport.pid, signal.SIGKILL)
+        os.killpg(client._target.server.transport.pid, signal.SIGKILL)
     finally:
         client.close()
     go.set()

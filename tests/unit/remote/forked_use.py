@@ -8,7 +8,7 @@ import sys
 import threading
 
 from kdskills.remote import AppServerGone, MemoryJournal, RemoteSkillsFacade
-from kdskills.remote.api import LoopThread
+from kdskills.session.threads import LoopThread
 
 
 class NoServer:
@@ -41,7 +41,7 @@ def main():
     holder = threading.Thread(target=lambda: used(session, "hold"))
     holder.start()
     entered.wait(60)
-    loop = LoopThread("forked-use")
+    loop = LoopThread("forked-use", AppServerGone)
     child = os.fork()
     if child == 0:
         sys.stdout.write(f"child's loop: {asked(loop)}\n")

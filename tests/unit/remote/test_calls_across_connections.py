@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kdskills.remote.signals import TOOL_CALL_EVENT, AppServerSignal
+from kdskills.remote.calls import TOOL_CALL_EVENT, AppServerSignal
 
 NESTED = {"order": {"lines": [1, 2]}}
 

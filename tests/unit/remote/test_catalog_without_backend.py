@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kdskills.remote.core_session import BOOTSTRAP_TEXT, digest, says_no_rollout
+from kdskills.remote.catalog.digest import tools_digest as digest
+from kdskills.remote.turns import BOOTSTRAP_TEXT, says_no_rollout
 
 
 def silent():

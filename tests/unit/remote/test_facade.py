@@ -9,7 +9,7 @@ import inspect
 import pytest
 
 from kdskills.remote import AsyncRemoteSkillsFacade, CatalogNotApplied, RemoteSkillsFacade
-from kdskills.remote.signals import TOOL_CALL_EVENT, AppServerSignal
+from kdskills.remote.calls import TOOL_CALL_EVENT, AppServerSignal
 
 
 def silent():

@@ -10,7 +10,7 @@ import pytest
 HEAVY = ("websockets", "jsonschema", "sqlalchemy", "alembic", "pluggy")
 
 
-@pytest.mark.parametrize("module", ["kdskills.remote", "kdskills.remote.facade", "kdskills.remote.session"])
+@pytest.mark.parametrize("module", ["kdskills.remote", "kdskills.remote.api", "kdskills.remote.session"])
 def test_importing_needs_no_optional_package(module):
     """Neither the room nor its facades import the optional packages, or pluggy."""
     program = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"

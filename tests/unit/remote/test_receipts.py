@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.remote.journal import MemoryJournal, SqlJournal, journal_url
-from kdskills.remote.ports import CallJournal
-from kdskills.remote.receipts import (
+from kdskills.remote.calls import (
     KEPT_PER_SESSION,
     MemoryReceipts,
     Receipt,
@@ -21,6 +19,8 @@ from kdskills.remote.receipts import (
     Receipts,
     ReceiptSkillEntry,
 )
+from kdskills.remote.journal import MemoryJournal, SqlJournal, journal_url
+from kdskills.remote.ports import CallJournal
 from kdskills.testing.journals import SESSION, answer, claim, ran
 
 FACTS = Receipt(

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.remote.signals import (
+from kdskills.remote.calls import (
     TOOL_CALL_EVENT,
     AppServerSignal,
     address,
-    call_of_row,
+    call_of,
     call_of_signal,
     request_text,
     rows_of,
@@ -365,7 +365,7 @@ def test_any_signal_is_read_without_complaint(session, context, params, request_
     """What comes from outside never breaks the reading; a call always has a tool."""
     found = call_of_signal(AppServerSignal(TOOL_CALL_EVENT, "", "", 0, context, params, session, request_id))
     assert found is None or found.tool.strip() == found.tool != ""
-    other = call_of_row(params)
+    other = call_of(params, params.get("requestId"))
     assert other is None or other.tool == params["tool"].strip()
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.remote.core import SubmitOptions, judge
+from kdskills.remote import turns
+from kdskills.remote.turns import SubmitOptions, judge
 
 ROW = {"requestId": 0, "tool": "a", "arguments": None, "callId": "c", "turnId": "u"}
 
@@ -116,7 +120,7 @@ def test_pauses_grow_and_are_never_negative(duo, ready, monkeypatch):
     async def sleep(seconds):
         pauses.append(seconds)
 
-    monkeypatch.setattr(duo.facade._core.driver, "sleep", sleep)
+    monkeypatch.setattr(turns, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     respond(duo, ready, [OSError("gone")] * 4, max_submit_attempts=4, retry_delay_seconds=0.5)
     assert pauses == [0.5, 1.0, 1.5]
     pauses.clear()

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from kdskills.errors import BadRequest
+from kdskills.remote.calls import RemoteSkillDispatch
 from kdskills.remote.catalog.backend import MemoryCatalogStore
 from kdskills.remote.client.base import AsyncAppServerClient
 from kdskills.remote.client.server import AppServer, ClientOptions, unwrapped
 from kdskills.remote.ports import AppServerError, AppServerGone, CatalogBackend, ServerProfile, WaitTimeoutError
-from kdskills.remote.receipts import RemoteSkillDispatch
 
 THREAD = "thread-1"
 PAYLOAD = {"contentItems": [{"type": "inputText", "text": "ok"}], "success": True}

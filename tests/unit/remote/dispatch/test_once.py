@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 
-from kdskills.remote.core import drive
 from kdskills.remote.dispatch import CallOutcome, RemoteDispatcher
 from kdskills.remote.dispatch.execution import CallLeases
 from kdskills.remote.journal import JournalUnavailable, MemoryJournal, strong_key
 from kdskills.remote.ports import JournalRow, RemoteCall, StoredAnswer
+from kdskills.session.threads import shared_loop
+
+
+def drive(coroutine):
+    """Wait for a coroutine as a sync facade does."""
+    return shared_loop().run(lambda: coroutine)
 
 
 class Counted:

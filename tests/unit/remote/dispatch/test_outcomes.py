@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 
-from kdskills.remote.core import drive
 from kdskills.remote.dispatch.outcome import INTRODUCTION, MAX_CALLS, OutcomesContext, outcomes_context
 from kdskills.remote.journal import MemoryJournal, strong_key
 from kdskills.remote.ports import CallState, JournalRow, StoredAnswer
+from kdskills.session.threads import shared_loop
+
+
+def drive(coroutine):
+    """Wait for a coroutine as a sync facade does."""
+    return shared_loop().run(lambda: coroutine)
 
 
 def answer(*items: dict[str, Any]) -> StoredAnswer:

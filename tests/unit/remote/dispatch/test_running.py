@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kdskills.remote.core import drive
 from kdskills.remote.dispatch import CallOutcome
-from kdskills.remote.dispatch.execution import HandlerThreads
 from kdskills.remote.journal import MemoryJournal, strong_key
 from kdskills.remote.ports import RemoteCall
+from kdskills.session.threads import HandlerThreads, on_waiting_thread, shared_loop
+
+
+def drive(coroutine):
+    """Wait for a coroutine as a sync facade does."""
+    return shared_loop().run(lambda: coroutine)
+
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="unset")
 
@@ -277,22 +281,29 @@ def test_a_handler_may_dispatch_itself(make_dispatcher, make_skill, make_call) -
     assert drive(dispatcher.call(outer, make_call.strong("c1"), None)).result == "inner"
 
 
-def test_a_waiter_that_is_interrupted_loses_nothing(make_dispatcher, make_skill, make_call, monkeypatch) -> None:
+def test_a_waiter_that_is_interrupted_loses_nothing(make_dispatcher, make_skill, make_call) -> None:
     """Ctrl-C reaches the thread that waits, not the handler: what that returns is written down all the same."""
-    gate, journal = threading.Event(), MemoryJournal()
+    gate, journal, began = threading.Event(), MemoryJournal(), threading.Event()
     dispatcher = make_dispatcher(journal)
-    skill = make_skill(lambda: gate.wait(60) and "done")
 
-    class Interrupted(threading.Event):
-        """An event whose waiter gets Ctrl-C."""
+    def slow() -> str:
+        began.set()
+        assert gate.wait(60)
+        return "done"
 
-        def wait(self, timeout: float | None = None) -> bool:
-            raise KeyboardInterrupt
+    def interrupt() -> None:
+        raise KeyboardInterrupt
 
-    patched_threading = SimpleNamespace(**{**vars(threading), "Event": Interrupted})
-    monkeypatch.setattr("kdskills.remote.dispatch.execution.threading", patched_threading)
+    async def interrupted() -> None:
+        call = asyncio.create_task(dispatcher.call(make_skill(slow), make_call.strong(), None))
+        assert await asyncio.to_thread(began.wait, 60)
+        try:
+            await on_waiting_thread(interrupt)
+        finally:
+            call.cancel()
+
     with pytest.raises(KeyboardInterrupt):
-        drive(dispatcher.call(skill, make_call.strong(), None))
+        shared_loop().run(interrupted)
     gate.set()
     eventually(lambda: journal.get(strong_key(make_call.strong())).state == "done")
 
@@ -340,7 +351,7 @@ def test_without_another_thread_the_call_is_answered(
         return asyncio.run(coming) if asynchronous else drive(coming)
 
     with monkeypatch.context() as patch:
-        patch.setattr("kdskills.remote.dispatch.execution.threading.Thread.start", refused)
+        patch.setattr("threading.Thread.start", refused)
         outcomes = [call("c1")]  # the thread of leases is refused
         patch.setattr(dispatcher._leases, "_thread", threading.current_thread())
         outcomes += [call("c2"), call("c3")]  # the handler's own
