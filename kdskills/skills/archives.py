@@ -13,7 +13,7 @@ import re
 import shutil
 import stat
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -47,24 +47,16 @@ from kdskills.skills.zip_format import (
 MACOS = "__MACOSX"
 FINDER = ".DS_Store"
 EXECUTABLE = 0o111
+NESTED = "it is an archive itself: put its files into the skill's folder"
 ROOT_BYTES = 4 * MAX_NAME + 2
 """Most bytes of a root folder's name and the slashes around a path below it."""
 
 _DRIVE = re.compile(r"[A-Za-z]:")
 _ARCHIVES = (
-    ".zip",
-    ".tar",
-    ".tgz",
-    ".tar.gz",
-    ".tar.bz2",
-    ".tar.xz",
-    ".tar.zst",
-    ".tbz2",
-    ".txz",
-    ".7z",
-    ".rar",
-    ".skill",
+    *(".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz"),
+    *(".tar.zst", ".tbz2", ".txz", ".7z", ".rar", ".skill"),
 )
+_ENCRYPTIONS = ENCRYPTED | STRONGLY_ENCRYPTED | MASKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +101,7 @@ def plan(entries: Sequence[ZipEntry], limits: ArchiveLimits) -> UnpackPlan:
     ignored: list[ZipEntry] = []
     for entry in entries:
         parts, folder = _parts(entry)
-        _check_length(entry, parts, limits)
-        _check_kind(entry, folder=folder)
-        _check_packing(entry)
+        _check_entry(entry, parts, folder, limits)
         if MACOS in parts[:2] or parts[-1] == FINDER:
             ignored.append(entry)
         else:
@@ -122,11 +112,14 @@ def plan(entries: Sequence[ZipEntry], limits: ArchiveLimits) -> UnpackPlan:
     root = _root([parts for parts, _ in files])
     below = 0 if root is None else 1
     planned = [PlannedFile("/".join(parts[below:]), entry, bool(entry.mode & EXECUTABLE)) for parts, entry in files]
-    for each in planned:
-        _check_path(each, limits)
-    _check_amounts(planned, limits)
+    _check_files(planned, limits)
     skill_file = next(name for name in SKILL_FILES if any(each.path == name for each in planned))
-    return UnpackPlan(root, skill_file, tuple(sorted(planned, key=lambda each: each.path.encode())), _notes(ignored))
+    notes: tuple[Diagnostic, ...] = ()
+    if ignored:
+        words = "1 entry that a Mac adds was" if len(ignored) == 1 else f"{len(ignored)} entries that a Mac adds were"
+        first = ignored[0].label
+        notes = (Diagnostic("archive_ignored", "info", f"{words} left out, such as {first}.", path=first),)
+    return UnpackPlan(root, skill_file, tuple(sorted(planned, key=lambda each: each.path.encode())), notes)
 
 
 def check_skill_name(name: str, *, entry: str | None) -> None:
@@ -139,6 +132,13 @@ def check_skill_name(name: str, *, entry: str | None) -> None:
         raise ArchiveRefused("archive_name_invalid", reason, entry=entry)
 
 
+def _refuse_first(entry: ZipEntry, rules: Iterable[tuple[bool, str, str]]) -> None:
+    """Refuse *entry* for the first rule that is broken; each is whether it is, its code and the reason."""
+    for broken, code, reason in rules:
+        if broken:
+            raise ArchiveRefused(code, reason, entry=entry.label)
+
+
 def _parts(entry: ZipEntry) -> tuple[tuple[str, ...], bool]:
     """Return an entry's path and whether it is a folder's.
 
@@ -149,45 +149,49 @@ def _parts(entry: ZipEntry) -> tuple[tuple[str, ...], bool]:
         name = entry.raw.decode("utf-8")
     except UnicodeDecodeError:
         raise ArchiveRefused("archive_name_not_utf8", "its name is not UTF-8", entry=entry.label) from None
-    if not name:
-        raise ArchiveRefused("archive_path_invalid", "it has no name", entry="")
-    if "\\" in name:
-        raise ArchiveRefused("archive_path_backslash", "its name has a backslash", entry=entry.label)
-    if name.startswith("/"):
-        raise ArchiveRefused("archive_path_absolute", "its path is absolute", entry=entry.label)
-    if _DRIVE.match(name):
-        raise ArchiveRefused("archive_path_drive", "its path begins with a drive", entry=entry.label)
     folder = name.endswith("/")
     parts = tuple((name[:-1] if folder else name).split("/"))
-    if ".." in parts:
-        raise ArchiveRefused("archive_path_parent", "its path leads upwards", entry=entry.label)
-    if any(part in {"", "."} for part in parts):
-        raise ArchiveRefused("archive_path_invalid", "its path has an empty part", entry=entry.label)
-    if any(unicodedata.category(c) in {"Cc", "Cs", "Zl", "Zp"} for c in name):
-        raise ArchiveRefused("archive_path_invalid", "its name has control characters", entry=entry.label)
+    control = any(unicodedata.category(c) in {"Cc", "Cs", "Zl", "Zp"} for c in name)
+    _refuse_first(
+        entry,
+        (
+            (not name, "archive_path_invalid", "it has no name"),
+            ("\\" in name, "archive_path_backslash", "its name has a backslash"),
+            (name.startswith("/"), "archive_path_absolute", "its path is absolute"),
+            (_DRIVE.match(name) is not None, "archive_path_drive", "its path begins with a drive"),
+            (".." in parts, "archive_path_parent", "its path leads upwards"),
+            (not {"", "."}.isdisjoint(parts), "archive_path_invalid", "its path has an empty part"),
+            (control, "archive_path_invalid", "its name has control characters"),
+        ),
+    )
     return parts, folder
 
 
-def _check_kind(entry: ZipEntry, *, folder: bool) -> None:
+def _check_entry(entry: ZipEntry, parts: tuple[str, ...], folder: bool, limits: ArchiveLimits) -> None:
+    """Refuse a path that no root folder could excuse, what is no plain file or folder, and what cannot be unpacked."""
     kind = stat.S_IFMT(entry.mode)
-    if kind == stat.S_IFLNK or entry.reparse:
-        raise ArchiveRefused("archive_link", "it is a link", entry=entry.label)
-    if kind not in {0, stat.S_IFREG, stat.S_IFDIR}:
-        raise ArchiveRefused("archive_special_file", "it is no regular file", entry=entry.label)
-    if kind and (kind == stat.S_IFDIR) != folder:
-        raise ArchiveRefused("archive_special_file", "its name and its kind do not agree", entry=entry.label)
-    if folder and entry.size:
-        raise ArchiveRefused("archive_special_file", "it is a folder with content", entry=entry.label)
-
-
-def _check_packing(entry: ZipEntry) -> None:
-    if entry.flags & (ENCRYPTED | STRONGLY_ENCRYPTED | MASKED):
-        raise ArchiveRefused("archive_encrypted", "it is encrypted", entry=entry.label)
-    if entry.method not in {STORED, DEFLATED} or entry.flags & PATCHED:
-        message = f"it is packed by method {entry.method}; stored (0) and deflated (8) are read"
-        raise ArchiveRefused("archive_method", message, entry=entry.label)
-    if entry.method == STORED and entry.packed != entry.size:
-        raise ArchiveRefused("archive_size_lie", "it is stored, but its two sizes differ", entry=entry.label)
+    long = len(entry.raw) > limits.path_bytes + ROOT_BYTES
+    foreign = entry.method not in {STORED, DEFLATED} or bool(entry.flags & PATCHED)
+    method = f"it is packed by method {entry.method}; stored (0) and deflated (8) are read"
+    lie = entry.method == STORED and entry.packed != entry.size
+    _refuse_first(
+        entry,
+        (
+            (len(parts) > limits.depth + 1, "archive_too_deep", f"its path has more than {limits.depth} parts"),
+            (long, "archive_path_too_long", f"its path has more than {limits.path_bytes} bytes"),
+            (kind == stat.S_IFLNK or entry.reparse, "archive_link", "it is a link"),
+            (kind not in {0, stat.S_IFREG, stat.S_IFDIR}, "archive_special_file", "it is no regular file"),
+            (
+                kind != 0 and (kind == stat.S_IFDIR) != folder,
+                "archive_special_file",
+                "its name and its kind do not agree",
+            ),
+            (folder and entry.size > 0, "archive_special_file", "it is a folder with content"),
+            (bool(entry.flags & _ENCRYPTIONS), "archive_encrypted", "it is encrypted"),
+            (foreign, "archive_method", method),
+            (lie, "archive_size_lie", "it is stored, but its two sizes differ"),
+        ),
+    )
 
 
 def _folded(path: str) -> str:
@@ -239,29 +243,23 @@ def _root(paths: Sequence[tuple[str, ...]]) -> str | None:
     return tops[0]
 
 
-def _check_length(entry: ZipEntry, parts: tuple[str, ...], limits: ArchiveLimits) -> None:
-    """Refuse a path no root folder could excuse, before its parts are looked at one by one."""
-    if len(parts) > limits.depth + 1:
-        raise ArchiveRefused("archive_too_deep", f"its path has more than {limits.depth} parts", entry=entry.label)
-    if len(entry.raw) > limits.path_bytes + ROOT_BYTES:
-        message = f"its path has more than {limits.path_bytes} bytes"
-        raise ArchiveRefused("archive_path_too_long", message, entry=entry.label)
-
-
-def _check_path(planned: PlannedFile, limits: ArchiveLimits) -> None:
-    entry_name = planned.entry.label
-    if planned.path.count("/") >= limits.depth:
-        raise ArchiveRefused("archive_too_deep", f"its path has more than {limits.depth} parts", entry=entry_name)
-    if len(planned.path.encode()) > limits.path_bytes:
-        raise ArchiveRefused(
-            "archive_path_too_long", f"its path has more than {limits.path_bytes} bytes", entry=entry_name
+def _check_files(planned: Sequence[PlannedFile], limits: ArchiveLimits) -> None:
+    """Refuse paths below the skill's folder, archives within the archive, and amounts that are too large."""
+    for each in planned:
+        long = len(each.path.encode()) > limits.path_bytes
+        archive = each.path.lower().endswith(_ARCHIVES)
+        _refuse_first(
+            each.entry,
+            (
+                (
+                    each.path.count("/") >= limits.depth,
+                    "archive_too_deep",
+                    f"its path has more than {limits.depth} parts",
+                ),
+                (long, "archive_path_too_long", f"its path has more than {limits.path_bytes} bytes"),
+                (archive, "archive_nested", NESTED),
+            ),
         )
-    if planned.path.lower().endswith(_ARCHIVES):
-        message = "it is an archive itself: put its files into the skill's folder"
-        raise ArchiveRefused("archive_nested", message, entry=entry_name)
-
-
-def _check_amounts(planned: Sequence[PlannedFile], limits: ArchiveLimits) -> None:
     total = sum(each.entry.size for each in planned)
     if total > limits.unpacked_bytes:
         message = f"it unpacks to {total} bytes, more than {limits.unpacked_bytes}"
@@ -270,15 +268,6 @@ def _check_amounts(planned: Sequence[PlannedFile], limits: ArchiveLimits) -> Non
         if each.entry.size > limits.ratio * each.entry.packed:
             message = f"it unpacks to more than {limits.ratio} times its packed size"
             raise ArchiveRefused("archive_ratio", message, entry=each.entry.label)
-
-
-def _notes(ignored: Sequence[ZipEntry]) -> tuple[Diagnostic, ...]:
-    if not ignored:
-        return ()
-    count = len(ignored)
-    words = "1 entry that a Mac adds was" if count == 1 else f"{count} entries that a Mac adds were"
-    message = f"{words} left out, such as {ignored[0].label}."
-    return (Diagnostic("archive_ignored", "info", message, path=ignored[0].label),)
 
 
 FILE_MODE: Final = 0o400
@@ -344,12 +333,6 @@ def remove_tree(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def seal(folder: Path) -> None:
-    """Make every folder below *folder*, and itself, read-only."""
-    for directory, _, _ in os.walk(folder, topdown=False):
-        Path(directory).chmod(FOLDER_MODE)
-
-
 def _name(stream: BinaryIO, unpack_plan: UnpackPlan) -> str:
     """Return the skill's name, from its file alone; a file that is no skill ends it before anything is written."""
     planned = unpack_plan.skill
@@ -382,7 +365,8 @@ def _unpacked(stream: BinaryIO, unpack_plan: UnpackPlan, name: str, into: Path) 
     findings = (*unpack_plan.notes, *validate_skill(folder))
     if parsed.skill is None:
         raise _invalid(unpack_plan.skill.entry.label, findings)
-    seal(folder)
+    for directory, _, _ in os.walk(folder, topdown=False):
+        Path(directory).chmod(FOLDER_MODE)
     return UnpackedSkill(name, folder, version_of(files), files, parsed.skill, findings)
 
 
@@ -397,8 +381,7 @@ def _write(stream: BinaryIO, planned: PlannedFile, folder: Path) -> TreeFile:
     with os.fdopen(descriptor, "wb") as out:
         for piece in pieces(stream, planned.entry):
             if size == 0 and piece.startswith(_ZIP) and not planned.path.lower().endswith(_DOCUMENTS):
-                message = "it is an archive itself: put its files into the skill's folder"
-                raise ArchiveRefused("archive_nested", message, entry=planned.entry.label)
+                raise ArchiveRefused("archive_nested", NESTED, entry=planned.entry.label)
             out.write(piece)
             hasher.update(piece)
             size += len(piece)

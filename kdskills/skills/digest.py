@@ -10,7 +10,6 @@ from pathlib import Path
 from kdskills.skills.safe_open import open_file, walk_tree
 
 PREFIX = "sha256:"
-_CHUNK = 1024 * 1024
 
 
 def bytes_digest(data: bytes) -> str:
@@ -42,17 +41,14 @@ def tree_digest(root: str | Path, below: str = "") -> str:
     rows: list[tuple[str, int, str]] = []
     for entry in walk_tree(root, below):
         if entry.kind == "file":
-            rows.append((entry.path, *_hash_file(root, prefix + entry.path)))
+            rows.append((entry.path, *file_digest(root, prefix + entry.path)))
         else:
             rows.append((entry.path, 0, f"link:{entry.target}" if entry.kind == "link" else "other"))
     return rows_digest(rows)
 
 
-def _hash_file(folder: str | Path, path: str) -> tuple[int, str]:
-    hasher = hashlib.sha256()
-    size = 0
+def file_digest(folder: str | Path, path: str) -> tuple[int, str]:
+    """Return size and SHA-256 in hex of a file below a folder. Raises FileRefused."""
     with open_file(folder, path) as stream:
-        while chunk := stream.read(_CHUNK):
-            hasher.update(chunk)
-            size += len(chunk)
-    return size, hasher.hexdigest()
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        return stream.tell(), digest

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from kdskills.errors import Severity
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import Frontmatter
-from kdskills.skills.model import Disclosure, Insert, SkillArgument
+from kdskills.skills.model import SkillArgument
 from kdskills.skills.refs import DEFAULT_NAMESPACE
 from kdskills.skills.yaml_core import Fields, Items, Node, Scalar, core_value, to_python
 
@@ -23,111 +25,6 @@ _SEPARATORS = re.compile(r"[,\s]+")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 Position = tuple[int, int] | None
-
-
-def read_metadata(node: Node | None, findings: FileFindings, position: Position) -> Mapping[str, str]:
-    """Return metadata as texts; nested values keep their parsed form, no mapping gives {} (`metadata_type`)."""
-    if node is None:
-        return _NOTHING
-    if not isinstance(node, Fields):
-        findings.add("metadata_type", "`metadata` is no mapping; it is left out.", position=position, ref="metadata")
-        return _NOTHING
-    text_only = findings.verdict == "skills-ref"
-    metadata: dict[str, str] = {}
-    odd: list[str] = []
-    for key, item in node.items.items():
-        if isinstance(item, Scalar):
-            metadata[key] = item.text
-            if not text_only and not isinstance(item.value, str):
-                odd.append(key)
-        else:
-            metadata[key] = to_python(item, text_only=text_only)
-            odd.append(key)
-    if odd:
-        names = ", ".join(f"`{key}`" for key in odd)
-        findings.add("metadata_type", f"Values of `metadata` are no texts: {names}.", position=position, ref="metadata")
-    return metadata
-
-
-def read_allowed_tools(node: Node | None, findings: FileFindings, position: Position) -> str | None:
-    """Return `allowed-tools` as one text; a list is joined by blanks (`allowed_tools_type`)."""
-    if node is None:
-        return None
-    if isinstance(node, Scalar):
-        if findings.verdict != "skills-ref" and not isinstance(node.value, str):
-            findings.add("allowed_tools_type", "`allowed-tools` is no text.", position=position, ref="allowed-tools")
-        return node.text.strip() or None
-    if isinstance(node, Items):
-        message = "`allowed-tools` is a list; its items are joined by blanks."
-        findings.add("allowed_tools_type", message, position=position, ref="allowed-tools")
-        texts = [item.text.strip() for item in node.items if isinstance(item, Scalar)]
-        return " ".join(text for text in texts if text) or None
-    findings.add(
-        "allowed_tools_type", "`allowed-tools` is a mapping; it is left out.", position=position, ref="allowed-tools"
-    )
-    return None
-
-
-def tool_names(allowed: str | None) -> tuple[str, ...]:
-    """Return the names in `allowed-tools`: split at blanks outside parentheses, commas at their edges dropped."""
-    if allowed is None:
-        return ()
-    names = (name.strip(",") for name in _TOOL_NAME.findall(allowed))
-    return tuple(name for name in names if name)
-
-
-def read_arguments(
-    node: Node | None, hint: str | None, findings: FileFindings, position: Position
-) -> tuple[SkillArgument, ...]:
-    """Return declared arguments: names or mappings in a list, names in a text, or a mapping of names.
-
-    A hint declares `ARGUMENTS` behind them.
-    """
-
-    def odd(message: str) -> None:
-        findings.add("field_type", message, position=position, ref="arguments")
-
-    arguments: dict[str, SkillArgument] = {}
-    for argument in _declared(node, odd):
-        if not _ARGUMENT.fullmatch(argument.name):
-            odd(f"`{argument.name}` cannot be the name of an argument and is left out.")
-        elif argument.name in arguments:
-            odd(f"The argument `{argument.name}` is declared twice; the first one counts.")
-        elif len(arguments) == MAX_ARGUMENTS:
-            odd(f"There are more than {MAX_ARGUMENTS} arguments; the others are left out.")
-            break
-        else:
-            arguments[argument.name] = argument
-    if hint is not None and HINT_ARGUMENT not in arguments and len(arguments) < MAX_ARGUMENTS:
-        arguments[HINT_ARGUMENT] = SkillArgument(HINT_ARGUMENT, hint)
-    return tuple(arguments.values())
-
-
-def _declared(node: Node | None, odd: Callable[[str], None]) -> Iterator[SkillArgument]:
-    if isinstance(node, Scalar):
-        yield from (SkillArgument(name) for name in _SEPARATORS.split(node.text) if name)
-    elif isinstance(node, Fields):
-        yield from (_argument(name, item) for name, item in node.items.items())
-    elif isinstance(node, Items):
-        for item in node.items:
-            name = item.items.get("name") if isinstance(item, Fields) else item
-            if isinstance(name, Scalar):
-                yield _argument(name.text.strip(), item if isinstance(item, Fields) else None)
-            else:
-                odd("An item of `arguments` is neither a name nor a mapping with one; it is left out.")
-
-
-def _argument(name: str, node: Node | None) -> SkillArgument:
-    if isinstance(node, Scalar):
-        return SkillArgument(name, "" if node.null else node.text.strip())
-    if not isinstance(node, Fields):
-        return SkillArgument(name)
-    described, default = node.items.get("description"), node.items.get("default")
-    return SkillArgument(
-        name,
-        described.text.strip() if isinstance(described, Scalar) and not described.null else "",
-        default.text if isinstance(default, Scalar) and not default.null else None,
-    )
 
 
 PUBLISHED = frozenset({"name", "description", "license", "compatibility", "metadata", "allowed-tools"})
@@ -186,7 +83,7 @@ NOBODY = "\0nobody"
 _AS_WRITTEN = frozenset({"name", "description", "compatibility", "version", "author", "created"})
 _TRUE = frozenset({"true", "yes", "on"})
 FALSE_WORDS = frozenset({"false", "no", "off"})
-_PRIVATE = frozenset({"hidden", "private", "non-disclosable", "nondisclosable"})
+_PRIVATE = frozenset({"private", "non-disclosable", "nondisclosable"})
 
 
 class FieldReader:
@@ -202,16 +99,12 @@ class FieldReader:
 
     def __init__(self, front: Frontmatter, findings: FileFindings, extra_fields: Collection[str]) -> None:
         self._document = front.document
+        self._body = front.body
         self._top = front.fields
         self._findings = findings
         self._text_only = findings.verdict == "skills-ref"
         self.nodes: dict[str, Node] = {}
         self._keys: dict[str, str] = {}
-        self._choose(extra_fields)
-
-    # ---- which key fills which field -----------------------------------------------------------------------------
-
-    def _choose(self, extra_fields: Collection[str]) -> None:
         lenient = self._findings.verdict == "lenient"
         unexpected: list[str] = []
         guesses: list[tuple[str, str]] = []
@@ -231,7 +124,11 @@ class FieldReader:
                 self.nodes[field], self._keys[field] = node, key
                 self._odd(field, f"`{key}` is read as `{field}`, which it resembles.")
         if unexpected:
-            self._report_unexpected(unexpected)
+            names = ", ".join(f"`{key}`" for key in unexpected)
+            known_to = "kdskills" if lenient else "the published format"
+            message = f"{'A key is' if len(unexpected) == 1 else 'Keys are'} unknown to {known_to}: {names}."
+            position = self._position_of_key(unexpected[0])
+            self._findings.add("unexpected_fields", message, position=position, ref=", ".join(unexpected))
 
     def _absent(self, node: Node) -> bool:
         return node.__class__ is Scalar and not self._text_only and node.null
@@ -246,12 +143,6 @@ class FieldReader:
             self._odd(field, f"`{first}` and `{key}` disagree; the most restrictive reading counts.")
         else:
             self._odd(field, f"`{key}` says again what `{first}` says; `{first}` counts.")
-
-    def _report_unexpected(self, keys: list[str]) -> None:
-        names = ", ".join(f"`{key}`" for key in keys)
-        reader = "kdskills" if self._findings.verdict == "lenient" else "the published format"
-        message = f"{'A key is' if len(keys) == 1 else 'Keys are'} unknown to {reader}: {names}."
-        self._findings.add("unexpected_fields", message, position=self._position_of_key(keys[0]), ref=", ".join(keys))
 
     def _position_of_key(self, key: str) -> tuple[int, int]:
         mark = self._top.keys[key]
@@ -311,14 +202,11 @@ class FieldReader:
 
     def compatibility(self) -> str | None:
         """Return the compatibility, or None."""
-        node = self.nodes.get("compatibility")
-        if node is None:
-            return None
+        node = self.nodes["compatibility"]
         text = self.text("compatibility")
-        strict = self._findings.verdict == "spec"
         if not isinstance(node, Scalar) or (not self._text_only and not isinstance(node.value, str)):
             self._odd("compatibility", "The compatibility is no text.", "compatibility_type")
-        elif text is None and strict:
+        elif text is None and self._findings.verdict == "spec":
             self._odd("compatibility", "The compatibility is blank.", "compatibility_type")
         if text is not None and len(text) > MAX_COMPATIBILITY:
             message = f"The compatibility has {len(text)} characters, more than {MAX_COMPATIBILITY}."
@@ -358,64 +246,107 @@ class FieldReader:
             return f"{key}: {value.text}".strip() if isinstance(value, Scalar) else ""
         return ""
 
-    def tags(self) -> tuple[str, ...]:
-        """Return the tags; a text is split at commas."""
-        entries = self._entries("tags")
+    def texts(self, field: str) -> tuple[str, ...]:
+        """Return the items of a list; a text is split as the field's texts are."""
+        entries = self._entries(field)
         if entries is None:
             return ()
         texts, listed = entries
-        return tuple(texts if listed else [tag for tag in (part.strip() for part in texts[0].split(",")) if tag])
-
-    def when_to_use(self) -> tuple[str, ...]:
-        """Return the reasons to use the skill; a text is split by line, without leading `- `."""
-        entries = self._entries("when_to_use")
-        if entries is None:
-            return ()
-        texts, listed = entries
-        if listed:
-            return tuple(texts)
-        lines = (line.strip() for line in texts[0].split("\n"))
-        return tuple(text for text in (line.removeprefix("- ").strip() for line in lines) if text and text != "-")
-
-    def imports(self) -> tuple[str, ...]:
-        """Return the refs of other skills; a text is split at commas and blanks."""
-        entries = self._entries("imports")
-        if entries is None:
-            return ()
-        texts, listed = entries
-        return tuple(texts) if listed else tuple(part for part in _SEPARATORS.split(texts[0]) if part)
+        return tuple(texts if listed else (part for part in _SPLIT[field](texts[0]) if part))
 
     def include_for(self) -> tuple[str, ...]:
         """Return the consumers the skill is for, lower-cased; a value not understood is for nobody."""
-        node = self.nodes.get("include_for")
-        if node is None or (isinstance(node, Items) and not node.items):
+        node = self.nodes["include_for"]
+        if isinstance(node, Items) and not node.items:
             return ()
-        entries = self._entries("include_for")
+        texts = self.texts("include_for")
         if isinstance(node, Scalar) and not node.text.strip():
             return ()
-        texts, listed = entries if entries is not None else ([], True)
-        parts = texts if listed else [part for part in _SEPARATORS.split(texts[0]) if part]
-        return tuple(part.lower() for part in parts) or (NOBODY,)
+        return tuple(text.lower() for text in texts) or (NOBODY,)
+
+    def metadata(self) -> Mapping[str, str]:
+        """Return metadata as texts; nested values keep their parsed form, no mapping gives {} (`metadata_type`)."""
+        node = self.nodes["metadata"]
+        if not isinstance(node, Fields):
+            self._odd("metadata", "`metadata` is no mapping; it is left out.", "metadata_type")
+            return _NOTHING
+        metadata: dict[str, str] = {}
+        odd: list[str] = []
+        for key, item in node.items.items():
+            metadata[key] = item.text if isinstance(item, Scalar) else to_python(item, text_only=self._text_only)
+            if not isinstance(item, Scalar) or not (self._text_only or isinstance(item.value, str)):
+                odd.append(f"`{key}`")
+        if odd:
+            self._odd("metadata", f"Values of `metadata` are no texts: {', '.join(odd)}.", "metadata_type")
+        return metadata
+
+    def allowed_tools(self) -> str | None:
+        """Return `allowed-tools` as one text; a list is joined by blanks (`allowed_tools_type`)."""
+        node = self.nodes["allowed_tools"]
+        if isinstance(node, Scalar):
+            if not self._text_only and not isinstance(node.value, str):
+                self._odd_tools("is no text.")
+            return node.text.strip() or None
+        if isinstance(node, Fields):
+            self._odd_tools("is a mapping; it is left out.")
+            return None
+        self._odd_tools("is a list; its items are joined by blanks.")
+        texts = [item.text.strip() for item in node.items if isinstance(item, Scalar)]
+        return " ".join(text for text in texts if text) or None
+
+    def _odd_tools(self, message: str) -> None:
+        key, position = "allowed-tools", self.position("allowed_tools")
+        self._findings.add("allowed_tools_type", f"`{key}` {message}", position=position, ref=key)
+
+    def arguments(self, hint: str | None) -> tuple[SkillArgument, ...]:
+        """Return declared arguments: names or mappings in a list, names in a text, or a mapping of names.
+
+        A hint declares `ARGUMENTS` behind them.
+        """
+        arguments: dict[str, SkillArgument] = {}
+        for argument in self._declared(self.nodes.get("arguments")):
+            if not _ARGUMENT.fullmatch(argument.name):
+                self._odd("arguments", f"`{argument.name}` cannot be the name of an argument and is left out.")
+            elif argument.name in arguments:
+                self._odd("arguments", f"The argument `{argument.name}` is declared twice; the first one counts.")
+            elif len(arguments) == MAX_ARGUMENTS:
+                self._odd("arguments", f"There are more than {MAX_ARGUMENTS} arguments; the others are left out.")
+                break
+            else:
+                arguments[argument.name] = argument
+        if hint is not None and HINT_ARGUMENT not in arguments and len(arguments) < MAX_ARGUMENTS:
+            arguments[HINT_ARGUMENT] = SkillArgument(HINT_ARGUMENT, hint)
+        return tuple(arguments.values())
+
+    def _declared(self, node: Node | None) -> Iterator[SkillArgument]:
+        if isinstance(node, Scalar):
+            yield from (SkillArgument(name) for name in _SEPARATORS.split(node.text) if name)
+        elif isinstance(node, Fields):
+            yield from (_argument(name, item) for name, item in node.items.items())
+        for item in node.items if isinstance(node, Items) else ():
+            name = item.items.get("name") if isinstance(item, Fields) else item
+            if isinstance(name, Scalar):
+                yield _argument(name.text.strip(), item if isinstance(item, Fields) else None)
+            else:
+                message = "An item of `arguments` is neither a name nor a mapping with one; it is left out."
+                self._odd("arguments", message)
 
     # ---- words ---------------------------------------------------------------------------------------------------
 
-    def disclosure(self) -> Disclosure:
-        """Return whether the skill is hidden; words not known mean that it is."""
-        node = self.nodes.get("disclosure")
-        if node is None:
-            return "normal"
+    def choice(self, field: str, normal: str, restrictive: str, synonyms: Collection[str] = ()) -> str:
+        """Return one of two words; an unknown one is the restrictive one."""
+        node = self.nodes[field]
         word = node.text.strip().lower().replace("_", "-") if isinstance(node, Scalar) else ""
-        if word == "normal":
-            return "normal"
-        if word not in _PRIVATE:
-            self._odd("disclosure", "`disclosure` is neither `normal` nor `hidden`; it counts as `hidden`.")
-        return "hidden"
+        if word == normal:
+            return normal
+        if word != restrictive and word not in synonyms:
+            message = f"`{field}` is neither `{normal}` nor `{restrictive}`; it counts as `{restrictive}`."
+            self._odd(field, message)
+        return restrictive
 
-    def flag(self, field: str, *, default: bool, restrictive: bool) -> bool:
+    def flag(self, field: str, restrictive: bool) -> bool:
         """Return a boolean field; what is no boolean word has the restrictive value."""
-        node = self.nodes.get(field)
-        if node is None:
-            return default
+        node = self.nodes[field]
         if isinstance(node, Scalar):
             if isinstance(node.value, bool) and not self._text_only:
                 return bool(node.value)
@@ -426,17 +357,76 @@ class FieldReader:
         self._odd(field, f"`{field}` is neither true nor false; it counts as {str(restrictive).lower()}.")
         return restrictive
 
-    def insert(self) -> Insert:
-        """Return how the body enters a conversation; an unknown word is the restrictive one."""
-        node = self.nodes.get("insert")
-        if node is None:
-            return "instructions"
-        word = node.text.strip().lower().replace("_", "-") if isinstance(node, Scalar) else ""
-        if word == "instructions":
-            return "instructions"
-        if word != "user-message":
-            self._odd("insert", "`insert` is neither `instructions` nor `user-message`; it counts as `user-message`.")
-        return "user-message"
+    # ---- all of them ---------------------------------------------------------------------------------------------
+
+    def values(self) -> dict[str, Any]:
+        """Return the fields of `Skill` that are written and say nothing about who the skill is.
+
+        Most skills have a handful of them: what is absent keeps the default of `Skill`, without a call.
+        """
+        hint = self.text("argument_hint")
+        values: dict[str, Any] = {"argument_hint": hint}
+        if "allowed_tools" in self.nodes:
+            allowed = values["allowed_tools"] = self.allowed_tools()
+            names = (name.strip(",") for name in _TOOL_NAME.findall(allowed or ""))
+            values["allowed_tool_names"] = tuple(name for name in names if name)
+        if not self._body:
+            self._findings.add("empty_body", "There are no instructions behind the frontmatter.")
+        values["description"] = self.description()
+        values |= {name: read(self) for name, read in _READERS if name in self.nodes}
+        if hint is not None or "arguments" in self.nodes:
+            values["arguments"] = self.arguments(hint)
+        if "insert" in self.nodes:
+            values["insert"] = self.choice("insert", "instructions", "user-message")
+        return values
+
+
+def _argument(name: str, node: Node | None) -> SkillArgument:
+    if isinstance(node, Scalar):
+        return SkillArgument(name, "" if node.null else node.text.strip())
+    if not isinstance(node, Fields):
+        return SkillArgument(name)
+    described, default = node.items.get("description"), node.items.get("default")
+    return SkillArgument(
+        name,
+        described.text.strip() if isinstance(described, Scalar) and not described.null else "",
+        default.text if isinstance(default, Scalar) and not default.null else None,
+    )
+
+
+def _reasons(text: str) -> Iterator[str]:
+    for line in text.split("\n"):
+        reason = line.strip().removeprefix("- ").strip()
+        yield "" if reason == "-" else reason
+
+
+_SPLIT: dict[str, Callable[[str], Iterable[str]]] = {
+    "tags": lambda text: (tag.strip() for tag in text.split(",")),
+    "when_to_use": _reasons,
+    "imports": _SEPARATORS.split,
+    "include_for": _SEPARATORS.split,
+}
+"""How a field that is a list is split when it is written as one text."""
+
+
+def _common(field: str) -> Callable[[FieldReader], str | None]:
+    """Return how a text is read that many skills share; it is kept once for all of them."""
+    return lambda reader: (text := reader.text(field)) and sys.intern(text)
+
+
+_READERS: tuple[tuple[str, Callable[[FieldReader], Any]], ...] = (
+    *((field, _common(field)) for field in ("version", "category", "author", "created", "license")),
+    ("compatibility", FieldReader.compatibility),
+    ("tags", lambda reader: reader.texts("tags")),
+    ("when_to_use", lambda reader: reader.texts("when_to_use")),
+    ("imports", lambda reader: reader.texts("imports")),
+    ("include_for", FieldReader.include_for),
+    ("disclosure", lambda reader: reader.choice("disclosure", "normal", "hidden", _PRIVATE)),
+    ("metadata", FieldReader.metadata),
+    ("disable_model_invocation", lambda reader: reader.flag("disable_model_invocation", True)),
+    ("user_invocable", lambda reader: reader.flag("user_invocable", False)),
+)
+"""How the fields that stand alone are read, in the order in which their findings are told."""
 
 
 MAX_NAME = 64

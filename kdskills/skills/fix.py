@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kdskills.errors import FileRefused
-from kdskills.skills.fields import FIELD_OF, clean_folder, read_allowed_tools, valid_name
+from kdskills.skills.fields import FIELD_OF, FieldReader, clean_folder, valid_name
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.folder import FolderParts, open_skill
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES, Frontmatter, read_frontmatter, single_quoted
@@ -269,7 +269,7 @@ def _join_tools(data: bytes) -> bytes | None:
     node = fields.items[key] if key is not None else None
     if key is None or not isinstance(node, Items) or not all(isinstance(item, Scalar) for item in node.items):
         return None
-    joined = read_allowed_tools(node, FileFindings("lenient", SKILL_FILE), None)
+    joined = FieldReader(read[0], FileFindings("lenient", SKILL_FILE), ()).allowed_tools()
     if joined is None:
         return None
     raw = _RawLines(data)

@@ -18,6 +18,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -74,25 +75,19 @@ class JsonMapping(Mapping[str, Any]):
 
 
 def json_text(value: Any) -> str:
-    """Return compact JSON; text that is no UTF-8 is escaped."""
+    """Return compact JSON; text that is no UTF-8 is escaped, and small values are lists of their fields."""
     return _ENCODER.encode(value)
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def _plain(value: Any) -> dict[str, Any] | list[Any]:
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, Diagnostic | SkillArgument | SkillTool):
+        return [getattr(value, name) for name in value.__slots__]
     raise TypeError(f"{type(value).__name__} has no place in an index")
 
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_mapping)
-
-
-# ---- diagnostics -------------------------------------------------------------------------------------------------
-
-
-def note_row(note: Diagnostic) -> Row:
-    """Return a finding as a row."""
-    return [note.code, note.severity, note.message, note.path, note.line, note.column, note.ref, note.fix]
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain)
 
 
 def notes_from(rows: list[Row] | None) -> tuple[Diagnostic, ...]:
@@ -103,36 +98,19 @@ def notes_from(rows: list[Row] | None) -> tuple[Diagnostic, ...]:
 # ---- skills ------------------------------------------------------------------------------------------------------
 
 
+_FIELDS = attrgetter(
+    *("name", "namespace", "id", "description", "version", "category", "author", "created", "license", "compatibility"),
+    *("argument_hint", "tags", "when_to_use", "imports", "include_for", "disclosure", "metadata", "allowed_tools"),
+    *("allowed_tool_names", "disable_model_invocation", "user_invocable", "arguments", "insert", "tools", "size"),
+    "tokens",
+)
+
+
 def skill_row(skill: Skill) -> Row:
     """Return what the frontmatter and companions said, as a row, without the frontmatter itself."""
-    return [
-        skill.name,
-        skill.namespace,
-        skill.id if skill.id != skill.name else None,
-        skill.description,
-        skill.version,
-        skill.category,
-        skill.author,
-        skill.created,
-        skill.license,
-        skill.compatibility,
-        skill.argument_hint,
-        skill.tags,
-        skill.when_to_use,
-        skill.imports,
-        skill.include_for,
-        skill.disclosure,
-        skill.metadata,
-        skill.allowed_tools,
-        skill.allowed_tool_names,
-        skill.disable_model_invocation,
-        skill.user_invocable,
-        [[argument.name, argument.description, argument.default] for argument in skill.arguments],
-        skill.insert,
-        [[tool.id, tool.role, tool.why, tool.required] for tool in skill.tools],
-        skill.size,
-        skill.tokens,
-    ]
+    row = list(_FIELDS(skill))
+    row[2] = None if skill.id == skill.name else skill.id
+    return row
 
 
 def frontmatter_text(skill: Skill) -> str:
@@ -150,17 +128,7 @@ def skill_from(
     file: str,
     digest: str,
 ) -> Skill:
-    """Return the skill a row describes.
-
-    Args:
-        row: As `skill_row` gave it.
-        frontmatter: As `frontmatter_text` gave it.
-        diagnostics: The parser's findings.
-        content: Where its long texts come from.
-        kind: Kind of its root.
-        file: Absolute path of its file.
-        digest: Digest of its file.
-    """
+    """Return the skill that *row* and *frontmatter* describe, as `skill_row` and `frontmatter_text` gave them."""
     (
         name, namespace, skill_id, description, version, category, author, created, licence, compatibility, hint,
         tags, when, imports, include_for, disclosure, metadata, allowed, allowed_names, no_model, invocable,
@@ -220,10 +188,10 @@ def record_row(record: SkillRecord) -> Row:
         len(record.stamps),
         record.newest,
         record.nested or None,
-        [note_row(note) for note in record.notes] or None,
+        record.notes or None,
         record.full_id,
         None if record.skill is None else skill_row(record.skill),
-        [note_row(note) for note in record.diagnostics] or None,
+        record.diagnostics or None,
     ]
 
 
@@ -271,10 +239,9 @@ def scan_lines(scan: RootScan) -> list[str]:
     document = {
         "checked_at": scan.checked_at,
         "digest": scan.digest,
-        "notes": [note_row(note) for note in scan.notes],
+        "notes": scan.notes,
         "folders": [
-            [path, _stamp_text(plain.stamp), plain.children, [note_row(note) for note in plain.notes]]
-            for path, plain in scan.folders.items()
+            [path, _stamp_text(plain.stamp), plain.children, plain.notes] for path, plain in scan.folders.items()
         ],
         "skills": [record_row(record) for record in records],
     }
@@ -379,7 +346,9 @@ class IndexStore:
             return None
         try:
             private_folder(path.parent)
-            _replace(path, _encode(root, base, scan))
+            body = "\n".join(scan_lines(scan)).encode("ascii")
+            header = {**_identity(root, base), "checksum": hashlib.sha256(body).hexdigest()}
+            _replace(path, json_text(header).encode("ascii") + b"\n" + body)
         except OSError as error:
             reason = error.strerror or "the system refused"
             message = f"The index of the root {root.label} cannot be kept: {reason}; each start reads all skills."
@@ -398,12 +367,6 @@ def _identity(root: SkillRoot, base: str) -> dict[str, Any]:
         "namespace": root.namespace,
         "nested": root.nested,
     }
-
-
-def _encode(root: SkillRoot, base: str, scan: RootScan) -> bytes:
-    body = "\n".join(scan_lines(scan)).encode("ascii")
-    header = {**_identity(root, base), "checksum": hashlib.sha256(body).hexdigest()}
-    return json_text(header).encode("ascii") + b"\n" + body
 
 
 def _decode(data: bytes, root: SkillRoot, base: str, content: ContentMaker) -> RootScan:

@@ -6,10 +6,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from kdskills.errors import Diagnostic, StrPath, path_argument
 from kdskills.skills.digest import bytes_digest
@@ -21,10 +20,6 @@ from kdskills.skills.fields import (
     clean_name,
     fallback_id,
     normal_id,
-    read_allowed_tools,
-    read_arguments,
-    read_metadata,
-    tool_names,
     unsafe_name,
 )
 from kdskills.skills.findings import FileFindings
@@ -39,12 +34,11 @@ from kdskills.skills.folder import (
     read_companion,
     read_sources,
 )
-from kdskills.skills.frontmatter import Frontmatter, read_frontmatter
+from kdskills.skills.frontmatter import read_frontmatter
 from kdskills.skills.listing import SKILL_FILES
 from kdskills.skills.model import (
     ParsedSkill,
     RootKind,
-    Skill,
     SkillContent,
     SkillTool,
     Verdict,
@@ -79,25 +73,9 @@ def parse_parts(
 ) -> ParsedSkill:
     """Return the skill in *data*; pure, and nothing in *data* raises.
 
-    Args:
-        data: The raw skill file.
-        folder: Name of its folder; "" when there is none.
-        file_name: `SKILL.md` or `skill.md`.
-        path: Path for findings, relative to the root; *file_name* when omitted.
-        verdict: How strict to be.
-        extra_fields: Further keys that are expected.
-        layout_namespace: The namespace its place in the root gives, if any.
-        fixed_namespace: The namespace the root forces on all its skills; a field is then ignored.
-        layer: Kind of root.
-        file: Absolute path of the file on this host.
-        content: Makes the source of its long texts from its full id; the body in *data* and nothing else when omitted.
-        form: Makes of the frontmatter's values what the skill keeps of them.
-        tools: From `tools.yaml`.
-        findings: FileFindings about its companions; an error among them refuses the skill.
-        digest: Digest of *data* when already known.
-
-    Returns:
-        The skill, or None with the findings that refuse it; `full_id` is known either way.
+    *path* is for findings, `tools` and `findings` come from companions: an error among them refuses the skill. *content*
+    makes the source of long texts from the full id, *form* what is kept of the frontmatter. The namespace that the root
+    forces (*fixed_namespace*) wins over the field, the field over the one of the layout.
     """
     notes = FileFindings(verdict, file_name if path is None else path)
     if file_name == "skill.md":
@@ -111,92 +89,23 @@ def parse_parts(
     name = _name(reader, folder, notes)
     namespace = _namespace(reader, layout_namespace, fixed_namespace, notes)
     own_id = _own_id(reader, name, folder, notes)
-    if digest is None:
-        digest = bytes_digest(data)
-    source = TextContent(front.body, len(data), digest) if content is None else content(f"{namespace}.{own_id}")
-    facts = _Facts(name, namespace, own_id, source, tools, digest, len(data), layer, file)
-    skill = _skill(reader, front, notes, facts, form)
-    return ParsedSkill(None if notes.refused else skill, skill.diagnostics, skill.full_id)
-
-
-class _Facts(NamedTuple):
-    """What a skill is apart from the fields that are read here."""
-
-    name: str
-    namespace: str
-    own_id: str
-    content: SkillContent
-    tools: tuple[SkillTool, ...]
-    digest: str
-    size: int
-    layer: RootKind
-    file: str | None
-
-
-def _skill(reader: FieldReader, front: Frontmatter, notes: FileFindings, facts: _Facts, form: FrontmatterForm) -> Skill:
-    hint = reader.text("argument_hint")
-    allowed = None
-    if "allowed_tools" in reader.nodes:
-        allowed = read_allowed_tools(reader.nodes["allowed_tools"], notes, reader.position("allowed_tools"))
-    if not front.body:
-        notes.add("empty_body", "There are no instructions behind the frontmatter.")
-    description = reader.description()
-    # Most skills have a handful of the fields: what is absent keeps the default of `Skill`, without a call.
-    fields: dict[str, Any] = {name: read(reader, notes) for name, read in _FIELDS if name in reader.nodes}
-    if hint is not None or "arguments" in reader.nodes:
-        fields["arguments"] = read_arguments(reader.nodes.get("arguments"), hint, notes, reader.position("arguments"))
-    if "insert" in reader.nodes:
-        fields["insert"] = reader.insert()
-    return make_skill(
-        name=facts.name,
-        namespace=facts.namespace,
-        id=facts.own_id,
-        description=description,
-        content=facts.content,
-        argument_hint=hint,
-        allowed_tools=allowed,
-        allowed_tool_names=tool_names(allowed) if allowed is not None else (),
-        tools=facts.tools,
-        frontmatter=form(to_python(front.fields, text_only=notes.verdict == "skills-ref")),
+    digest = digest or bytes_digest(data)
+    skill = make_skill(
+        **reader.values(),
+        name=name,
+        namespace=namespace,
+        id=own_id,
+        content=content(f"{namespace}.{own_id}") if content else TextContent(front.body, len(data), digest),
+        tools=tools,
+        frontmatter=form(to_python(front.fields, text_only=verdict == "skills-ref")),
         diagnostics=tuple(notes.items),  # complete: every field above was read before
-        digest=facts.digest,
-        size=facts.size,
+        digest=digest,
+        size=len(data),
         tokens=estimate_tokens(front.body),
-        layer=facts.layer,
-        file=facts.file,
-        **fields,
+        layer=layer,
+        file=file,
     )
-
-
-_Read = Callable[[FieldReader, FileFindings], Any]
-
-
-def _common(field: str) -> _Read:
-    """Return how a text is read that many skills share; it is kept once for all of them."""
-
-    def read(reader: FieldReader, _: FileFindings) -> str | None:
-        text = reader.text(field)
-        return None if text is None else sys.intern(text)
-
-    return read
-
-
-_FIELDS: tuple[tuple[str, _Read], ...] = (
-    *((field, _common(field)) for field in ("version", "category", "author", "created", "license")),
-    ("compatibility", lambda reader, _: reader.compatibility()),
-    ("tags", lambda reader, _: reader.tags()),
-    ("when_to_use", lambda reader, _: reader.when_to_use()),
-    ("imports", lambda reader, _: reader.imports()),
-    ("include_for", lambda reader, _: reader.include_for()),
-    ("disclosure", lambda reader, _: reader.disclosure()),
-    ("metadata", lambda reader, notes: read_metadata(reader.nodes["metadata"], notes, reader.position("metadata"))),
-    (
-        "disable_model_invocation",
-        lambda reader, _: reader.flag("disable_model_invocation", default=False, restrictive=True),
-    ),
-    ("user_invocable", lambda reader, _: reader.flag("user_invocable", default=True, restrictive=False)),
-)
-"""How the fields that stand alone are read, in the order in which their findings are told."""
+    return ParsedSkill(None if notes.refused else skill, skill.diagnostics, skill.full_id)
 
 
 def _name(reader: FieldReader, folder: str, notes: FileFindings) -> str:
@@ -274,7 +183,10 @@ def parse_skill_bytes(
         TypeError: An argument is of the wrong type. Nothing in *data* raises.
     """
     check_arguments(verdict, extra_fields)
-    _check_bytes(data, folder, file_name)
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(f"data must be bytes, not {type(data).__name__}")
+    if not all(isinstance(text, str) for text in (folder, file_name)):
+        raise TypeError("folder and file_name must be str")
     return parse_parts(
         bytes(data), folder=folder, file_name=file_name, verdict=verdict, extra_fields=frozenset(extra_fields)
     )
@@ -321,13 +233,6 @@ def check_arguments(verdict: object, extra_fields: object) -> None:
         raise TypeError("extra_fields must hold field names")
 
 
-def _check_bytes(data: object, folder: object, file_name: object) -> None:
-    if not isinstance(data, bytes | bytearray | memoryview):
-        raise TypeError(f"data must be bytes, not {type(data).__name__}")
-    if not isinstance(folder, str) or not isinstance(file_name, str):
-        raise TypeError("folder and file_name must be str")
-
-
 def validate_skill(
     path: StrPath, *, verdict: Verdict = "lenient", extra_fields: Collection[str] = ()
 ) -> list[Diagnostic]:
@@ -344,18 +249,8 @@ def validate_skill(
     findings = list(parse_skill(path, verdict=verdict, extra_fields=extra_fields).diagnostics)
     skill_path = Path(path)
     folder = skill_path.parent if skill_path.name in SKILL_FILES and not is_folder(skill_path) else skill_path
-    if is_folder(folder):
-        findings.extend(_companions(folder, verdict))
+    for names, read in ((COMPACT_FILE,), read_compact), (SOURCES_FILES, read_sources):
+        if is_folder(folder):
+            name, data, companion_findings = read_companion(folder, names, verdict)
+            findings += companion_findings if data is None else read(data, name=name, verdict=verdict).diagnostics
     return sorted(findings, key=lambda found: (found.path or "", found.line or 0, found.code, found.column or 0))
-
-
-def _companions(folder: Path, verdict: Verdict) -> list[Diagnostic]:
-    _, data, companion_findings = read_companion(folder, (COMPACT_FILE,), verdict)
-    findings = list(companion_findings)
-    if data is not None:
-        findings.extend(read_compact(data, verdict=verdict).diagnostics)
-    name, data, companion_findings = read_companion(folder, SOURCES_FILES, verdict)
-    findings.extend(companion_findings)
-    if data is not None:
-        findings.extend(read_sources(data, name=name, verdict=verdict).diagnostics)
-    return findings

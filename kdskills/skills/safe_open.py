@@ -12,8 +12,9 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from kdskills.errors import FileRefused
 
@@ -191,7 +192,7 @@ def read_file(root: str | Path, relative: str, *, limit: int) -> FileRead:
 
 
 @contextmanager
-def open_file(root: str | Path, relative: str) -> Iterator[BinaryIO]:
+def open_file(root: str | Path, relative: str) -> Iterator[BufferedReader]:
     """Open the regular file *relative* below *root* for reading in pieces. Raises as `read_file`."""
     with _opened(root, relative) as descriptor, os.fdopen(os.dup(descriptor), "rb") as stream:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -10,19 +10,18 @@ over the archive would differ with it.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, Final, NamedTuple
 
 from kdskills.errors import CallerMustAct, Diagnostic, FileRefused
-from kdskills.skills.digest import rows_digest
+from kdskills.skills.digest import file_digest, rows_digest
 from kdskills.skills.safe_open import open_file, walk_tree
 
 MIB = 1024 * 1024
@@ -177,11 +176,10 @@ def _read_end(archive: BinaryIO, size: int) -> tuple[int, int, int]:
                 break
         position = tail.rfind(END_MARK, 0, position)
     else:
-        cut = tail.startswith(LOCAL_MARK) or _begins_like_zip(archive)
-        code, reason = (
-            ("archive_truncated", "its end is missing") if cut else ("archive_not_zip", "it is not a zip archive")
-        )
-        raise ArchiveRefused(code, reason)
+        archive.seek(0)
+        if archive.read(4) == LOCAL_MARK:
+            raise ArchiveRefused("archive_truncated", "its end is missing")
+        raise ArchiveRefused("archive_not_zip", "it is not a zip archive")
     _, disk, first_disk, disk_count, count, length, begin, _ = fields
     if _WIDE16 in {disk, first_disk, disk_count, count} or _WIDE32 in {length, begin}:
         raise ArchiveRefused("archive_zip64", "it uses Zip64, which nothing of this size needs")
@@ -193,11 +191,6 @@ def _read_end(archive: BinaryIO, size: int) -> tuple[int, int, int]:
     if begin + length != end:
         raise ArchiveRefused("archive_directory_bad", "its directory does not end where the archive's end begins")
     return count, length, begin
-
-
-def _begins_like_zip(archive: BinaryIO) -> bool:
-    archive.seek(0)
-    return archive.read(4) == LOCAL_MARK
 
 
 def _split(data: bytes, count: int) -> list[ZipEntry]:
@@ -264,18 +257,7 @@ def _locate(archive: BinaryIO, entry: ZipEntry, end: int) -> ZipEntry:
     data = entry.offset + LOCAL.size + name_size + extra_size
     if data + entry.packed > end:
         raise ArchiveRefused("archive_directory_bad", "its content lies outside the file", entry=entry.label)
-    return ZipEntry(
-        entry.raw,
-        entry.flags,
-        entry.method,
-        entry.crc,
-        entry.packed,
-        entry.size,
-        entry.mode,
-        entry.reparse,
-        entry.offset,
-        data,
-    )
+    return replace(entry, data=data)
 
 
 RULES: Final[Mapping[str, str]] = MappingProxyType(
@@ -408,13 +390,7 @@ def read_tree(folder: Path) -> tuple[TreeFile, ...]:
     for entry in walk_tree(folder):
         if entry.kind != "file":
             raise FileRefused(f"{entry.path!r} is not a regular file", code="not_regular", path=entry.path)
-        hasher = hashlib.sha256()
-        size = 0
-        with open_file(folder, entry.path) as stream:
-            while piece := stream.read(PIECE):
-                hasher.update(piece)
-                size += len(piece)
-        files.append(TreeFile(entry.path, size, hasher.hexdigest(), bool(entry.mode & 0o111)))
+        files.append(TreeFile(entry.path, *file_digest(folder, entry.path), bool(entry.mode & 0o111)))
     return tuple(files)
 
 
@@ -425,14 +401,6 @@ _TIME, _DATE = 0, (1 << 5) | 1
 
 FILE_MODE: Final = stat.S_IFREG | 0o644
 PROGRAM_MODE: Final = stat.S_IFREG | 0o755
-
-
-class _Written(NamedTuple):
-    name: bytes
-    crc: int
-    size: int
-    offset: int
-    mode: int
 
 
 def write_archive(folder: Path, out: BinaryIO, *, name: str | None = None) -> None:
@@ -447,34 +415,23 @@ def write_archive(folder: Path, out: BinaryIO, *, name: str | None = None) -> No
         FileRefused: Something in the folder is no regular file, cannot be read, or changed meanwhile.
     """
     top = name or folder.name
-    entries: list[_Written] = []
+    directory: list[bytes] = []
     position = 0
     for file in read_tree(folder):
-        entry_name = f"{top}/{file.path}".encode()
-        crc = _crc(folder, file.path)
+        name_bytes = f"{top}/{file.path}".encode()
+        crc = 0
+        with open_file(folder, file.path) as stream:
+            while piece := stream.read(PIECE):
+                crc = zlib.crc32(piece, crc)
+        fields = (_VERSION, UTF8_NAME, STORED, _TIME, _DATE, crc, file.size, file.size, len(name_bytes), 0)
         mode = PROGRAM_MODE if file.executable else FILE_MODE
-        entries.append(_Written(entry_name, crc, file.size, position, mode))
-        head = LOCAL.pack(
-            *(LOCAL_MARK, _VERSION, UTF8_NAME, STORED, _TIME, _DATE, crc, file.size, file.size, len(entry_name), 0)
-        )
-        position += out.write(head) + out.write(entry_name)
+        row = CENTRAL.pack(CENTRAL_MARK, _UNIX | _VERSION, *fields, 0, 0, 0, mode << 16, position)
+        directory.append(row + name_bytes)
+        position += out.write(LOCAL.pack(LOCAL_MARK, *fields)) + out.write(name_bytes)
         with open_file(folder, file.path) as stream:
             while piece := stream.read(PIECE):
                 position += out.write(piece)
     begin = position
-    for each in entries:
-        position += out.write(_central(each)) + out.write(each.name)
-    out.write(END.pack(END_MARK, 0, 0, len(entries), len(entries), position - begin, begin, 0))
-
-
-def _central(each: _Written) -> bytes:
-    fields = (_UNIX | _VERSION, _VERSION, UTF8_NAME, STORED, _TIME, _DATE, each.crc, each.size, each.size)
-    return CENTRAL.pack(CENTRAL_MARK, *fields, len(each.name), 0, 0, 0, 0, each.mode << 16, each.offset)
-
-
-def _crc(folder: Path, path: str) -> int:
-    crc = 0
-    with open_file(folder, path) as stream:
-        while piece := stream.read(PIECE):
-            crc = zlib.crc32(piece, crc)
-    return crc
+    for row in directory:
+        position += out.write(row)
+    out.write(END.pack(END_MARK, 0, 0, len(directory), len(directory), position - begin, begin, 0))
