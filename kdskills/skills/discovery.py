@@ -165,8 +165,6 @@ class RootScanner:
             notes = (Diagnostic("scan_limit", "warning", message, ref=self._root.label),)
         return RootScan(self._checked_at, self._folders, self._skills, notes, root_digest(self._skills), True)
 
-    # ---- walking ------------------------------------------------------------------------------------------------
-
     def _visit(self, folder: _Folder, depth: int, namespace: str) -> None:
         """Look at one folder that may be a skill, or may hold some."""
         if self._visited_count >= self._limits.folders or len(self._skills) >= self._limits.skills:
@@ -245,8 +243,6 @@ class RootScanner:
         self._folders[folder.path] = PlainFolder(NO_STAMP, (), (note,))  # no folder's stamp: the next walk tries again
         return None
 
-    # ---- skills -------------------------------------------------------------------------------------------------
-
     def _adopt(self, folder: _Folder, record: SkillRecord, depth: int) -> None:
         self._skills[record.path] = record
         if not (self._root.nested and record.nested):
@@ -261,8 +257,6 @@ class RootScanner:
             finally:
                 for link in reversed(chain[1:]):
                     link.close()
-
-    # ---- comparing with the earlier walk ----------------------------------------------------------------------
 
     def _unchanged_folder(self, path: str, stamp: bytes) -> bool:
         try:
@@ -421,8 +415,6 @@ class SkillLoader:
             findings=read.findings,
             digest=read.digests[0],
         )
-
-    # ---- reading ------------------------------------------------------------------------------------------------
 
     def _read(self, descriptor: int, path: str, name: str, listing: FolderListing) -> _Read:
         read = _Read()

@@ -156,8 +156,6 @@ class FieldReader:
     def _odd(self, field: str, message: str, code: str = "field_type") -> None:
         self._findings.add(code, message, position=self.position(field), ref=field)
 
-    # ---- texts ---------------------------------------------------------------------------------------------------
-
     def text(self, field: str) -> str | None:
         """Return a field as stripped text, or None when it is absent, blank or no text."""
         node = self.nodes.get(field)
@@ -212,8 +210,6 @@ class FieldReader:
             message = f"The compatibility has {len(text)} characters, more than {MAX_COMPATIBILITY}."
             self._odd("compatibility", message, "compatibility_too_long")
         return text
-
-    # ---- lists ---------------------------------------------------------------------------------------------------
 
     def _entries(self, field: str) -> tuple[list[str], bool] | None:
         """Return the items of a list as texts and whether it was one, or None when the field is absent or odd."""
@@ -331,8 +327,6 @@ class FieldReader:
                 message = "An item of `arguments` is neither a name nor a mapping with one; it is left out."
                 self._odd("arguments", message)
 
-    # ---- words ---------------------------------------------------------------------------------------------------
-
     def choice(self, field: str, normal: str, restrictive: str, synonyms: Collection[str] = ()) -> str:
         """Return one of two words; an unknown one is the restrictive one."""
         node = self.nodes[field]
@@ -356,8 +350,6 @@ class FieldReader:
                 return word in _TRUE
         self._odd(field, f"`{field}` is neither true nor false; it counts as {str(restrictive).lower()}.")
         return restrictive
-
-    # ---- all of them ---------------------------------------------------------------------------------------------
 
     def values(self) -> dict[str, Any]:
         """Return the fields of `Skill` that are written and say nothing about who the skill is.

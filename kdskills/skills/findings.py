@@ -2,166 +2,121 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from kdskills.errors import Diagnostic, Severity
 from kdskills.skills.model import Verdict
 
+_SEVERITIES: dict[str, Severity | None] = {"E": "error", "W": "warning", "I": "info", "-": None}
+_VERDICTS = get_args(Verdict)
+
 
 class FindingCode(NamedTuple):
-    """One row of the table of codes.
-
-    A severity of None means that the finding is not reported under that verdict.
-    """
+    """One row of the table of codes; `marks` has a letter of `EWI-` for each verdict: lenient, spec, skills-ref."""
 
     code: str
-    lenient: Severity | None
-    spec: Severity | None
-    skills_ref: Severity | None
+    marks: str
     meaning: str
     cure: str
 
     def severity(self, verdict: Verdict) -> Severity | None:
-        """Return the severity under *verdict*, or None."""
-        if verdict == "lenient":
-            return self.lenient
-        return self.spec if verdict == "spec" else self.skills_ref
+        """Return the severity under *verdict*, or None when the finding is not reported under it."""
+        return _SEVERITIES[self.marks[_VERDICTS.index(verdict)]]
 
 
-def _fatal(code: str, meaning: str, cure: str) -> FindingCode:
-    return FindingCode(code, "error", "error", "error", meaning, cure)
-
-
-def _strict(code: str, meaning: str, cure: str) -> FindingCode:
-    return FindingCode(code, "warning", "error", "error", meaning, cure)
-
-
-def _extension(code: str, meaning: str, cure: str) -> FindingCode:
-    return FindingCode(code, "warning", "warning", None, meaning, cure)
-
-
-_TABLE = (
+_ROWS = (
     # The file, its bytes and its fences.
-    _fatal("path_missing", "There is nothing at the path.", "Give the path of a skill folder or of its SKILL.md."),
-    _fatal("not_a_directory", "The path is neither a folder nor a skill file.", "Give the skill's folder."),
-    _fatal("file_missing", "The folder has no SKILL.md.", "Add a SKILL.md."),
-    _fatal("unreadable", "The file cannot be read, or is no regular file.", "Make it a regular file you may read."),
-    _fatal("symlink", "The skill file is a symbolic link.", "Put the file itself there."),
-    _fatal("too_large", "The skill file has more than 2,097,152 bytes.", "Move long material into `references/`."),
-    _fatal("not_utf8", "The file is not UTF-8.", "Save it as UTF-8."),
-    _fatal("nul_byte", "The file holds a NUL byte.", "Remove it."),
-    _fatal("no_frontmatter", "The first line is not `---`.", "Begin the file with a line `---`."),
-    _fatal("unclosed_frontmatter", "No line `---` closes the frontmatter.", "Close it with a line `---`."),
-    _fatal("invalid_yaml", "The YAML cannot be read, or uses what skills may not use.", "Mend the YAML; quote texts."),
-    _fatal("not_a_mapping", "The frontmatter is empty or no mapping of fields.", "Write one `key: value` a line."),
-    FindingCode("dots_close", "warning", "info", "info", "A line `...` ends the frontmatter.", "Write `---` instead."),
-    FindingCode("bom", "warning", "warning", "warning", "The file begins with a byte order mark.", "Remove it."),
-    FindingCode("file_name_case", "warning", "warning", "info", "The file is called skill.md.", "Call it SKILL.md."),
-    FindingCode("yaml_repaired", "warning", None, None, "Values were quoted so that the YAML parses.", "Quote them."),
-    _strict("duplicate_key", "A key stands twice in one mapping; the first one counts.", "Remove the second."),
+    ("path_missing", "EEE", "There is nothing at the path.", "Give the path of a skill folder or of its SKILL.md."),
+    ("not_a_directory", "EEE", "The path is neither a folder nor a skill file.", "Give the skill's folder."),
+    ("file_missing", "EEE", "The folder has no SKILL.md.", "Add a SKILL.md."),
+    ("unreadable", "EEE", "The file cannot be read, or is no regular file.", "Make it a regular file you may read."),
+    ("symlink", "EEE", "The skill file is a symbolic link.", "Put the file itself there."),
+    ("too_large", "EEE", "The skill file has more than 2,097,152 bytes.", "Move long material into `references/`."),
+    ("not_utf8", "EEE", "The file is not UTF-8.", "Save it as UTF-8."),
+    ("nul_byte", "EEE", "The file holds a NUL byte.", "Remove it."),
+    ("no_frontmatter", "EEE", "The first line is not `---`.", "Begin the file with a line `---`."),
+    ("unclosed_frontmatter", "EEE", "No line `---` closes the frontmatter.", "Close it with a line `---`."),
+    ("invalid_yaml", "EEE", "The YAML cannot be read, or uses what skills may not use.", "Mend the YAML; quote texts."),
+    ("not_a_mapping", "EEE", "The frontmatter is empty or no mapping of fields.", "Write one `key: value` a line."),
+    ("dots_close", "WII", "A line `...` ends the frontmatter.", "Write `---` instead."),
+    ("bom", "WWW", "The file begins with a byte order mark.", "Remove it."),
+    ("file_name_case", "WWI", "The file is called skill.md.", "Call it SKILL.md."),
+    ("yaml_repaired", "W--", "Values were quoted so that the YAML parses.", "Quote them."),
+    ("duplicate_key", "WEE", "A key stands twice in one mapping; the first one counts.", "Remove the second."),
     # The name.
-    _strict("name_missing", "There is no name; the folder's is used.", "Add `name:`."),
-    _strict("name_bad_chars", "The name has something but letters, digits and hyphens.", "Use a-z, 0-9 and hyphens."),
-    _strict("name_not_lowercase", "The name has capital letters.", "Write it in lower case."),
-    _strict("name_too_long", "The name has more than 64 characters.", "Shorten it."),
-    _strict("name_edge_hyphen", "The name begins or ends with a hyphen.", "Remove the hyphen."),
-    _strict("name_double_hyphen", "The name has two hyphens in a row.", "Use one."),
-    _strict("name_dir_mismatch", "The name is not that of the folder.", "Rename the folder, or change the name."),
-    FindingCode(
-        "name_not_ascii", "info", "warning", "info", "The name has letters or digits outside ASCII.", "Use a-z and 0-9."
-    ),
-    _fatal("name_unsafe", "The name cannot be used as a name of a folder or an id.", "Use a-z, 0-9 and hyphens."),
-    _extension("id_normalised", "An id or namespace was changed to letters, digits, `-` and `_`.", "Write it so."),
-    _extension("id_name_differ", "The id is not the name; both are kept.", "Make them equal, or drop the id."),
-    FindingCode(
-        "namespace_reserved", "error", "error", None, "`skills`, `skill` and `sk` are no namespaces.", "Take another."
-    ),
-    FindingCode("namespace_ignored", "warning", "warning", None, "This root fixes the namespace.", "Remove the field."),
+    ("name_missing", "WEE", "There is no name; the folder's is used.", "Add `name:`."),
+    ("name_bad_chars", "WEE", "The name has something but letters, digits and hyphens.", "Use a-z, 0-9 and hyphens."),
+    ("name_not_lowercase", "WEE", "The name has capital letters.", "Write it in lower case."),
+    ("name_too_long", "WEE", "The name has more than 64 characters.", "Shorten it."),
+    ("name_edge_hyphen", "WEE", "The name begins or ends with a hyphen.", "Remove the hyphen."),
+    ("name_double_hyphen", "WEE", "The name has two hyphens in a row.", "Use one."),
+    ("name_dir_mismatch", "WEE", "The name is not that of the folder.", "Rename the folder, or change the name."),
+    ("name_not_ascii", "IWI", "The name has letters or digits outside ASCII.", "Use a-z and 0-9."),
+    ("name_unsafe", "EEE", "The name cannot be used as a name of a folder or an id.", "Use a-z, 0-9 and hyphens."),
+    ("id_normalised", "WW-", "An id or namespace was changed to letters, digits, `-` and `_`.", "Write it so."),
+    ("id_name_differ", "WW-", "The id is not the name; both are kept.", "Make them equal, or drop the id."),
+    ("namespace_reserved", "EE-", "`skills`, `skill` and `sk` are no namespaces.", "Take another."),
+    ("namespace_ignored", "WW-", "This root fixes the namespace.", "Remove the field."),
     # Other fields.
-    _fatal("description_missing", "There is no description.", "Say what the skill does and when to use it."),
-    _strict("description_too_long", "The description has more than 1,024 characters.", "Shorten it."),
-    _strict("compatibility_too_long", "The compatibility has more than 500 characters.", "Shorten it."),
-    _strict("compatibility_type", "The compatibility is no text, or (`spec`) blank.", "Write a text, or drop it."),
-    FindingCode(
-        "metadata_type", "warning", "error", "info", "The metadata is no mapping of text to text.", "Quote values."
-    ),
-    FindingCode(
-        "allowed_tools_type", "warning", "error", "info", "`allowed-tools` is not one text.", "Write one line."
-    ),
-    FindingCode(
-        "unexpected_fields", "info", "error", "error", "There are keys this verdict does not know.", "Remove them."
-    ),
-    FindingCode(
-        "field_type",
-        "warning",
-        "warning",
-        None,
-        "A field was coerced, read restrictively or ignored.",
-        "Write the type its row names.",
-    ),
-    FindingCode("empty_body", "warning", "warning", "warning", "There are no instructions.", "Write them."),
+    ("description_missing", "EEE", "There is no description.", "Say what the skill does and when to use it."),
+    ("description_too_long", "WEE", "The description has more than 1,024 characters.", "Shorten it."),
+    ("compatibility_too_long", "WEE", "The compatibility has more than 500 characters.", "Shorten it."),
+    ("compatibility_type", "WEE", "The compatibility is no text, or (`spec`) blank.", "Write a text, or drop it."),
+    ("metadata_type", "WEI", "The metadata is no mapping of text to text.", "Quote values."),
+    ("allowed_tools_type", "WEI", "`allowed-tools` is not one text.", "Write one line."),
+    ("unexpected_fields", "IEE", "There are keys this verdict does not know.", "Remove them."),
+    ("field_type", "WW-", "A field was coerced, read restrictively or ignored.", "Write the type its row names."),
+    ("empty_body", "WWW", "There are no instructions.", "Write them."),
     # Companions.
-    _extension(
-        "compact_invalid", "`compact.md` cannot be used; the full body serves.", "Write UTF-8 text without frontmatter."
+    (
+        "compact_invalid",
+        "WW-",
+        "`compact.md` cannot be used; the full body serves.",
+        "Write UTF-8 text without frontmatter.",
     ),
-    _extension(
-        "sources_invalid", "`sources.yaml`, or a row of it, cannot be used.", "Write a list of rows, each a mapping."
+    (
+        "sources_invalid",
+        "WW-",
+        "`sources.yaml`, or a row of it, cannot be used.",
+        "Write a list of rows, each a mapping.",
     ),
-    _extension("skill_yaml", "A skill is a SKILL.md; no YAML file is one.", "Write a SKILL.md with frontmatter."),
-    FindingCode(
+    ("skill_yaml", "WW-", "A skill is a SKILL.md; no YAML file is one.", "Write a SKILL.md with frontmatter."),
+    (
         "tools_invalid",
-        "error",
-        "error",
-        None,
+        "EE-",
         "`tools.yaml` cannot be used, so the skill is not.",
         "Write a list of tool ids or mappings with `id`.",
     ),
     # Bodies.
-    FindingCode(
+    (
         "unknown_placeholder",
-        "warning",
-        "warning",
-        "warning",
+        "WWW",
         "The body names an argument that is not declared; it stays as it is.",
         "Declare it under `arguments`, or write `\\$`.",
     ),
 )
+_CODES = {row[0]: FindingCode(*row) for row in _ROWS}
 
 
 def all_codes() -> tuple[FindingCode, ...]:
     """Return the table, in the order of its reference page."""
-    return _TABLE
-
-
-_BY_CODE = {row.code: row for row in _TABLE}
+    return tuple(_CODES.values())
 
 
 def code_row(code: str) -> FindingCode:
-    """Return one row of the table.
-
-    Raises:
-        KeyError: There is no such code.
-    """
-    return _BY_CODE[code]
+    """Return one row of the table. Raises KeyError."""
+    return _CODES[code]
 
 
 def reference_table() -> str:
     """Return the table of codes in Markdown, as `docs/reference/skill-format.md` shows it."""
-    letters = {"error": "E", "warning": "W", "info": "I", None: "-"}
-    lines = ["| code | lenient | spec | skills-ref | meaning | cure |", "|---|---|---|---|---|---|"]
-    for row in _TABLE:
-        marks = " | ".join(letters[severity] for severity in (row.lenient, row.spec, row.skills_ref))
-        lines.append(f"| `{row.code}` | {marks} | {row.meaning} | {row.cure} |")
-    return "\n".join(lines) + "\n"
+    rows = [f"| `{row.code}` | {' | '.join(row.marks)} | {row.meaning} | {row.cure} |" for row in all_codes()]
+    head = ["| code | lenient | spec | skills-ref | meaning | cure |", "|---|---|---|---|---|---|"]
+    return "\n".join([*head, *rows]) + "\n"
 
 
 class FileFindings:
-    """Findings of one file; what a verdict does not report is left out.
-
-    Args:
-        verdict: Decides on severities.
-        at: Posix path of the file, relative to its root.
-    """
+    """Findings of one file, by its posix path below the root; what the verdict does not report is left out."""
 
     __slots__ = ("items", "path", "verdict")
 
@@ -180,35 +135,15 @@ class FileFindings:
         fix: str | None = None,
         severity: Severity | None = None,
     ) -> None:
-        """Report *code*, with the severity of the table unless another is given.
-
-        Args:
-            code: A code of the table.
-            message: One sentence.
-            position: Line and column, both from 1.
-            ref: Field or id.
-            fix: What mends it; the table's cure when omitted.
-            severity: Instead of the table's, where the table names an exception.
-        """
+        """Report *code* at a line and column from 1; *fix* and *severity* stand instead of the table's."""
         row = code_row(code)
-        table_severity = row.severity(self.verdict)
-        if table_severity is None:
-            return
-        line, column = position or (None, None)
-        self.items.append(
-            Diagnostic(
-                code,
-                severity or table_severity,
-                message,
-                self.path,
-                line,
-                column,
-                ref,
-                row.cure if fix is None else fix,
-            )
-        )
+        usual = row.severity(self.verdict)
+        if usual is not None:
+            line, column = position or (None, None)
+            cure = row.cure if fix is None else fix
+            self.items.append(Diagnostic(code, severity or usual, message, self.path, line, column, ref, cure))
 
     @property
     def refused(self) -> bool:
         """Whether one of them is an error."""
-        return bool(self.items) and any(item.severity == "error" for item in self.items)
+        return any(item.severity == "error" for item in self.items)

@@ -178,9 +178,6 @@ def _folder_name(folder: Path, parsed: ParsedSkill) -> tuple[str, str]:
     return skill.name, f"The folder {folder.name!r} becomes {skill.name!r}."
 
 
-# ---- rewriting ---------------------------------------------------------------------------------------------------
-
-
 def _parse(data: bytes, folder: str) -> ParsedSkill:
     return parse_parts(data, folder=folder)
 

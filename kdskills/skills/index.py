@@ -95,9 +95,6 @@ def notes_from(rows: list[Row] | None) -> tuple[Diagnostic, ...]:
     return tuple([Diagnostic(*row) for row in rows]) if rows else ()
 
 
-# ---- skills ------------------------------------------------------------------------------------------------------
-
-
 _FIELDS = attrgetter(
     *("name", "namespace", "id", "description", "version", "category", "author", "created", "license", "compatibility"),
     *("argument_hint", "tags", "when_to_use", "imports", "include_for", "disclosure", "metadata", "allowed_tools"),
@@ -168,9 +165,6 @@ def skill_from(
         kind,
         file,
     )
-
-
-# ---- scans -------------------------------------------------------------------------------------------------------
 
 
 def _stamp_text(stamps: bytes) -> str:

@@ -128,8 +128,6 @@ class SkillRegistry:
             self._current = None
             self._reader.clear()
 
-    # ---- one run for many callers -------------------------------------------------------------------------------
-
     def _shared(self) -> tuple[Snapshot, RefreshReport]:
         while True:
             with self._lock:
@@ -161,8 +159,6 @@ class SkillRegistry:
             with self._lock:
                 self._run = None
             run.done.set()
-
-    # ---- building ------------------------------------------------------------------------------------------------
 
     def _rebuild(self) -> tuple[Snapshot, RefreshReport]:
         scans: dict[int, RootScan] = {}

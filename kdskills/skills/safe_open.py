@@ -135,7 +135,8 @@ def read_descriptor(descriptor: int, relative: str, limit: int) -> FileRead:
         try:
             data = os.read(descriptor, status.st_size + 1)
             if len(data) != status.st_size:  # it grew, or came in pieces: go on to the end, within the limit
-                data += _read_on(descriptor, limit + 1 - len(data))
+                while len(data) <= limit and (piece := os.read(descriptor, limit + 1 - len(data))):
+                    data += piece
         except OSError as error:
             raise refused(error, relative) from error
         if len(data) <= limit:
@@ -143,32 +144,28 @@ def read_descriptor(descriptor: int, relative: str, limit: int) -> FileRead:
     raise FileRefused(f"{relative!r} has more than {limit} bytes", code="too_large", path=relative, limit=limit)
 
 
-def _read_on(descriptor: int, most: int) -> bytes:
-    pieces = []
-    while most > 0:
-        piece = os.read(descriptor, most)
-        if not piece:
-            break
-        pieces.append(piece)
-        most -= len(piece)
-    return b"".join(pieces)
+@contextmanager
+def _folder(root: str | Path, parts: tuple[str, ...], relative: str, message: str) -> Iterator[int]:
+    """Open the folder *parts* below *root*, part by part; *message* says that the root itself cannot be opened."""
+    try:
+        current = os.open(root, ROOT_FLAGS)
+    except OSError as error:
+        raise FileRefused(message, code="file_missing", path=relative) from error
+    try:
+        for part in parts:
+            deeper = open_folder_at(current, part, relative)
+            os.close(current)
+            current = deeper
+        yield current
+    finally:
+        os.close(current)
 
 
 @contextmanager
 def _opened(root: str | Path, relative: str) -> Iterator[int]:
     parts = split_relative(relative)
-    try:
-        current = os.open(root, ROOT_FLAGS)
-    except OSError as error:
-        raise FileRefused(f"the root of {relative!r} cannot be opened", code="file_missing", path=relative) from error
-    try:
-        for part in parts[:-1]:
-            deeper = open_folder_at(current, part, relative)
-            os.close(current)
-            current = deeper
-        descriptor = open_file_at(current, parts[-1], relative)
-    finally:
-        os.close(current)
+    with _folder(root, parts[:-1], relative, f"the root of {relative!r} cannot be opened") as folder:
+        descriptor = open_file_at(folder, parts[-1], relative)
     try:
         yield descriptor
     finally:
@@ -213,20 +210,10 @@ def walk_tree(root: str | Path, below: str = "") -> list[TreeEntry]:
     Raises:
         FileRefused: A folder cannot be opened, or the tree is deeper than 64 folders (`too_deep`).
     """
-    parts = split_relative(below) if below else ()
-    try:
-        current = os.open(root, ROOT_FLAGS)
-    except OSError as error:
-        raise FileRefused("the tree's root cannot be opened", code="file_missing", path=below or ".") from error
     entries: list[TreeEntry] = []
-    try:
-        for part in parts:
-            deeper = open_folder_at(current, part, below)
-            os.close(current)
-            current = deeper
-        _walk(current, "", 0, entries)
-    finally:
-        os.close(current)
+    parts = split_relative(below) if below else ()
+    with _folder(root, parts, below or ".", "the tree's root cannot be opened") as folder:
+        _walk(folder, "", 0, entries)
     return sorted(entries, key=lambda entry: os.fsencode(entry.path))
 
 
@@ -248,10 +235,6 @@ def _walk(folder: int, prefix: str, depth: int, tree_entries: list[TreeEntry]) -
                 target = os.readlink(entry.name, dir_fd=folder) if stat.S_ISLNK(facts.st_mode) else ""
             except OSError as error:
                 raise refused(error, path) from error
-            mode = stat.S_IMODE(facts.st_mode)
-            if stat.S_ISREG(facts.st_mode):
-                tree_entries.append(TreeEntry(path, "file", facts.st_size, mode))
-            else:
-                tree_entries.append(
-                    TreeEntry(path, "link" if stat.S_ISLNK(facts.st_mode) else "other", 0, mode, target)
-                )
+            mode, regular = stat.S_IMODE(facts.st_mode), stat.S_ISREG(facts.st_mode)
+            kind: EntryKind = "file" if regular else "link" if stat.S_ISLNK(facts.st_mode) else "other"
+            tree_entries.append(TreeEntry(path, kind, facts.st_size if regular else 0, mode, target))

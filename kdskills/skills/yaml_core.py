@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -31,7 +32,6 @@ _WORDS: dict[str, bool | None] = {
 _TYPED_START = frozenset("~nNtTfF-+.0123456789")
 _NUMBER_START = frozenset("-+.0123456789")
 _MOST_DIGITS = 500  # Python always writes numbers of 640 decimal digits, however it is set up
-_PRIVATE = ("\ue000", "\ue001", "\ue002")
 
 
 # Most frontmatters are nothing but lines `key: text`, texts that go on in indented lines, and mappings of such lines.
@@ -222,9 +222,16 @@ def load_yaml(text: str, limits: YamlLimits = FRONTMATTER_LIMITS, *, text_only: 
     document = _LineReader(text).read(limits)
     if document is not None:
         return document
-    shielded = _shield(text)
+    # libyaml still breaks lines at U+0085, U+2028 and U+2029, which YAML 1.2 calls plain characters. Where they occur they
+    # travel as private-use characters the text does not hold.
+    back: dict[int, str] = {}
+    shielded = text
+    if not text.isascii() and _BREAKS.search(text):
+        free = (chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in text)
+        marks = {ord(character): next(free, character) for character in "\x85\u2028\u2029"}
+        shielded, back = text.translate(marks), {ord(stand_in): chr(code) for code, stand_in in marks.items()}
     try:
-        builder = _Builder(LOADER(text if shielded is None else shielded[0]), limits, text_only)
+        builder = _Builder(LOADER(shielded), limits, text_only)
         document = Document(builder.run(text), text, builder.duplicates)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -233,7 +240,9 @@ def load_yaml(text: str, limits: YamlLimits = FRONTMATTER_LIMITS, *, text_only: 
             str(error.problem or error.context or "it cannot be read"), position, repairable=True
         ) from error
     except yaml.reader.ReaderError as error:
-        position = _position_of(text, error.position)
+        at = error.position
+        known = 0 <= at <= len(text)
+        position = (text.count("\n", 0, at), at - text.rfind("\n", 0, at) - 1) if known else None
         raise YamlRefused("a character there may not stand in YAML", position) from error
     except yaml.YAMLError as error:  # pragma: no cover - PyYAML raises nothing else today
         raise YamlRefused(str(error)) from error
@@ -241,9 +250,9 @@ def load_yaml(text: str, limits: YamlLimits = FRONTMATTER_LIMITS, *, text_only: 
         raise YamlRefused("an escape there is no character", repairable=True) from error
     if LOADER is yaml.SafeLoader and document.root is not None:
         _refuse_halves(document.root)
-    if shielded is not None and document.root is not None:
-        _unshield(document.root, shielded[1])
-        document.duplicates = [(key.translate(shielded[1]), mark) for key, mark in document.duplicates]
+    if back and document.root is not None:
+        _unshield(document.root, back)
+        document.duplicates = [(key.translate(back), mark) for key, mark in document.duplicates]
     return document
 
 
@@ -329,13 +338,6 @@ def _scalar(value: str, line: int, column: int, index: int) -> Scalar:
     return Scalar(_FOLD.sub(" ", value) if "\n" in value else value, plain=True, mark=mark)
 
 
-def _position_of(text: str, position: int) -> tuple[int, int] | None:
-    if not 0 <= position <= len(text):
-        return None
-    start = text.rfind("\n", 0, position) + 1
-    return text.count("\n", 0, position), position - start
-
-
 class _Builder:
     """Makes nodes of events."""
 
@@ -402,16 +404,13 @@ class _Builder:
                 assert isinstance(node, Scalar)  # a collection as a key is refused when it opens
                 key = node
             else:
-                self._add_field(holder, key, node)
+                assert isinstance(holder, Fields)
+                text = sys.intern(key.text)  # thousands of skills share their keys
+                if text in holder.items:
+                    self.duplicates.append((text, key.mark))
+                else:
+                    holder.items[text], holder.keys[text] = node, key.mark
                 key = None
-
-    def _add_field(self, holder: Any, key: Scalar, node: Node) -> None:
-        text = sys.intern(key.text)  # thousands of skills share their keys
-        if text in holder.items:
-            self.duplicates.append((text, key.mark))
-            return
-        holder.items[text] = node
-        holder.keys[text] = key.mark
 
     def _open(
         self, event: Any, kind: Any, depth: int, holder: Items | Fields | None, key: Scalar | None
@@ -441,38 +440,27 @@ class _Builder:
 
 def _refuse_halves(node: Node) -> None:
     r"""Refuse halves of characters (`"\ud800"`), which libyaml refuses by itself."""
+    texts = [(node.text, node.mark)] if isinstance(node, Scalar) else []
+    if isinstance(node, Fields):
+        texts = [(key, mark) for key, mark in node.keys.items()]
+    for text, mark in texts:
+        if _HALVES.search(text):
+            raise YamlRefused("an escape there is no character", (mark.line, mark.column), repairable=True)
+    for item in _inner_nodes(node):
+        _refuse_halves(item)
+
+
+def _inner_nodes(node: Node) -> Iterable[Node]:
     if isinstance(node, Scalar):
-        if _HALVES.search(node.text):
-            raise YamlRefused("an escape there is no character", (node.mark.line, node.mark.column), repairable=True)
-    elif isinstance(node, Items):
-        for item in node.items:
-            _refuse_halves(item)
-    else:
-        for key, item in node.items.items():
-            _refuse_halves(Scalar(key, plain=False, mark=node.keys[key]))
-            _refuse_halves(item)
-
-
-# libyaml still breaks lines at U+0085, U+2028 and U+2029, which YAML 1.2 calls plain characters. Where they occur they
-# travel as private-use characters the text does not hold.
-
-
-def _shield(text: str) -> tuple[str, dict[int, str]] | None:
-    if text.isascii() or not _BREAKS.search(text):
-        return None
-    free = (chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in text)
-    marks = {ord(character): next(free, character) for character in "\x85\u2028\u2029"}
-    return text.translate(marks), {ord(stand_in): chr(code) for code, stand_in in marks.items()}
+        return ()
+    return node.items if isinstance(node, Items) else node.items.values()
 
 
 def _unshield(node: Node, back: dict[int, str]) -> None:
     if isinstance(node, Scalar):
         node.text = node.text.translate(back)
-    elif isinstance(node, Items):
-        for item in node.items:
-            _unshield(item, back)
-    else:
+    elif isinstance(node, Fields):
         node.items = {key.translate(back): item for key, item in node.items.items()}
         node.keys = {key.translate(back): mark for key, mark in node.keys.items()}
-        for item in node.items.values():
-            _unshield(item, back)
+    for item in _inner_nodes(node):
+        _unshield(item, back)

@@ -112,8 +112,6 @@ class SkillsSubsystem:
         self._state: SubsystemState | None = None
         self._views: OrderedDict[tuple[str | None, frozenset[str] | None, bool], SkillView] = OrderedDict()
 
-    # ---- what is there -------------------------------------------------------------------------------------------
-
     @property
     def registry(self) -> Mapping[str, Skill]:
         """Usable skills by full id, sorted; the same object until something changes."""
@@ -175,8 +173,6 @@ class SkillsSubsystem:
                 )
                 self._views.clear()
             return self._state
-
-    # ---- views ---------------------------------------------------------------------------------------------------
 
     def view(
         self, consumer: str | None = None, tools: Iterable[Any] | str | None = None, *, include_internal: bool = False
