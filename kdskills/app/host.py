@@ -24,10 +24,9 @@ from kdskills.app.settings import Settings
 from kdskills.app.telemetry import Telemetry
 from kdskills.app.wiring import HostWiring, Storage
 from kdskills.bundle import Bundle, SkillsDescriptor, load_bundle
-from kdskills.bundle.load import NAMES as DESCRIPTORS
 from kdskills.bundle.load import PythonPolicy
 from kdskills.errors import BadRequest, KdskillsError, StrPath
-from kdskills.projects.views import ProjectSkills
+from kdskills.projects.views import ProjectSkills, descriptor_mark
 from kdskills.turn import SkillsSubsystem
 
 if TYPE_CHECKING:
@@ -239,7 +238,7 @@ class Host(OperationCalls):
     def _own_skills(self, path: Path) -> ProjectSkills:
         """Return the skills of the settings' bundle as they are now; blocks on its files and on what its roots ask."""
         with self._bundle_lock:
-            mark = tuple((path / name).stat().st_mtime_ns for name in DESCRIPTORS if (path / name).exists())
+            mark = descriptor_mark(path)
             if self._bundle_skills is None or self._bundle_skills[0] != mark:
                 bundle = self.bundle(path)
                 self._bundle_skills = mark, ProjectSkills(bundle.name, self.subsystem(bundle), bundle.diagnostics)

@@ -28,7 +28,7 @@ from kdskills.storage.database import micros
 
 if TYPE_CHECKING:
     from kdskills.jobs.blobs import Blobs
-    from kdskills.projects.model import SkillVersion
+    from kdskills.projects.records import SkillVersion
 
 
 SCRATCH: Final = ".scratch"
@@ -36,11 +36,66 @@ LEFTOVER_S: Final = 24 * 3600.0
 """Age at which something no row names counts as left by a process that died."""
 
 
-class VersionFolders:
-    """The folder of all projects below *state_dir*; every method blocks."""
+T = TypeVar("T")
 
-    def __init__(self, state_dir: Path) -> None:
+
+async def to_its_end(step: Coroutine[Any, Any, T]) -> T:
+    """Return what *step* returns; a cancellation takes effect when it is over.
+
+    A thread cannot be interrupted: cleaning up while it still works would take away what it has just put in place.
+    """
+    task = asyncio.ensure_future(step)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # seen, and of no use to who went away
+        raise cancelled
+    return task.result()
+
+
+async def spool(source: AsyncIterable[bytes], path: Path, limit: int) -> int:
+    """Write *source* to the new file *path*, and return how many bytes it has.
+
+    Args:
+        source: The bytes as they come.
+        path: Where to; nothing is there yet.
+        limit: Most bytes to accept; the rest is not asked for.
+
+    Raises:
+        ArchiveRefused: `archive_too_large`; what was written stays for the caller to remove.
+    """
+    size = 0
+    with await to_its_end(asyncio.to_thread(path.open, "xb")) as out:
+        async for piece in source:
+            size += len(piece)
+            if size > limit:
+                raise ArchiveRefused("archive_too_large", f"it has more than {limit} bytes")
+            await to_its_end(asyncio.to_thread(out.write, piece))
+    return size
+
+
+class VersionMissing(OperatorMustAct):
+    """A version's files are not on this machine, and the shared storage has none that fit."""
+
+    code = "version_missing"
+
+
+class VersionFolders:
+    """The folder of all projects below a state folder. What is no coroutine blocks.
+
+    Args:
+        state_dir: The state folder.
+        blobs: The storage shared with other machines; None for one machine.
+    """
+
+    def __init__(self, state_dir: Path, blobs: Blobs | None = None) -> None:
         self._top = state_dir / "projects"
+        self._blobs = blobs
 
     def scratch(self, suffix: str = "") -> Path:
         """Return a path nobody else uses, on the same file system as the versions; nothing is there yet."""
@@ -94,7 +149,11 @@ class VersionFolders:
             if not root.exists():
                 raise
             return
-        _sync(root.parent)
+        descriptor = os.open(root.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)  # the rename lasts
+        finally:
+            os.close(descriptor)
 
     def put_away(self, project: str, name: str, version: str) -> Path | None:
         """Rename a version out of its place and return where it is now, for `discard`; None when it is not there."""
@@ -138,83 +197,6 @@ class VersionFolders:
             return False
         return True
 
-
-def file_digest(path: Path) -> str:
-    """Return SHA-256 in hex over a file's bytes."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    """Make a rename in *folder* last."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-T = TypeVar("T")
-
-
-async def to_its_end(step: Coroutine[Any, Any, T]) -> T:
-    """Return what *step* returns; a cancellation takes effect when it is over.
-
-    A thread cannot be interrupted: cleaning up while it still works would take away what it has just put in place.
-    """
-    task = asyncio.ensure_future(step)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        if not task.cancelled():
-            task.exception()  # seen, and of no use to who went away
-        raise cancelled
-    return task.result()
-
-
-async def spool(source: AsyncIterable[bytes], path: Path, limit: int) -> int:
-    """Write *source* to the new file *path*, and return how many bytes it has.
-
-    Args:
-        source: The bytes as they come.
-        path: Where to; nothing is there yet.
-        limit: Most bytes to accept; the rest is not asked for.
-
-    Raises:
-        ArchiveRefused: `archive_too_large`; what was written stays for the caller to remove.
-    """
-    size = 0
-    with await to_its_end(asyncio.to_thread(path.open, "xb")) as out:
-        async for piece in source:
-            size += len(piece)
-            if size > limit:
-                raise ArchiveRefused("archive_too_large", f"it has more than {limit} bytes")
-            await to_its_end(asyncio.to_thread(out.write, piece))
-    return size
-
-
-class VersionMissing(OperatorMustAct):
-    """A version's files are not on this machine, and the shared storage has none that fit."""
-
-    code = "version_missing"
-
-
-class Presence:
-    """Sees to it that versions are here.
-
-    Args:
-        folders: Versions on this machine.
-        blobs: The storage shared with other machines, or None.
-    """
-
-    def __init__(self, folders: VersionFolders, blobs: Blobs | None) -> None:
-        self._folders = folders
-        self._blobs = blobs
-
     async def share(self, project: str, version: SkillVersion, archive: Path) -> None:
         """Keep a version's archive where other machines find it."""
         if self._blobs is not None:
@@ -231,30 +213,36 @@ class Presence:
         Raises:
             VersionMissing: It is not here, and cannot be had or is not what it was.
         """
-        folder = self._folders.folder(project, version.skill, version.version)
+        folder = self.folder(project, version.skill, version.version)
         if await asyncio.to_thread(folder.exists):
             return folder
         if self._blobs is None:
             raise _missing(project, version, "they are not on this machine")
-        download = await asyncio.to_thread(self._folders.scratch, ".fetched")
+        download = await asyncio.to_thread(self.scratch, ".fetched")
         try:
             await spool(self._blobs.read(key_of(project, version)), download, ArchiveLimits().archive_bytes)
             await to_its_end(asyncio.to_thread(self._take, project, version, download))
         except (NotFound, ArchiveRefused) as error:
             raise _missing(project, version, "the shared storage has none that can be used") from error
         finally:
-            await to_its_end(asyncio.to_thread(self._folders.discard, download))
+            await to_its_end(asyncio.to_thread(self.discard, download))
         return folder
 
     def _take(self, project: str, version: SkillVersion, archive: Path) -> None:
-        scratch = self._folders.scratch()
+        scratch = self.scratch()
         try:
             unpacked = unpack_skill(archive, scratch)
             if (unpacked.name, unpacked.version) != (version.skill, version.version):
                 raise _missing(project, version, "what the shared storage has is another version")
-            self._folders.install(scratch, project, version.skill, version.version)
+            self.install(scratch, project, version.skill, version.version)
         finally:
-            self._folders.discard(scratch)
+            self.discard(scratch)
+
+
+def file_digest(path: Path) -> str:
+    """Return SHA-256 in hex over a file's bytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def key_of(project: str, version: SkillVersion) -> str:

@@ -1,451 +1,510 @@
-"""The tables of projects and their skills, and what is asked of them, each within a transaction the caller holds.
+"""Projects, skills and versions as values, the grammar of their names, their tables, and what is asked of these.
 
-Nothing of SQLAlchemy is imported before a database is opened.
+Importing this imports SQLAlchemy: nothing does before a database is opened.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
 
-from kdskills.errors import Conflict, Diagnostic, NotFound
-from kdskills.projects.model import AuditRow, Project, SkillState, SkillVersion
+import sqlalchemy as sa
+
+from kdskills.errors import BadRequest, Conflict, Diagnostic, NotFound
 from kdskills.skills.archives import TreeFile
 from kdskills.storage.database import micros, moment_of, upsert, word_type
 
-if TYPE_CHECKING:
-    import sqlalchemy as sa
+PROJECT: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
-class ProjectTables:
-    """The tables, described once per database."""
+def check_project(project: str) -> str:
+    """Return *project* when it is a project's name: lower-case letters, digits, `-`, `_`, at most 64.
 
-    def __init__(self) -> None:
-        import sqlalchemy as sa
-
-        self.metadata = sa.MetaData()
-        self.projects = sa.Table(
-            "kd_projects",
-            self.metadata,
-            sa.Column("project", word_type(64), primary_key=True),
-            sa.Column("bundle", sa.Text),
-            sa.Column("generation", sa.BigInteger, nullable=False),
-            sa.Column("created_at", sa.BigInteger, nullable=False),
-        )
-        self.skills = self._skills()
-        self.versions = self._versions()
-        self.pins = self._pins()
-        self.audit = self._audit()
-
-    def _key_columns(self) -> tuple[sa.Column[str], sa.Column[str]]:
-        import sqlalchemy as sa
-
-        return (
-            sa.Column("project", word_type(64), primary_key=True),
-            sa.Column("name", word_type(256), primary_key=True),
-        )
-
-    def _skills(self) -> sa.Table:
-        import sqlalchemy as sa
-
-        return sa.Table(
-            "kd_project_skills",
-            self.metadata,
-            *self._key_columns(),
-            sa.Column("full_id", word_type(256), nullable=False),
-            sa.Column("enabled", sa.Boolean, nullable=False),
-            sa.Column("active", sa.String(80)),
-            sa.Column("created_at", sa.BigInteger, nullable=False),
-            sa.Column("changed_at", sa.BigInteger, nullable=False),
-            sa.Column("deleted_at", sa.BigInteger),
-        )
-
-    def _versions(self) -> sa.Table:
-        import sqlalchemy as sa
-
-        return sa.Table(
-            "kd_skill_versions",
-            self.metadata,
-            *self._key_columns(),
-            sa.Column("version", sa.String(80), primary_key=True),
-            sa.Column("full_id", word_type(256), nullable=False),
-            sa.Column("description", sa.Text, nullable=False),
-            sa.Column("tree_digest", sa.String(80), nullable=False),
-            sa.Column("files", sa.Text, nullable=False),
-            sa.Column("diagnostics", sa.Text, nullable=False),
-            sa.Column("created_at", sa.BigInteger, nullable=False),
-            sa.Column("created_by", sa.String(200), nullable=False),
-            sa.Column("unused_since", sa.BigInteger),
-        )
-
-    def _pins(self) -> sa.Table:
-        import sqlalchemy as sa
-
-        return sa.Table(
-            "kd_skill_pins",
-            self.metadata,
-            sa.Column("project", word_type(64), primary_key=True),
-            sa.Column("holder", word_type(200), primary_key=True),
-            sa.Column("name", word_type(256), primary_key=True),
-            sa.Column("version", sa.String(80), primary_key=True),
-            sa.Column("pinned_at", sa.BigInteger, nullable=False),
-        )
-
-    def _audit(self) -> sa.Table:
-        import sqlalchemy as sa
-
-        number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
-        return sa.Table(
-            "kd_audit",
-            self.metadata,
-            sa.Column("id", number, primary_key=True, autoincrement=True),
-            sa.Column("at", sa.BigInteger, nullable=False),
-            sa.Column("project", word_type(64), nullable=False, index=True),
-            sa.Column("who", sa.String(200), nullable=False),
-            sa.Column("action", sa.String(80), nullable=False),
-            sa.Column("subject", sa.Text, nullable=False),
-            sa.Column("facts", sa.Text, nullable=False),
-            sa.Column("request_id", sa.String(200), nullable=False),
-        )
+    Raises:
+        BadRequest: `project_invalid`.
+    """
+    if not PROJECT.fullmatch(project):
+        message = f"{project!r} is no project: lower-case letters, digits, - and _, at most 64 of them"
+        raise BadRequest(message, code="project_invalid", project=project[:100])
+    return project
 
 
-class SkillsInUse(NamedTuple):
-    """A project's bundle and generation, and its uploaded skills, sorted by name.
+@dataclass(frozen=True, slots=True)
+class Project:
+    """One project.
 
     Attributes:
-        bundle: Folder of its bundle, if its row names one.
-        generation: Grows with each change.
-        skills: Name, full id, active version and whether it is enabled, of each.
+        name: Its name.
+        bundle: Folder of its bundle on the service's machine, or None.
+        generation: Grows with every change of what its agents see.
+        created_at: When it was made.
     """
 
+    name: str
     bundle: str | None
     generation: int
-    skills: tuple[tuple[str, str, str | None, bool], ...]
+    created_at: datetime
 
 
-class ProjectRecords:
-    """Reads and writes rows; every method runs in the caller's transaction.
+@dataclass(frozen=True, slots=True)
+class SkillState:
+    """An uploaded skill of a project.
 
-    Args:
-        tables: The tables.
-        clock: Gives the time of changes.
+    Attributes:
+        name: Its name, which is that of its folder.
+        full_id: What the policy knows it as.
+        enabled: Whether the gate may grant it; uploading and activating never change it.
+        active: The version in use, or None.
+        description: Of the active version, else of the latest.
+        created_at: First upload.
+        changed_at: Last change of any kind.
     """
 
-    def __init__(self, tables: ProjectTables, clock: Callable[[], datetime]) -> None:
-        self._tables = tables
-        self._clock = clock
-        self._new_pin: Any = None
-        self._new_hold: Any = None
+    name: str
+    full_id: str
+    enabled: bool
+    active: str | None
+    description: str
+    created_at: datetime
+    changed_at: datetime
 
-    # Statements that every request asks are made once: making one costs more than what SQLite does for it.
 
-    @cached_property
-    def _in_use(self) -> sa.Select[Any]:
-        import sqlalchemy as sa
+@dataclass(frozen=True, slots=True)
+class SkillVersion:
+    """One version of an uploaded skill.
 
-        projects, skills = self._tables.projects, self._tables.skills
-        its_own = (skills.c.project == projects.c.project) & skills.c.deleted_at.is_(None)
-        columns = (projects.c.bundle, projects.c.generation)
-        query = sa.select(*columns, skills.c.name, skills.c.full_id, skills.c.active, skills.c.enabled)
-        query = query.select_from(projects.outerjoin(skills, its_own)).where(projects.c.project == sa.bindparam("of"))
-        return query.order_by(skills.c.name)
+    Attributes:
+        skill: The skill's name.
+        version: Hash of the normalised tree.
+        full_id: What the policy knows it as.
+        description: What it says it does.
+        files: All its files.
+        tree_digest: The digest without execute bits, as exports and mounts compare it.
+        active: Whether it is the one in use.
+        pins: How many pieces of running work hold it.
+        created_at: When it was first uploaded.
+        created_by: By whom.
+        diagnostics: What was found on upload.
+    """
 
-    @cached_property
-    def _one_project(self) -> sa.Select[Any]:
-        import sqlalchemy as sa
+    skill: str
+    version: str
+    full_id: str
+    description: str
+    files: tuple[TreeFile, ...]
+    tree_digest: str
+    active: bool
+    pins: int
+    created_at: datetime
+    created_by: str
+    diagnostics: tuple[Diagnostic, ...]
 
-        return self._tables.projects.select().where(self._tables.projects.c.project == sa.bindparam("of"))
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
 
-    @cached_property
-    def _held_version(self) -> sa.Select[Any]:
-        import sqlalchemy as sa
 
-        table = self._tables.versions
-        mine = self._mine(*(sa.bindparam(f"of_{name}") for name in ("project", "name", "version")))
-        return table.select().with_only_columns(table.c.version).where(mine).with_for_update()
+@dataclass(frozen=True, slots=True)
+class UploadReport:
+    """What an upload came to.
 
-    def now(self) -> int:
-        """Return the time of a change."""
-        return micros(self._clock())
+    Attributes:
+        skill: Name of the skill.
+        version: Hash of its normalised tree.
+        diagnostics: What was left out, and findings about its files.
+        created: Whether the version is new to the project.
+        active: Whether it is the version in use now.
+        enabled: Whether the gate may grant the skill.
+    """
 
-    # ---- projects ------------------------------------------------------------------------------------------------
+    skill: str
+    version: str
+    diagnostics: tuple[Diagnostic, ...]
+    created: bool
+    active: bool
+    enabled: bool
 
-    def ensure_project(self, link: sa.Connection, project: str) -> None:
+
+@dataclass(frozen=True, slots=True)
+class PinnedVersion:
+    """A version that stays until its holder lets go: `folder` is the skill's, read-only and hash-addressed."""
+
+    skill: str
+    version: str
+    full_id: str
+    folder: Path
+    tree_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class SkillFile:
+    """One file of a version, on this machine."""
+
+    path: Path
+    file: TreeFile
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """Who changed what, when, with which hashes; `facts` is JSON."""
+
+    at: datetime
+    project: str
+    who: str
+    action: str
+    subject: str
+    facts: dict[str, str | bool | None]
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CollectReport:
+    """What retention removed: `skill@version` texts, and leftovers of processes that died."""
+
+    versions: tuple[str, ...]
+    leftovers: int
+
+
+METADATA: Final = sa.MetaData()
+
+
+def _key(*names: str) -> list[sa.Column[str]]:
+    lengths = {"project": 64, "holder": 200, "name": 256}
+    return [sa.Column(name, word_type(lengths[name]), primary_key=True) for name in names]
+
+
+PROJECTS: Final = sa.Table(
+    "kd_projects",
+    METADATA,
+    *_key("project"),
+    sa.Column("bundle", sa.Text),
+    sa.Column("generation", sa.BigInteger, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+)
+SKILLS: Final = sa.Table(
+    "kd_project_skills",
+    METADATA,
+    *_key("project", "name"),
+    sa.Column("full_id", word_type(256), nullable=False),
+    sa.Column("enabled", sa.Boolean, nullable=False),
+    sa.Column("active", sa.String(80)),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("changed_at", sa.BigInteger, nullable=False),
+    sa.Column("deleted_at", sa.BigInteger),
+)
+VERSIONS: Final = sa.Table(
+    "kd_skill_versions",
+    METADATA,
+    *_key("project", "name"),
+    sa.Column("version", sa.String(80), primary_key=True),
+    sa.Column("full_id", word_type(256), nullable=False),
+    sa.Column("description", sa.Text, nullable=False),
+    sa.Column("tree_digest", sa.String(80), nullable=False),
+    sa.Column("files", sa.Text, nullable=False),
+    sa.Column("diagnostics", sa.Text, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("created_by", sa.String(200), nullable=False),
+    sa.Column("unused_since", sa.BigInteger),
+)
+PINS: Final = sa.Table(
+    "kd_skill_pins",
+    METADATA,
+    *_key("project", "holder", "name"),
+    sa.Column("version", sa.String(80), primary_key=True),
+    sa.Column("pinned_at", sa.BigInteger, nullable=False),
+)
+AUDIT: Final = sa.Table(
+    "kd_audit",
+    METADATA,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("at", sa.BigInteger, nullable=False),
+    sa.Column("project", word_type(64), nullable=False, index=True),
+    sa.Column("who", sa.String(200), nullable=False),
+    sa.Column("action", sa.String(80), nullable=False),
+    sa.Column("subject", sa.Text, nullable=False),
+    sa.Column("facts", sa.Text, nullable=False),
+    sa.Column("request_id", sa.String(200), nullable=False),
+)
+
+# Statements that every request asks are made once: making one costs more than what SQLite does for it.
+_IN_USE: Final = (
+    sa.select(
+        PROJECTS.c.bundle, PROJECTS.c.generation, SKILLS.c.name, SKILLS.c.full_id, SKILLS.c.active, SKILLS.c.enabled
+    )
+    .select_from(PROJECTS.outerjoin(SKILLS, (SKILLS.c.project == PROJECTS.c.project) & SKILLS.c.deleted_at.is_(None)))
+    .where(PROJECTS.c.project == sa.bindparam("of"))
+    .order_by(SKILLS.c.name)
+)
+_HELD_VERSION: Final = (
+    sa.select(VERSIONS.c.version)
+    .where(*(VERSIONS.c[name] == sa.bindparam(f"of_{name}") for name in ("project", "name", "version")))
+    .with_for_update()
+)
+
+
+@cache
+def _new_pin(dialect: str) -> Any:
+    """Return the statement that pins a version if there is one, and returns nothing where it was pinned before."""
+    holder = sa.bindparam("of_holder", type_=PINS.c.holder.type)
+    now = sa.bindparam("now", type_=PINS.c.pinned_at.type)
+    row = _HELD_VERSION.with_only_columns(VERSIONS.c.project, holder, VERSIONS.c.name, VERSIONS.c.version, now)
+    add = upsert(dialect, PINS).from_select(["project", "holder", "name", "version", "pinned_at"], row)
+    return add.on_conflict_do_nothing().returning(PINS.c.version)
+
+
+def all_projects(link: sa.Connection) -> list[Project]:
+    """Return all projects, sorted by name."""
+    return [_project(row) for row in link.execute(PROJECTS.select().order_by(PROJECTS.c.project))]
+
+
+def all_versions(link: sa.Connection) -> list[tuple[str, str, str]]:
+    """Return `(project, name, version)` of every row."""
+    query = sa.select(VERSIONS.c.project, VERSIONS.c.name, VERSIONS.c.version)
+    return [(project, name, version) for project, name, version in link.execute(query)]
+
+
+def all_holders(link: sa.Connection) -> list[tuple[str, str]]:
+    """Return every `(project, holder)` that holds a version."""
+    query = sa.select(PINS.c.project, PINS.c.holder).distinct()
+    return [(project, holder) for project, holder in link.execute(query)]
+
+
+def unused(link: sa.Connection, before: int) -> list[tuple[str, str, str, bool]]:
+    """Return `(project, name, version, deleted)` of versions unused since before *before*, the latest first."""
+    query = (
+        sa.select(VERSIONS.c.project, VERSIONS.c.name, VERSIONS.c.version, SKILLS.c.deleted_at.is_not(None))
+        .join(SKILLS, (SKILLS.c.project == VERSIONS.c.project) & (SKILLS.c.name == VERSIONS.c.name))
+        .where(VERSIONS.c.unused_since.is_not(None), VERSIONS.c.unused_since < before)
+        .order_by(VERSIONS.c.project, VERSIONS.c.name, VERSIONS.c.unused_since.desc(), VERSIONS.c.version)
+    )
+    return [(project, name, version, bool(deleted)) for project, name, version, deleted in link.execute(query)]
+
+
+class ProjectRows:
+    """The rows of one project, within a transaction the caller holds.
+
+    Args:
+        link: The connection.
+        project: Whose rows.
+        now: Time of changes.
+    """
+
+    def __init__(self, link: sa.Connection, project: str, now: datetime) -> None:
+        self._link = link
+        self._project = project
+        self.now = micros(now)
+
+    # ---- the project ---------------------------------------------------------------------------------------------
+
+    def ensure(self) -> None:
         """Make the project if it is not there, and hold its row until the transaction ends."""
-        table = self._tables.projects
-        new = upsert(link.dialect.name, table).values(project=project, generation=0, created_at=self.now())
-        link.execute(new.on_conflict_do_nothing())
-        link.execute(table.select().where(table.c.project == project).with_for_update())
+        new = upsert(self._link.dialect.name, PROJECTS).values(project=self._project, generation=0, created_at=self.now)
+        self._link.execute(new.on_conflict_do_nothing())
+        self._link.execute(PROJECTS.select().where(PROJECTS.c.project == self._project).with_for_update())
 
-    def set_bundle(self, link: sa.Connection, project: str, bundle: str | None) -> None:
-        """Set the project's bundle."""
-        table = self._tables.projects
-        link.execute(table.update().where(table.c.project == project).values(bundle=bundle))
+    def change(self, **values: Any) -> None:
+        """Change the project's row, and say that what its agents see has changed."""
+        update = PROJECTS.update().where(PROJECTS.c.project == self._project)
+        self._link.execute(update.values(generation=PROJECTS.c.generation + 1, **values))
 
-    def projects(self, link: sa.Connection, project: str | None = None) -> list[Project]:
-        """Return all projects, or the one asked for, sorted by name."""
-        query = self._tables.projects.select().order_by(self._tables.projects.c.project)
-        rows = link.execute(query) if project is None else link.execute(self._one_project, {"of": project})
-        return [
-            Project(row["project"], row["bundle"], row["generation"], moment_of(row["created_at"]))
-            for row in rows.mappings()
-        ]
+    def get(self) -> Project | None:
+        """Return the project, or None for one that was never made."""
+        row = self._link.execute(PROJECTS.select().where(PROJECTS.c.project == self._project)).first()
+        return None if row is None else _project(row)
 
-    def changed(self, link: sa.Connection, project: str) -> None:
-        """Say that what the project's agents see has changed."""
-        table = self._tables.projects
-        link.execute(table.update().where(table.c.project == project).values(generation=table.c.generation + 1))
+    def in_use(self) -> list[Any]:
+        """Return bundle, generation, name, full id, active version and whether it is enabled, a row a skill, sorted by name.
+
+        Every call asks this, so it is one question: a project without skills has one row without a name, one that was never
+        made has none.
+        """
+        return list(self._link.execute(_IN_USE, {"of": self._project}))
 
     # ---- skills --------------------------------------------------------------------------------------------------
 
-    def skill_row(self, link: sa.Connection, project: str, name: str, *, deleted: bool = False) -> Mapping[str, Any]:
-        """Return a skill's row.
+    def skill(self, name: str) -> Any:
+        """Return a skill's row. Raises NotFound: There is none, or it was deleted."""
+        row = self._link.execute(SKILLS.select().where(self._of(SKILLS, name))).first()
+        if row is None or row.deleted_at is not None:
+            message = f"there is no skill {name!r} in project {self._project!r}"
+            raise NotFound(message, skill=name, project=self._project)
+        return row
 
-        Raises:
-            NotFound: There is none, or it was deleted and *deleted* is not asked for.
-        """
-        table = self._tables.skills
-        mine = (table.c.project == project) & (table.c.name == name)
-        row = link.execute(table.select().where(mine)).mappings().first()
-        if row is None or (row["deleted_at"] is not None and not deleted):
-            raise NotFound(f"there is no skill {name!r} in project {project!r}", skill=name, project=project)
-        return dict(row)
-
-    def skills(self, link: sa.Connection, project: str, name: str | None = None) -> list[SkillState]:
+    def skills(self, name: str | None = None) -> list[SkillState]:
         """Return the project's skills, or the one asked for, sorted by name."""
-        table = self._tables.skills
-        query = table.select().where(table.c.project == project, table.c.deleted_at.is_(None)).order_by(table.c.name)
-        if name is not None:
-            query = query.where(table.c.name == name)
-        descriptions = self._descriptions(link, project)
+        query = SKILLS.select().where(self._of(SKILLS, name), SKILLS.c.deleted_at.is_(None)).order_by(SKILLS.c.name)
+        texts: dict[tuple[str, str | None], str] = {}  # under None what the latest version of a skill says
+        described = sa.select(VERSIONS.c.name, VERSIONS.c.version, VERSIONS.c.description)
+        described = described.where(self._of(VERSIONS, name)).order_by(VERSIONS.c.created_at)
+        for skill, version, text in self._link.execute(described):
+            texts[skill, version] = texts[skill, None] = text
         return [
             SkillState(
-                row["name"],
-                row["full_id"],
-                row["enabled"],
-                row["active"],
-                descriptions.get((row["name"], row["active"]), descriptions.get((row["name"], None), "")),
-                moment_of(row["created_at"]),
-                moment_of(row["changed_at"]),
+                name=row.name,
+                full_id=row.full_id,
+                enabled=row.enabled,
+                active=row.active,
+                description=texts.get((row.name, row.active), texts.get((row.name, None), "")),
+                created_at=moment_of(row.created_at),
+                changed_at=moment_of(row.changed_at),
             )
-            for row in link.execute(query).mappings()
+            for row in self._link.execute(query)
         ]
 
-    def in_use(self, link: sa.Connection, project: str) -> SkillsInUse | None:
-        """Return what a project has now, or None for one that was never made; one question, since every call asks it."""
-        rows = link.execute(self._in_use, {"of": project}).all()
-        if not rows:
-            return None
-        skills = tuple(
-            (name, full_id, active, enabled) for _, _, name, full_id, active, enabled in rows if name is not None
-        )
-        return SkillsInUse(rows[0][0], rows[0][1], skills)
-
-    def _descriptions(self, link: sa.Connection, project: str) -> dict[tuple[str, str | None], str]:
-        """Return what each version says it does; under None what the latest of a skill says."""
-        table = self._tables.versions
-        query = table.select().with_only_columns(table.c.name, table.c.version, table.c.description)
-        descriptions: dict[tuple[str, str | None], str] = {}
-        for name, version, text in link.execute(query.where(table.c.project == project).order_by(table.c.created_at)):
-            descriptions[name, version] = descriptions[name, None] = text
-        return descriptions
-
-    def claim_skill(self, link: sa.Connection, project: str, name: str, full_id: str) -> Mapping[str, Any]:
+    def claim_skill(self, name: str, full_id: str) -> Any:
         """Make the skill's row, or take it up again if it was deleted; what was said about `enabled` stays.
 
         Raises:
             Conflict: `id_taken`; another skill of the project has this full id.
         """
-        table = self._tables.skills
-        query = table.select().where(
-            table.c.project == project, table.c.full_id == full_id, table.c.name != name, table.c.deleted_at.is_(None)
-        )
-        holder = link.execute(query).mappings().first()
+        others = self._of(SKILLS) & (SKILLS.c.full_id == full_id) & (SKILLS.c.name != name)
+        holder = self._link.execute(SKILLS.select().where(others, SKILLS.c.deleted_at.is_(None))).first()
         if holder is not None:
-            message = f"the skill {holder['name']!r} of project {project!r} has the id {full_id!r} already"
-            raise Conflict(message, code="id_taken", skill=holder["name"], full_id=full_id)
-        now = self.now()
-        fresh = {"created_at": now, "changed_at": now, "enabled": True}
-        new = upsert(link.dialect.name, table).values(project=project, name=name, full_id=full_id, **fresh)
-        change = {"changed_at": now, "deleted_at": None}  # the id is that of the active version
-        link.execute(new.on_conflict_do_update(index_elements=["project", "name"], set_=change))
-        return self.skill_row(link, project, name)
+            message = f"the skill {holder.name!r} of project {self._project!r} has the id {full_id!r} already"
+            raise Conflict(message, code="id_taken", skill=holder.name, full_id=full_id)
+        fresh = {"created_at": self.now, "changed_at": self.now, "enabled": True}
+        new = upsert(self._link.dialect.name, SKILLS).values(project=self._project, name=name, full_id=full_id, **fresh)
+        change = {"changed_at": self.now, "deleted_at": None}  # the id is that of the active version
+        self._link.execute(new.on_conflict_do_update(index_elements=["project", "name"], set_=change))
+        return self.skill(name)
 
-    def set_skill(self, link: sa.Connection, project: str, name: str, **values: Any) -> None:
+    def set_skill(self, name: str, **values: Any) -> None:
         """Change a skill's row."""
-        table = self._tables.skills
-        mine = (table.c.project == project) & (table.c.name == name)
-        link.execute(table.update().where(mine).values(changed_at=self.now(), **values))
+        self._link.execute(SKILLS.update().where(self._of(SKILLS, name)).values(changed_at=self.now, **values))
 
     # ---- versions ------------------------------------------------------------------------------------------------
 
-    def add_version(self, link: sa.Connection, project: str, version: SkillVersion) -> bool:
+    def add_version(self, version: SkillVersion) -> bool:
         """Keep a version; False when it is there already, which then counts as in use again."""
-        table = self._tables.versions
-        values = {
-            "full_id": version.full_id,
-            "description": version.description,
-            "tree_digest": version.tree_digest,
-            "files": json.dumps([list(file) for file in version.files], ensure_ascii=False),
-            "diagnostics": json.dumps([finding.to_json() for finding in version.diagnostics], ensure_ascii=False),
-            "created_at": micros(version.created_at),
-            "created_by": version.created_by,
-        }
-        new = upsert(link.dialect.name, table).values(
-            project=project, name=version.skill, version=version.version, **values
+        new = upsert(self._link.dialect.name, VERSIONS).values(
+            project=self._project,
+            name=version.skill,
+            version=version.version,
+            full_id=version.full_id,
+            description=version.description,
+            tree_digest=version.tree_digest,
+            files=json.dumps([list(file) for file in version.files], ensure_ascii=False),
+            diagnostics=json.dumps([finding.to_json() for finding in version.diagnostics], ensure_ascii=False),
+            created_at=micros(version.created_at),
+            created_by=version.created_by,
         )
-        done = link.execute(new.on_conflict_do_nothing().returning(table.c.version)).first()
-        if done is None:
-            mine = self._mine(project, version.skill, version.version)
-            link.execute(table.update().where(mine).values(unused_since=None))
-        return done is not None
+        if self._link.execute(new.on_conflict_do_nothing().returning(VERSIONS.c.version)).first() is not None:
+            return True
+        mine = self._of(VERSIONS, version.skill, version.version)
+        self._link.execute(VERSIONS.update().where(mine).values(unused_since=None))
+        return False
 
-    def version_row(
-        self, link: sa.Connection, project: str, name: str, version: str, *, hold: bool = False
-    ) -> Mapping[str, Any]:
-        """Return a version's row; with *hold* nobody else changes it until the transaction ends.
-
-        Raises:
-            NotFound: There is none.
-        """
-        query = self._tables.versions.select().where(self._mine(project, name, version))
-        row = link.execute(query.with_for_update() if hold else query).mappings().first()
+    def version_row(self, name: str, version: str, *, hold: bool = False) -> Any:
+        """Return a version's row; with *hold* nobody else changes it until the transaction ends. Raises NotFound."""
+        query = VERSIONS.select().where(self._of(VERSIONS, name, version))
+        row = self._link.execute(query.with_for_update() if hold else query).first()
         if row is None:
-            message = f"skill {name!r} of project {project!r} has no version {version!r}"
-            raise NotFound(message, skill=name, project=project, version=version)
-        return dict(row)
+            raise self.no_version(name, version)
+        return row
 
-    def versions(self, link: sa.Connection, project: str, name: str) -> list[SkillVersion]:
-        """Return a skill's versions, the latest first."""
-        active = self.skill_row(link, project, name)["active"]
-        pins = self.pin_counts(link, project, name)
-        table = self._tables.versions
-        query = table.select().where(table.c.project == project, table.c.name == name)
-        rows = link.execute(query.order_by(table.c.created_at.desc(), table.c.version)).mappings()
-        return [version_of_row(row, row["version"] == active, pins.get(row["version"], 0)) for row in rows]
+    def no_version(self, name: str, version: str) -> NotFound:
+        """Return the error of a version that is not there."""
+        message = f"skill {name!r} of project {self._project!r} has no version {version!r}"
+        return NotFound(message, skill=name, project=self._project, version=version)
 
-    def mark_unused(self, link: sa.Connection, project: str, name: str, keep: str | None) -> None:
+    def versions(self, name: str) -> list[SkillVersion]:
+        """Return a skill's versions, the latest first. Raises NotFound."""
+        active, pins = self.skill(name).active, self.pin_counts(name)
+        query = VERSIONS.select().where(self._of(VERSIONS, name))
+        rows = self._link.execute(query.order_by(VERSIONS.c.created_at.desc(), VERSIONS.c.version))
+        return [version_of_row(row, row.version == active, pins.get(row.version, 0)) for row in rows]
+
+    def version(self, name: str, version: str | None) -> SkillVersion:
+        """Return one version of a skill, the active one unless *version* names another. Raises NotFound."""
+        active = self.skill(name).active
+        if version is None and active is None:
+            message = f"skill {name!r} of project {self._project!r} has no active version"
+            raise NotFound(message, skill=name, project=self._project)
+        row = self.version_row(name, version or active)
+        return version_of_row(row, row.version == active, self.pin_counts(name).get(row.version, 0))
+
+    def use(self, name: str, version: str | None, **values: Any) -> None:
+        """Make *version* the active one of a skill, or none, and let the clock of retention begin for the others."""
+        self.set_skill(name, active=version, **values)
+        self.mark_unused(name, version)
+        self.change()
+
+    def mark_unused(self, name: str, keep: str | None) -> None:
         """Let the clock of retention begin for every version but *keep*, and stop it for that one."""
-        table = self._tables.versions
-        mine = (table.c.project == project) & (table.c.name == name)
-        idle = mine & table.c.unused_since.is_(None)
-        link.execute(table.update().where(idle & (table.c.version != (keep or ""))).values(unused_since=self.now()))
+        mine = self._of(VERSIONS, name)
+        others = mine & VERSIONS.c.unused_since.is_(None) & (VERSIONS.c.version != (keep or ""))
+        self._link.execute(VERSIONS.update().where(others).values(unused_since=self.now))
         if keep is not None:
-            link.execute(table.update().where(mine & (table.c.version == keep)).values(unused_since=None))
+            self._link.execute(VERSIONS.update().where(mine, VERSIONS.c.version == keep).values(unused_since=None))
 
-    def unused(self, link: sa.Connection, before: int) -> list[tuple[str, str, str, bool]]:
-        """Return `(project, name, version, deleted)` of versions unused since before *before*, the latest first."""
-        versions, skills = self._tables.versions, self._tables.skills
-        query = (
-            versions.select()
-            .join(skills, (skills.c.project == versions.c.project) & (skills.c.name == versions.c.name))
-            .with_only_columns(versions.c.project, versions.c.name, versions.c.version, skills.c.deleted_at)
-            .where(versions.c.unused_since.is_not(None), versions.c.unused_since < before)
-            .order_by(versions.c.project, versions.c.name, versions.c.unused_since.desc(), versions.c.version)
-        )
-        return [(row[0], row[1], row[2], row[3] is not None) for row in link.execute(query)]
-
-    def all_versions(self, link: sa.Connection) -> list[tuple[str, str, str]]:
-        """Return `(project, name, version)` of every row."""
-        table = self._tables.versions
-        query = table.select().with_only_columns(table.c.project, table.c.name, table.c.version)
-        return [(row[0], row[1], row[2]) for row in link.execute(query)]
-
-    def forget_version(self, link: sa.Connection, project: str, name: str, version: str) -> None:
+    def forget_version(self, name: str, version: str) -> None:
         """Remove a version's row."""
-        table = self._tables.versions
-        link.execute(table.delete().where(self._mine(project, name, version)))
-
-    def _mine(self, project: Any, name: Any, version: Any) -> Any:
-        table = self._tables.versions
-        return (table.c.project == project) & (table.c.name == name) & (table.c.version == version)
+        self._link.execute(VERSIONS.delete().where(self._of(VERSIONS, name, version)))
 
     # ---- pins and audit ------------------------------------------------------------------------------------------
 
-    def pin(self, link: sa.Connection, project: str, name: str, version: str, holder: str) -> None:
-        """Let *holder* hold the version; holding it twice is holding it once."""
-        values = {"project": project, "holder": holder, "name": name, "version": version, "pinned_at": self.now()}
-        if self._new_pin is None:
-            self._new_pin = upsert(link.dialect.name, self._tables.pins).on_conflict_do_nothing()
-        link.execute(self._new_pin, values)
+    def hold(self, name: str, version: str, holder: str) -> bool:
+        """Let *holder* hold a version, which nobody else changes until the transaction ends; False when there is none.
 
-    def hold(self, link: sa.Connection, project: str, name: str, version: str, holder: str) -> bool:
-        """As `pin`, for a version nobody else changes until the transaction ends; False when there is none."""
-        key = {"of_project": project, "of_name": name, "of_version": version}
-        if self._new_hold is None:
-            self._new_hold = self._pin_of_version(link.dialect.name)
-        if link.execute(self._new_hold, {**key, "of_holder": holder, "now": self.now()}).first() is not None:
+        Holding it twice is holding it once.
+        """
+        key = {"of_project": self._project, "of_name": name, "of_version": version}
+        pin = _new_pin(self._link.dialect.name)
+        if self._link.execute(pin, {**key, "of_holder": holder, "now": self.now}).first() is not None:
             return True
-        return link.execute(self._held_version, key).first() is not None  # it is there, and was held already
+        return self._link.execute(_HELD_VERSION, key).first() is not None  # it is there, and was held already
 
-    def _pin_of_version(self, dialect: str) -> Any:
-        """Return the statement that pins a version if there is one, and returns nothing where it was pinned before."""
-        import sqlalchemy as sa
-
-        table, pins = self._tables.versions, self._tables.pins
-        holder, now = (
-            sa.bindparam("of_holder", type_=pins.c.holder.type),
-            sa.bindparam("now", type_=pins.c.pinned_at.type),
-        )
-        row = self._held_version.with_only_columns(table.c.project, holder, table.c.name, table.c.version, now)
-        add = upsert(dialect, pins).from_select(["project", "holder", "name", "version", "pinned_at"], row)
-        return add.on_conflict_do_nothing().returning(pins.c.version)
-
-    def unpin(self, link: sa.Connection, project: str, holder: str) -> int:
+    def unpin(self, holder: str) -> int:
         """Let *holder* go of everything; return how much that was."""
-        table = self._tables.pins
-        mine = (table.c.project == project) & (table.c.holder == holder)
-        return link.execute(table.delete().where(mine)).rowcount
+        return self._link.execute(PINS.delete().where(self._of(PINS), PINS.c.holder == holder)).rowcount
 
-    def pin_counts(self, link: sa.Connection, project: str, name: str) -> dict[str, int]:
+    def pin_counts(self, name: str) -> dict[str, int]:
         """Return how many hold each version of a skill."""
-        import sqlalchemy as sa
+        query = sa.select(PINS.c.version, sa.func.count()).where(self._of(PINS, name)).group_by(PINS.c.version)
+        return {row[0]: row[1] for row in self._link.execute(query)}
 
-        table = self._tables.pins
-        query = sa.select(table.c.version, sa.func.count()).where(table.c.project == project, table.c.name == name)
-        return {row[0]: row[1] for row in link.execute(query.group_by(table.c.version))}
-
-    def note(
-        self, link: sa.Connection, project: str, author: str, action: str, subject: str, request_id: str, **facts: Any
-    ) -> None:
+    def note(self, author: str, action: str, subject: str, request_id: str, **facts: Any) -> None:
         """Write an audit row, in the same transaction as the change it tells of."""
-        values = {"at": self.now(), "project": project, "who": author[:200], "action": action, "subject": subject}
+        row = {"at": self.now, "project": self._project, "who": author[:200], "action": action, "subject": subject}
         text = json.dumps(facts, ensure_ascii=False, sort_keys=True)
-        link.execute(self._tables.audit.insert().values(facts=text, request_id=request_id[:200], **values))
+        self._link.execute(AUDIT.insert().values(facts=text, request_id=request_id[:200], **row))
 
-    def audit(self, link: sa.Connection, project: str, limit: int) -> list[AuditRow]:
-        """Return the latest audit rows of a project, the latest first."""
-        table = self._tables.audit
-        query = table.select().where(table.c.project == project).order_by(table.c.id.desc()).limit(limit)
+    def audit(self, limit: int) -> list[AuditRow]:
+        """Return the latest audit rows of the project, the latest first."""
+        rows = self._link.execute(AUDIT.select().where(self._of(AUDIT)).order_by(AUDIT.c.id.desc()).limit(limit))
         return [
-            AuditRow(
-                moment_of(row["at"]),
-                row["project"],
-                row["who"],
-                row["action"],
-                row["subject"],
-                json.loads(row["facts"]),
-                row["request_id"],
-            )
-            for row in link.execute(query).mappings()
+            AuditRow(moment_of(at), project, who, action, subject, json.loads(facts), request_id)
+            for _, at, project, who, action, subject, facts, request_id in rows
         ]
 
+    def _of(self, table: sa.Table, name: str | None = None, version: str | None = None) -> sa.ColumnElement[bool]:
+        """Return the condition that a row of *table* is this project's, of that skill and of that version."""
+        parts = {"project": self._project, "name": name, "version": version}
+        return sa.and_(*(table.c[column] == value for column, value in parts.items() if value is not None))
 
-def version_of_row(row: Mapping[Any, Any], active: bool, pins: int) -> SkillVersion:
+
+def _project(row: Any) -> Project:
+    return Project(row.project, row.bundle, row.generation, moment_of(row.created_at))
+
+
+def version_of_row(row: Any, active: bool, pins: int) -> SkillVersion:
     """Return the version a row holds."""
     return SkillVersion(
-        skill=row["name"],
-        version=row["version"],
-        full_id=row["full_id"],
-        description=row["description"],
-        files=tuple(TreeFile(*file) for file in json.loads(row["files"])),
-        tree_digest=row["tree_digest"],
+        skill=row.name,
+        version=row.version,
+        full_id=row.full_id,
+        description=row.description,
+        files=tuple(TreeFile(*file) for file in json.loads(row.files)),
+        tree_digest=row.tree_digest,
         active=active,
         pins=pins,
-        created_at=moment_of(row["created_at"]),
-        created_by=row["created_by"],
-        diagnostics=tuple(Diagnostic(**finding) for finding in json.loads(row["diagnostics"])),
+        created_at=moment_of(row.created_at),
+        created_by=row.created_by,
+        diagnostics=tuple(Diagnostic(**finding) for finding in json.loads(row.diagnostics)),
     )

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from kdskills.bundle import Bundle
 from kdskills.bundle.load import NAMES as DESCRIPTORS
@@ -21,6 +21,9 @@ UPLOADED: Final = "project"
 namespace `public`, so that no upload takes a place in `internal` or replaces a bundle's skill."""
 WEAKER: Final = frozenset(KIND_ORDER[: KIND_ORDER.index(UPLOADED)])
 MAX_CACHED: Final = 64
+
+Build = Callable[..., SkillsSubsystem]
+"""Makes the subsystem of a bundle, or of none, with the Host's plugins in force; takes further `roots` and `filters`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +39,6 @@ class ProjectSkills:
     name: str
     subsystem: SkillsSubsystem
     diagnostics: tuple[Diagnostic, ...] = ()
-
-
-class Build(Protocol):
-    """Makes the subsystem of a bundle, or of none, with the Host's plugins in force."""
-
-    def __call__(
-        self,
-        bundle: Bundle | None,
-        *,
-        roots: Sequence[SkillRoot] = (),
-        filters: Sequence[Callable[[str | None, Sequence[Skill]], Mapping[str, str]]] = (),
-    ) -> SkillsSubsystem:
-        """Return the subsystem."""
-        ...
 
 
 class Uploaded(NamedTuple):
@@ -86,6 +75,23 @@ def descriptor_mark(bundle: Path | None) -> tuple[int, ...]:
     if bundle is None:
         return ()
     return tuple(path.stat().st_mtime_ns for name in DESCRIPTORS if (path := bundle / name).exists())
+
+
+def ingredients_of(rows: Sequence[Any], bundle: Path | None, root: Callable[[str, str], Path]) -> Ingredients:
+    """Return what a project's skills are made of.
+
+    Args:
+        rows: Its uploaded skills, as `records.ProjectRows.in_use` gives them.
+        bundle: Folder of its bundle.
+        root: Gives the folder of a skill's version, which holds nothing else.
+    """
+    return Ingredients(
+        generation=rows[0].generation if rows else 0,
+        bundle=bundle,
+        descriptor=descriptor_mark(bundle),
+        uploaded=tuple(Uploaded(row.name, row.full_id, root(row.name, row.active)) for row in rows if row.active),
+        disabled=frozenset(row.full_id for row in rows if row.name is not None and not row.enabled),
+    )
 
 
 class ProjectViews:

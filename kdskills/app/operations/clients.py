@@ -367,9 +367,10 @@ TokenModel = TypeVar("TokenModel", bound=TokenOut)
 
 
 def _token_out(model: type[TokenModel], issued: IssuedToken, **facts: str) -> TokenModel:
-    allowed = None if issued.allowed_tools is None else sorted(issued.allowed_tools)
-    scopes, tools = sorted(issued.scopes), sorted(issued.tools)
-    return model.of(issued, issued.limits, scopes=scopes, allowed_tools=allowed, tools=tools, **facts)
+    identity = issued.identity
+    allowed = None if identity.allowed_tools is None else sorted(identity.allowed_tools)
+    scopes, tools = sorted(identity.scopes), sorted(identity.tools or ())
+    return model.of(issued, identity, identity.limits, scopes=scopes, allowed_tools=allowed, tools=tools, **facts)
 
 
 async def create_token(

@@ -30,7 +30,7 @@ from kdskills.projects.folders import file_digest
 
 if TYPE_CHECKING:
     from kdskills.app.operations.table import Context
-    from kdskills.projects.model import Project, SkillFile, SkillState
+    from kdskills.projects.records import Project, SkillFile, SkillState
     from kdskills.projects.service import Projects
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.app.tokens import TokenTables
+from kdskills.app.tokens import TOKENS
 from kdskills.errors import NotFound
-from kdskills.projects.records import ProjectTables
+from kdskills.projects.records import METADATA
 from kdskills.skills.archives import read_tree, unpack_skill, version_of
 from kdskills.turn import Granted
 
@@ -121,7 +121,7 @@ async def test_the_migration_makes_what_the_tables_say(hosts) -> None:
 
     host = hosts()
     await host.projects.projects()
-    for metadata in (ProjectTables().metadata, TokenTables().metadata):
+    for metadata in (METADATA, TOKENS.metadata):
 
         def differences(link, metadata=metadata):
             def ours(thing, name, kind, reflected, other):

@@ -138,7 +138,7 @@ async def test_limits_come_back(host) -> None:
     """The limits of a token are what was said."""
     limits = TokenLimits(60, 2, 1000)
     _, text = await host.tokens.create("acme", "a", ["admin"], limits=limits, who="op")
-    assert (await host.tokens.find(text)).limits == limits
+    assert (await host.tokens.authenticate(text)).limits == limits
 
 
 async def test_a_token_makes_its_project_known(host) -> None:

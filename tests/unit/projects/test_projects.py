@@ -12,6 +12,7 @@ from kdskills.app import Host, Settings
 from kdskills.errors import BadRequest, Conflict, NotFound
 from kdskills.hooks import hookimpl
 from kdskills.projects.folders import VersionMissing, to_its_end
+from kdskills.projects.records import all_versions
 from kdskills.projects.service import Projects
 from kdskills.projects.views import ProjectViews
 from kdskills.skills import SkillRoot
@@ -318,7 +319,7 @@ async def test_leftovers_of_processes_that_died_go(host, archive) -> None:
     (top / "acme" / "brief" / ("1" * 64 + ".zip")).write_bytes(b"x")
     assert (await host.projects.collect()).leftovers == 0
     folders = host.projects._folders
-    known = host.storage.database.ask(host.projects._records.all_versions)
+    known = host.storage.database.ask(all_versions)
     assert folders.sweep(known, older_than_s=-1) == 3
     assert isinstance(await answer(host), Granted)
 
