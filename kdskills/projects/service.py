@@ -284,6 +284,8 @@ class Projects:
             project: Whose it becomes; made if it is not there.
             source: The archive: a file, or its bytes as they come, which are written to disk and never held.
             activate: Whether the version becomes the one in use. `enabled` is never changed by an upload.
+            who: For the audit row, as *request_id*.
+            request_id: Which request it came by.
 
         Raises:
             ArchiveRefused: The archive breaks a rule.
