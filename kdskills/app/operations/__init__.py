@@ -15,18 +15,24 @@ from kdskills.app.operations.table import Context, Operation, Shipped
 if TYPE_CHECKING:
     from kdskills.app.operations.models import Finding, Input, Output
 
+_FILES: Final = ("path_missing", "bundle_untrusted")
 _VIEW: Final = ("no_bundle", "bundle_untrusted", "not_yours_to_say")
 _READ: Final = ("not_found", "project_invalid", "database_unavailable")
+_TOKEN: Final = ("agent_invalid", "scope_unknown", "tool_unknown", "tool_not_allowed", "token_wider", *_READ)
 _WORK: Final = ("not_found", "database_unavailable", "missing_extra")
 _START: Final = (
     *("unknown_skill", "skill_denied", "skill_changed", "no_bundle", "conflict"),
     *("engine_unavailable", "isolation_too_weak", "too_much_work", *_WORK),
 )
+_ARTIFACT: Final = (*_WORK, "artifact_missing", "artifact_corrupt", "artifact_store_unavailable")
 _TOOL: Final = (
     *("invalid_argument", "skill_not_found", "skill_unreadable", "path_not_found"),
     *("policy_denied", "session_not_found", "no_bundle"),
 )
+_SCRIPT: Final = (*_TOOL, "run_disabled", "engine_unavailable")
 _TURN: Final = ("replay_diverged", "replay_exhausted", "model_failed", "engine_unavailable")
+_MCP: Final = ("mcp_server_unknown", "mcp_server_failed", "mcp_set_changed", "missing_extra")
+_PROBE: Final = ("not_yours_to_say", "codex_missing", "app_server_gone")
 
 
 def _upload_errors() -> tuple[str, ...]:
@@ -35,7 +41,8 @@ def _upload_errors() -> tuple[str, ...]:
     return "not_yours_to_say", "id_taken", *_READ, *RULES
 
 
-# Families of operations: each kind shares who may call it, and where.
+# Families of operations: a kind shares who may call it, and from where.
+_local = partial(Shipped, profile="author", local=True)
 _look = partial(Shipped, profile="author", reads=True, ui_allowed=True)
 _change = partial(Shipped, profile="author", scope="skills:write", ui_allowed=True)
 _operate = partial(Shipped, profile="operator", scope="admin")
@@ -44,32 +51,9 @@ _start = partial(Shipped, errors=_START, profile="skills", scope="work:run")
 _work = partial(Shipped, errors=_WORK, profile="skills", scope="work:read", ui_allowed=True)
 
 _ROWS: Final = (
-    Shipped(
-        "skills.check",
-        "Check a skill, a folder of skills or a bundle.",
-        "checking:check",
-        ("path_missing", "bundle_untrusted"),
-        profile="author",
-        local=True,
-        reads=True,
-    ),
-    Shipped(
-        "skills.fix",
-        "Mend skill files without touching a body.",
-        "checking:fix",
-        ("path_missing", "bundle_untrusted"),
-        profile="author",
-        local=True,
-    ),
-    Shipped(
-        "skills.list",
-        "List skills as a consumer sees them.",
-        "showing:list_skills",
-        _VIEW,
-        profile="skills",
-        reads=True,
-        ui_allowed=True,
-    ),
+    _local("skills.check", "Check a skill, a folder of skills or a bundle.", "checking:check", _FILES, reads=True),
+    _local("skills.fix", "Mend skill files without touching a body.", "checking:fix", _FILES),
+    _look("skills.list", "List skills as a consumer sees them.", "showing:list_skills", _VIEW, profile="skills"),
     _look("skills.show", "Show one skill in full.", "showing:show_skill", ("unknown_skill", "denied", *_VIEW)),
     _look(
         "skills.render",
@@ -78,23 +62,19 @@ _ROWS: Final = (
         ("form_mixed", "local_only", *_VIEW),
     ),
     _look("skills.why", "Explain why a skill is granted or refused.", "showing:why", _VIEW),
-    Shipped(
+    _local(
         "solver.run",
         "Run one turn on a bundle.",
         "turns:run",
         ("request_missing", "bundle_untrusted", *_TURN),
-        profile="author",
         scope="work:run",
-        local=True,
         input_source="models:RunInput",
     ),
-    Shipped(
+    _local(
         "turns.show",
         "Show what happened in a turn, from its transcript.",
         "turns:show_turn",
         ("transcript_missing", "transcript_invalid"),
-        profile="author",
-        local=True,
         reads=True,
         input_source="models:ShowTurnInput",
     ),
@@ -105,21 +85,13 @@ _ROWS: Final = (
     _tool("skills.load", None, "conversation:load", _TOOL),
     _tool("skills.unload", None, "conversation:unload", _TOOL),
     _tool("skills.read", None, "conversation:read", _TOOL, reads=True),
-    _tool(
-        "skills.run_script",
-        None,
-        "conversation:run_script",
-        (*_TOOL, "run_disabled", "engine_unavailable"),
-        scope="work:run",
-    ),
-    Shipped(
+    _tool("skills.run_script", None, "conversation:run_script", _SCRIPT, scope="work:run"),
+    _local(
         "new",
         "Make the files to begin a bundle, a skill or a plugin with.",
         "checking:new",
         ("path_missing", "path_exists"),
-        profile="author",
         scope="skills:write",
-        local=True,
     ),
     _operate("plugins", "List plugins and what they registered.", "checking:list_plugins", reads=True),
     _operate("projects.list", "List projects.", "projects:list_projects", ("database_unavailable",), reads=True),
@@ -137,19 +109,11 @@ _ROWS: Final = (
     _change("project_skills.delete", "Delete a skill.", "projects:delete_skill", _READ),
     _look("project_skills.versions", "List a skill's versions.", "projects:list_versions", _READ),
     _change(
-        "project_skills.activate",
-        "Put a version of a skill in use.",
-        "projects:activate_version",
-        ("id_taken", *_READ),
+        "project_skills.activate", "Put a version of a skill in use.", "projects:activate_version", ("id_taken", *_READ)
     ),
     _look("project_skills.archive", "Give a version as a zip archive.", "projects:archive", _READ),
     _look("project_skills.file", "Give one file of a version.", "projects:file", _READ),
-    _operate(
-        "tokens.create",
-        "Make a token; its text is shown this once.",
-        "clients:create_token",
-        ("agent_invalid", "scope_unknown", "tool_unknown", "tool_not_allowed", "token_wider", *_READ),
-    ),
+    _operate("tokens.create", "Make a token; its text is shown this once.", "clients:create_token", _TOKEN),
     _operate("tokens.list", "List tokens.", "clients:list_tokens", _READ, reads=True),
     _operate("tokens.revoke", "End a token.", "clients:revoke_token", _READ),
     _operate(
@@ -159,34 +123,35 @@ _ROWS: Final = (
         ("database_unavailable", "missing_extra"),
         local=True,
     ),
-    _start("skills.activate", "Make a skill's files ready where commands run.", "work:activate"),
-    _start("skills.run_cmd", "Run a command of a skill in isolation and wait for it.", "work:run_cmd"),
+    _start("skills.activate", "Make a skill's files ready where commands run.", "work_run:activate"),
+    _start("skills.run_cmd", "Run a command of a skill in isolation and wait for it.", "work_run:run_cmd"),
     _start(
-        "skills.run_cmd_async", "Start a command of a skill in the background.", "work:run_cmd_async", ui_allowed=True
+        "skills.run_cmd_async",
+        "Start a command of a skill in the background.",
+        "work_run:run_cmd_async",
+        ui_allowed=True,
     ),
-    _start("skills.run_service", "Start a program of a skill that stays up.", "work:run_service"),
-    _start("skills.start_job", "Start steps of a skill, in order or as a graph.", "work:start_job", ui_allowed=True),
+    _start("skills.run_service", "Start a program of a skill that stays up.", "work_run:run_service"),
+    _start(
+        "skills.start_job", "Start steps of a skill, in order or as a graph.", "work_run:start_job", ui_allowed=True
+    ),
     _work(
         "skills.task_status",
         "Show how a task stands.",
-        "work:task_status",
+        "work_follow:task_status",
         reads=True,
         commands=("provider", "query_command", "skill_name", "env", "timeout_sec"),
     ),
-    _work("skills.job_status", "Show how a job and its steps stand.", "work:job_status", reads=True),
-    _work("skills.task_watch", "Tell a task's progress until it is over.", "work:task_watch"),
-    _work("skills.job_watch", "Tell a job's progress until it is over.", "work:job_watch"),
-    _work("skills.task_cancel", "End a task and everything it started.", "work:task_cancel", scope="work:run"),
-    _work("skills.job_cancel", "End a job and its steps.", "work:job_cancel", scope="work:run"),
-    _work("skills.task_logs", "Read a task's output by offset.", "work:task_logs", reads=True),
-    _work("tasks.list", "List tasks, the newest first.", "work:list_tasks", reads=True),
-    _work("jobs.list", "List jobs, the newest first.", "work:list_jobs", reads=True),
+    _work("skills.job_status", "Show how a job and its steps stand.", "work_follow:job_status", reads=True),
+    _work("skills.task_watch", "Tell a task's progress until it is over.", "work_follow:task_watch"),
+    _work("skills.job_watch", "Tell a job's progress until it is over.", "work_follow:job_watch"),
+    _work("skills.task_cancel", "End a task and everything it started.", "work_follow:task_cancel", scope="work:run"),
+    _work("skills.job_cancel", "End a job and its steps.", "work_follow:job_cancel", scope="work:run"),
+    _work("skills.task_logs", "Read a task's output by offset.", "work_follow:task_logs", reads=True),
+    _work("tasks.list", "List tasks, the newest first.", "work_follow:list_tasks", reads=True),
+    _work("jobs.list", "List jobs, the newest first.", "work_follow:list_jobs", reads=True),
     _work(
-        "artifacts.get",
-        "Read a file that work left behind.",
-        "work:get_artifact",
-        errors=(*_WORK, "artifact_missing", "artifact_corrupt", "artifact_store_unavailable"),
-        reads=True,
+        "artifacts.get", "Read a file that work left behind.", "work_follow:get_artifact", errors=_ARTIFACT, reads=True
     ),
     _operate(
         "mcp.published",
@@ -197,17 +162,13 @@ _ROWS: Final = (
         reads=True,
     ),
     _operate(
-        "mcp.accept",
-        "Accept the files that skills of an MCP server have now.",
-        "clients:accept",
-        ("mcp_server_unknown", "mcp_server_failed", "mcp_set_changed", "missing_extra"),
-        local=True,
+        "mcp.accept", "Accept the files that skills of an MCP server have now.", "clients:accept", _MCP, local=True
     ),
     _operate(
         "codex.probe",
         "Find out what a Codex app-server really does, without a login or tokens.",
         "clients:probe_codex",
-        ("not_yours_to_say", "codex_missing", "app_server_gone"),
+        _PROBE,
     ),
     _operate(
         "codex.receipts",

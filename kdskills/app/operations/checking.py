@@ -5,7 +5,6 @@ Mending changes skill files and never touches a body.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import tempfile
@@ -13,7 +12,7 @@ from dataclasses import replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -52,6 +51,7 @@ class CheckInput(Input):
 class CheckOutput(Output):
     """Findings sorted by path, line and code; `ok` means that there is no error."""
 
+    YES: ClassVar[str] = "ok"
     path: str
     kind: Literal["skill", "folder", "bundle"]
     verdict: str
@@ -61,11 +61,6 @@ class CheckOutput(Output):
     infos: int
     ok: bool
     diagnostics: tuple[Finding, ...]
-
-    @property
-    def negative(self) -> bool:
-        """Whether there is an error."""
-        return self.errors > 0
 
 
 def skill_folders(top: Path, findings: list[Diagnostic] | None = None, *, itself: bool = True) -> list[Path]:
@@ -136,7 +131,7 @@ def _bundle_findings(bundles: BundleLoader, bundle: Bundle) -> tuple[list[Diagno
     return findings, root, folders
 
 
-def loaded_bundle(bundles: BundleLoader, path: Path, *, trust: bool) -> Bundle | None:
+def _loaded_bundle(bundles: BundleLoader, path: Path, context: Context) -> Bundle | None:
     """Return the bundle at *path*, None for what is none; its descriptor is read as data unless it is trusted.
 
     Raises:
@@ -145,18 +140,13 @@ def loaded_bundle(bundles: BundleLoader, path: Path, *, trust: bool) -> Bundle |
     """
     if not os.path.lexists(path):
         raise BadRequest(f"{path} is not there", code="path_missing", path=str(path))
-    return bundles.load(path, python="execute" if trust else "read") if _kind(path) == "bundle" else None
+    return bundles.load(path, python="execute" if context.trust else "read") if _kind(path) == "bundle" else None
 
 
-async def check(bundles: BundleLoader, answers: HookAnswers, arguments: CheckInput, context: Context) -> CheckOutput:
-    """Check a skill, a folder of skills or a bundle."""
-    return await asyncio.to_thread(check_path, bundles, answers, arguments, trust=context.trust)
-
-
-def check_path(bundles: BundleLoader, answers: HookAnswers, arguments: CheckInput, *, trust: bool) -> CheckOutput:
-    """Check a skill, a folder of skills or a bundle, and wait for it; code of a bundle runs only with *trust*."""
+def check(bundles: BundleLoader, answers: HookAnswers, arguments: CheckInput, context: Context) -> CheckOutput:
+    """Check a skill, a folder of skills or a bundle; its code runs only where the caller trusts it."""
     path = arguments.path
-    bundle = loaded_bundle(bundles, path, trust=trust)
+    bundle = _loaded_bundle(bundles, path, context)
     kind = _kind(path)
     findings: list[Diagnostic] = []
     base = path if is_folder(path) else path.parent
@@ -234,14 +224,10 @@ def _mend(path: Path, arguments: FixInput) -> tuple[Change | None, Path]:
     return Change(path=printable_path(str(path)), done=done, skipped=skipped, diff=plan.diff if done else ""), file
 
 
-async def fix(bundles: BundleLoader, answers: HookAnswers, arguments: FixInput, context: Context) -> FixOutput:
+def fix(bundles: BundleLoader, answers: HookAnswers, arguments: FixInput, context: Context) -> FixOutput:
     """Mend skill files; one that cannot be mended costs only itself."""
-    return await asyncio.to_thread(_fix, bundles, answers, arguments, context.trust)
-
-
-def _fix(bundles: BundleLoader, answers: HookAnswers, arguments: FixInput, trust: bool) -> FixOutput:
     top = arguments.path
-    loaded_bundle(bundles, top, trust=trust)  # what cannot be judged afterwards is not mended
+    _loaded_bundle(bundles, top, context)  # what cannot be judged afterwards is not mended
     is_directory = is_folder(top)
     changes = []
     for path in skill_folders(top) if is_directory else [top]:
@@ -249,7 +235,7 @@ def _fix(bundles: BundleLoader, answers: HookAnswers, arguments: FixInput, trust
         changes += [] if change is None else [change]
         if path == top and not arguments.dry_run and file != path:  # it may have another name now
             top = file.parent if is_directory else file
-    report = check_path(bundles, answers, CheckInput(path=top, verdict=arguments.verdict), trust=trust)
+    report = check(bundles, answers, CheckInput(path=top, verdict=arguments.verdict), context)
     return FixOutput(path=printable_path(str(top)), dry_run=arguments.dry_run, changes=tuple(changes), left=report)
 
 
@@ -274,12 +260,8 @@ class NewOutput(Output):
     files: tuple[str, ...]
 
 
-async def new(arguments: NewInput) -> NewOutput:
+def new(arguments: NewInput) -> NewOutput:
     """Make a folder with the files to begin with, whole or not at all."""
-    return await asyncio.to_thread(_make, arguments)
-
-
-def _make(arguments: NewInput) -> NewOutput:
     target = arguments.into / arguments.name
     if not arguments.into.is_dir():
         raise BadRequest(f"{arguments.into} is not a folder", code="path_missing", path=str(arguments.into))
@@ -336,7 +318,7 @@ class PluginsOutput(Output):
     registered: dict[str, tuple[str, ...]]
 
 
-async def list_plugins(plugins: PluginManager, registers: Registers, arguments: PluginsInput) -> PluginsOutput:
+def list_plugins(plugins: PluginManager, registers: Registers, arguments: PluginsInput) -> PluginsOutput:
     """List plugins and what they registered."""
     rows = []
     for name, plugin in plugins.list_name_plugin():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -77,6 +77,7 @@ class ProbeOutput(Output):
         findings: Each question and what was seen.
     """
 
+    YES: ClassVar[str] = "ok"
     ok: bool
     strategy: str
     binary: str
@@ -85,11 +86,6 @@ class ProbeOutput(Output):
     seconds: float
     facts: ServerFacts
     findings: tuple[ProbeFinding, ...]
-
-    @property
-    def negative(self) -> bool:
-        """Whether the probe was not finished."""
-        return not self.ok
 
 
 class ReceiptsInput(Input):
@@ -130,13 +126,9 @@ class TurnReceipt(Output):
 class ReceiptsOutput(Output):
     """The receipts kept of a session, oldest first."""
 
+    YES: ClassVar[str] = "receipts"
     session: str
     receipts: tuple[TurnReceipt, ...]
-
-    @property
-    def negative(self) -> bool:
-        """Whether no receipt is kept of the session."""
-        return not self.receipts
 
 
 async def probe_codex(settings: Settings, arguments: ProbeInput) -> ProbeOutput:
@@ -149,23 +141,16 @@ async def probe_codex(settings: Settings, arguments: ProbeInput) -> ProbeOutput:
     return ProbeOutput.model_validate(facts | {"ok": report.complete, "strategy": strategy, "facts": facts["profile"]})
 
 
-async def show_receipts(settings: Settings, arguments: ReceiptsInput) -> ReceiptsOutput:
+def show_receipts(settings: Settings, arguments: ReceiptsInput) -> ReceiptsOutput:
     """Read a session's receipts from the journal of this state folder."""
-    receipts = await asyncio.to_thread(_receipts, settings.state_dir, arguments.session)
-    return ReceiptsOutput(session=arguments.session, receipts=receipts)
-
-
-def _receipts(state: Path, session: str) -> tuple[TurnReceipt, ...]:
     from kdskills.remote.calls import Receipts
     from kdskills.remote.journal import SqlJournal, journal_url
 
+    session, state = arguments.session, settings.state_dir
     if not (state / "remote" / "calls.sqlite3").exists():
-        return ()  # reading makes no database
-    journal = SqlJournal(journal_url(state))
-    try:
-        return tuple(TurnReceipt.of(receipt) for receipt in Receipts(journal).receipts(session))
-    finally:
-        journal.close()
+        return ReceiptsOutput(session=session, receipts=())  # reading makes no database
+    with closing(SqlJournal(journal_url(state))) as journal:
+        return ReceiptsOutput.of(session=session, receipts=Receipts(journal).receipts(session))
 
 
 class PublishedInput(Input):
@@ -264,12 +249,8 @@ class AcceptOut(Output):
     skills: tuple[ChangedSkill, ...]
 
 
-async def accept(answers: HookAnswers, settings: Settings, arguments: AcceptInput) -> AcceptOut:
+def accept(answers: HookAnswers, settings: Settings, arguments: AcceptInput) -> AcceptOut:
     """Ask the server what it lists now, show what is not as it was accepted, and accept it unless told not to."""
-    return await asyncio.to_thread(_accept, answers, settings, arguments)
-
-
-def _accept(answers: HookAnswers, settings: Settings, arguments: AcceptInput) -> AcceptOut:
     listing = _listing(answers, settings, arguments.server)
     changes = listing.changes()
     digest = rows_digest([(change.uri, change.digest) for change in sorted(changes, key=lambda one: one.uri)])

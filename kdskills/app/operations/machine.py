@@ -11,10 +11,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import yaml
 from pydantic import Field
@@ -29,7 +30,6 @@ from kdskills.storage.folder import database_folder
 if TYPE_CHECKING:
     from kdskills.app.host import Host
     from kdskills.app.settings import Settings
-    from kdskills.execution import ExecutionOptions
     from kdskills.session import SessionStore
     from kdskills.turn import SkillsSubsystem
 
@@ -52,19 +52,12 @@ class UpgradeOut(Output):
     parts: tuple[UpgradedPart, ...]
 
 
-async def upgrade_database(settings: Settings, arguments: UpgradeInput) -> UpgradeOut:
+def upgrade_database(settings: Settings, arguments: UpgradeInput) -> UpgradeOut:
     """Upgrade every part, one after the other; what is up to date stays as it is."""
-    return await asyncio.to_thread(_upgrade, settings.work_database, settings.state_dir)
-
-
-def _upgrade(url: str, state_dir: Path) -> UpgradeOut:
-    database_folder(url, state_dir)
-    database = Database(url, label="the service's database")
-    try:
+    database_folder(settings.work_database, settings.state_dir)
+    with closing(Database(settings.work_database, label="the service's database")) as database:
         done = {part: upgrade(database, part) for part in sorted(HEADS)}
         revisions = database.ask(current_revisions)
-    finally:
-        database.close()
     heads = {part: HEADS[part] if HEADS[part] in revisions else "" for part in done}
     return UpgradeOut(parts=tuple(UpgradedPart(part=part, revision=heads[part], changed=done[part]) for part in done))
 
@@ -88,16 +81,13 @@ class ImageOutput(Output):
     tar_digest: str | None = None
 
 
-async def build_image(settings: Settings, arguments: ImageInput) -> ImageOutput:
+def build_image(settings: Settings, arguments: ImageInput) -> ImageOutput:
     """Build the tree, or find it built."""
     if not arguments.offline:
         raise BadRequest("with a registry at hand, build runtime/images/Dockerfile with docker", code="not_offline")
-    return await asyncio.to_thread(_build, settings.execution_options(), arguments.tar)
-
-
-def _build(options: ExecutionOptions, tar: bool) -> ImageOutput:
+    options = settings.execution_options()
     tree = build_rootfs(options.cache_dir, packages=options.image_packages)
-    archive = rootfs_for_image(options.cache_dir, packages=options.image_packages) if tar else None
+    archive = rootfs_for_image(options.cache_dir, packages=options.image_packages) if arguments.tar else None
     sizes = [path.stat().st_size for path in tree.path.rglob("*") if path.is_file() and not path.is_symlink()]
     return ImageOutput(
         path=str(tree.path),
@@ -155,6 +145,7 @@ class Engine(Output):
 class DoctorOutput(Output):
     """`ok` means that everything the settings name works, and that an engine accepts programs."""
 
+    YES: ClassVar[str] = "ok"
     ok: bool
     chosen: str | None
     refusal: str | None
@@ -162,11 +153,6 @@ class DoctorOutput(Output):
     engines: tuple[Engine, ...]
     interpreters: dict[str, tuple[str, ...]]
     plugins: tuple[str, ...]
-
-    @property
-    def negative(self) -> bool:
-        """Whether a part that the settings name does not work."""
-        return not self.ok
 
 
 def _basics() -> list[Check]:

@@ -36,10 +36,13 @@ class Output(BaseModel):
 
     model_config = ConfigDict(frozen=True, from_attributes=True)
 
+    #: The field that says by its truth whether the answer is a yes; an answer without one is never a no.
+    YES: ClassVar[str] = ""
+
     @property
     def negative(self) -> bool:
         """Whether the answer is a no, for which the command line exits with 1."""
-        return False
+        return bool(self.YES) and not getattr(self, self.YES)
 
     @classmethod
     def of(cls, *sources: object, **facts: Any) -> Self:

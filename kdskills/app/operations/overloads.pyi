@@ -31,7 +31,7 @@ from kdskills.app.operations.showing import ListOutput, RenderOutput, ShowOutput
 from kdskills.app.operations.table import Context, Emit
 from kdskills.app.operations.turns import RunOutput as TurnsRunOutput
 from kdskills.app.operations.turns import ShowTurnOutput
-from kdskills.app.operations.work import ArtifactOutput
+from kdskills.app.operations.work_follow import ArtifactOutput
 from kdskills.app.operations.work_outputs import (
     ActivateOutput,
     CancelOutput,

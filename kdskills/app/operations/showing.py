@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -347,6 +347,7 @@ class WhyStep(Output):
 class WhyOutput(Output):
     """All steps of the gate about one reference; the first that refuses gives the code."""
 
+    YES: ClassVar[str] = "granted"
     ref: str
     consumer: str | None
     full_id: str | None
@@ -355,11 +356,6 @@ class WhyOutput(Output):
     reason: str | None
     steps: tuple[WhyStep, ...]
     notes: tuple[str, ...] = ()
-
-    @property
-    def negative(self) -> bool:
-        """Whether the skill is refused."""
-        return not self.granted
 
 
 async def why(bundles: BundleLoader, arguments: RefInput, context: Context) -> WhyOutput:

@@ -6,9 +6,11 @@ operation therefore knows where its models and its function are, and imports the
 
 from __future__ import annotations
 
+from asyncio import to_thread
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from kdskills.app.identity import LOCAL, Identity, Profile, Scope
@@ -113,15 +115,19 @@ class OperationFunction:
 
     Parameters called `arguments` and `context` are those of the call, `host` is the Host. Every other one is named like
     an attribute of the Host and gets it alone, so that a signature tells what of the composition an operation works on.
+    A function that is no coroutine function blocks, and runs in a thread.
     """
 
-    function: Callable[..., Awaitable[BaseModel]]
+    function: Callable[..., Any]
 
-    def __call__(self, host: Host, arguments: BaseModel, context: Context) -> Awaitable[BaseModel]:
+    async def __call__(self, host: Host, arguments: BaseModel, context: Context) -> BaseModel:
         """Run the operation. Raises as the function, and as the attributes of the Host."""
         call = {"host": host, "arguments": arguments, "context": context}
         names = [name for name in self.function.__annotations__ if name != "return"]
-        return self.function(**{name: call[name] if name in call else getattr(host, name) for name in names})
+        values = {name: call[name] if name in call else getattr(host, name) for name in names}
+        blocks = not iscoroutinefunction(self.function)
+        answer: BaseModel = await (to_thread(self.function, **values) if blocks else self.function(**values))
+        return answer
 
     def model(self, name: str) -> type[BaseModel]:
         """Return the model that a parameter, or `return`, is annotated with."""

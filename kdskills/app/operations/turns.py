@@ -95,9 +95,9 @@ def _citations(read: Transcript, result: TurnResult) -> tuple[CitedSource, ...]:
     return (*citations, *(CitedSource(sid=sid, known=False) for sid in unknown))
 
 
-async def show_turn(arguments: ShowTurnInput) -> ShowTurnOutput:
+def show_turn(arguments: ShowTurnInput) -> ShowTurnOutput:
     """Read the transcript of a turn."""
-    read = await asyncio.to_thread(read_transcript, arguments.transcript)
+    read = read_transcript(arguments.transcript)
     result = read.result
     return ShowTurnOutput.of(
         transcript=str(arguments.transcript),

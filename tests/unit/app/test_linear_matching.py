@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from kdskills.app.logs import without_secrets
-from kdskills.app.operations.work_inputs import Ready
+from kdskills.app.operations.work_run import Ready
 from kdskills.errors import BadRequest
 from kdskills.execution.check import compile_glob
 from kdskills.jobs.companion import LineFinder

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.app.operations.machine import _upgrade
+from kdskills.app.operations.machine import UpgradeInput, upgrade_database
 from kdskills.app.settings import Settings
 from kdskills.app.tokens import Tokens
 from kdskills.builtin.stores.sql import SqlStore
@@ -25,7 +25,7 @@ OPENERS: dict[str, Callable[[str, Path], object]] = {
     "work": Work,
     "sessions": lambda url, _state: SqlStore(url),
     "service": lambda url, _state: Tokens(Database(url)),
-    "upgrade": lambda url, state: _upgrade(url, Settings(state_dir=state).state_dir),
+    "upgrade": lambda url, state: upgrade_database(Settings(database_url=url, state_dir=state), UpgradeInput()),
 }
 
 

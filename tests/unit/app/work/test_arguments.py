@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.operations import OPERATIONS, Context
 from kdskills.app.operations.calling import validated
-from kdskills.app.operations.work import body_hash, inputs_of, job_spec, task_spec, timeout_of
+from kdskills.app.operations.work_run import body_hash, inputs_of, job_spec, task_spec, timeout_of
 from kdskills.app.work import RunPlace
 from kdskills.errors import BadRequest
 from kdskills.execution import IsolationLevel

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from kdskills.app import Host
 from kdskills.app.identity import LOCAL, Identity, TokenLimits
 from kdskills.app.operations import Context
-from kdskills.app.operations.work import early_failure
+from kdskills.app.operations.work_run import early_failure
 from kdskills.errors import BadRequest, KdskillsError, NotFound
 from kdskills.jobs.client import JobsClient
 from kdskills.jobs.model import Scope, TaskHead

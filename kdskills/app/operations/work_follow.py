@@ -1,0 +1,401 @@
+"""Operations about work there is: status, watch, logs, cancel, lists, and artifacts."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar
+
+from pydantic import Field, StringConstraints, model_validator
+
+from kdskills.app.operations.models import MAX_PAGE, Output, PageInput, decode_moment, encode_moment
+from kdskills.app.operations.work_outputs import (
+    CancelOutput,
+    JobList,
+    JobSnapshot,
+    LogsOutput,
+    TaskList,
+    TaskSnapshot,
+    WatchEvent,
+    endpoints_of,
+    job_row,
+    job_snapshot,
+    query_output,
+    step_of,
+    task_row,
+    task_snapshot,
+    text_of,
+)
+from kdskills.app.operations.work_run import (
+    DAY,
+    Arguments,
+    CommandWords,
+    Env,
+    Program,
+    RunInput,
+    Seconds,
+    SessionId,
+    SkillName,
+    problem,
+    task_spec,
+)
+from kdskills.app.work import ProgressEvent, SkillCall, Snapshot, job_revision, scope_of, task_revision
+from kdskills.jobs.model import JobHead, TaskHead
+
+if TYPE_CHECKING:
+    from kdskills.app.operations.table import Context
+    from kdskills.app.work import WorkService
+
+MAX_TAIL: Final = 1024 * 1024
+MAX_LOG_PIECE: Final = 1024 * 1024
+FOLLOW_S: Final = 0.1
+CANCEL_S: Final = 2.0
+"""How long a cancel waits to tell the state it led to; the work ends whether anybody waits or not."""
+
+Head = TypeVar("Head", TaskHead, JobHead)
+TaskId = Annotated[str, StringConstraints(min_length=1, max_length=128), Field(description="Id of a task.")]
+JobId = Annotated[str, StringConstraints(min_length=1, max_length=128), Field(description="Id of a job.")]
+Tail = Annotated[int, Field(ge=0, le=MAX_TAIL, description="Bytes of the end of each stream to show.")]
+
+
+class TaskStatusInput(Program, Arguments):
+    """A task to look at, or a command that asks how something stands."""
+
+    task_id: TaskId | None = Field(None, description="Id of a task; may be left out with provider `cmd`.")
+    tail_bytes: Tail = 8192
+    provider: Literal["kdskills", "cmd"] = Field(
+        "kdskills",
+        description="`kdskills` reads the task's record; `cmd` runs `query_command` in a sandbox of its own.",
+    )
+    query_command: CommandWords | None = Field(None, description="With provider `cmd`: the command that tells.")
+    skill_name: SkillName | None = Field(None, description="With provider `cmd`: its skill; none means the task's.")
+    env: Env = Field(default_factory=dict)
+    timeout_sec: Seconds | None = Field(None, description="With provider `cmd`: seconds the query may take.")
+
+    @model_validator(mode="after")
+    def _provider(self) -> Self:
+        if self.provider == "kdskills":
+            extra = [name for name in ("query_command", "skill_name", "timeout_sec") if getattr(self, name) is not None]
+            if self.task_id is None:
+                raise problem("task_id is missing")
+            if extra or self.env:
+                raise problem(f"{', '.join(extra) or 'env'} only goes with provider cmd")
+        else:
+            if self.query_command is None:
+                raise problem("provider cmd needs query_command")
+            if self.task_id is None and self.skill_name is None:
+                raise problem("provider cmd needs skill_name, or the task_id of a task whose skill it takes")
+        return self
+
+
+class JobStatusInput(Arguments):
+    """A job to look at."""
+
+    job_id: JobId
+    tail_bytes: Tail = 8192
+
+
+class _Watching(Arguments):
+    """How to watch."""
+
+    poll_interval_sec: float = Field(0.5, ge=0.05, le=60, allow_inf_nan=False, description="Seconds between two looks.")
+    heartbeat_sec: float = Field(
+        20.0, ge=0.1, le=3600, allow_inf_nan=False, description="Seconds of silence until a heartbeat."
+    )
+    timeout_sec: float = Field(
+        600.0, ge=0, le=DAY, allow_inf_nan=False, description="Seconds until the watch gives up."
+    )
+    dedupe_key: str | None = Field(
+        None, min_length=1, max_length=256, description="Watches with one key are one watch."
+    )
+    after_seq: int = Field(0, ge=0, description="Events up to this number are known already.")
+    tail_bytes: Tail = 8192
+
+
+class TaskWatchInput(_Watching):
+    """A task to watch."""
+
+    task_id: TaskId
+
+
+class JobWatchInput(_Watching):
+    """A job to watch."""
+
+    job_id: JobId
+
+
+class TaskCancelInput(Arguments):
+    """A task to end."""
+
+    task_id: TaskId
+    reason: str = Field("", max_length=1024, description="Why, for whoever looks at it later.")
+
+
+class JobCancelInput(Arguments):
+    """A job to end."""
+
+    job_id: JobId
+    reason: str = Field("", max_length=1024, description="Why, for whoever looks at it later.")
+
+
+class TaskLogsInput(Arguments):
+    """A piece of a task's output."""
+
+    task_id: TaskId
+    stream: Literal["stdout", "stderr"] = Field("stdout", description="Which of its two streams.")
+    offset: int = Field(0, ge=-(2**62), le=2**62, description="Byte to begin at; a negative one counts from the end.")
+    limit: int = Field(65_536, ge=0, le=MAX_LOG_PIECE, description="Bytes at most.")
+    encoding: Literal["text", "base64"] = Field(
+        "text", description="`text`: whole characters, with bad bytes as U+FFFD; `base64`: the bytes themselves."
+    )
+    follow: bool = Field(False, description="Wait until there is something new, or the task has ended.")  # fmt: skip
+    timeout_sec: float = Field(30.0, ge=0, le=600, allow_inf_nan=False, description="Seconds `follow` waits.")
+
+
+class ListInput(Arguments, PageInput):
+    """Which of the project's tasks or jobs, the newest first."""
+
+    session_id: SessionId | None = Field(None, description="Of this session only.")
+    status: Literal["queued", "starting", "running", "succeeded", "failed", "canceled"] | None = Field(
+        None, description="In this state only."
+    )
+    limit: int = Field(50, ge=1, le=MAX_PAGE, description="How many at most.")
+
+
+class TaskListInput(ListInput):
+    """Which of the project's tasks, the newest first."""
+
+    job_id: JobId | None = Field(None, description="Steps of this job only.")
+    steps: bool = Field(True, description="Whether tasks that are steps of jobs are listed.")  # fmt: skip
+
+
+async def task_status(work: WorkService, arguments: TaskStatusInput, context: Context) -> TaskSnapshot:
+    """Show a task, or run a command that asks how something stands, in a sandbox and under the policy of its skill."""
+    head = None if arguments.task_id is None else await work.task(context.identity, arguments.task_id)
+    if arguments.provider == "kdskills":
+        assert head is not None
+        return await _task(work, head, arguments.tail_bytes)
+    assert arguments.query_command is not None
+    name = arguments.skill_name or (head.spec.placement.skill_name if head is not None else "")
+    call = RunInput(
+        skill_name=name, command=arguments.query_command, env=arguments.env, timeout_sec=arguments.timeout_sec
+    )
+    policy_call = SkillCall("skills.task_status", None, call.model_dump(mode="json"))
+    run_place = await work.run_place(context.identity, name, policy_call)
+    spec = task_spec(call, run_place, scope_of(context.identity), work.limits, sync=True)
+    ran = await work.run(context.identity, spec, None, "")
+    query = query_output(ran, await work.tails(ran, arguments.tail_bytes))
+    latest = ran if head is None else await work.task(context.identity, head.id)
+    snapshot = await _task(work, latest, arguments.tail_bytes)
+    facts = {"provider": "cmd", "query": query, "task_id": None if head is None else head.id}
+    return snapshot.model_copy(update=facts)
+
+
+async def _task(work: WorkService, head: TaskHead, tail_bytes: int) -> TaskSnapshot:
+    tails = await work.tails(head, tail_bytes)
+    return task_snapshot(head, tails, active=await work.endpoints_active(head))
+
+
+async def job_status(work: WorkService, arguments: JobStatusInput, context: Context) -> JobSnapshot:
+    """Show a job and its steps."""
+    return await _job(work, await work.job(context.identity, arguments.job_id), arguments.tail_bytes)
+
+
+async def _job(work: WorkService, head: JobHead, tail_bytes: int) -> JobSnapshot:
+    tasks = {step.index: step.task for step in head.steps if step.task is not None} if tail_bytes else {}
+    return job_snapshot(head, {index: await work.tails(task, tail_bytes) for index, task in tasks.items()})
+
+
+async def task_watch(work: WorkService, arguments: TaskWatchInput, context: Context) -> TaskSnapshot:
+    """Tell a task's progress until it is over."""
+    item = arguments.task_id
+    timed_out = await _watch(work, arguments, context, item, lambda: work.task(context.identity, item))
+    snapshot = await _task(work, await work.task(context.identity, item), arguments.tail_bytes)
+    return snapshot.model_copy(update={"watch_timeout": timed_out})
+
+
+async def job_watch(work: WorkService, arguments: JobWatchInput, context: Context) -> JobSnapshot:
+    """Tell a job's progress until it is over."""
+    item = arguments.job_id
+    timed_out = await _watch(work, arguments, context, item, lambda: work.job(context.identity, item))
+    snapshot = await _job(work, await work.job(context.identity, item), arguments.tail_bytes)
+    return snapshot.model_copy(update={"watch_timeout": timed_out})
+
+
+async def _watch(
+    work: WorkService,
+    arguments: TaskWatchInput | JobWatchInput,
+    context: Context,
+    item: str,
+    read: Callable[[], Awaitable[TaskHead | JobHead]],
+) -> bool:
+    """Tell progress until work is over; return whether the watch gave up before."""
+    identity, emit = context.identity, context.emit
+
+    async def look() -> Snapshot:
+        head = await read()
+        if isinstance(head, TaskHead):
+            return Snapshot(task_revision(head), await work.printed(head), head.terminal, head)
+        printed = sum([await work.printed(step.task) for step in head.steps if step.task is not None])
+        return Snapshot(job_revision(head), printed, head.terminal, head)
+
+    def tell(event: ProgressEvent) -> None:
+        head = event.facts
+        assert emit is not None
+        assert isinstance(head, TaskHead | JobHead)
+        if isinstance(head, TaskHead):
+            facts: dict[str, Any] = {"exposed_endpoints": endpoints_of(head)}
+        else:
+            facts = {"steps": tuple(step_of(step) for step in head.steps)}
+        emit(WatchEvent.of(event, head, at=event.time, **facts))
+
+    key = None
+    if arguments.dedupe_key is not None:
+        key = (identity.tenant, identity.project, identity.agent, arguments.dedupe_key)
+    watched = await work.watches.join(key, item, look, arguments.poll_interval_sec).listen(
+        None if emit is None else tell,
+        heartbeat_s=arguments.heartbeat_sec,
+        timeout_s=arguments.timeout_sec,
+        after=arguments.after_seq,
+    )
+    return watched.timed_out
+
+
+async def task_cancel(work: WorkService, arguments: TaskCancelInput, context: Context) -> CancelOutput:
+    """End a task and everything it started."""
+    canceled = await work.cancel_task(context.identity, arguments.task_id, arguments.reason)
+    head = await work.task(context.identity, arguments.task_id)
+    if canceled and not head.terminal:
+        head = await work.client.wait(TaskHead, head.scope, head.id, CANCEL_S, any_agent=True)
+    return CancelOutput(id=head.id, status=head.status, canceled=canceled)
+
+
+async def job_cancel(work: WorkService, arguments: JobCancelInput, context: Context) -> CancelOutput:
+    """End a job and its steps."""
+    canceled = await work.cancel_job(context.identity, arguments.job_id, arguments.reason)
+    head = await work.job(context.identity, arguments.job_id)
+    if canceled and not head.terminal:
+        head = await work.client.wait(JobHead, head.scope, head.id, CANCEL_S, any_agent=True)
+    return CancelOutput(id=head.id, status=head.status, canceled=canceled)
+
+
+async def task_logs(work: WorkService, arguments: TaskLogsInput, context: Context) -> LogsOutput:
+    """Read a piece of a task's output by offset."""
+    end = time.monotonic() + (arguments.timeout_sec if arguments.follow else 0.0)
+    while True:
+        head = await work.task(context.identity, arguments.task_id)
+        piece = await _piece(work, arguments, head)
+        if not arguments.follow or piece.next_offset > piece.offset or piece.ended or time.monotonic() >= end:
+            return piece
+        await asyncio.sleep(FOLLOW_S)
+
+
+async def _piece(work: WorkService, arguments: TaskLogsInput, head: TaskHead) -> LogsOutput:
+    """Read one piece; the head was read before it, so that one of a task that is over misses nothing."""
+    piece = await work.logs(head, arguments.stream, arguments.offset, arguments.limit)
+    over = head.terminal
+    offset, data = piece.offset, piece.data
+    if arguments.encoding == "base64":
+        encoded = base64.b64encode(data).decode()
+    else:
+        reaches_end = piece.next_offset >= piece.total
+        cut = piece.truncated or arguments.offset < 0
+        text = text_of(data, cut_before=cut and offset > 0, more_after=not (over and reaches_end))
+        incomplete = text.incomplete if text.incomplete < len(data) or not (reaches_end and over) else 0
+        if incomplete == len(data) - text.skipped and not reaches_end:
+            incomplete = 0  # a limit smaller than one character must not stop whoever reads on
+            text = text_of(data, cut_before=cut and offset > 0, more_after=False)
+        encoded, offset, data = text.text, offset + text.skipped, data[text.skipped : len(data) - incomplete]
+    following = offset + len(data)
+    ended = over and following >= piece.total
+    return LogsOutput.of(arguments, piece, head, offset=offset, next_offset=following, data=encoded, ended=ended)
+
+
+class ArtifactInput(Arguments):
+    """Which artifact, and how much of it."""
+
+    artifact_id: str = Field(min_length=1, max_length=128, description="The artifact's id.")
+    offset: int = Field(0, ge=0, le=2**62, description="Byte to begin at.")
+    limit: int = Field(0, ge=0, le=MAX_LOG_PIECE, description="Bytes to return; 0 tells about it only.")
+    link_sec: int = Field(
+        900, ge=1, le=7 * 86_400, description="Seconds a link stays good, where the store signs links."
+    )
+
+
+class ArtifactOutput(Output):
+    """An artifact, where it came from, and a piece of it.
+
+    Attributes:
+        url: A link anybody may read it with until `expires_in_sec` are over; None where the store signs none.
+        data_base64: The bytes `offset` to `next_offset`.
+    """
+
+    artifact_id: str
+    path: str
+    size: int
+    sha256: str
+    mime: str
+    task_id: str | None
+    job_id: str | None
+    agent: str
+    skill_name: str
+    version_hash: str
+    created_at: datetime
+    url: str | None
+    expires_in_sec: int | None
+    offset: int
+    next_offset: int
+    data_base64: str
+
+
+async def list_tasks(work: WorkService, arguments: TaskListInput, context: Context) -> TaskList:
+    """List the caller's tasks; administrators see those of every agent."""
+    more = {"job_id": arguments.job_id, "steps": arguments.steps}
+    heads = await work.client.heads(TaskHead, scope_of(context.identity), **_filters(arguments, context), **more)
+    page, following = _page(heads, arguments)
+    return TaskList(tasks=tuple(map(task_row, page)), next_cursor=following)
+
+
+async def list_jobs(work: WorkService, arguments: ListInput, context: Context) -> JobList:
+    """List the caller's jobs; administrators see those of every agent."""
+    heads = await work.client.heads(JobHead, scope_of(context.identity), **_filters(arguments, context))
+    page, following = _page(heads, arguments)
+    return JobList(jobs=tuple(map(job_row, page)), next_cursor=following)
+
+
+def _filters(arguments: ListInput, context: Context) -> dict[str, Any]:
+    """Return what tasks and jobs are listed by; one row more than asked for tells whether there is a next page."""
+    return {
+        "status": () if arguments.status is None else (arguments.status,),
+        "session_id": arguments.session_id,
+        "before": None if arguments.cursor is None else decode_moment(arguments.cursor),
+        "limit": arguments.limit + 1,
+        "any_agent": context.identity.may("admin"),
+    }
+
+
+def _page(heads: list[Head], arguments: ListInput) -> tuple[list[Head], str | None]:
+    page = heads[: arguments.limit]
+    return page, encode_moment(page[-1].created_at, page[-1].id) if len(heads) > arguments.limit else None
+
+
+async def get_artifact(work: WorkService, arguments: ArtifactInput, context: Context) -> ArtifactOutput:
+    """Read an artifact of the caller's project back."""
+    keeper = await work.keeper()
+    record = await keeper.find(scope_of(context.identity), arguments.artifact_id)
+    url = await keeper.store.link(record.project, record.sha256, timedelta(seconds=arguments.link_sec))
+    begin = min(arguments.offset, record.size)
+    end = min(begin + arguments.limit, record.size)
+    data = await keeper.store.piece(record.project, record.sha256, begin, end)
+    return ArtifactOutput.of(
+        record,
+        artifact_id=record.id,
+        url=url,
+        expires_in_sec=None if url is None else arguments.link_sec,
+        offset=begin,
+        next_offset=end,
+        data_base64=base64.b64encode(data).decode(),
+    )

@@ -1,0 +1,575 @@
+"""Operations that start something: a command now, in the background, as a service, or as steps of a job.
+
+Rules about arguments that need no look at settings stand in their models. Functions make specifications of work of them,
+with every number checked against the settings.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from kdskills.app.operations.models import Input
+from kdskills.app.operations.work_outputs import (
+    ActivateOutput,
+    ExposedEndpoint,
+    RunOutput,
+    ServiceOutput,
+    StartedJobOutput,
+    StartedOutput,
+    run_output,
+    workdir_of,
+)
+from kdskills.app.work import SkillCall, scope_of
+from kdskills.errors import BadRequest, Conflict, ExecFailed, ExecRefused, KdskillsError, NotFound
+from kdskills.execution.check import MAX_ARGS, MAX_GLOBS, MAX_INPUTS, path_problem
+from kdskills.execution.request import IsolationLevel
+from kdskills.jobs.model import (
+    SESSION_ID,
+    Command,
+    FromArtifact,
+    Inline,
+    InputSpec,
+    JobSpec,
+    Scope,
+    ServiceSpec,
+    StepSpec,
+    TaskSpec,
+    graph_problem,
+)
+from kdskills.session.scripts import call_env_problems
+
+if TYPE_CHECKING:
+    from kdskills.app.operations.table import Context
+    from kdskills.app.work import RunPlace, WorkService
+    from kdskills.jobs.model import TaskHead
+    from kdskills.jobs.settings import JobsSettings
+
+MAX_ENV: Final = 256
+DAY: Final = 86_400.0
+SessionId = Annotated[
+    str,
+    StringConstraints(pattern=f"^{SESSION_ID.pattern}$"),
+    Field(description="Commands of one session share a folder and never overlap; letters, digits and . _ : -"),
+]
+StepName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+SkillName = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=255),
+    Field(description="The skill the command belongs to: full id, bare id or short id."),
+]
+Seconds = Annotated[float, Field(gt=0, le=DAY, allow_inf_nan=False)]
+Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class Arguments(Input):
+    """Arguments of a work operation; the content of a file that is given as text may be any text."""
+
+    MAY_HOLD_NUL: ClassVar[tuple[str, ...]] = ("/inputs/*/text", "/steps/*/inputs/*/text")
+
+
+class Part(BaseModel):
+    """A value inside arguments; unknown fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class InputFile(Part):
+    """A file put into the session's folder before the command starts; exactly one way to say its content."""
+
+    path: str = Field(description="Relative to the session's folder.")
+    text: str | None = Field(None, description="Content as text, in UTF-8.")
+    content_base64: str | None = Field(None, description="Content as bytes, in base64.")
+    artifact_id: str | None = Field(None, description="An artifact of the same project.")
+
+    @field_validator("path")
+    @classmethod
+    def _path(cls, value: str) -> str:
+        return _clean(value)
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        sources = [name for name in ("text", "content_base64", "artifact_id") if getattr(self, name) is not None]
+        if len(sources) != 1:
+            listed = " and ".join(sources) or "none of them"
+            raise problem(f"exactly one of text, content_base64 and artifact_id must be given, not {listed}")
+        return self
+
+
+class HttpReady(Part):
+    """A GET of this path on this port answers below 500."""
+
+    port: Port
+    path: str = Field("/", max_length=1024)
+
+    @field_validator("path")
+    @classmethod
+    def _path(cls, value: str) -> str:
+        if not value.startswith("/") or CONTROL.search(value) or " " in value:
+            raise problem("must begin with / and hold no blanks or control characters")
+        return value
+
+
+class Ready(Part):
+    """How to tell that a service is ready; exactly one of the three."""
+
+    pattern: str | None = Field(
+        None, min_length=1, max_length=1024, description="A regular expression of RE2 that an output line matches."
+    )
+    tcp_port: Port | None = Field(None, description="A port something listens on.")
+    http: HttpReady | None = Field(None, description="An address that answers.")
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                from kdskills.jobs.companion import line_pattern
+            except ModuleNotFoundError:  # without background work nothing will match it, and the operation says so
+                return value
+            try:
+                line_pattern(value)
+            except ValueError as error:
+                raise problem(f"is no regular expression that is matched in linear time: {error}") from None
+        return value
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if sum(value is not None for value in (self.pattern, self.tcp_port, self.http)) != 1:
+            raise problem("exactly one of pattern, tcp_port and http must be given")
+        return self
+
+
+Words = Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_ARGS)]
+CommandWords = Annotated[
+    str | Words,
+    Field(description="Text is run by /bin/sh -c inside the sandbox; a list is program and arguments, with no shell."),
+]
+Workdir = Annotated[
+    str,
+    Field(
+        description="`skill`: the skill's own folder; `session`: the session's folder; else a folder inside that one."
+    ),
+]
+Env = Annotated[dict[str, str], Field(description="Environment variables, byte-exact; nothing expands them.")]
+Globs = Annotated[
+    tuple[str, ...],
+    Field(max_length=MAX_GLOBS, description="Paths or globs in the session's folder to keep as artifacts."),
+]
+Files = Annotated[
+    tuple[InputFile, ...], Field(max_length=MAX_INPUTS, description="Files put into the session's folder first.")
+]
+
+
+class Program(BaseModel):
+    """The rules every command obeys, wherever it stands."""
+
+    @field_validator("command", "query_command", check_fields=False)
+    @classmethod
+    def _command(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        if value is not None and not (value if isinstance(value, str) else value[0]).strip():
+            raise problem("is empty")
+        return value
+
+    @field_validator("env", check_fields=False)
+    @classmethod
+    def _env(cls, value: dict[str, str] | None) -> dict[str, str] | None:
+        for path, text in call_env_problems(value or {}, MAX_ENV):
+            raise problem(f"{path.removeprefix('/env').lstrip('/') or 'it'} {text}")
+        return value
+
+    @field_validator("workdir", check_fields=False)
+    @classmethod
+    def _workdir(cls, value: str | None) -> str | None:
+        return value if value is None or value in {"skill", "session", "."} else _clean(value)
+
+    @field_validator("outputs", check_fields=False)
+    @classmethod
+    def _outputs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in value:
+            _clean(pattern)
+        return value
+
+    @field_validator("inputs", check_fields=False)
+    @classmethod
+    def _inputs(cls, value: tuple[InputFile, ...]) -> tuple[InputFile, ...]:
+        for text in _clashes([item.path for item in value]):
+            raise problem(text)
+        return value
+
+
+def problem(text: str) -> PydanticCustomError:
+    """Return a finding about an argument whose text holds nothing but *text*."""
+    return PydanticCustomError("work", "{text}", {"text": text})
+
+
+def _clean(path: str) -> str:
+    text = path_problem(path)
+    if text:
+        raise problem(f"{path[:80]!r} {text}")
+    return path
+
+
+def _clashes(paths: list[str]) -> Iterator[str]:
+    unique = set(paths)
+    if len(unique) != len(paths):
+        yield f"a path is given twice: {next(path for path in paths if paths.count(path) > 1)!r}"
+    for path in sorted(unique):
+        parts = path.split("/")
+        for depth in range(1, len(parts)):
+            above = "/".join(parts[:depth])
+            if above in unique:
+                yield f"{above!r} is both a file and a folder"
+
+
+MAX_STEPS: Final = 256
+
+
+class CommandInput(Program, Arguments):
+    """A program of a skill, and what it is started with."""
+
+    skill_name: SkillName
+    command: CommandWords
+    session_id: SessionId | None = Field(
+        None, description="Session whose folder it runs in; none means one of its own."
+    )
+    workdir: Workdir = "skill"
+    env: Env = Field(default_factory=dict)
+    inputs: Files = ()
+    outputs: Globs = ()
+
+
+class RunInput(CommandInput):
+    """A command of a skill."""
+
+    timeout_sec: Seconds | None = Field(None, description="Seconds it may take; none means the setting.")
+    on_busy: Literal["wait", "refuse"] = Field(
+        "wait", description="What happens when the session is busy: wait for it, or be refused with `conflict`."
+    )
+
+
+class RunAsyncInput(RunInput):
+    """A command that goes on in the background."""
+
+    retry_on_lost: bool = Field(default=False, description="Whether it is run again when its machine died under it.")
+
+
+class RunServiceInput(CommandInput):
+    """A program that stays up and is reached through ports."""
+
+    session_id: SessionId
+    ready: Ready | None = Field(None, description="When it counts as running; none means as soon as it has started.")
+    startup_timeout_sec: float = Field(
+        30.0, gt=0, le=600, allow_inf_nan=False, description="Seconds until it must be ready."
+    )
+    restart: int = Field(0, ge=0, le=100, description="How often it is started again when it ends by itself.")
+    expose_ports: tuple[Port, ...] = Field(
+        (), max_length=16, description="Ports inside the sandbox to reach from this host."
+    )
+    on_busy: Literal["wait", "refuse"] = Field("wait", description="As for a command.")
+
+    @field_validator("expose_ports")
+    @classmethod
+    def _once(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(value)) != len(value):
+            raise problem("names a port twice")
+        return value
+
+
+class Step(Program, Part):
+    """One step of a job."""
+
+    name: StepName
+    command: CommandWords
+    needs: tuple[StepName, ...] = Field((), max_length=MAX_STEPS, description="Steps that must have succeeded before.")
+    workdir: Workdir | None = Field(None, description="None means the job's.")
+    env: Env = Field(default_factory=dict)
+    inputs: Files = ()
+    outputs: Globs = ()
+    timeout_sec: Seconds | None = Field(None, description="Seconds it may take; none means the job's time.")
+    retry: int = Field(0, ge=0, le=10, description="How often it is tried again when it failed.")
+    continue_on_error: bool = Field(False, description="Whether the job goes on as if it had succeeded.")  # fmt: skip
+
+
+class StartJobInput(Program, Arguments):
+    """Steps of one skill in one session."""
+
+    skill_name: SkillName
+    session_id: SessionId
+    steps: tuple[Step, ...] = Field(
+        min_length=1, max_length=MAX_STEPS, description="What is run, in order or as a graph."
+    )
+    workdir: Workdir = "skill"
+    env: Env = Field(default_factory=dict)
+    max_concurrency: int = Field(1, ge=1, le=64, description="Steps that may run at the same time.")
+    max_wall_time_sec: Seconds = Field(1800.0, description="Seconds the whole job may take.")
+    on_busy: Literal["wait", "refuse"] = Field("wait", description="As for a command.")
+
+    @field_validator("steps")
+    @classmethod
+    def _graph(cls, value: tuple[Step, ...]) -> tuple[Step, ...]:
+        text = graph_problem([(step.name, step.needs) for step in value])
+        if text is not None:
+            raise problem(text)
+        return value
+
+
+class ActivateInput(Arguments):
+    """A skill to make ready."""
+
+    skill_name: SkillName
+    session_id: SessionId | None = Field(None, description="Session the files are made ready for.")
+    timeout_sec: float = Field(60.0, gt=0, le=600, allow_inf_nan=False, description="Seconds it may take.")
+
+
+OURS = {"LANG": "C.UTF-8", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+"""What every command finds in its environment, before its own; PATH, HOME and TMPDIR are the engine's."""
+
+
+def body_hash(operation: str, arguments: BaseModel, scope: Scope) -> str:
+    """Return what requests under one idempotency key are compared by: caller, operation and all arguments.
+
+    A key belongs to a project, so the caller counts: nobody is handed another agent's work by guessing its key.
+    """
+    body = [scope.model_dump(), operation, arguments.model_dump(mode="json")]
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def refuse(path: str, problem: str) -> BadRequest:
+    """Return the refusal of the argument at *path*, in the form of every other one."""
+    return BadRequest(f"{path}: {problem}", errors=[{"path": path, "problem": problem}])
+
+
+def timeout_of(seconds: float | None, default: float, most: float, path: str = "/timeout_sec") -> float:
+    """Return the seconds a command may take. Raises BadRequest when the setting allows less."""
+    if seconds is not None and seconds > most:
+        raise refuse(path, f"must be at most {most:g}")
+    return min(default, most) if seconds is None else seconds
+
+
+def task_spec(
+    arguments: RunInput | RunServiceInput,
+    run_place: RunPlace,
+    scope: Scope,
+    limits: JobsSettings,
+    *,
+    sync: bool = False,
+) -> TaskSpec:
+    """Return the task that arguments ask for.
+
+    Raises:
+        BadRequest: A time or a size is beyond the settings.
+    """
+    timeout: float | None = None
+    service: ServiceSpec | None = None
+    if isinstance(arguments, RunInput):
+        default, most = (
+            (limits.run_cmd_timeout_s, limits.run_cmd_max_s) if sync else (limits.task_timeout_s, limits.task_max_s)
+        )
+        timeout = timeout_of(arguments.timeout_sec, default, most)
+    else:
+        # How to tell that it is ready travels flat: the one of its three forms that is given.
+        ready = arguments.ready and (arguments.ready.http or arguments.ready).model_dump(exclude_none=True)
+        service = ServiceSpec.model_validate(
+            {
+                "ready": ready,
+                "startup_timeout_s": arguments.startup_timeout_sec,
+                "restart": arguments.restart,
+                "expose_ports": arguments.expose_ports,
+            }
+        )
+    return TaskSpec(
+        scope=scope,
+        session_id=arguments.session_id,
+        command=_command(arguments, arguments.workdir, arguments.env, timeout, run_place, limits),
+        placement=run_place.placement,
+        mode="batch" if service is None else "service",
+        on_busy=arguments.on_busy,
+        retry_on_lost=arguments.retry_on_lost if isinstance(arguments, RunAsyncInput) else False,
+        service=service,
+    )
+
+
+def job_spec(arguments: StartJobInput, run_place: RunPlace, scope: Scope, limits: JobsSettings) -> JobSpec:
+    """Return the job that arguments ask for. Raises BadRequest."""
+    most = min(limits.task_max_s, arguments.max_wall_time_sec)
+    steps = []
+    for number, step in enumerate(arguments.steps):
+        path = f"/steps/{number}"
+        workdir = arguments.workdir if step.workdir is None else step.workdir
+        timeout = timeout_of(step.timeout_sec, most, limits.task_max_s, f"{path}/timeout_sec")
+        command = _command(step, workdir, {**arguments.env, **step.env}, timeout, run_place, limits, path)
+        facts = step.model_dump(include={"name", "needs", "retry", "continue_on_error"})
+        steps.append(StepSpec(command=command, **facts))
+    return JobSpec(
+        scope=scope,
+        session_id=arguments.session_id,
+        steps=tuple(steps),
+        placement=run_place.placement,
+        max_concurrency=arguments.max_concurrency,
+        on_busy=arguments.on_busy,
+        max_wall_time_s=arguments.max_wall_time_sec,
+    )
+
+
+def _command(
+    program: RunInput | RunServiceInput | Step,
+    workdir: str,
+    env: Mapping[str, str],
+    timeout_s: float | None,
+    run_place: RunPlace,
+    limits: JobsSettings,
+    path: str = "",
+) -> Command:
+    """Return a program as it is run; text is for a shell inside the sandbox. Raises BadRequest."""
+    folder = f"/skills/{run_place.placement.skill_name}"
+    if workdir == "skill" and not run_place.has_files:
+        raise refuse("/workdir", "the skill has no folder to start in; say `session`")
+    skill = {"KDSKILLS_SKILL_DIR": folder} if run_place.has_files else {}
+    return Command(
+        argv=("/bin/sh", "-c", program.command) if isinstance(program.command, str) else program.command,
+        cwd={"skill": folder, "session": "."}.get(workdir, workdir),
+        env={**OURS, **skill, "KDSKILLS_TURN_DIR": "/work", **env},
+        inputs=inputs_of(program.inputs, limits, f"{path}/inputs"),
+        outputs=program.outputs,
+        timeout_s=timeout_s,
+    )
+
+
+def inputs_of(files: Iterable[InputFile], limits: JobsSettings, path: str = "/inputs") -> tuple[InputSpec, ...]:
+    """Return input files. Raises BadRequest when one is no base64 or too large."""
+    specs: list[InputSpec] = []
+    total = 0
+    for number, item in enumerate(files):
+        if item.artifact_id is not None:
+            specs.append(FromArtifact(path=item.path, artifact_id=item.artifact_id))
+            continue
+        if item.content_base64 is None:
+            data = (item.text or "").encode()
+        else:
+            try:
+                data = base64.b64decode(item.content_base64, validate=True)
+            except ValueError:
+                raise refuse(f"{path}/{number}/content_base64", "is no base64") from None
+        total += len(data)
+        if len(data) > limits.input_bytes:
+            raise refuse(f"{path}/{number}", f"has {len(data)} bytes, more than {limits.input_bytes}")
+        if total > limits.files_bytes:
+            raise refuse(path, f"have more than {limits.files_bytes} bytes together")
+        specs.append(Inline(path=item.path, content_base64=base64.b64encode(data).decode()))
+    return tuple(specs)
+
+
+CALLERS_ERRORS: Final[Mapping[str, type[KdskillsError]]] = {
+    "bad_request": BadRequest,
+    "not_found": NotFound,
+    "artifact_missing": NotFound,
+    "root_changed": Conflict,
+    "root_missing": Conflict,
+}
+"""What the caller changes when a command could not be started; everything else is for the operator."""
+
+
+async def _run_place(work: WorkService, operation: str, arguments: Any, context: Context) -> RunPlace:
+    policy_arguments = arguments.model_dump(mode="json", exclude={"skill_name"})
+    call = SkillCall(operation, arguments.session_id, policy_arguments)
+    return await work.run_place(context.identity, arguments.skill_name, call)
+
+
+async def activate(work: WorkService, arguments: ActivateInput, context: Context) -> ActivateOutput:
+    """Make a skill's files ready where commands run."""
+    run_place = await _run_place(work, "skills.activate", arguments, context)
+    placement = run_place.placement
+    remote = run_place.level == IsolationLevel.VM
+    if remote:  # the engine delivers the files into the session's sandbox, and checks their digest there
+        command = Command(argv=("/bin/true",), timeout_s=arguments.timeout_sec)
+        scope, session_id = scope_of(context.identity), arguments.session_id
+        spec = TaskSpec(scope=scope, session_id=session_id, command=command, placement=placement)
+        head = await work.run(context.identity, spec, None, "")
+        if head.status != "succeeded":
+            _require_ran(head)
+            raise ExecFailed(
+                f"the skill could not be delivered: {head.error_message or head.error_code or head.status}",
+                code=head.error_code or "executor_failed",
+            )
+    path = f"/skills/{placement.skill_name}"
+    return ActivateOutput.of(placement, arguments, mode="remote" if remote else "local", active_path=path)
+
+
+async def run_cmd(work: WorkService, arguments: RunInput, context: Context) -> RunOutput:
+    """Run a command and return what it did."""
+    run_place = await _run_place(work, "skills.run_cmd", arguments, context)
+    spec = task_spec(arguments, run_place, scope_of(context.identity), work.limits, sync=True)
+    body = body_hash("skills.run_cmd", arguments, spec.scope)
+    head = await work.run(context.identity, spec, context.idempotency_key, body)
+    _require_ran(head)
+    return run_output(head, await work.tails(head, work.limits.result_bytes))
+
+
+def _require_ran(head: TaskHead) -> None:
+    """Raise when the program was never started: that is an error with a code, not a result."""
+    if head.started_at is None and head.status == "failed":
+        raise early_failure(head)
+
+
+def early_failure(head: TaskHead) -> KdskillsError:
+    """Return why a program was never started, as the error that says who must act; the row keeps but code and words."""
+    code = head.error_code or "executor_failed"
+    kind = CALLERS_ERRORS.get(code, ExecRefused)
+    return kind(head.error_message or "the command could not be started", code=code)
+
+
+async def run_cmd_async(work: WorkService, arguments: RunAsyncInput, context: Context) -> StartedOutput:
+    """Start a command in the background."""
+    return StartedOutput(**await _started(work, "skills.run_cmd_async", arguments, context))
+
+
+async def run_service(work: WorkService, arguments: RunServiceInput, context: Context) -> ServiceOutput:
+    """Start a program that stays up."""
+    facts = await _started(work, "skills.run_service", arguments, context)
+    return ServiceOutput(
+        **facts, exposed_endpoints=tuple(ExposedEndpoint(port=port) for port in arguments.expose_ports)
+    )
+
+
+async def _started(
+    work: WorkService, operation: str, arguments: RunAsyncInput | RunServiceInput, context: Context
+) -> dict[str, Any]:
+    """Submit a task, and return what is told of it."""
+    run_place = await _run_place(work, operation, arguments, context)
+    placement = run_place.placement
+    if isinstance(arguments, RunServiceInput) and run_place.level == IsolationLevel.VM:
+        raise ExecRefused(
+            f"services need an engine of this machine; {placement.engine} is remote",
+            code="service_not_supported",
+            who="caller",
+        )
+    spec = task_spec(arguments, run_place, scope_of(context.identity), work.limits)
+    body = body_hash(operation, arguments, spec.scope)
+    head = await work.submit_task(context.identity, spec, context.idempotency_key, body)
+    return {
+        "task_id": head.id,
+        "mode": head.mode,
+        "status": "queued",
+        "session_id": head.spec.session_id,
+        "workdir": workdir_of(head.spec.command.cwd),
+        "skill_name": head.spec.placement.skill_name,
+    }
+
+
+async def start_job(work: WorkService, arguments: StartJobInput, context: Context) -> StartedJobOutput:
+    """Start steps that run as tasks of one session."""
+    run_place = await _run_place(work, "skills.start_job", arguments, context)
+    spec = job_spec(arguments, run_place, scope_of(context.identity), work.limits)
+    body = body_hash("skills.start_job", arguments, spec.scope)
+    head = await work.submit_job(context.identity, spec, context.idempotency_key, body)
+    return StartedJobOutput(job_id=head.id, status="queued", session_id=arguments.session_id)
