@@ -28,6 +28,7 @@ HALF: Final = re.compile(r"[\ud800-\udfff]")
 #: As `HALF`, without those that stand for the bytes of a file name that is no UTF-8.
 HALF_OF_NO_NAME: Final = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
 UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+NUL: Final = re.compile("\0")
 MAX_PROBLEMS: Final = 20
 MAX_KEY: Final = 80
 
@@ -75,20 +76,12 @@ def require_own_words(operation: Operation, arguments: BaseModel, identity: Iden
     Raises:
         CallRefused: `not_yours_to_say`; `details["argument"]` names it.
     """
-    rights: dict[Right, bool] = {
-        "view": identity.sees_all,
-        "machine": identity.local,
-        "program": identity.account,
-    }
+    rights: dict[Right, bool] = {"view": identity.sees_all, "machine": identity.local, "program": identity.account}
     caller_values = {"consumer": identity.agent, "by": identity.starter}
     for name, right in host_words(operation).items():
         value = getattr(arguments, name)
-        field = type(arguments).model_fields[name]
-        if (
-            rights[right]
-            or value == field.get_default(call_default_factory=True)
-            or value == caller_values.get(name, ...)
-        ):
+        usual = type(arguments).model_fields[name].get_default(call_default_factory=True)
+        if rights[right] or value == usual or value == caller_values.get(name, ...):
             continue
         raise CallRefused(
             f"{operation.name}: {name} is for the host to say, not for a caller elsewhere: leave it out",
@@ -104,36 +97,33 @@ def require_allowed(operation: Operation, identity: Identity) -> None:
     Raises:
         CallRefused: `local_only`, `ui_not_allowed`, `scope_missing`, `tool_not_allowed` or `not_in_profile`.
     """
-    if identity.door == "console" and not operation.ui_allowed:
-        raise CallRefused(
-            f"{operation.name} is not for pages of the console", code="ui_not_allowed", operation=operation.name
-        )
-    if operation.local and not identity.local:
-        raise CallRefused(
-            f"{operation.name} works on files of the machine kdskills runs on: call it there",
-            code="local_only",
-            operation=operation.name,
-        )
-    if not identity.may(operation.scope):
-        raise CallRefused(
-            f"{operation.name} needs the scope {operation.scope}",
-            code="scope_missing",
-            operation=operation.name,
-            scope=operation.scope,
-        )
-    if identity.allowed_tools is not None and operation.name not in identity.allowed_tools:
-        raise CallRefused(
-            f"{operation.name} is not among the tools this caller may run",
-            code="tool_not_allowed",
-            operation=operation.name,
-        )
-    if PROFILES.index(operation.profile) > PROFILES.index(identity.profile):
-        raise CallRefused(
-            f"{operation.name} is not among the tools of the profile {identity.profile!r}, it is of {operation.profile!r}",
-            code="not_in_profile",
-            operation=operation.name,
-            profile=operation.profile,
-        )
+    outside = identity.allowed_tools is not None and operation.name not in identity.allowed_tools
+    beyond = PROFILES.index(operation.profile) > PROFILES.index(identity.profile)
+    profiles = f"of the profile {identity.profile!r}, it is of {operation.profile!r}"
+    for refused, code, reason, facts in (
+        (
+            identity.door == "console" and not operation.ui_allowed,
+            "ui_not_allowed",
+            "is not for pages of the console",
+            {},
+        ),
+        (
+            operation.local and not identity.local,
+            "local_only",
+            "works on files of the machine kdskills runs on: call it there",
+            {},
+        ),
+        (
+            not identity.may(operation.scope),
+            "scope_missing",
+            f"needs the scope {operation.scope}",
+            {"scope": operation.scope},
+        ),
+        (outside, "tool_not_allowed", "is not among the tools this caller may run", {}),
+        (beyond, "not_in_profile", f"is not among the tools {profiles}", {"profile": operation.profile}),
+    ):
+        if refused:
+            raise CallRefused(f"{operation.name} {reason}", code=code, operation=operation.name, **facts)
 
 
 def validated(operation: Operation, arguments: Mapping[str, Any]) -> BaseModel:
@@ -156,9 +146,7 @@ def validated(operation: Operation, arguments: Mapping[str, Any]) -> BaseModel:
 def misshapen(operation: Operation, problems: Sequence[tuple[str, str]]) -> KdskillsError:
     """Return the refusal of arguments that are out of shape: the model's to mend where it called, else the program's.
 
-    Args:
-        operation: What was called.
-        problems: Path of each argument and what is wrong with it.
+    *problems* are the path of each argument and what is wrong with it.
     """
     words = "; ".join(f"{path}: {problem}" for path, problem in problems[:MAX_PROBLEMS])
     errors = [{"path": path, "problem": problem} for path, problem in problems[:MAX_PROBLEMS]]
@@ -188,10 +176,6 @@ def text_problems(model: type[BaseModel], arguments: Mapping[str, Any]) -> Itera
     Names of files may hold bytes that are no UTF-8, as the system gives them, in fields that are paths of this machine.
     NUL is allowed where the model lists the field in `MAY_HOLD_NUL`.
 
-    Args:
-        model: The input model.
-        arguments: What came.
-
     Yields:
         Path and problem of each text.
     """
@@ -208,22 +192,14 @@ def text_problems(model: type[BaseModel], arguments: Mapping[str, Any]) -> Itera
                 yield path, problem
         elif isinstance(value, Mapping):
             inner = [((*loc, str(key)), item) for key, item in value.items()]
-            yield from (
-                (pointer(item_loc), "has a name that is no text")
-                for item_loc, _ in inner
-                if HALF.search(str(item_loc[-1]))
-            )
-            yield from (
-                (pointer(item_loc), "has a name that holds NUL") for item_loc, _ in inner if "\0" in str(item_loc[-1])
-            )
+            for halves, words in ((HALF, "has a name that is no text"), (NUL, "has a name that holds NUL")):
+                yield from ((pointer(item_loc), words) for item_loc, _ in inner if halves.search(str(item_loc[-1])))
             pending += reversed(inner)
         elif isinstance(value, list | tuple):
             pending += reversed([((*loc, number), item) for number, item in enumerate(value)])
 
 
 def _problem(text: str, halves: re.Pattern[str], *, nul: bool) -> str | None:
-    if text.isascii():
-        return "holds NUL" if "\0" in text and not nul else None
-    if halves.search(text):
+    if not text.isascii() and halves.search(text):
         return "holds half a character"
     return "holds NUL" if "\0" in text and not nul else None

@@ -10,12 +10,14 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from inspect import iscoroutinefunction
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import yaml
 from pydantic import Field
@@ -30,8 +32,6 @@ from kdskills.storage.folder import database_folder
 if TYPE_CHECKING:
     from kdskills.app.host import Host
     from kdskills.app.settings import Settings
-    from kdskills.session import SessionStore
-    from kdskills.turn import SkillsSubsystem
 
 
 class UpgradeInput(Input):
@@ -171,56 +171,57 @@ def _basics() -> list[Check]:
         ),
     ]
     for extra, distribution in EXTRAS.items():
-        try:
-            checks.append(Check(name=f"extra {extra}", ok=True, found=f"{distribution} {version(distribution)}"))
-        except PackageNotFoundError:
-            cure = f"pip install 'kdskills[{extra}]'"
-            checks.append(Check(name=f"extra {extra}", ok=False, found="not installed; only needed if used", cure=cure))
+        here = installed(distribution)
+        answer = f"{distribution} {version(distribution)}" if here else "not installed; only needed if used"
+        cure = None if here else f"pip install 'kdskills[{extra}]'"
+        checks.append(Check(name=f"extra {extra}", ok=here, found=answer, cure=cure))
     return checks
 
 
 async def _parts(host: Host) -> list[Check]:
     """Look at everything the settings name, each part for itself and no longer than `PATIENCE_S`."""
+
+    async def store(url: str) -> str:
+        await (await asyncio.to_thread(host.session_store, url)).get("doctor")
+        return "answers"
+
     settings = host.settings
-    looks: dict[str, tuple[Awaitable[str], str]] = {
-        "state folder": (asyncio.to_thread(_writable, settings.state_dir), "make the folder of `state_dir` writable"),
-        "database": (_database(settings), "start the database, or mend `database_url`"),
-    }
-    if settings.artifacts is not None:
-        looks["artifacts"] = (
-            _artifacts(settings.artifacts),
-            "make the bucket or folder of `artifacts`, and let us write",
-        )
-    if settings.index_dir is not None:
-        folder = asyncio.to_thread(_writable, settings.index_dir)
-        looks["index"] = folder, "make the folder of `index_dir` writable, or unset it"
-    if settings.session_store is not None:
-        store = _session_store(host.session_store, settings.session_store)
-        looks["session store"] = store, "mend `session_store`"
-    if settings.bundle is not None:
-        name = asyncio.to_thread(lambda path: f"{host.bundle(path).name}, {path}", settings.bundle)
-        looks["bundle"] = name, "mend `bundle`, or what it names"
-    if settings.skill_roots:
-        looks["skill roots"] = (
-            asyncio.to_thread(_roots, settings, host.subsystem),
+    usual_codex = type(settings).model_fields["codex_binary"].default
+    codex = None if settings.codex_binary == usual_codex else settings.codex_binary
+    rows: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
+        ("state folder", settings.state_dir, _writable, "make the folder of `state_dir` writable"),
+        ("database", settings, _database, "start the database, or mend `database_url`"),
+        ("artifacts", settings.artifacts, _artifacts, "make the bucket or folder of `artifacts`, and let us write"),
+        ("index", settings.index_dir, _writable, "make the folder of `index_dir` writable, or unset it"),
+        ("session store", settings.session_store, store, "mend `session_store`"),
+        (
+            "bundle",
+            settings.bundle,
+            lambda path: f"{host.bundle(path).name}, {path}",
+            "mend `bundle`, or what it names",
+        ),
+        (
+            "skill roots",
+            settings.skill_roots or None,
+            partial(_roots, host),
             "mend `skill_roots`, or start what they name",
-        )
-    if settings.bus.url is not None:
-        looks["bus"] = _bus(settings.bus.url), "start the NATS server with JetStream, or mend `bus.url`"
-    if settings.codex_binary != type(settings).model_fields["codex_binary"].default:
-        looks["codex"] = asyncio.to_thread(_program, settings.codex_binary), "install it, or mend `codex_binary`"
-    words = await asyncio.gather(*(_look(look) for look, _ in looks.values()))
+        ),
+        ("bus", settings.bus.url, _bus, "start the NATS server with JetStream, or mend `bus.url`"),
+        ("codex", codex, _program, "install it, or mend `codex_binary`"),
+    )
+    rows = tuple(row for row in rows if row[1] is not None)
+    answers = await asyncio.gather(*(_look(look, value) for _, value, look, _ in rows))
     return [
         Check(name=name, ok=ok, found=answer, cure=None if ok else cure)
-        for (name, (_, cure)), (ok, answer) in zip(looks.items(), words, strict=True)
+        for (name, _, _, cure), (ok, answer) in zip(rows, answers, strict=True)
     ]
 
 
-async def _look(look: Awaitable[str]) -> tuple[bool, str]:
+async def _look(look: Callable[[Any], Any], value: Any) -> tuple[bool, str]:
     """Return whether a part is in order, and in words what was found."""
     try:
         async with asyncio.timeout(PATIENCE_S):
-            return True, await look
+            return True, await (look(value) if iscoroutinefunction(look) else asyncio.to_thread(look, value))
     except KdskillsError as error:
         return False, f"{error.code}: {error.message}"
     except TimeoutError:  # one of OSError's, without words of its own
@@ -283,11 +284,6 @@ async def _artifacts(url: str) -> str:
     return "written, read and deleted"
 
 
-async def _session_store(open_store: Callable[[str], SessionStore], url: str) -> str:
-    await (await asyncio.to_thread(open_store, url)).get("doctor")
-    return "answers"
-
-
 async def _bus(url: str) -> str:
     """Connect to the command bus, and ask its JetStream something. Raises MissingExtra, OSError."""
     try:
@@ -317,11 +313,12 @@ async def _bus(url: str) -> str:
     return "answers, with JetStream"
 
 
-def _roots(settings: Settings, subsystem: Callable[[None], SkillsSubsystem]) -> str:
-    findings = [row for row in subsystem(None).diagnostics if row.severity == "error" or row.code.startswith("root_")]
+def _roots(host: Host, uris: Collection[str]) -> str:
+    diagnostics = host.subsystem(None).diagnostics
+    findings = [row for row in diagnostics if row.severity == "error" or row.code.startswith("root_")]
     if findings:
         raise OSError("; ".join(f"{row.code}: {row.message}" for row in findings[:3]))
-    return f"{len(settings.skill_roots)} opened"
+    return f"{len(uris)} opened"
 
 
 def _program(name: str) -> str:
