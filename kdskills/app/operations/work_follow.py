@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar
 
@@ -211,32 +210,29 @@ async def _job(work: WorkService, head: JobHead, tail_bytes: int) -> JobSnapshot
 
 async def task_watch(work: WorkService, arguments: TaskWatchInput, context: Context) -> TaskSnapshot:
     """Tell a task's progress until it is over."""
-    item = arguments.task_id
-    timed_out = await _watch(work, arguments, context, item, lambda: work.task(context.identity, item))
-    snapshot = await _task(work, await work.task(context.identity, item), arguments.tail_bytes)
+    head, timed_out = await _watched(work, TaskHead, arguments.task_id, arguments, context)
+    snapshot = await _task(work, head, arguments.tail_bytes)
     return snapshot.model_copy(update={"watch_timeout": timed_out})
 
 
 async def job_watch(work: WorkService, arguments: JobWatchInput, context: Context) -> JobSnapshot:
     """Tell a job's progress until it is over."""
-    item = arguments.job_id
-    timed_out = await _watch(work, arguments, context, item, lambda: work.job(context.identity, item))
-    snapshot = await _job(work, await work.job(context.identity, item), arguments.tail_bytes)
+    head, timed_out = await _watched(work, JobHead, arguments.job_id, arguments, context)
+    snapshot = await _job(work, head, arguments.tail_bytes)
     return snapshot.model_copy(update={"watch_timeout": timed_out})
 
 
-async def _watch(
-    work: WorkService,
-    arguments: TaskWatchInput | JobWatchInput,
-    context: Context,
-    item: str,
-    read: Callable[[], Awaitable[TaskHead | JobHead]],
-) -> bool:
-    """Tell progress until work is over; return whether the watch gave up before."""
+async def _watched(
+    work: WorkService, kind: type[Head], item: str, arguments: TaskWatchInput | JobWatchInput, context: Context
+) -> tuple[Head, bool]:
+    """Tell progress; return how the work stands at the end, and whether the watch gave up before."""
     identity, emit = context.identity, context.emit
 
+    async def read() -> Head:
+        return await work.client.head(kind, scope_of(identity), item, any_agent=identity.may("admin"))
+
     async def look() -> Snapshot:
-        head = await read()
+        head: TaskHead | JobHead = await read()
         if isinstance(head, TaskHead):
             return Snapshot(task_revision(head), await work.printed(head), head.terminal, head)
         printed = sum([await work.printed(step.task) for step in head.steps if step.task is not None])
@@ -244,42 +240,43 @@ async def _watch(
 
     def tell(event: ProgressEvent) -> None:
         head = event.facts
-        assert emit is not None
-        assert isinstance(head, TaskHead | JobHead)
+        facts: dict[str, Any] = {}
         if isinstance(head, TaskHead):
-            facts: dict[str, Any] = {"exposed_endpoints": endpoints_of(head)}
-        else:
-            facts = {"steps": tuple(step_of(step) for step in head.steps)}
-        emit(WatchEvent.of(event, head, at=event.time, **facts))
+            facts["exposed_endpoints"] = endpoints_of(head)
+        elif isinstance(head, JobHead):
+            facts["steps"] = tuple(step_of(step) for step in head.steps)
+        if emit is not None:
+            emit(WatchEvent.of(event, head, at=event.time, **facts))
 
     key = None
     if arguments.dedupe_key is not None:
         key = (identity.tenant, identity.project, identity.agent, arguments.dedupe_key)
-    watched = await work.watches.join(key, item, look, arguments.poll_interval_sec).listen(
+    watch_end = await work.watches.join(key, item, look, arguments.poll_interval_sec).listen(
         None if emit is None else tell,
         heartbeat_s=arguments.heartbeat_sec,
         timeout_s=arguments.timeout_sec,
         after=arguments.after_seq,
     )
-    return watched.timed_out
+    return await read(), watch_end.timed_out
 
 
 async def task_cancel(work: WorkService, arguments: TaskCancelInput, context: Context) -> CancelOutput:
     """End a task and everything it started."""
-    canceled = await work.cancel_task(context.identity, arguments.task_id, arguments.reason)
-    head = await work.task(context.identity, arguments.task_id)
-    if canceled and not head.terminal:
-        head = await work.client.wait(TaskHead, head.scope, head.id, CANCEL_S, any_agent=True)
-    return CancelOutput(id=head.id, status=head.status, canceled=canceled)
+    return await _canceled(work, TaskHead, arguments.task_id, arguments.reason, context)
 
 
 async def job_cancel(work: WorkService, arguments: JobCancelInput, context: Context) -> CancelOutput:
     """End a job and its steps."""
-    canceled = await work.cancel_job(context.identity, arguments.job_id, arguments.reason)
-    head = await work.job(context.identity, arguments.job_id)
+    return await _canceled(work, JobHead, arguments.job_id, arguments.reason, context)
+
+
+async def _canceled(work: WorkService, kind: type[Head], item: str, reason: str, context: Context) -> CancelOutput:
+    scope, any_agent = scope_of(context.identity), context.identity.may("admin")
+    canceled = await work.client.cancel(kind, scope, item, reason, any_agent=any_agent)
+    head = await work.client.head(kind, scope, item, any_agent=any_agent)
     if canceled and not head.terminal:
-        head = await work.client.wait(JobHead, head.scope, head.id, CANCEL_S, any_agent=True)
-    return CancelOutput(id=head.id, status=head.status, canceled=canceled)
+        head = await work.client.wait(kind, head.scope, item, CANCEL_S, any_agent=True)
+    return CancelOutput(id=item, status=head.status, canceled=canceled)
 
 
 async def task_logs(work: WorkService, arguments: TaskLogsInput, context: Context) -> LogsOutput:
@@ -353,31 +350,29 @@ class ArtifactOutput(Output):
 
 async def list_tasks(work: WorkService, arguments: TaskListInput, context: Context) -> TaskList:
     """List the caller's tasks; administrators see those of every agent."""
-    more = {"job_id": arguments.job_id, "steps": arguments.steps}
-    heads = await work.client.heads(TaskHead, scope_of(context.identity), **_filters(arguments, context), **more)
-    page, following = _page(heads, arguments)
+    page, following = await _page(work, TaskHead, arguments, context, job_id=arguments.job_id, steps=arguments.steps)
     return TaskList(tasks=tuple(map(task_row, page)), next_cursor=following)
 
 
 async def list_jobs(work: WorkService, arguments: ListInput, context: Context) -> JobList:
     """List the caller's jobs; administrators see those of every agent."""
-    heads = await work.client.heads(JobHead, scope_of(context.identity), **_filters(arguments, context))
-    page, following = _page(heads, arguments)
+    page, following = await _page(work, JobHead, arguments, context)
     return JobList(jobs=tuple(map(job_row, page)), next_cursor=following)
 
 
-def _filters(arguments: ListInput, context: Context) -> dict[str, Any]:
-    """Return what tasks and jobs are listed by; one row more than asked for tells whether there is a next page."""
-    return {
-        "status": () if arguments.status is None else (arguments.status,),
-        "session_id": arguments.session_id,
-        "before": None if arguments.cursor is None else decode_moment(arguments.cursor),
-        "limit": arguments.limit + 1,
-        "any_agent": context.identity.may("admin"),
-    }
-
-
-def _page(heads: list[Head], arguments: ListInput) -> tuple[list[Head], str | None]:
+async def _page(
+    work: WorkService, kind: type[Head], arguments: ListInput, context: Context, **more: Any
+) -> tuple[list[Head], str | None]:
+    heads = await work.client.heads(
+        kind,
+        scope_of(context.identity),
+        status=() if arguments.status is None else (arguments.status,),
+        session_id=arguments.session_id,
+        before=None if arguments.cursor is None else decode_moment(arguments.cursor),
+        limit=arguments.limit + 1,  # one row more tells whether there is a next page
+        any_agent=context.identity.may("admin"),
+        **more,
+    )
     page = heads[: arguments.limit]
     return page, encode_moment(page[-1].created_at, page[-1].id) if len(heads) > arguments.limit else None
 
