@@ -157,11 +157,6 @@ class Verdict(Value):
     output_errors: tuple[OutputError, ...] = ()
     enforced: tuple[str, ...] = ()
 
-    @property
-    def succeeded(self) -> bool:
-        """Whether the program ended by itself with exit code 0."""
-        return self.status == "ok"
-
 
 def require_task_id(task_id: str) -> str:
     """Return *task_id* when it is a safe folder name. Raises BadRequest."""
@@ -212,10 +207,8 @@ class WarmStarter:
 
     def _start(self, folder: Path) -> None:
         order = {"start": str(folder)}
-        with self._lock:
-            answer = self._ask(order)
-            if answer is None:  # it died: a second one is asked, and finds the order begun if the first got that far
-                answer = self._ask(order)
+        with self._lock:  # one that died is followed by a second, which finds the order begun if the first got that far
+            answer = self._ask(order) or self._ask(order)
         if answer is None or "error" in answer:
             cause = "it died" if answer is None else answer["error"]
             raise ExecFailed(f"the launcher could not start an attempt: {cause}", code="launcher_failed")
@@ -228,11 +221,9 @@ class WarmStarter:
         try:
             process.stdin.write(json.dumps(order).encode() + b"\n")
             process.stdin.flush()
-            if select.select([process.stdout], [], [], ANSWER_S)[0]:
-                line = process.stdout.readline(_LINE)
-                if line:
-                    answer = json.loads(line)
-                    return answer if isinstance(answer, dict) else None
+            if select.select([process.stdout], [], [], ANSWER_S)[0] and (line := process.stdout.readline(_LINE)):
+                answer = json.loads(line)
+                return answer if isinstance(answer, dict) else None
         except (OSError, ValueError):
             pass  # a launcher that went away, or is none
         self._end()
@@ -265,17 +256,11 @@ class WarmStarter:
             process.wait()
 
     def _reap(self, engine: str) -> None:
-        began = time.monotonic()
+        command, greeting = [*self._command, "--reap", engine], self._greeting + b"\n"
         try:
-            done = subprocess.run(
-                [*self._command, "--reap", engine],
-                input=self._greeting + b"\n",
-                capture_output=True,
-                timeout=REAP_S,
-                check=False,
-            )
+            done = subprocess.run(command, input=greeting, capture_output=True, timeout=REAP_S, check=False)
         except subprocess.TimeoutExpired:
-            raise ExecFailed(f"reaping {engine} took longer than {time.monotonic() - began:.0f} s") from None
+            raise ExecFailed(f"reaping {engine} took longer than {REAP_S:.0f} s") from None
         if done.returncode:
             words = done.stderr.decode("utf-8", "replace").strip()[-500:]
             raise ExecFailed(f"reaping {engine} failed: {words}", code="reap_failed")
@@ -359,7 +344,9 @@ class Attempt:
                 continue
             alone_since = alone_since or time.monotonic()  # the shim is dead; its runner still ends what it started
             if time.monotonic() - alone_since > shim.PATIENCE_S:
-                self._kill_runner()
+                facts = self.facts()
+                if facts is not None:  # its runner did not end with it: end it, as the shim would have done
+                    _send(shim.open_living(facts.runner.model_dump()), signal.SIGKILL)
             await asyncio.sleep(pause)
             pause = min(2 * pause, SLOW_S)
         return verdict
@@ -372,11 +359,6 @@ class Attempt:
         _send(self._pidfd(), signal.SIGTERM)
         return True
 
-    def cancel_reason(self) -> str | None:
-        """Return why somebody wanted it to end; None when nobody did."""
-        document = shim.read_json(self.folder / shim.CANCEL)
-        return None if document is None else str(document.get("reason", ""))
-
     def logs(self, stream: LogStream, offset: int = 0, limit: int = 65536) -> LogPiece:
         """Return up to *limit* bytes of *stream* from *offset*; a negative offset counts from the end."""
         return read_log(self.folder / _LOGS[stream], offset, limit, self.order.log_limit)
@@ -387,21 +369,6 @@ class Attempt:
             total = self.logs(stream, 0, 0).total
             return LogPiece(total, b"", total, truncated=total > 0)
         return self.logs(stream, -size, size)
-
-    def output(self, file: str) -> Path:
-        """Return where a declared output's bytes are, by its `file` in the verdict."""
-        return self.folder / file
-
-    def remove(self) -> bool:
-        """Remove its folder; False while it lives."""
-        lock = shim.take_lock(self.folder, 0.0) if self.folder.is_dir() else None
-        if lock is None:
-            return not self.folder.exists()
-        try:
-            shutil.rmtree(self.folder)
-        finally:
-            os.close(lock)
-        return True
 
     async def _shim_died(self, patience_s: float) -> bool:
         """Wait for the death of the shim; whether it is dead."""
@@ -418,12 +385,6 @@ class Attempt:
             loop.remove_reader(fd)
             os.close(fd)
         return over.is_set()
-
-    def _kill_runner(self) -> None:
-        """End a runner that did not end with its shim, as the shim would have done."""
-        facts = self.facts()
-        if facts is not None:
-            _send(shim.open_living(facts.runner.model_dump()), signal.SIGKILL)
 
     def _pidfd(self) -> int | None:
         """Open the shim, if it is still the process that named itself in the lock; None when it is gone."""
@@ -545,9 +506,8 @@ class Attempts:
         top = self._state / RUNS / require_task_id(task_id)
         if not top.is_dir():
             return True
-        for path in list(top.iterdir()):
-            if attempt_alive(path):
-                return False
+        if any(attempt_alive(path) for path in list(top.iterdir())):
+            return False
         shutil.rmtree(top)
         return True
 

@@ -16,9 +16,9 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, NamedTuple
 
 from kdskills.errors import BadRequest, ExecFailed, KdskillsError
 from kdskills.execution.check import compile_glob, output_problem
@@ -27,7 +27,6 @@ from kdskills.execution.probing import UNSAFE_PROFILE
 from kdskills.execution.request import (
     MAX_BACKGROUND_S,
     Artifact,
-    ArtifactError,
     ExecRequest,
     ExecResult,
     InputFile,
@@ -57,8 +56,8 @@ def to_request(order: AttemptOrder, folder: Path, session: Mapping[str, tuple[Pa
     Raises:
         BadRequest: An input's content is no base64, or it has neither content nor a file on this host.
     """
-    spec = order.spec
-    command, placement = spec.command, spec.placement
+    spec, keeps = order.spec, order.session_dir is not None
+    command, placement, scope = spec.command, spec.placement, spec.scope
     inputs = {path: InputFile(path, file, bool(mode & 0o100)) for path, (file, mode) in session.items()}
     inputs |= {item.path: item for item in _inputs(order)}
     limits = placement.limits
@@ -66,16 +65,15 @@ def to_request(order: AttemptOrder, folder: Path, session: Mapping[str, tuple[Pa
         limits,
         wall_s=MAX_BACKGROUND_S if command.timeout_s is None else command.timeout_s,
         nofile=max(limits.nofile, len(inputs) + _SPARE_FILES if len(inputs) > _SPARE_FILES else 0),
-        output_files=max(order.session_files if keeps(order) else 0, limits.output_files),
-        output_size=max(limits.work_size if keeps(order) else 0, limits.output_size),
+        output_files=max(order.session_files if keeps else 0, limits.output_files),
+        output_size=max(limits.work_size if keeps else 0, limits.output_size),
     )
-    scope = spec.scope
     return ExecRequest(
         argv=command.argv,
         env=command.env,
         skills=placement.skills,
         inputs=tuple(inputs.values()),
-        outputs=(*command.outputs, *((EVERYTHING, MARKER) if keeps(order) else ())),
+        outputs=(*command.outputs, *((EVERYTHING, MARKER) if keeps else ())),  # all that the session keeps
         workdir=command.cwd,
         limits=bounds,
         profile=UNSAFE_PROFILE if placement.unsafe_local else None,
@@ -84,11 +82,6 @@ def to_request(order: AttemptOrder, folder: Path, session: Mapping[str, tuple[Pa
         logs=LogFiles(folder / shim.STDOUT, folder / shim.STDERR, order.log_limit),
         background=True,
     )
-
-
-def keeps(order: AttemptOrder) -> bool:
-    """Whether the session's files are stored again once the program is dead."""
-    return order.session_dir is not None
 
 
 def shows(order: AttemptOrder, path: str) -> bool:
@@ -137,10 +130,13 @@ def to_verdict(
         session_errors: Files the session could not store.
         override: Why we ended it; it takes the place of what the engine says.
     """
-    outputs, refused = keep_outputs(
-        folder, [item for item in result.artifacts if shows(order, item.path)], order.outputs
-    )
-    errors = [*_errors(order, result.artifact_errors), *refused, *session_errors]
+    declared = [item for item in result.artifacts if shows(order, item.path)]
+    outputs, refused = keep_outputs(folder, declared, order.outputs)
+    missing = [
+        OutputError(path=item.path, code=item.code, message=item.message)
+        for item in result.artifact_errors
+        if item.path != EVERYTHING and shows(order, item.path)
+    ]
     status: VerdictStatus = result.status
     code, error = _CODES.get(status, status), result.error
     if status in {"refused", "infra_error", "limit"} and error is not None:
@@ -160,7 +156,7 @@ def to_verdict(
         stdout_total=result.stdout.total,
         stderr_total=result.stderr.total,
         artifacts=tuple(outputs),
-        output_errors=tuple(errors),
+        output_errors=(*missing, *refused, *session_errors),
         enforced=tuple(sorted(result.limits_enforced)),
     )
 
@@ -207,12 +203,6 @@ def keep_outputs(
     return outputs, refused
 
 
-def _errors(order: AttemptOrder, errors: Iterable[ArtifactError]) -> Iterable[OutputError]:
-    for error in errors:
-        if error.path != EVERYTHING and shows(order, error.path):
-            yield OutputError(path=error.path, code=error.code, message=error.message)
-
-
 _CURRENT: Final = "current"
 _LOCK: Final = ".lock"
 _NEW: Final = ".new-"
@@ -220,16 +210,7 @@ _KEPT_OUT: Final = frozenset({"link", "not_regular", "bad_name"})
 _UNREAD: Final = frozenset({"too_large", "too_many", "too_deep", "unreadable"})
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Most files and bytes a session keeps."""
-
-    files: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class SessionFile:
+class SessionFile(NamedTuple):
     """One file of a version."""
 
     mode: int
@@ -302,7 +283,7 @@ class SessionFolder:
         with self._locked():
             yield self._version()
 
-    def commit(self, base: SessionVersion, workdir: WorkdirFiles, bounds: Bounds) -> list[OutputError]:
+    def commit(self, base: SessionVersion, workdir: WorkdirFiles, bounds: OutputBounds) -> list[OutputError]:
         """Carry what a command changed into a new version; return what cannot be kept.
 
         Args:
@@ -324,10 +305,10 @@ class SessionFolder:
                     del changed[path]
             # a file another command changed meanwhile is not removed by this one
             removed = {
-                path for path, file in base.entries.items() if path not in files and current.entries.get(path) == file
+                path
+                for path, file in base.entries.items()
+                if workdir.complete and path not in files and current.entries.get(path) == file
             }
-            if not workdir.complete:
-                removed = set()
             remaining = {path: file for path, file in current.entries.items() if path not in removed}
             errors += _bound(changed, remaining, bounds)
             stays = _compatible(remaining, changed)
@@ -335,18 +316,12 @@ class SessionFolder:
                 self._exchange(current.folder, stays, changed)
         return errors
 
-    def remove(self) -> None:
-        """Forget everything the session keeps."""
-        if self._top.is_dir():
-            with self._locked():
-                shutil.rmtree(self._top)
-
     def _version(self) -> SessionVersion:
         try:
             facts = json.loads((self._top / _CURRENT).read_bytes())
         except FileNotFoundError:
             return SessionVersion(self._top, {})
-        files = {path: SessionFile(mode, size, sha256) for path, (mode, size, sha256) in facts["files"].items()}
+        files = {path: SessionFile(*values) for path, values in facts["files"].items()}
         return SessionVersion(self._top / Path(facts["version"]).name, files)
 
     def _exchange(self, old: Path, stays: Mapping[str, SessionFile], changed: Mapping[str, Artifact]) -> None:
@@ -354,12 +329,12 @@ class SessionFolder:
         name = f"v-{secrets.token_hex(8)}"
         new = self._top / name
         new.mkdir(mode=0o700)
+        for path in (*stays, *changed):
+            make_folder((new / path).parent)
         for path in stays:
-            target = _with_parent(new / path)
-            os.link(old / path, target, follow_symlinks=False)  # versions never change, so they may share files
+            os.link(old / path, new / path, follow_symlinks=False)  # versions never change, so they may share files
         for path, item in changed.items():
-            target = _with_parent(new / path)
-            fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            fd = os.open(new / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "wb") as sink:
                 sink.write(item.content)
                 os.fchmod(fd, _mode(item.mode))
@@ -368,7 +343,7 @@ class SessionFolder:
         part = self._top / f"{_NEW}{name}"
         files = {**stays, **{path: _entry(item) for path, item in changed.items()}}
         with open_private(part, "w", encoding="utf-8") as sink:
-            json.dump({"version": name, "files": {path: astuple(files[path]) for path in sorted(files)}}, sink)
+            json.dump({"version": name, "files": dict(sorted(files.items()))}, sink)
             sink.flush()
             os.fsync(sink.fileno())
         part.rename(self._top / _CURRENT)
@@ -393,11 +368,6 @@ def _entry(item: Artifact) -> SessionFile:
     return SessionFile(_mode(item.mode), item.size, item.sha256)
 
 
-def _with_parent(path: Path) -> Path:
-    make_folder(path.parent)
-    return path
-
-
 def _compatible(files: Mapping[str, SessionFile], changed: Mapping[str, Artifact]) -> dict[str, SessionFile]:
     """Return the *files* that can stand beside what *changed*: no other content, no file where a folder must be."""
     folders = {str(parent) for path in changed for parent in PurePosixPath(path).parents}
@@ -410,15 +380,17 @@ def _compatible(files: Mapping[str, SessionFile], changed: Mapping[str, Artifact
     }
 
 
-def _bound(changed: dict[str, Artifact], unchanged: Mapping[str, SessionFile], bounds: Bounds) -> Iterator[OutputError]:
+def _bound(
+    changed: dict[str, Artifact], unchanged: Mapping[str, SessionFile], bounds: OutputBounds
+) -> Iterator[OutputError]:
     """Take from *changed* what would not fit, so that its old version in *unchanged* stays, and name it."""
     sizes = {path: file.size for path, file in unchanged.items()}
-    files, room = bounds.files - len(sizes), bounds.size - sum(sizes.values())
+    files, room = bounds.files - len(sizes), bounds.total - sum(sizes.values())
     for path in sorted(changed):
         added_files, size = int(path not in sizes), changed[path].size - sizes.get(path, 0)
         if added_files > files or size > max(room, 0):
             del changed[path]
-            message = f"a session keeps {bounds.files} files of {bounds.size} bytes in all"
+            message = f"a session keeps {bounds.files} files of {bounds.total} bytes in all"
             yield OutputError(path=path, code="session_full", message=message)
         else:
             files, room = files - added_files, room - size

@@ -245,7 +245,7 @@ class TaskRun:
                 await self._finish(head, broken, None)
                 return
             verdict = await self._follow(head, attempt)
-            if not verdict.succeeded or verdict.artifacts:  # a success is one, whatever was asked meanwhile
+            if verdict.status != "ok" or verdict.artifacts:  # a success is one, whatever was asked meanwhile
                 head = await self._context.head(self._item) or head
                 if head.terminal:
                     return

@@ -125,8 +125,10 @@ def open_engine(
         raise MissingExtra(f"{label} in a database", "jobs") from None
     if url.startswith("postgresql://"):
         url = "postgresql+psycopg://" + url.removeprefix("postgresql://")
+    # a file is never away, and opening it anew costs more than keeping it open
+    pool |= {"pool_size": SQLITE_CONNECTIONS} if url.startswith("sqlite") else {"pool_pre_ping": True}
     try:
-        engine = sa.create_engine(url, hide_parameters=True, **(pool | _pooling(url)))
+        engine = sa.create_engine(url, hide_parameters=True, **pool)
     except ImportError:
         raise MissingExtra(f"{label} in PostgreSQL", "jobs") from None
     except sa.exc.ArgumentError:
@@ -149,16 +151,6 @@ def close_engine(engine: sa.Engine) -> None:
 def _let_go(engine: sa.Engine, _connection: object, record: sa.pool.ConnectionPoolEntry) -> None:
     if engine.get_execution_options().get("kdskills_closed", False):
         record.invalidate()  # nobody is left who would close what the pool keeps
-
-
-def _pooling(url: str) -> dict[str, Any]:
-    """Return how connections are kept: a file is never away, and opening it anew costs more than keeping it open."""
-    return {"pool_size": SQLITE_CONNECTIONS} if url.startswith("sqlite") else {"pool_pre_ping": True}
-
-
-def _reading(dialect: str) -> dict[str, str]:
-    """Return how questions are asked: each of PostgreSQL's sees what was committed by then, in a transaction or without."""
-    return {"isolation_level": "AUTOCOMMIT"} if dialect == "postgresql" else {}
 
 
 def _keep_private(engine: sa.Engine, label: str, failure: type[KdskillsError]) -> None:
@@ -266,9 +258,9 @@ class Database:
         self._prepare = prepare
         self._preparing = threading.RLock()
         self.engine = open_engine(url, label=label, failure=failure)
-        self._reading = self.engine.execution_options(
-            kdskills_reads=True, **_reading(self.dialect)
-        )  # the same connections
+        # each of PostgreSQL's questions sees what was committed by then, in a transaction or without
+        mode = {"isolation_level": "AUTOCOMMIT"} if self.dialect == "postgresql" else {}
+        self._reading = self.engine.execution_options(kdskills_reads=True, **mode)  # the same connections
 
     @property
     def dialect(self) -> str:
@@ -337,13 +329,8 @@ def set_pragmas(connection: sqlite3.Connection, *extra_pragmas: str) -> None:
         sqlite3.OperationalError: The file stayed locked for `BUSY_MS`, or is no database.
     """
     patience = time.monotonic() + BUSY_MS / 1000
-    pragmas = (
-        f"busy_timeout={BUSY_MS}",
-        "journal_mode=WAL",
-        "synchronous=NORMAL",
-        f"journal_size_limit={JOURNAL_LIMIT}",
-    )
-    for pragma in pragmas + extra_pragmas:
+    own = (f"busy_timeout={BUSY_MS}", "journal_mode=WAL", "synchronous=NORMAL", f"journal_size_limit={JOURNAL_LIMIT}")
+    for pragma in own + extra_pragmas:
         while True:
             try:
                 connection.execute(f"PRAGMA {pragma}").close()

@@ -33,8 +33,8 @@ from kdskills.execution import ExecResult, Executor
 from kdskills.execution.probing import require_consent
 from kdskills.execution.protocol import Handle, Preparable
 from kdskills.jobs import shim
-from kdskills.jobs.attempts import AttemptFacts, AttemptOrder, ProcessIdentity, Verdict, WarmStarter
-from kdskills.jobs.exchange import Bounds, SessionFolder, refusal, to_request, to_verdict, workdir_files
+from kdskills.jobs.attempts import AttemptFacts, AttemptOrder, OutputBounds, ProcessIdentity, Verdict, WarmStarter
+from kdskills.jobs.exchange import SessionFolder, refusal, to_request, to_verdict, workdir_files
 from kdskills.jobs.model import OutputError
 from kdskills.jobs.services import ServiceSupervisor
 
@@ -233,7 +233,7 @@ class AttemptRunner:
         errors: list[OutputError] = []
         if session is not None and files is not None and snapshot is not None:
             limits = order.spec.placement.limits
-            errors = session.commit(snapshot, files, Bounds(order.session_files, limits.work_size))
+            errors = session.commit(snapshot, files, OutputBounds(files=order.session_files, total=limits.work_size))
         return to_verdict(order, self._folder, result, started_at=started_at, session_errors=errors, override=instead)
 
     async def _over(

@@ -2,6 +2,8 @@
 
 import pytest
 
+from kdskills.jobs import shim
+
 pytestmark = pytest.mark.needs("bubblewrap")
 
 
@@ -11,7 +13,9 @@ async def test_program_runs_to_its_verdict(lab):
     assert (verdict.status, verdict.exit_code, attempt.state()) == ("nonzero", 3, "ended"), lab.log(attempt)
     assert attempt.logs("stdout").data == b"out\n"
     assert attempt.logs("stderr").data == b"err\n"
-    assert [(item.path, attempt.output(item.file).read_bytes()) for item in verdict.artifacts] == [("r.txt", b"12345")]
+    assert [(item.path, (attempt.folder / item.file).read_bytes()) for item in verdict.artifacts] == [
+        ("r.txt", b"12345")
+    ]
 
 
 async def test_session_files_survive_between_commands(lab):
@@ -29,5 +33,8 @@ async def test_cancel_ends_the_tree(lab):
     assert attempt.cancel("enough")
     verdict = await attempt.wait()
     assert (verdict.status, verdict.exit_code, verdict.error_code) == ("cancelled", None, "canceled")
-    assert (attempt.logs("stdout").data, attempt.cancel_reason()) == (b"begun\n", "enough")
+    assert (attempt.logs("stdout").data, shim.read_json(attempt.folder / shim.CANCEL)) == (
+        b"begun\n",
+        {"reason": "enough"},
+    )
     assert not attempt.cancel("again")

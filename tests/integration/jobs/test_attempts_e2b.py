@@ -68,7 +68,7 @@ async def test_outputs_and_session_come_back(lab):
     await lab.run("printf one > a", session="s")
     attempt, verdict = await lab.run("printf two >> a; cat a", session="s", outputs=("a",))
     assert (verdict.status, attempt.logs("stdout").data) == ("ok", b"onetwo"), lab.log(attempt)
-    assert [attempt.output(item.file).read_bytes() for item in verdict.artifacts] == [b"onetwo"]
+    assert [(attempt.folder / item.file).read_bytes() for item in verdict.artifacts] == [b"onetwo"]
 
 
 async def test_ports_are_refused_and_patterns_are_not(lab):

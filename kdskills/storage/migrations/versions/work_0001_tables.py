@@ -1,7 +1,11 @@
 """Tables of tasks, jobs, workers, sessions and artifacts."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
+
+from kdskills.storage.database import columns, word_type
 
 revision = "work_0001"
 down_revision = None
@@ -9,57 +13,13 @@ branch_labels = ("work",)
 depends_on = None
 
 
-def word(length: int) -> sa.String:
-    """Return text that is compared by bytes, not in a language's order."""
-    return sa.String(length).with_variant(sa.String(length, collation="C"), "postgresql")
-
-
-def owned() -> list[sa.Column[object]]:
-    """Return the columns that tasks and jobs share."""
-    return [
-        sa.Column("id", word(80), primary_key=True),
-        sa.Column("tenant", word(200), nullable=False),
-        sa.Column("project", word(200), nullable=False),
-        sa.Column("agent", word(200), nullable=False),
-        sa.Column("alias", word(200), nullable=False),
-        sa.Column("status", sa.String(16), nullable=False),
-        sa.Column("session_id", word(128)),
-        sa.Column("session_key", word(80), nullable=False),
-        sa.Column("body_hash", sa.String(80), nullable=False),
-        sa.Column("spec", sa.Text, nullable=False),
-        sa.Column("home", sa.String(80)),
-        sa.Column("host", sa.String(80)),
-        sa.Column("executor", sa.String(80)),
-        sa.Column("created_at", sa.BigInteger, nullable=False),
-        sa.Column("started_at", sa.BigInteger),
-        sa.Column("finished_at", sa.BigInteger),
-        sa.Column("error_code", sa.String(80)),
-        sa.Column("error_message", sa.Text),
-        sa.Column("cancel_at", sa.BigInteger),
-        sa.Column("cancel_reason", sa.Text),
-    ]
-
-
 def upgrade() -> None:
     """Make the tables."""
-    artifacts()
-    jobs()
-    meta()
-    tasks()
-    sessions()
-    workers()
-
-
-def artifacts() -> None:
-    """Make kd_artifacts."""
     op.create_table(
         "kd_artifacts",
-        sa.Column("id", word(80), primary_key=True),
-        sa.Column("tenant", word(200), nullable=False),
-        sa.Column("project", word(200), nullable=False),
-        sa.Column("agent", word(200), nullable=False),
-        sa.Column("task_id", word(80)),
-        sa.Column("job_id", word(80)),
+        sa.Column("id", word_type(80), primary_key=True),
+        *columns(word_type(200), "tenant", "project", "agent", nullable=False),
+        *columns(word_type(80), "task_id", "job_id"),
         sa.Column("path", sa.Text, nullable=False),
         sa.Column("sha256", sa.String(64), nullable=False),
         sa.Column("size", sa.BigInteger, nullable=False),
@@ -71,80 +31,62 @@ def artifacts() -> None:
     )
     op.create_index("ix_kd_artifacts_task_id", "kd_artifacts", ["task_id"])
     op.create_index("kd_artifacts_content", "kd_artifacts", ["project", "sha256"])
-
-
-def jobs() -> None:
-    """Make kd_jobs."""
+    work("kd_jobs")
     op.create_table(
-        "kd_jobs",
-        *owned(),
+        "kd_meta", sa.Column("name", sa.String(80), primary_key=True), sa.Column("value", sa.Text, nullable=False)
     )
-    op.create_index("kd_jobs_held", "kd_jobs", ["executor", "status"])
-    op.create_index("kd_jobs_listed", "kd_jobs", ["tenant", "project", "created_at", "id"])
-    op.create_index("kd_jobs_status", "kd_jobs", ["status", "finished_at"])
-
-
-def meta() -> None:
-    """Make kd_meta."""
-    op.create_table(
-        "kd_meta",
-        sa.Column("name", sa.String(80), primary_key=True),
-        sa.Column("value", sa.Text, nullable=False),
-    )
-
-
-def tasks() -> None:
-    """Make kd_tasks."""
-    op.create_table(
+    work(
         "kd_tasks",
-        *owned(),
         sa.Column("mode", sa.String(16), nullable=False),
-        sa.Column("job_id", word(80)),
-        sa.Column("step", sa.Integer),
-        sa.Column("try", sa.Integer),
-        sa.Column("attempt", sa.Integer, nullable=False),
-        sa.Column("restarts", sa.Integer, nullable=False),
+        sa.Column("job_id", word_type(80)),
+        *columns(sa.Integer, "step", "try"),
+        *columns(sa.Integer, "attempt", "restarts", nullable=False),
         sa.Column("ready_at", sa.BigInteger),
-        sa.Column("exit_code", sa.Integer),
-        sa.Column("signal", sa.Integer),
-        sa.Column("stdout_tail", sa.LargeBinary),
-        sa.Column("stderr_tail", sa.LargeBinary),
-        sa.Column("stdout_total", sa.BigInteger),
-        sa.Column("stderr_total", sa.BigInteger),
-        sa.Column("artifacts", sa.Text),
-        sa.Column("output_errors", sa.Text),
-        sa.Column("endpoints", sa.Text),
+        *columns(sa.Integer, "exit_code", "signal"),
+        *columns(sa.LargeBinary, "stdout_tail", "stderr_tail"),
+        *columns(sa.BigInteger, "stdout_total", "stderr_total"),
+        *columns(sa.Text, "artifacts", "output_errors", "endpoints"),
     )
     op.create_index("ix_kd_tasks_job_id", "kd_tasks", ["job_id"])
-    op.create_index("kd_tasks_held", "kd_tasks", ["executor", "status"])
-    op.create_index("kd_tasks_listed", "kd_tasks", ["tenant", "project", "created_at", "id"])
-    op.create_index("kd_tasks_status", "kd_tasks", ["status", "finished_at"])
-
-
-def sessions() -> None:
-    """Make kd_work_sessions."""
     op.create_table(
         "kd_work_sessions",
-        sa.Column("session_key", word(80), primary_key=True),
-        sa.Column("holder", word(80)),
+        sa.Column("session_key", word_type(80), primary_key=True),
+        sa.Column("holder", word_type(80)),
         sa.Column("host", sa.String(80)),
         sa.Column("used_at", sa.BigInteger, nullable=False),
     )
-
-
-def workers() -> None:
-    """Make kd_workers."""
     op.create_table(
         "kd_workers",
         sa.Column("executor", sa.String(80), primary_key=True),
-        sa.Column("host", sa.String(80), nullable=False),
-        sa.Column("slot", sa.Integer, nullable=False),
-        sa.Column("pid", sa.Integer, nullable=False),
+        sa.Column("host", sa.String(80), nullable=False, index=True),
+        *columns(sa.Integer, "slot", "pid", nullable=False),
         sa.Column("name", sa.String(255), nullable=False),
-        sa.Column("state", sa.String(8), nullable=False),
-        sa.Column("started_at", sa.BigInteger, nullable=False),
-        sa.Column("beat_at", sa.BigInteger, nullable=False),
+        sa.Column("state", sa.String(8), nullable=False, index=True),
+        *columns(sa.BigInteger, "started_at", "beat_at", nullable=False),
         sa.Column("lease_until", sa.BigInteger),
     )
-    op.create_index("ix_kd_workers_host", "kd_workers", ["host"])
-    op.create_index("ix_kd_workers_state", "kd_workers", ["state"])
+
+
+def work(table: str, *more: sa.Column[Any]) -> None:
+    """Make the table of jobs or of tasks, with the columns and indexes both have, and *more* columns."""
+    op.create_table(
+        table,
+        sa.Column("id", word_type(80), primary_key=True),
+        *columns(word_type(200), "tenant", "project", "agent", "alias", nullable=False),
+        sa.Column("status", sa.String(16), nullable=False),
+        sa.Column("session_id", word_type(128)),
+        sa.Column("session_key", word_type(80), nullable=False),
+        sa.Column("body_hash", sa.String(80), nullable=False),
+        sa.Column("spec", sa.Text, nullable=False),
+        *columns(sa.String(80), "home", "host", "executor"),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        *columns(sa.BigInteger, "started_at", "finished_at"),
+        sa.Column("error_code", sa.String(80)),
+        sa.Column("error_message", sa.Text),
+        sa.Column("cancel_at", sa.BigInteger),
+        sa.Column("cancel_reason", sa.Text),
+        *more,
+    )
+    op.create_index(f"{table}_held", table, ["executor", "status"])
+    op.create_index(f"{table}_listed", table, ["tenant", "project", "created_at", "id"])
+    op.create_index(f"{table}_status", table, ["status", "finished_at"])

@@ -1,5 +1,7 @@
 """The queue is the tasks and jobs themselves: indexes to ask them by, and nothing left of the engine that was beside them."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -10,22 +12,12 @@ depends_on = None
 
 OPEN = "status IN ('queued', 'starting', 'running')"
 ENGINE_SCHEMA = "dbos"
-DROP_ENGINE = """
-DROP TABLE IF EXISTS operation_outputs
-DROP TABLE IF EXISTS notifications
-DROP TABLE IF EXISTS workflow_events_history
-DROP TABLE IF EXISTS workflow_events
-DROP TABLE IF EXISTS workflow_input
-DROP TABLE IF EXISTS workflow_output
-DROP TABLE IF EXISTS streams
-DROP TABLE IF EXISTS event_dispatch_kv
-DROP TABLE IF EXISTS workflow_schedules
-DROP TABLE IF EXISTS application_versions
-DROP TABLE IF EXISTS queues
-DROP TABLE IF EXISTS workflow_status
-DROP TABLE IF EXISTS dbos_migrations
-"""
-"""One statement a line, in an order that foreign keys allow."""
+ENGINE_TABLES = (
+    *("operation_outputs", "notifications", "workflow_events_history", "workflow_events", "workflow_input"),
+    *("workflow_output", "streams", "event_dispatch_kv", "workflow_schedules", "application_versions", "queues"),
+    *("workflow_status", "dbos_migrations"),
+)
+"""In an order that foreign keys allow."""
 OURS = "('kd_task', 'kd_job')"
 
 
@@ -37,20 +29,9 @@ def upgrade() -> None:
     """
     op.execute("UPDATE kd_workers SET state = 'dead'")
     for table in ("kd_tasks", "kd_jobs"):
-        op.create_index(
-            f"{table}_open",
-            table,
-            ["session_key", "created_at"],
-            sqlite_where=sa.text(OPEN),
-            postgresql_where=sa.text(OPEN),
-        )
-        op.create_index(
-            f"{table}_turn",
-            table,
-            ["status", "created_at", "id"],
-            sqlite_where=sa.text(OPEN),
-            postgresql_where=sa.text(OPEN),
-        )
+        open_: dict[str, Any] = {"sqlite_where": sa.text(OPEN), "postgresql_where": sa.text(OPEN)}
+        op.create_index(f"{table}_open", table, ["session_key", "created_at"], **open_)
+        op.create_index(f"{table}_turn", table, ["status", "created_at", "id"], **open_)
     op.drop_column("kd_work_sessions", "holder")
     drop_engine()
 
@@ -69,6 +50,5 @@ def drop_engine() -> None:
     elif schema is not None:
         op.execute(f"DROP SCHEMA {schema} CASCADE")
     else:
-        for statement in DROP_ENGINE.split("\n"):
-            if statement:
-                op.execute(statement)
+        for table in ENGINE_TABLES:
+            op.execute(f"DROP TABLE IF EXISTS {table}")

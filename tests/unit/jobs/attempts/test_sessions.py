@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from kdskills.execution.collect import MAX_ERRORS
 from kdskills.execution.request import Artifact, ArtifactError, ExecResult, IsolationLevel, Stream
-from kdskills.jobs.exchange import MARKER, Bounds, SessionFolder, WorkdirFiles, workdir_files
+from kdskills.jobs.attempts import OutputBounds
+from kdskills.jobs.exchange import MARKER, SessionFolder, WorkdirFiles, workdir_files
 
-ROOMY = Bounds(files=100, size=10_000)
+ROOMY = OutputBounds(files=100, total=10_000)
 
 
 def art(path, text="x", mode=0o644):
@@ -118,7 +119,7 @@ def test_odd_names_are_named_and_not_kept(folder, tmp_path, name):
 def test_what_does_not_fit_keeps_its_old_version(folder):
     """Beyond its bounds a session takes no more; a file whose new version is too large stays as it was."""
     files = [art("a", "x" * 90), art("d/b", "2"), art("e", "5"), art("f", "6")]
-    errors = folder.commit(now(folder), left(*files), Bounds(files=3, size=50))
+    errors = folder.commit(now(folder), left(*files), OutputBounds(files=3, total=50))
     assert sorted((error.path, error.code) for error in errors) == [("a", "session_full"), ("f", "session_full")]
     assert shown(folder) == {"a": "1", "d/b": "2", "e": "5"}
 
@@ -162,13 +163,6 @@ def test_old_version_does_not_change_with_the_new(folder):
     folder.commit(now(folder), left(art("a", "other"), art("d/b", "2")), ROOMY)
     with kept:
         assert kept.read() == "1"
-
-
-def test_removed_session_is_gone(folder):
-    """Forgetting a session leaves nothing, and forgetting it twice is no error."""
-    folder.remove()
-    folder.remove()
-    assert not folder._top.exists()
 
 
 def test_nobody_looked_means_nothing_is_known():
