@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     import jinja2
     from pydantic import BaseModel
 
-    from kdskills.app.conversations import Conversations
     from kdskills.app.operations import Operation
     from kdskills.app.operations.bundles import BundleLoader
+    from kdskills.app.operations.conversation import Conversations
     from kdskills.app.publication import Publication, PublishedEntry
     from kdskills.app.tokens import Tokens
     from kdskills.app.upkeep import Readiness, Upkeep
@@ -194,7 +194,7 @@ class Host(OperationCalls):
     @cached_property
     def conversations(self) -> Conversations:
         """Conversation sessions of callers at the doors."""
-        from kdskills.app.conversations import Conversations
+        from kdskills.app.operations.conversation import Conversations
 
         return Conversations(self.settings, self.wiring, self.project_skills, self.session_store)
 

@@ -122,40 +122,24 @@ def rule_findings(bundle: Bundle) -> list[Diagnostic]:
     consumers = dict.fromkeys((*listed, *SOLVER, *demo_consumers(demo_of(bundle.root))))
     findings = []
     for consumer in bundle.descriptor.agents_config:
-        if consumer == EVERYONE or consumer in consumers:
-            continue
         nearest_name, ratio = nearest(consumer, consumers)
-        if not listed and ratio < ALIKE:
+        if consumer == EVERYONE or consumer in consumers or (not listed and ratio < ALIKE):
             continue
         severity: Severity = "error" if listed or ratio >= TYPO else "warning"
-        reason = (
-            "is not among the consumers of this bundle"
-            if listed
-            else f"is like {nearest_name}, and no agent has that name"
-        )
+        like = f"is like {nearest_name}, and no agent has that name"
+        reason = "is not among the consumers of this bundle" if listed else like
         advice = f"write {nearest_name!r}, or " if ratio >= ALIKE else ""
+        fix = f"{advice}list {consumer!r} under `consumers` in the descriptor"
+        message, ref = f"{consumer} {reason}: its rules hold for nobody", f"agents_config.{consumer}"
         path, line = _descriptor_line(bundle, consumer)
-        findings.append(
-            Diagnostic(
-                "consumer_unknown",
-                severity,
-                f"{consumer} {reason}: its rules hold for nobody",
-                path=path,
-                line=line,
-                ref=f"agents_config.{consumer}",
-                fix=f"{advice}list {consumer!r} under `consumers` in the descriptor",
-            )
-        )
+        findings.append(Diagnostic("consumer_unknown", severity, message, path=path, line=line, ref=ref, fix=fix))
     return findings
 
 
 def asker_findings(subsystem: SkillsSubsystem, consumer: str | None, demo: Cassette | None) -> tuple[Diagnostic, ...]:
     """Return a warning when nothing names the consumer that asks: no rule is its own, only those for all hold.
 
-    Args:
-        subsystem: Skills and rules.
-        consumer: Who asks; an anonymous consumer is never unknown.
-        demo: The bundle's recording, whose roles are known.
+    Roles of *demo*, the bundle's recording, are known; an anonymous consumer is never unknown.
     """
     terms = subsystem.descriptor
     consumers = dict.fromkeys((*terms.agents_config, *terms.consumers, *SOLVER, *demo_consumers(demo)))
@@ -165,11 +149,8 @@ def asker_findings(subsystem: SkillsSubsystem, consumer: str | None, demo: Casse
     if any(fnmatchcase(consumer.lower(), entry) for entry in patterns):
         return ()
     nearest_name, ratio = nearest(consumer, consumers)
-    fix = (
-        f"ask as {nearest_name!r}"
-        if ratio >= ALIKE
-        else "list it under `consumers` in the descriptor, or give it rules"
-    )
+    otherwise = "list it under `consumers` in the descriptor, or give it rules"
+    fix = f"ask as {nearest_name!r}" if ratio >= ALIKE else otherwise
     message = f"no rule, skill or agent names {consumer}: only what holds for every consumer is in force"
     return (Diagnostic("consumer_unknown", "warning", message, ref=consumer, fix=fix),)
 
@@ -196,19 +177,16 @@ def demo_consumers(demo: Cassette | None) -> tuple[str, ...]:
 
 def nearest(name: str, candidates: Iterable[str]) -> tuple[str, float]:
     """Return the known name most like *name*, and how alike they are, from 0 to 1; case does not count."""
-    rated = (
-        (candidate, _likeness(name.casefold(), candidate.casefold()))
-        for candidate in candidates
-        if candidate != EVERYONE
-    )
+
+    def likeness(candidate: str) -> float:
+        first, second = name.casefold(), candidate.casefold()
+        total = len(first) + len(second)
+        if not total or 2 * min(len(first), len(second)) < LEAST * total:
+            return 0.0  # cannot be alike: a name of a megabyte is not even compared
+        return SequenceMatcher(None, first, second, autojunk=False).ratio()
+
+    rated = ((candidate, likeness(candidate)) for candidate in candidates if candidate != EVERYONE)
     return max(rated, key=lambda pair: pair[1], default=("", 0.0))
-
-
-def _likeness(name: str, candidate: str) -> float:
-    shorter, total = min(len(name), len(candidate)), len(name) + len(candidate)
-    if not total or 2 * shorter < LEAST * total:  # cannot be alike: a name of a megabyte is not even compared
-        return 0.0
-    return SequenceMatcher(None, name, candidate, autojunk=False).ratio()
 
 
 def _descriptor_line(bundle: Bundle, consumer: str) -> tuple[str | None, int | None]:

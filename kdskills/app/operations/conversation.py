@@ -1,17 +1,32 @@
-"""The four runtime tools as operations, each within a session of the caller."""
+"""The four runtime tools as operations, each within a session of the caller over the skills of its project."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, StringConstraints
 
 from kdskills.app.operations.models import Output
+from kdskills.app.work import scope_of
+from kdskills.errors import ExecRefused, SessionError
+from kdskills.session import SkillRuntime
+from kdskills.session.scope import NO_TURN, TurnScope
+from kdskills.session.store import MemoryStore
 from kdskills.session.tools import LoadInput, ReadInput, RunScriptInput, UnloadInput
 
 if TYPE_CHECKING:
-    from kdskills.app.conversations import Conversations
+    from kdskills.app.identity import Identity
     from kdskills.app.operations.table import Context
+    from kdskills.app.settings import Settings
+    from kdskills.app.wiring import HostWiring
+    from kdskills.projects.views import ProjectSkills
+    from kdskills.session import SessionStore
+    from kdskills.turn import SkillsSubsystem
+
+ANONYMOUS = "anonymous"
+"""Consumer of callers without an agent: no rule of a descriptor names it, so it sees what everybody may."""
 
 SessionId = Annotated[
     str,
@@ -65,29 +80,111 @@ class ToolAnswer(Output):
     instructions: tuple[LoadedSkillText, ...] = ()
 
 
+class Conversations:
+    """Sessions by caller. What one caller calls `main` is another session than anybody else's `main`.
+
+    Args:
+        settings: Which engine runs scripts, and where sessions are kept.
+        wiring: Engines and the policy of plugins.
+        skills_of: Gives the skills of a project.
+        open_store: Opens a store of sessions by its URL.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        wiring: HostWiring,
+        skills_of: Callable[[str], Awaitable[ProjectSkills]],
+        open_store: Callable[[str], SessionStore],
+    ) -> None:
+        self._settings = settings
+        self._wiring = wiring
+        self._skills_of = skills_of
+        self._open_store = open_store
+        self._lock = asyncio.Lock()
+        self._runtimes: dict[str, tuple[SkillsSubsystem, SkillRuntime]] = {}
+        self._store: SessionStore | None = None
+
+    async def open(
+        self, identity: Identity, session_id: str, *, scripts: bool = False
+    ) -> tuple[SkillRuntime, str, TurnScope]:
+        """Return the runtime of the caller's project, the key of the session there, and the caller's view as it is now.
+
+        The session is made by its first use.
+
+        Raises:
+            ExecRefused: *scripts* are to be run, and no engine works.
+        """
+        project_skills = await self._skills_of(identity.project)
+        async with self._lock:
+            entry = self._runtimes.get(identity.project)
+            if entry is None or entry[0] is not project_skills.subsystem:
+                entry = (project_skills.subsystem, await self._runtime(project_skills.subsystem))
+                self._runtimes[identity.project] = entry
+        runtime = entry[1]
+        if scripts and not runtime.config.run_scripts:
+            await self._wiring.executor()  # says what is wrong and what cures it
+            self._runtimes.pop(identity.project, None)  # nothing is wrong any more
+            return await self.open(identity, session_id)
+        key = scope_of(identity).session_key(session_id)
+        try:
+            await runtime.get_session(key)
+        except SessionError:
+            try:
+                await runtime.create_session(key, consumer=identity.consumer or ANONYMOUS)
+            except SessionError as error:  # somebody else's first use came between
+                if error.code != "session_exists":
+                    raise
+        if identity.held_tools is None:
+            return runtime, key, NO_TURN
+        view = project_skills.subsystem.view(identity.consumer or ANONYMOUS, identity.held_tools)
+        return runtime, key, TurnScope(view=view)
+
+    async def _runtime(self, subsystem: SkillsSubsystem) -> SkillRuntime:
+        """Return a runtime over *subsystem*; without a working engine it has no scripts, and `run_script` asks again."""
+        try:
+            executor = await self._wiring.executor()
+        except ExecRefused:
+            executor = None
+        if self._store is None:
+            url = self._settings.session_store
+            self._store = MemoryStore() if url is None else await asyncio.to_thread(self._open_store, url)
+        return SkillRuntime(
+            subsystem=subsystem,
+            executor=executor,
+            run_scripts=executor is not None,
+            interpreters=self._wiring.interpreters,
+            locations="logical",
+            body_in="result",
+            store=self._store,
+            deny=self._wiring.deny,
+        )
+
+
 async def load(conversations: Conversations, arguments: LoadCall, context: Context) -> ToolAnswer:
     """Load skills and return their instructions."""
-    receipt = await conversations.load(context.identity, arguments.session_id, arguments.names, arguments.mode)
+    runtime, key, scope = await conversations.open(context.identity, arguments.session_id)
+    by = context.identity.starter
+    receipt = await runtime.load(key, arguments.names, arguments.mode, by=by, scope=scope)
     return ToolAnswer.of(result=receipt.to_json(), instructions=receipt.bodies)
 
 
 async def unload(conversations: Conversations, arguments: UnloadCall, context: Context) -> ToolAnswer:
     """Unload skills."""
-    names, everything = arguments.names, arguments.all
-    receipt = await conversations.unload(context.identity, arguments.session_id, names, everything=everything)
+    runtime, key, scope = await conversations.open(context.identity, arguments.session_id)
+    receipt = await runtime.unload(key, scope=scope, **arguments.model_dump(exclude={"session_id"}))
     return ToolAnswer(result=receipt.to_json())
 
 
 async def read(conversations: Conversations, arguments: ReadCall, context: Context) -> ToolAnswer:
     """Read a file of a loaded skill."""
-    piece = await conversations.read(
-        context.identity, arguments.session_id, arguments.path, arguments.skill, arguments.encoding, arguments.offset
-    )
+    runtime, key, scope = await conversations.open(context.identity, arguments.session_id)
+    piece = await runtime.read(key, scope=scope, **arguments.model_dump(exclude={"session_id"}))
     return ToolAnswer(result=piece.to_json())
 
 
 async def run_script(conversations: Conversations, arguments: RunCall, context: Context) -> ToolAnswer:
     """Run a script of a loaded skill."""
-    options = arguments.model_dump(include={"skill", "args", "env", "workdir", "timeout_s"})
-    result = await conversations.run_script(context.identity, arguments.session_id, arguments.path, options)
+    runtime, key, scope = await conversations.open(context.identity, arguments.session_id, scripts=True)
+    result = await runtime.run_script(key, scope=scope, **arguments.model_dump(exclude={"session_id"}))
     return ToolAnswer(result=result.to_json())
