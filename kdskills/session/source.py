@@ -19,7 +19,7 @@ from kdskills.skills.registry import SkillRegistry
 from kdskills.skills.roots import SkillRoot
 from kdskills.skills.selection import By, Granted, Refused, Rules
 from kdskills.skills.snapshot import Snapshot
-from kdskills.turn.state import SubsystemState
+from kdskills.turn.export import SubsystemState
 from kdskills.turn.view import SkillView, build_view
 
 Locations = Literal["host", "logical", "none"]

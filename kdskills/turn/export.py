@@ -9,17 +9,26 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 from kdskills.bundle.descriptor import EVERYONE, SkillsDescriptor
-from kdskills.errors import DescriptorError, StrPath, path_argument
+from kdskills.errors import DescriptorError, PolicyUnavailable, StrPath, path_argument
+from kdskills.skills.digest import rows_digest
 from kdskills.skills.model import RootKind, Skill
+from kdskills.skills.refs import INTERNAL_NAMESPACE
 from kdskills.skills.roots import SkillRoot, far_content
-from kdskills.skills.snapshot import RootState
-from kdskills.turn.state import Exported, SubsystemState
+from kdskills.skills.selection import STEP_OF, KnownSkills
+from kdskills.skills.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import jinja2
+
+    from kdskills.prompts import CatalogEntry
+    from kdskills.sources import SourceKey
 
 EXPORT_KEY = "SKILLS_DESCRIPTOR"
 
@@ -68,6 +77,110 @@ def remap_mounts(export: Mapping[str, Any], mounts: Mapping[str, StrPath]) -> di
     return copied
 
 
+class Exported(NamedTuple):
+    """What an export said about itself, kept on the restored side.
+
+    Attributes:
+        complete: Whether all skills were exported, so that a view of any consumer can be taken.
+        consumer: Whose view it is.
+        tools: The tools of that consumer; None for no tool gate.
+        include_internal: Whether internal skills were asked for.
+        refused: `{full id: code}` of what that view refused.
+        content_hash: The descriptor's on the exporting side.
+        fingerprint: The subsystem's on the exporting side.
+        uris: `{full id: URI of the skill's folder}`.
+    """
+
+    complete: bool
+    consumer: str | None
+    tools: frozenset[str] | None
+    include_internal: bool
+    refused: Mapping[str, str]
+    content_hash: str
+    fingerprint: str
+    uris: Mapping[str, str]
+
+    def admit(self, consumer: str | None, tools: frozenset[str] | None, include_internal: bool) -> None:
+        """Check that the export holds every answer of the requested view.
+
+        Raises:
+            PolicyUnavailable: Another consumer, further tools or internal skills, whose answers were not exported.
+        """
+        if self.complete:
+            return
+        requested = "an anonymous consumer" if consumer is None else repr(consumer)
+        if consumer != self.consumer:
+            message = f"this is the exported view of {self.consumer!r}; it knows no policy of {requested}"
+            raise PolicyUnavailable(message, consumer=consumer, exported=self.consumer)
+        more_tools = self.tools is not None and (tools is None or not tools <= self.tools)
+        if more_tools or (include_internal and not self.include_internal):
+            message = (
+                f"this exported view of {self.consumer!r} can be narrowed, not widened by tools or internal skills"
+            )
+            raise PolicyUnavailable(message, consumer=consumer, exported=self.consumer)
+
+    def codes(self, include_internal: bool) -> Mapping[str, str]:
+        """Return the recorded refusal codes, adapted to a view with or without internal skills."""
+        if self.include_internal == include_internal:
+            return self.refused
+        prefix = f"{INTERNAL_NAMESPACE}."
+        return {
+            full_id: "internal" if full_id.startswith(prefix) and STEP_OF.get(code, 8) > 3 else code
+            for full_id, code in self.refused.items()
+        }
+
+
+@dataclass(frozen=True)
+class SubsystemState:
+    """What a subsystem holds at one moment; never changed, but for `entries`, which is a cache.
+
+    Attributes:
+        descriptor: Its rules.
+        snapshot: Its skills.
+        mounts: `{URI prefix: folder on this host}`.
+        environment: Templates, or None for the shipped ones.
+        source_key: Overrides what makes two rows one source.
+        exported: What the export said, on the restored side.
+        entries: Catalog entries already made, by full id, each with the skill it was made of.
+    """
+
+    descriptor: SkillsDescriptor
+    snapshot: Snapshot
+    mounts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    environment: jinja2.Environment | None = None
+    source_key: SourceKey | None = None
+    exported: Exported | None = None
+    entries: dict[str, tuple[Skill, CatalogEntry]] = field(default_factory=dict, repr=False, compare=False)
+
+    def reusable_entries(self, snapshot: Snapshot) -> dict[str, tuple[Skill, CatalogEntry]]:
+        """Return the catalog entries of skills that are the same object in *snapshot*, for the `SubsystemState` made of it."""
+        now = snapshot.skills
+        # Copied in one step, which no thread can interrupt: views of this snapshot still add entries in other threads.
+        entries = self.entries.copy()
+        return {full_id: entry for full_id, entry in entries.items() if now.get(full_id) is entry[0]}
+
+    def skill_index(self, include_internal: bool) -> KnownSkills:
+        """Return the usable skills, and the ids of unusable ones with their refusal codes."""
+        refused = dict.fromkeys(self.snapshot.invalid, "skill_invalid")
+        if self.exported is not None:
+            usable = self.snapshot.skills
+            codes = self.exported.codes(include_internal)
+            refused |= {full_id: code for full_id, code in codes.items() if full_id not in usable}
+        return KnownSkills(self.snapshot.skills, MappingProxyType(refused))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest over descriptor, root digests and winners; a restored subsystem has its exporter's."""
+        if self.exported is not None:
+            return self.exported.fingerprint
+        return rows_digest([["descriptor", self.descriptor.content_hash], ["skills", self.snapshot.digest]])
+
+    @property
+    def content_hash(self) -> str:
+        """The descriptor's content hash, on the restored side that of the exporter."""
+        return self.descriptor.content_hash if self.exported is None else self.exported.content_hash
+
+
 VERSION = 1
 
 
@@ -87,9 +200,7 @@ def export_view(
         state: The moment the view was taken at.
         skills: What the view grants, with private dependencies; all skills of a subsystem.
         refused: `{full id: code}` of everything else.
-        consumer: Whose view it is.
-        tools: The consumer's tools.
-        include_internal: Whether the internal namespace is open.
+        consumer: Whose view it is; it has *tools*, and internal skills with *include_internal*.
         scope: A subsystem is exported with the rules of every consumer.
     """
     # Skills of remote servers are not exported: the other process could not fetch and check their files.
@@ -104,6 +215,15 @@ def export_view(
         for name, rules in state.descriptor.agents_config.items()
         if scope == "subsystem" or name in {EVERYONE, consumer}
     }
+    roots: list[dict[str, Any]] = []
+    for each in present:
+        root = each.root
+        roots.append({"label": root.label, "kind": root.kind, "uri": root.uri, "digest": each.digest})
+        # What is unusual about a root stands only where it is.
+        if root.namespace is not None:
+            roots[-1]["namespace"] = root.namespace
+        if root.nested:
+            roots[-1]["nested"] = True
     custom = next((each.root.uri for each in reversed(present) if each.root.kind == "bundle"), None)
     return {
         EXPORT_KEY: {
@@ -111,7 +231,7 @@ def export_view(
             "scope": scope,
             "custom_skills_root": custom,
             "agents_config": config,
-            "roots": [_root_row(each) for each in present],
+            "roots": roots,
             "mounts": dict(state.mounts),
             "skills": rows,
             "activation": {
@@ -124,17 +244,6 @@ def export_view(
             "fingerprint": state.fingerprint,
         }
     }
-
-
-def _root_row(state: RootState) -> dict[str, Any]:
-    """Return one root; what is unusual about it stands only where it is."""
-    root = state.root
-    row: dict[str, Any] = {"label": root.label, "kind": root.kind, "uri": root.uri, "digest": state.digest}
-    if root.namespace is not None:
-        row["namespace"] = root.namespace
-    if root.nested:
-        row["nested"] = True
-    return row
 
 
 def skill_uri(state: SubsystemState, skill: Skill) -> str:
@@ -230,11 +339,10 @@ class Export(NamedTuple):
             DescriptorError: No root of the export does.
         """
         scheme, parts = split_uri(uri)
-        fitting = []
-        for entry in self.roots:
-            root_scheme, start = split_uri(entry.root.uri)
-            if root_scheme == scheme and parts[: len(start)] == start:
-                fitting.append((len(start), entry.root))
+        starts = [(split_uri(entry.root.uri), entry.root) for entry in self.roots]
+        fitting = [
+            (len(start), root) for (kind, start), root in starts if kind == scheme and parts[: len(start)] == start
+        ]
         if not fitting:
             raise _invalid("skills", f"{uri!r} lies below no root of the export")
         return max(fitting, key=lambda pair: pair[0])[1]

@@ -8,7 +8,8 @@ raises `NoActiveSkills` when nothing is active; `instruction_block` takes its vi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 from kdskills.errors import Diagnostic
@@ -21,16 +22,6 @@ from kdskills.turn.context import current
 from kdskills.turn.view import InstructionBlock, SkillSet, SkillView
 
 Variant = Literal["full", "compact"]
-
-
-@dataclass(slots=True)
-class _Building:
-    """What a block under construction holds."""
-
-    pool: SourcesPool
-    parts: list[BlockPart] = field(default_factory=list)
-    sid_map: dict[str, Mapping[int, int]] = field(default_factory=dict)
-    findings: list[Diagnostic] = field(default_factory=list)
 
 
 def instruction_block(
@@ -61,36 +52,30 @@ def instruction_block(
         raise ValueError(f"variant is full or compact, not {variant!r}")
     resolved = tuple(answers)
     closure = view.join(resolved)
-    building = _Building(SourcesPool.from_rows(()) if pool is None else pool)
+    pool = SourcesPool.from_rows(()) if pool is None else pool
+    parts: list[BlockPart] = []
+    sid_map: dict[str, Mapping[int, int]] = {}
+    findings: list[Diagnostic] = []
     for skill in closure.order:
-        _add(building, skill, variant, view)
-    text, disarmed = render_block(building.parts, header, view.state.environment)
+        text, rows, notes = read_texts(skill, variant)
+        findings += notes
+        if not text.strip():
+            continue
+        adopted = adopt_citations(text, rows, pool, key=view.state.source_key)
+        pool, sid_map[skill.full_id] = adopted.pool, adopted.sid_map
+        for note in adopted.diagnostics:
+            named = note.code == "citation_dropped"
+            findings.append(replace(note, message=f"{skill.full_id}: {note.message}") if named else note)
+        parts.append(BlockPart(skill.name, skill.full_id, adopted.text, skill.hidden))
+    text, disarmed = render_block(parts, header, view.state.environment)
     return InstructionBlock.of(
         text,
-        pool=building.pool,
-        sid_map=building.sid_map,
+        pool=pool,
+        sid_map=MappingProxyType(sid_map),
         granted=tuple(answer for answer in resolved if isinstance(answer, Granted)),
         refused=closure.refused,
-        diagnostics=(*closure.diagnostics, *building.findings, *disarmed),
+        diagnostics=(*closure.diagnostics, *findings, *disarmed),
     )
-
-
-def _add(building: _Building, skill: Skill, variant: Variant, view: SkillView) -> None:
-    """Read one skill, adopt its sources and append its part; a skill without text adds nothing."""
-    text, rows, findings = read_texts(skill, variant)
-    building.findings += findings
-    if not text.strip():
-        return
-    adopted = adopt_citations(text, rows, building.pool, key=view.state.source_key)
-    building.pool = adopted.pool
-    building.sid_map[skill.full_id] = adopted.sid_map
-    building.findings += [
-        finding
-        if finding.code != "citation_dropped"
-        else replace(finding, message=f"{skill.full_id}: {finding.message}")
-        for finding in adopted.diagnostics
-    ]
-    building.parts.append(BlockPart(skill.name, skill.full_id, adopted.text, skill.hidden))
 
 
 def read_texts(skill: Skill, variant: Variant) -> tuple[str, tuple[Mapping[str, Any], ...], tuple[Diagnostic, ...]]:

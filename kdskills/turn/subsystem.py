@@ -18,8 +18,7 @@ from kdskills.skills.roots import SkillRoot, order_roots
 from kdskills.skills.selection import EMPTY, tool_ids
 from kdskills.skills.snapshot import RefreshReport, Snapshot
 from kdskills.turn.context import activated
-from kdskills.turn.export import export_view, place_roots
-from kdskills.turn.state import Exported, SubsystemState
+from kdskills.turn.export import Exported, SubsystemState, export_view, place_roots
 from kdskills.turn.view import PickerEntry, SkillView, build_view, picker_of
 
 if TYPE_CHECKING:

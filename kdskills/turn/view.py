@@ -29,8 +29,7 @@ from kdskills.skills.selection import (
     refuse,
     refuse_by,
 )
-from kdskills.turn.export import export_view
-from kdskills.turn.state import SubsystemState
+from kdskills.turn.export import SubsystemState, export_view
 
 if TYPE_CHECKING:
     from kdskills.prompts import Catalog, CatalogEntry, CatalogFormat, Locations
@@ -84,23 +83,11 @@ class InstructionBlock(str):
     diagnostics: tuple[Diagnostic, ...]
 
     @classmethod
-    def of(
-        cls,
-        text: str,
-        *,
-        pool: SourcesPool,
-        sid_map: Mapping[str, Mapping[int, int]],
-        granted: tuple[Granted, ...],
-        refused: tuple[Refused, ...],
-        diagnostics: tuple[Diagnostic, ...],
-    ) -> InstructionBlock:
-        """Return *text* with its facts."""
+    def of(cls, text: str, **facts: Any) -> InstructionBlock:
+        """Return *text* with its facts, one for each attribute."""
         block = cls(text)
-        block.pool = pool
-        block.sid_map = MappingProxyType(dict(sid_map))
-        block.granted = granted
-        block.refused = refused
-        block.diagnostics = diagnostics
+        for name, fact in facts.items():
+            setattr(block, name, fact)
         return block
 
 
@@ -160,7 +147,9 @@ class SkillView:
             raise ValueError(f"by is one of model, user, code, not {by!r}")
         full_id, via = self._target(ref, self.short_ids if numbers is None else numbers, names)
         if full_id is None:
-            return _nothing(ref)
+            if parse_ref(ref).kind == "invalid":
+                return Refused("invalid_ref", f"{quoted(ref)} is no reference: a full id, a bare id or SK<n>", ref)
+            return Refused("unknown_skill", f"there is no skill {quoted(ref)}", ref)
         decision = decide(self.index, self.rules, full_id, ref=ref, starter=by)
         if isinstance(decision, Refused):
             return decision
@@ -268,13 +257,9 @@ class SkillView:
         """
         return picker_of(self.skills.values(), patterns)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Digest over the fingerprint, consumer, tools and every answer: it changes whenever an answer may."""
-        return self._digest
-
-    @cached_property
-    def _digest(self) -> str:
         tools = ["none"] if self.tools is None else ["some", *sorted(self.tools)]
         agent = ["anonymous"] if self.consumer is None else ["named", self.consumer]
         head = [["fingerprint", self.state.fingerprint], ["consumer", *agent], ["tools", *tools]]
@@ -343,21 +328,11 @@ def _names(listed: Mapping[str, Skill]) -> dict[str, str]:
     for skill in listed.values():
         if far_content(skill) is None:
             count[skill.id] = count.get(skill.id, 0) + 1
+    unique = {bare for bare, skills in count.items() if skills == 1 and not (bare.startswith("SK") and is_number(bare))}
     return {
-        skill.id if far_content(skill) is None and _is_name(skill.id, count) else full_id: full_id
+        skill.id if skill.id in unique and far_content(skill) is None else full_id: full_id
         for full_id, skill in listed.items()
     }
-
-
-def _is_name(bare: str, count: Mapping[str, int]) -> bool:
-    return count[bare] == 1 and not (bare.startswith("SK") and is_number(bare))
-
-
-def _nothing(ref: str) -> Refused:
-    parsed = parse_ref(ref)
-    if parsed.kind == "invalid":
-        return Refused("invalid_ref", f"{quoted(ref)} is no reference: a full id, a bare id or SK<n>", ref)
-    return Refused("unknown_skill", f"there is no skill {quoted(ref)}", ref)
 
 
 def _entry(kind: type[CatalogEntry], skill: Skill, short_id: str, name: str) -> CatalogEntry:
