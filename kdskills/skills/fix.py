@@ -104,7 +104,7 @@ def plan_fix(path: str | Path, *, rename: bool = False) -> FixPlan | None:
             done.append(f"{opened.file_name} becomes {SKILL_FILE}.")
     folder_name = folder.name
     if rename:
-        folder_name, sentence = _folder_name(folder, _parse(after, folder.name))
+        folder_name, sentence = _folder_name(folder, parse_parts(after, folder=folder.name))
         if sentence:
             (done if folder_name != folder.name else skipped).append(sentence)
     return FixPlan(folder, opened.file_name, before, after, file_name, folder_name, tuple(done), tuple(skipped))
@@ -178,13 +178,9 @@ def _folder_name(folder: Path, parsed: ParsedSkill) -> tuple[str, str]:
     return skill.name, f"The folder {folder.name!r} becomes {skill.name!r}."
 
 
-def _parse(data: bytes, folder: str) -> ParsedSkill:
-    return parse_parts(data, folder=folder)
-
-
 def _better(before: bytes, after: bytes, folder: str) -> bool:
     """Whether *after* has the fields and body of *before*, with fewer findings."""
-    old, new = _parse(before, folder), _parse(after, folder)
+    old, new = parse_parts(before, folder=folder), parse_parts(after, folder=folder)
     if old.skill is None or new.skill is None or len(new.diagnostics) >= len(old.diagnostics):
         return False
     return _bare(old.skill) == _bare(new.skill) and old.skill.body == new.skill.body
@@ -270,24 +266,16 @@ def _join_tools(data: bytes) -> bytes | None:
     if joined is None:
         return None
     raw = _RawLines(data)
-    first, last = fields.keys[key].line + 1, _last_line(read[0], node) + 1
-    if any(_COMMENT.search(_QUOTED.sub(_open_part, line)) for line in raw.lines[first : last + 1]):
+    end = read[0].document.text.count("\n", 0, node.end) if node.flow else int(node.items[-1].mark.line)
+    first, last = fields.keys[key].line + 1, end + 1
+    if any(
+        _COMMENT.search(_QUOTED.sub(lambda quoted: "" if quoted["open"] is None else quoted[0], line))
+        for line in raw.lines[first : last + 1]
+    ):
         return None  # a comment would be lost
     raw.replace_line(first, f"{key}: {_scalar(joined)}")
     del raw.lines[first + 1 : last + 1]
     return raw.data()
-
-
-def _open_part(quoted: re.Match[str]) -> str:
-    """Return what of a quoted text may hold a comment: all of one that is never closed."""
-    return "" if quoted["open"] is None else quoted[0]
-
-
-def _last_line(front: Frontmatter, node: Items) -> int:
-    """Return the 0-based line of the frontmatter on which *node* ends."""
-    if node.flow:
-        return front.document.text.count("\n", 0, node.end)
-    return int(node.items[-1].mark.line)
 
 
 def _scalar(text: str) -> str:

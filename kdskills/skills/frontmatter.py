@@ -38,7 +38,7 @@ def repair_lines(text: str) -> tuple[str, tuple[Repair, ...]]:
     waiting = ""  # what closes a quoted or flow value that runs over several lines
     for number, line in enumerate(lines):
         if waiting:
-            waiting = _still_open(line, waiting)
+            waiting = "" if waiting in line else waiting
             continue
         match = _LINE.fullmatch(line)
         if match is None:
@@ -84,10 +84,6 @@ def _opens(value: str) -> str:
     return closer if closer is not None and closer not in value else ""
 
 
-def _still_open(line: str, waiting: str) -> str:
-    return "" if waiting in line else waiting
-
-
 def _goes_on(lines: list[str], number: int) -> bool:
     return number + 1 < len(lines) and lines[number + 1][:1] in {" ", "\t"} and bool(lines[number + 1].strip())
 
@@ -98,19 +94,15 @@ def _needs_quotes(key: str, value: str) -> bool:
         quoted = _quoted(value)
         return quoted is not None and quoted.end() < len(value)
     if first in _CLOSERS:
-        return key in _HINTS and _slips(value)
+        try:
+            if key in _HINTS:
+                load_yaml(f"key: {value}")
+        except YamlRefused as refusal:  # the field cannot hold the value, for a slip of syntax
+            return refusal.repairable
+        return False
     if first in "|>&*!#":
         return False
     return first in "@%`" or value.endswith(":") or ": " in value or ":\t" in value
-
-
-def _slips(value: str) -> bool:
-    """Whether a field cannot hold *value*, for a slip of syntax."""
-    try:
-        load_yaml(f"key: {value}")
-    except YamlRefused as refusal:
-        return refusal.repairable
-    return False
 
 
 MAX_SKILL_BYTES = 2 * 1024 * 1024
@@ -238,10 +230,14 @@ def read_frontmatter(data: bytes, findings: FileFindings) -> Frontmatter | None:
     if not isinstance(document.root, Fields) or not document.root.items:
         findings.add("not_a_mapping", "The frontmatter is empty or no mapping of fields.", position=(2, 1))
         return None
-    if document.duplicates:
-        _report_duplicates(document, findings)
-        if findings.verdict != "lenient":
-            return None
+    for key, mark in document.duplicates:
+        message = f"The key `{key}` stands twice; the first one counts."
+        findings.add("duplicate_key", message, position=(mark.line + 2, mark.column + 1), ref=key)
+    if document.duplicates and findings.verdict != "lenient":
+        mark = document.duplicates[0][1]
+        position = (mark.line + 2, mark.column + 1)
+        findings.add("invalid_yaml", "The frontmatter has a key twice.", position=position)
+        return None
     return Frontmatter(document.root, document, trim_body(parts.text[parts.after :]), repairs)
 
 
@@ -265,15 +261,3 @@ def _load(text: str, findings: FileFindings) -> tuple[Document, tuple[Repair, ..
     position = (failure.position[0] + 2, failure.position[1] + 1) if failure.position else None
     findings.add("invalid_yaml", f"The frontmatter is no YAML a skill may use: {failure.message}.", position=position)
     return None
-
-
-def _report_duplicates(document: Document, findings: FileFindings) -> None:
-    for key, mark in document.duplicates:
-        position = (mark.line + 2, mark.column + 1)
-        findings.add(
-            "duplicate_key", f"The key `{key}` stands twice; the first one counts.", position=position, ref=key
-        )
-    if findings.verdict != "lenient":
-        mark = document.duplicates[0][1]
-        position = (mark.line + 2, mark.column + 1)
-        findings.add("invalid_yaml", "The frontmatter has a key twice.", position=position)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kdskills.errors import Diagnostic, FileRefused
@@ -47,11 +48,6 @@ def newest_of(stamps: bytes) -> int:
     """Return the latest modification time among packed stamps."""
     newest: int = max([stamp[1] for stamp in _STAMP.iter_unpack(stamps)])
     return newest
-
-
-def sizes_of(stamps: bytes) -> list[int]:
-    """Return the sizes in packed stamps."""
-    return [stamp[0] for stamp in _STAMP.iter_unpack(stamps)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +99,7 @@ class SkillRecord:
     @property
     def sizes(self) -> list[int]:
         """Sizes of `files`."""
-        return sizes_of(self.stamps[-STAMP_BYTES * len(self.files) :])
+        return [stamp[0] for stamp in _STAMP.iter_unpack(self.stamps[-STAMP_BYTES * len(self.files) :])]
 
 
 make_record = maker_of(SkillRecord)
@@ -204,36 +200,22 @@ def list_folder(descriptor: int, path: str) -> FolderListing:
                 if enters(name):
                     folders.append(name)
                 continue
-            elif entry.is_symlink() and _leads_to_folder(entry):
-                if enters(name):
-                    notes.append(_link_note(join(path, name)))
-                continue
+            elif entry.is_symlink():
+                with suppress(OSError):  # a link in a ring, or to where this user may not look: no folder to enter
+                    if entry.is_dir():
+                        if enters(name):
+                            printable = printable_path(join(path, name))
+                            message = f"{printable} is a linked folder and was not entered."
+                            notes.append(Diagnostic("symlink_skipped", "warning", message, printable))
+                        continue
             count += 1
-            size += _size(entry)
+            with suppress(FileNotFoundError):  # gone since it was listed; the folder's stamp will tell
+                size += entry.stat(follow_symlinks=False).st_size
     folders.sort()
     if notes:
         notes.sort(key=lambda note: note.path or "")
     skill_file = next((name for name in SKILL_FILES if name in files), None) if files else None
     return FolderListing(stamp, folders, files, count, size, notes, skill_file)
-
-
-def _size(entry: os.DirEntry[str]) -> int:
-    try:
-        return entry.stat(follow_symlinks=False).st_size
-    except FileNotFoundError:  # gone since it was listed; the folder's stamp will tell
-        return 0
-
-
-def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link in a ring, or to where this user may not look: no folder to enter
-        return False
-
-
-def _link_note(path: str) -> Diagnostic:
-    printable = printable_path(path)
-    return Diagnostic("symlink_skipped", "warning", f"{printable} is a linked folder and was not entered.", printable)
 
 
 def unreadable_note(path: str, reason: str | FileRefused | OSError) -> Diagnostic:
@@ -317,17 +299,12 @@ def _descend(parent: int, path: str, names: list[str], subtree: Subtree, nested:
                     # Its listing still counts here: without its skill file the folder falls back to this skill.
                     subtree.stamps += listing.stamp
                     continue
-                subtree.notes.append(_nested_note(join(folder_path, listing.skill_file)))
+                printable = printable_path(join(folder_path, listing.skill_file))
+                message = f"{printable} lies inside another skill and is one of its resources."
+                subtree.notes.append(Diagnostic("nested_skill", "info", message, printable))
             subtree.add(listing)
             _descend(descriptor, folder_path, listing.folders, subtree, nested, depth + 1)
         except OSError as error:
             subtree.notes.append(unreadable_note(folder_path, error))
         finally:
             os.close(descriptor)
-
-
-def _nested_note(path: str) -> Diagnostic:
-    printable = printable_path(path)
-    return Diagnostic(
-        "nested_skill", "info", f"{printable} lies inside another skill and is one of its resources.", printable
-    )

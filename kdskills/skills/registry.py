@@ -18,7 +18,7 @@ from kdskills.skills.index import IndexStore
 from kdskills.skills.listing import RootScan
 from kdskills.skills.model import Skill
 from kdskills.skills.roots import SkillRoot, order_roots
-from kdskills.skills.snapshot import InvalidSkill, RefreshReport, RootState, Snapshot, Winner, differences, merge
+from kdskills.skills.snapshot import InvalidSkill, RefreshReport, RootState, Snapshot, Winner, merge
 
 Check = Callable[[Skill], Iterable[Diagnostic]]
 
@@ -166,14 +166,24 @@ class SkillRegistry:
         for number, root in enumerate(self.roots):
             scans[number] = self._scan(number, root, index_notes)
         old = self._current
-        if old is not None and index_notes == self._index_notes and self._same_scans(scans):
+        if (
+            old is not None
+            and index_notes == self._index_notes
+            and all(scan is self._scans.get(number) for number, scan in scans.items())
+        ):  # then nothing has to be merged and judged again
             return old, RefreshReport((), (), (), old.diagnostics, old.generation)
         root_scans = [(root, scans[number]) for number, root in enumerate(self.roots)]
-        merged = merge(root_scans)
-        skills, invalid, judged = self._judge(merged.winners, merged.diagnostics)
-        diagnostics = tuple(self._severe(note) for note in (*index_notes.values(), *merged.diagnostics))
+        winners, notes = merge(root_scans)
+        skills, invalid, judged = self._judge(winners, notes)
+        diagnostics = tuple(  # a root that is missing is an error in a verified child
+            replace(note, severity="error") if self.verified and note.code == "root_missing" else note
+            for note in (*index_notes.values(), *notes)
+        )
         states = tuple(RootState(root, scan.digest, scan.present) for root, scan in root_scans)
-        added, changed, removed = differences(dict(old.skills) if old is not None else {}, skills)
+        before = old.skills if old is not None else {}
+        added, removed = tuple(sorted(skills.keys() - before.keys())), tuple(sorted(before.keys() - skills.keys()))
+        # An unchanged skill is the same object in both.
+        changed = tuple(sorted(name for name in skills.keys() & before.keys() if skills[name] is not before[name]))
         unchanged = (
             old is not None
             and not (added or changed or removed)
@@ -188,20 +198,12 @@ class SkillRegistry:
                 MappingProxyType(invalid),
                 diagnostics,
                 states,
-                MappingProxyType({name: merged.winners[name].root for name in skills}),
+                MappingProxyType({name: winners[name].root for name in skills}),
                 self._generation,
                 self._clock(),
             )
         self._scans, self._index_notes, self._judged, self._current = scans, index_notes, judged, snapshot
         return snapshot, RefreshReport(added, changed, removed, snapshot.diagnostics, snapshot.generation)
-
-    def _same_scans(self, scans: dict[int, RootScan]) -> bool:
-        """Whether every root was found exactly as before: then nothing has to be merged and judged again."""
-        return all(scan is self._scans.get(number) for number, scan in scans.items())
-
-    def _severe(self, note: Diagnostic) -> Diagnostic:
-        """A root that is missing is an error in a verified child."""
-        return replace(note, severity="error") if self.verified and note.code == "root_missing" else note
 
     def _scan(self, number: int, root: SkillRoot, notes: dict[int, Diagnostic]) -> RootScan:
         if root.listing is not None:

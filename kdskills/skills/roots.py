@@ -208,18 +208,12 @@ def agent_skill_roots(
             if folder in accepted or (project in accepted and folder.is_relative_to(project)):
                 roots.append(SkillRoot(f"project://{label}", folder, f"project:{prefix}{name}", "project"))
             else:
-                findings.append(_untrusted(label))
+                message = (
+                    f"The skills in {label} are not used, because nobody on this host said that the project is trusted."
+                )
+                fix = "Add the folder's canonical path to the trusted paths if you trust who wrote it."
+                findings.append(Diagnostic("root_untrusted", "warning", message, path=label, fix=fix))
     return AgentRoots(roots, findings)
-
-
-def _untrusted(label: str) -> Diagnostic:
-    return Diagnostic(
-        "root_untrusted",
-        "warning",
-        f"The skills in {label} are not used, because nobody on this host said that the project is trusted.",
-        path=label,
-        fix="Add the folder's canonical path to the trusted paths if you trust who wrote it.",
-    )
 
 
 def _present(base: Path, names: Iterable[str]) -> list[tuple[str, Path]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -96,54 +96,31 @@ class Winner(NamedTuple):
         return InvalidSkill(self.record.full_id, self.path, self.root, findings, self.record.digest)
 
 
-@dataclass(slots=True)
-class Merged:
-    """Winners by full id, unsorted, and every finding so far."""
-
-    winners: dict[str, Winner] = field(default_factory=dict)
-    diagnostics: list[Diagnostic] = field(default_factory=list)
-
-
-def merge(scans: Sequence[tuple[SkillRoot, RootScan]]) -> Merged:
-    """Join the scans of all roots, weakest first.
+def merge(scans: Sequence[tuple[SkillRoot, RootScan]]) -> tuple[dict[str, Winner], list[Diagnostic]]:
+    """Join the scans of all roots, weakest first; return winners by full id, unsorted, and every finding so far.
 
     The last root wins a full id and replaces the whole skill, also when its own skill was refused; within a root the
     later path wins.
     """
-    merged = Merged()
+    winners: dict[str, Winner] = {}
+    diagnostics: list[Diagnostic] = []
     for root, scan in scans:
-        merged.diagnostics += scan.notes
+        diagnostics += scan.notes
         for folder in scan.folders.values():
-            merged.diagnostics += folder.notes
+            diagnostics += folder.notes
         for record in scan.skills.values():
-            merged.diagnostics += record.notes
-            merged.diagnostics += record.diagnostics
-            _enter(merged, Winner(record, root))
-    return merged
-
-
-def _enter(merged: Merged, winner: Winner) -> None:
-    name = winner.record.full_id
-    loser = merged.winners.get(name)
-    merged.winners[name] = winner
-    if loser is None:
-        return
-    if loser.root is winner.root:
-        message = f"{loser.path} and {winner.path} are both {name}; the later one is used."
-        merged.diagnostics.append(Diagnostic("duplicate_id", "warning", message, winner.path, ref=name))
-    else:
-        message = (
-            f"{name} of the root {winner.root.label} ({winner.path}) replaces the one of {loser.root.label} "
-            f"({loser.path})."
-        )
-        merged.diagnostics.append(Diagnostic("skill_overridden", "info", message, winner.path, ref=name))
-
-
-def differences(
-    old: dict[str, Skill], new: dict[str, Skill]
-) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Return sorted full ids added, changed and removed. An unchanged skill is the same object in both."""
-    added = tuple(sorted(new.keys() - old.keys()))
-    removed = tuple(sorted(old.keys() - new.keys()))
-    changed = tuple(sorted(name for name in new.keys() & old.keys() if new[name] is not old[name]))
-    return added, changed, removed
+            diagnostics += record.notes
+            diagnostics += record.diagnostics
+            name, winner = record.full_id, Winner(record, root)
+            loser = winners.get(name)
+            winners[name] = winner
+            if loser is not None and loser.root is root:
+                message = f"{loser.path} and {winner.path} are both {name}; the later one is used."
+                diagnostics.append(Diagnostic("duplicate_id", "warning", message, winner.path, ref=name))
+            elif loser is not None:
+                message = (
+                    f"{name} of the root {root.label} ({winner.path}) replaces the one of {loser.root.label} "
+                    f"({loser.path})."
+                )
+                diagnostics.append(Diagnostic("skill_overridden", "info", message, winner.path, ref=name))
+    return winners, diagnostics

@@ -200,7 +200,9 @@ def export_view(
         state: The moment the view was taken at.
         skills: What the view grants, with private dependencies; all skills of a subsystem.
         refused: `{full id: code}` of everything else.
-        consumer: Whose view it is; it has *tools*, and internal skills with *include_internal*.
+        consumer: Whose view it is.
+        tools: The consumer's tools.
+        include_internal: Whether the internal namespace is open.
         scope: A subsystem is exported with the rules of every consumer.
     """
     # Skills of remote servers are not exported: the other process could not fetch and check their files.
@@ -218,12 +220,9 @@ def export_view(
     roots: list[dict[str, Any]] = []
     for each in present:
         root = each.root
-        roots.append({"label": root.label, "kind": root.kind, "uri": root.uri, "digest": each.digest})
-        # What is unusual about a root stands only where it is.
-        if root.namespace is not None:
-            roots[-1]["namespace"] = root.namespace
-        if root.nested:
-            roots[-1]["nested"] = True
+        row: dict[str, Any] = {"label": root.label, "kind": root.kind, "uri": root.uri, "digest": each.digest}
+        row |= {"namespace": root.namespace, "nested": root.nested or None}  # which stand only where they are unusual
+        roots.append({key: value for key, value in row.items() if value is not None})
     custom = next((each.root.uri for each in reversed(present) if each.root.kind == "bundle"), None)
     return {
         EXPORT_KEY: {
