@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import json
 import os
 import stat
+import tokenize
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Final, Literal, NoReturn, get_args
 
 from kdskills.bundle.descriptor import UPPER, SkillsDescriptor, lies_inside, refuse, resembling
-from kdskills.bundle.literal import read_assignments
 from kdskills.errors import BundleError, DescriptorError, Diagnostic, FileRefused, StrPath, path_argument
 from kdskills.skills.safe_open import is_folder, read_file
 from kdskills.skills.yaml_core import YamlLimits, YamlRefused, load_yaml, to_python
@@ -25,6 +27,10 @@ NAMES = ("skills_descriptor.py", "skills_descriptor.yaml", "skills_descriptor.js
 MAX_DESCRIPTOR = 1024 * 1024
 DESCRIPTOR_NAME = "SKILLS_DESCRIPTOR"
 YAML_LIMITS = YamlLimits(nodes=100_000, size=MAX_DESCRIPTOR)
+MAX_LITERAL: Final = 256 * 1024
+"""Bytes of Python that are parsed to be read: parsing takes a hundred times their room."""
+MAX_DEPTH: Final = 50
+ENCODINGS: Final = frozenset({"utf-8", "utf-8-sig"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +150,6 @@ def _python(data: bytes, path: Path) -> Mapping[str, Any]:
     return _meaningful_names(namespace, path)
 
 
-def _literal(data: bytes, path: Path) -> Mapping[str, Any]:
-    """Read what the file assigns, and pick the names that mean something; nothing of it runs."""
-    return _meaningful_names(read_assignments(data, path), path)
-
-
 def _meaningful_names(namespace: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     """Return the names of a Python descriptor that mean something. Raises DescriptorError for those close to one."""
     known_names = (*UPPER.values(), DESCRIPTOR_NAME)
@@ -206,10 +207,8 @@ def _json(data: bytes, path: Path) -> Any:
         _unreadable(path, error.msg, error.lineno, error)
     except RecursionError as error:
         _unreadable(path, "it is nested too deep", None, error)
-    except UnicodeDecodeError as error:
-        _unreadable(path, "it is no UTF-8", None, error)
     except ValueError as error:
-        _unreadable(path, str(error), None, error)
+        _unreadable(path, "it is no UTF-8" if isinstance(error, UnicodeDecodeError) else str(error), None, error)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -224,13 +223,18 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON value")
 
 
-def _unreadable(path: Path, why: str, line: int | None, cause: Exception | None = None) -> NoReturn:
+def _unreadable(path: Path, why: str, line: int | None = None, cause: BaseException | None = None) -> NoReturn:
     location = f"{path.name}, line {line}" if line else path.name
     raise BundleError(f"{location}: {why}", code="bundle_unreadable", file=path.name, line=line) from cause
 
 
 _READERS: Mapping[str, Callable[[bytes, Path], Any]] = MappingProxyType(
-    {"py": _python, "literal": _literal, "yaml": _yaml, "json": _json}
+    {
+        "py": _python,
+        "literal": lambda data, path: _meaningful_names(read_assignments(data, path), path),
+        "yaml": _yaml,
+        "json": _json,
+    }
 )
 
 
@@ -277,3 +281,88 @@ def _optional_file(root: Path, name: str, findings: list[Diagnostic]) -> Path | 
         Diagnostic("bundle_file_ignored", "warning", f"{name} is not a regular file; it is not used", path=name)
     )
     return None
+
+
+def read_assignments(data: bytes, path: Path) -> dict[str, Any]:
+    """Return the names that Python source assigns literals to, with their values; the later assignment counts.
+
+    Args:
+        data: The source.
+        path: Where it lies, for errors.
+
+    Raises:
+        BundleError: `bundle_untrusted`: it holds code. `bundle_python_failed`: it is no Python. `bundle_unreadable`: it
+            is too large or nested too deep to be read.
+    """
+    if len(data) > MAX_LITERAL:
+        _unreadable(path, f"larger than {MAX_LITERAL} bytes, and so not read as data; write it as JSON or YAML")
+    try:
+        if tokenize.detect_encoding(io.BytesIO(data).readline)[0] not in ENCODINGS:
+            raise untrusted(path, 1, "it names another encoding than UTF-8")
+        tree = ast.parse(data, str(path))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        words = getattr(error, "msg", None) or str(error)
+        message = f"{path.name}, line {line}: {type(error).__name__}: {words}"
+        raise BundleError(message, code="bundle_python_failed", file=path.name, line=line) from error
+    except (MemoryError, RecursionError) as error:
+        _unreadable(path, "nested too deep to be read", None, error)
+    assignments: dict[str, Any] = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign):
+            if statement.value is None:  # only a type is told
+                continue
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+            if len(names) != len(targets):
+                raise untrusted(path, statement.lineno, "it assigns to more than a name")
+            assignments.update(dict.fromkeys(names, _value(statement.value, path)))
+        elif not (  # docstrings, and what only the compiler reads
+            isinstance(statement, ast.Pass)
+            or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+            or (isinstance(statement, ast.ImportFrom) and statement.module == "__future__")
+        ):
+            raise untrusted(path, statement.lineno, "it holds code, not only literals")
+    return assignments
+
+
+def untrusted(path: Path, line: int, reason: str) -> BundleError:
+    """Return the error of code that was not run, for the person who may say that it should."""
+    message = (
+        f"{path.name}, line {line}: {reason}. Code of a bundle runs with your rights, and nothing of it was run: "
+        "read it, then pass --trust"
+    )
+    return BundleError(message, code="bundle_untrusted", who="caller", file=path.name, line=line)
+
+
+def _value(node: ast.expr, path: Path, depth: int = 0) -> Any:
+    """Return the value of a literal."""
+    if depth > MAX_DEPTH:
+        _unreadable(path, f"line {node.lineno} is nested more than {MAX_DEPTH} deep")
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        number = node.operand.value if isinstance(node.operand, ast.Constant) else None
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            return -number
+    elif isinstance(node, ast.Dict) and None not in node.keys:
+        keys = [_value(key, path, depth + 1) for key in node.keys if key is not None]
+        values = [_value(item, path, depth + 1) for item in node.values]
+        return _hashed(lambda: dict(zip(keys, values, strict=True)), node, path)
+    elif isinstance(node, ast.List | ast.Tuple | ast.Set):
+        items = [_value(item, path, depth + 1) for item in node.elts]
+        return _hashed(lambda: _MAKERS[type(node)](items), node, path)
+    raise untrusted(path, node.lineno, "it holds code, not only literals")
+
+
+def _hashed(make: Callable[[], Any], node: ast.expr, path: Path) -> Any:
+    try:
+        return make()
+    except TypeError as error:
+        message = f"{path.name}, line {node.lineno}: TypeError: {error}"
+        raise BundleError(message, code="bundle_python_failed", file=path.name, line=node.lineno) from error
+
+
+_MAKERS: Final[Mapping[type[ast.expr], Callable[[list[Any]], Any]]] = MappingProxyType(
+    {ast.List: list, ast.Tuple: tuple, ast.Set: set}
+)

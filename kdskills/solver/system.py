@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kdskills.bundle import Bundle, load_bundle
 from kdskills.bundle.descriptor import DECISION
-from kdskills.bundle.literal import untrusted
+from kdskills.bundle.load import untrusted
 from kdskills.errors import BadRequest, NameTaken, ReplayError, StrPath
 from kdskills.execution import Executor, IsolationLevel
 from kdskills.models import ModelProvider

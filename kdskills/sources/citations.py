@@ -8,9 +8,9 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from kdskills.errors import Diagnostic
@@ -218,7 +218,11 @@ class _Rewriting:
                     self._note_hidden(tokens)
                 return text
             text, own_starts = self._break(text, foreign, own_starts)
-        while foreign := [match.start() for match in _written_tokens(text) if match.start() not in own_starts]:
+        patterns = grammar()
+        while foreign := sorted(
+            {match.start() for pattern in (patterns.token, patterns.sup) for match in pattern.finditer(text)}
+            - own_starts
+        ):
             text, own_starts = self._break(text, foreign, own_starts)
         self._note_hidden(find_tokens(text))
         return text
@@ -246,11 +250,6 @@ class _Rewriting:
         return "".join([*pieces, text[position:]]), shifted
 
 
-def _written_tokens(text: str) -> list[re.Match[str]]:
-    patterns = grammar()
-    return sorted([*patterns.token.finditer(text), *patterns.sup.finditer(text)], key=lambda found: found.start())
-
-
 RenderMode = Literal["links", "superscript", "html", "footnotes"]
 MODES = ("links", "superscript", "html", "footnotes")
 
@@ -261,125 +260,12 @@ _IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg", ".avif", ".bmp")
 _SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-@dataclass(frozen=True, slots=True)
-class _ShownSource:
+class _ShownSource(NamedTuple):
     """A source as it is shown: `url` only if it may become a link."""
 
     sid: int
     title: str
     url: str | None
-
-    @property
-    def is_image(self) -> bool:
-        return bool(self.url) and urlsplit(self.url or "").path.lower().endswith(_IMAGES)
-
-
-@dataclass(frozen=True, slots=True)
-class RenderOptions:
-    """How citations are shown; the keywords of `render_citations`."""
-
-    mode: RenderMode = "links"
-    keep_unresolved: bool = True
-    first_only: bool = False
-    embed_images: bool = False
-    mark_unknown: bool = False
-
-    def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ValueError(f"unknown mode {self.mode!r}: {', '.join(MODES)}")
-
-
-class Renderer:
-    """Shows the tokens of one text; footnotes are numbered as they come."""
-
-    def __init__(self, sources: Sources, options: RenderOptions) -> None:
-        self._sources = sources
-        self._options = options
-        self._shown: dict[int, _ShownSource | None] = {}
-        self._notes: dict[int, int] = {}
-        rows: Mapping[int, Any] = {} if isinstance(sources, SourcesPool) else {int(s): sources[s] for s in sources}
-        self._rows = rows
-        sids = [*sources.rows, *sources.aliases] if isinstance(sources, SourcesPool) else [*rows]
-        self._known = KnownSids(sids)
-
-    def show(self, token: CitationToken) -> str | None:
-        """Return what stands in the place of a token, or None if none of its sids resolves."""
-        cited: dict[int, _ShownSource | int] = {}
-        for first, last in token.items:
-            sids = self._known.within(first, last)
-            if first == last and not sids and self._options.mark_unknown:
-                cited[-first] = first
-            for sid in sids:
-                source = self._get(sid)
-                cited.setdefault(source.sid, source)
-                if self._options.first_only:
-                    return self._join([source])
-        return self._join(list(cited.values())) if cited else None
-
-    def notes(self) -> str:
-        """Return the list of footnotes used so far, or `""`."""
-        lines = []
-        for sid, number in self._notes.items():
-            source = self._get(sid)
-            lines.append(f"[{number}] {_title(source.title)}" + (f" - {source.url}" if source.url else ""))
-        return "\n".join(["Sources:", *lines]) if lines else ""
-
-    def _get(self, sid: int) -> _ShownSource:
-        source = self._shown.get(sid)
-        if source is None:
-            source = self._shown[sid] = self._read(sid)
-        return source
-
-    def _read(self, sid: int) -> _ShownSource:
-        row: Mapping[str, Any] | None = self._rows.get(sid)
-        if isinstance(self._sources, SourcesPool):
-            sid = self._sources.aliases.get(sid, sid)
-            row = self._sources.get(sid)
-        if not isinstance(row, Mapping):
-            raise TypeError(f"source {sid} is not a mapping")
-        url = first_text(row, "url")
-        title = first_text(row, "title") or url or first_text(row, "physical_path") or f"Source {sid}"
-        return _ShownSource(sid, title.strip(), usable_url(url))
-
-    def _join(self, cited: list[_ShownSource | int]) -> str:
-        mode = self._options.mode
-        if mode == "html":
-            return self._html(cited)
-        glue = {"links": " ", "superscript": ",", "footnotes": ""}[mode]
-        text, block = "", True
-        for source in cited:
-            if not isinstance(source, int) and self._options.embed_images and source.is_image and mode != "footnotes":
-                text += f"\n\n![{_title(source.title)}]({source.url})\n*Source {source.sid}: {_title(source.title)}*\n"
-                block = True
-                continue
-            text += ("" if block else glue) + self._source_text(source)
-            block = False
-        return text
-
-    def _source_text(self, source: _ShownSource | int) -> str:
-        if isinstance(source, int):
-            return f"[?{source}]"
-        if self._options.mode == "footnotes":
-            return f"[{self._notes.setdefault(source.sid, len(self._notes) + 1)}]"
-        title = _title(source.title)
-        if self._options.mode == "links":
-            return f"[{title}]({source.url})" if source.url else title
-        number = str(source.sid).translate(_SUPERSCRIPT)
-        return f'[{number}]({source.url} "{_quoted(title)}")' if source.url else number
-
-    def _html(self, cited: list[_ShownSource | int]) -> str:
-        rows = [source for source in cited if not isinstance(source, int)]
-        links = []
-        for source in cited:
-            if isinstance(source, int):
-                links.append(f"[?{source}]")
-            elif source.url:
-                link = f'<a href="{html.escape(source.url)}" target="_blank" rel="noopener noreferrer">'
-                links.append(f"{link}[S:{source.sid}]</a>")
-            else:
-                links.append(f"[S:{source.sid}]")
-        sids = ",".join(str(source.sid) for source in rows)
-        return f'<sup class="cite" data-sids="{sids}">{" ".join(links)}</sup>'
 
 
 @cache
@@ -390,10 +276,6 @@ def _line_breaks() -> re.Pattern[str]:
 def _title(text: str) -> str:
     """Escape a title for Markdown: it can neither end its brackets nor its line nor its table cell."""
     return re.sub(r"([\\\[\]|])", r"\\\1", _line_breaks().sub(" ", text))
-
-
-def _quoted(title: str) -> str:
-    return title.replace('"', '\\"')
 
 
 _EAGER = 4096
@@ -435,6 +317,7 @@ def render_citations(
     return stream.feed(text) + stream.flush()
 
 
+@dataclass(eq=False, repr=False)
 class CitationStream:
     """Renders citations of a text that arrives in pieces.
 
@@ -443,24 +326,28 @@ class CitationStream:
     The arguments are those of `render_citations`.
     """
 
-    def __init__(
-        self,
-        sources: Sources,
-        *,
-        mode: RenderMode = "links",
-        keep_unresolved: bool = True,
-        first_only: bool = False,
-        embed_images: bool = False,
-        mark_unknown: bool = False,
-    ) -> None:
-        options = RenderOptions(mode, keep_unresolved, first_only, embed_images, mark_unknown)
-        self._begin(sources, options)
+    sources: Sources
+    _: KW_ONLY
+    mode: RenderMode = "links"
+    keep_unresolved: bool = True
+    first_only: bool = False
+    embed_images: bool = False
+    mark_unknown: bool = False
 
-    def _begin(self, sources: Sources, options: RenderOptions) -> None:
-        self._sources = sources
-        self._options = options
-        self._renderer = Renderer(sources, options)
-        self._scanner = TokenScanner(lookahead=not options.keep_unresolved)
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"unknown mode {self.mode!r}: {', '.join(MODES)}")
+        self._begin()
+
+    def _begin(self) -> None:
+        sources = self.sources
+        self._rows: Mapping[int, Any] = (
+            {} if isinstance(sources, SourcesPool) else {int(s): sources[s] for s in sources}
+        )
+        self._known = KnownSids([*sources.rows, *sources.aliases] if isinstance(sources, SourcesPool) else self._rows)
+        self._shown: dict[int, _ShownSource] = {}
+        self._notes: dict[int, int] = {}  # sid to the number of its footnote, in the order they come
+        self._scanner = TokenScanner(lookahead=not self.keep_unresolved)
         self._writer = Writer()
         self._skip = False  # the next character goes with a removed token
         self._pieces: list[str] = []
@@ -480,11 +367,12 @@ class CitationStream:
     def flush(self) -> str:
         """Return what is still held, and end the text; the stream may then be fed another one."""
         text = self._advance(final=True)
-        notes = self._renderer.notes()
-        if notes:
+        if self._notes:
             blank_line = "\n" * (2 - len(self._tail) + len(self._tail.rstrip("\n")))
-            text += blank_line + notes
-        self._begin(self._sources, self._options)
+            noted = [(number, self._get(sid)) for sid, number in self._notes.items()]
+            lines = [f"[{number}] {_title(row.title)}" + (f" - {row.url}" if row.url else "") for number, row in noted]
+            text += blank_line + "\n".join(["Sources:", *lines])
+        self._begin()
         return text
 
     @staticmethod
@@ -510,7 +398,7 @@ class CitationStream:
         self._pieces = [undecided] if undecided else []
         self._held = len(undecided)
         self._worth = self._held + self._held // 2 if self._held > _EAGER else 0
-        output = self._writer.take(everything=final or self._options.keep_unresolved)
+        output = self._writer.take(everything=final or self.keep_unresolved)
         self._tail = (self._tail + output)[-2:]
         return output
 
@@ -520,8 +408,71 @@ class CitationStream:
         self._writer.write(text)
 
     def _show(self, token: CitationToken, text: str) -> None:
-        rendered = self._renderer.show(token)
-        if rendered is None and not self._options.keep_unresolved:
+        rendered = self._rendered(token)
+        if rendered is None and not self.keep_unresolved:
             self._skip = bool(self._writer.remove(text[token.end : token.end + 1]))
         else:
             self._writer.write(text[token.start : token.end] if rendered is None else rendered)
+
+    def _rendered(self, token: CitationToken) -> str | None:
+        """Return what stands in the place of a token, or None if none of its sids resolves."""
+        cited: dict[int, _ShownSource | int] = {}
+        for first, last in token.items:
+            sids = self._known.within(first, last)
+            if first == last and not sids and self.mark_unknown:
+                cited[-first] = first
+            for sid in sids:
+                source = self._get(sid)
+                cited.setdefault(source.sid, source)
+                if self.first_only:
+                    return self._join([source])
+        return self._join(list(cited.values())) if cited else None
+
+    def _get(self, sid: int) -> _ShownSource:
+        source = self._shown.get(sid)
+        if source is not None:
+            return source
+        owner, row = sid, self._rows.get(sid)
+        if isinstance(self.sources, SourcesPool):
+            owner, row = self.sources.aliases.get(sid, sid), self.sources.get(sid)
+        if not isinstance(row, Mapping):
+            raise TypeError(f"source {owner} is not a mapping")
+        url = first_text(row, "url")
+        title = first_text(row, "title") or url or first_text(row, "physical_path") or f"Source {owner}"
+        source = self._shown[sid] = _ShownSource(owner, title.strip(), usable_url(url))
+        return source
+
+    def _join(self, cited: list[_ShownSource | int]) -> str:
+        if self.mode == "html":
+            sids = ",".join(str(source.sid) for source in cited if not isinstance(source, int))
+            links = " ".join(map(self._link, cited))
+            return f'<sup class="cite" data-sids="{sids}">{links}</sup>'
+        glue = {"links": " ", "superscript": ",", "footnotes": ""}[self.mode]
+        text, block = "", True
+        for source in cited:
+            url = None if isinstance(source, int) or self.mode == "footnotes" else source.url
+            if url and self.embed_images and urlsplit(url).path.lower().endswith(_IMAGES):
+                assert not isinstance(source, int)
+                text += f"\n\n![{_title(source.title)}]({url})\n*Source {source.sid}: {_title(source.title)}*\n"
+                block = True
+                continue
+            text += ("" if block else glue) + self._link(source)
+            block = False
+        return text
+
+    def _link(self, source: _ShownSource | int) -> str:
+        if isinstance(source, int):
+            return f"[?{source}]"
+        if self.mode == "html":
+            if not source.url:
+                return f"[S:{source.sid}]"
+            link = f'<a href="{html.escape(source.url)}" target="_blank" rel="noopener noreferrer">'
+            return f"{link}[S:{source.sid}]</a>"
+        if self.mode == "footnotes":
+            return f"[{self._notes.setdefault(source.sid, len(self._notes) + 1)}]"
+        title = _title(source.title)
+        if self.mode == "links":
+            return f"[{title}]({source.url})" if source.url else title
+        number = str(source.sid).translate(_SUPERSCRIPT)
+        quoted = title.replace('"', '\\"')
+        return f'[{number}]({source.url} "{quoted}")' if source.url else number

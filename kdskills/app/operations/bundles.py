@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from kdskills.app.operations.table import Context
 from kdskills.app.resources import shipped_folders
 from kdskills.bundle.descriptor import CODEGEN, DECISION, EVERYONE
-from kdskills.bundle.literal import untrusted
 from kdskills.bundle.load import NAMES as DESCRIPTOR_NAMES
+from kdskills.bundle.load import untrusted
 from kdskills.errors import Diagnostic, FileRefused, ReplayError, Severity
 from kdskills.models.cassette import Cassette, read_cassette
 from kdskills.projects.views import ProjectSkills
