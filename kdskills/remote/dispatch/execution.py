@@ -446,6 +446,8 @@ class _SlotRun:
 
     async def _run_task(self, value: Awaitable[Any]) -> Any:
         self._handler = asyncio.create_task(_await_handler(value, self._execution), context=self._execution.context)
+        if inspect.iscoroutine(value):  # a task that is cancelled before its first step never awaits it
+            self._handler.add_done_callback(lambda _: value.close())
         return await asyncio.shield(self._handler)
 
 
