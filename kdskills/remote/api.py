@@ -27,8 +27,7 @@ from kdskills.jobs.settings import user_state_dir
 from kdskills.remote import turns
 from kdskills.remote.calls import AppServerSignal, RemoteSkillDispatch, address, call_of_signal, text_or_none
 from kdskills.remote.catalog.backend import CodexCatalog
-from kdskills.remote.client.base import AsyncAppServerClient, OnCall, Signals, SignalStream, ToolCalls, Waits
-from kdskills.remote.client.sessions import Sessions
+from kdskills.remote.client.base import AsyncAppServerClient, OnCall, Sessions, Signals, SignalStream, ToolCalls, Waits
 from kdskills.remote.core import DRAFT, FacadeCore, SessionCore
 from kdskills.remote.dispatch import Spool
 from kdskills.remote.journal import SqlJournal, journal_url
@@ -37,7 +36,7 @@ from kdskills.remote.probe import profile_for
 from kdskills.remote.publish import take_roots_away
 from kdskills.remote.registry import TOOLS_KEYWORDS
 from kdskills.remote.session import AsyncRemoteSkillSession, RemoteSkillSession
-from kdskills.session.threads import Blocking, HandlerThreads, LoopThread, blocking, direct, discard
+from kdskills.session.threads import Blocking, HandlerThreads, LoopThread, blocking, discard
 from kdskills.storage.folder import close_state
 
 _LOG = logging.getLogger("kdskills.remote")
@@ -308,7 +307,10 @@ class RemoteSkillsFacade(Blocking[FacadeMethods]):
     close_session = blocking(FacadeMethods.close_session)
     on_call = blocking(FacadeMethods.on_call)
     turn_ended = blocking(FacadeMethods.turn_ended)
-    close = direct(FacadeMethods.close)
+
+    def close(self) -> None:
+        """End the facade's own threads; its sessions and the journal stay as they are."""
+        self._target.close()
 
 
 class BlockingSessions(Blocking[Sessions]):

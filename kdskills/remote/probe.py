@@ -31,8 +31,8 @@ from pydantic import TypeAdapter, ValidationError
 from kdskills.remote.calls import AppServerSignal
 from kdskills.remote.catalog.changes import START_ALONE, Changes, NotApplied
 from kdskills.remote.client.base import AsyncAppServerClient
-from kdskills.remote.client.threads import ENDED
-from kdskills.remote.client.transports import StdioTransport
+from kdskills.remote.client.server import ENDED
+from kdskills.remote.client.wire import StdioTransport
 from kdskills.remote.labmodel import FakeResponses, texts_of
 from kdskills.remote.ports import AppServerError, AppServerGone, JsonObject, ServerProfile, WaitTimeoutError
 from kdskills.skills.private_files import private_folder

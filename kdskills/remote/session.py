@@ -25,7 +25,7 @@ from kdskills.remote.ports import JsonObject
 from kdskills.remote.publish import publish
 from kdskills.remote.registry import RemoteSkill, inject
 from kdskills.remote.turns import SubmitOptions, change_catalog, refuse_unapplied
-from kdskills.session.threads import Blocking, blocking, direct
+from kdskills.session.threads import Blocking, blocking
 
 if TYPE_CHECKING:
     from kdskills.remote.calls import Receipt
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 H = TypeVar("H", bound=Callable[..., Any])
 
 
-class AsyncRemoteSkillSession:
-    """A session of an async facade: what asks the client is a coroutine.
+class SessionHandle:
+    """Base of both handles of a session: the methods that never wait.
 
     Args:
-        core: The session's state.
+        core: The session's state; handles of one session share it.
     """
 
     def __init__(self, core: SessionCore) -> None:
@@ -109,7 +109,7 @@ class AsyncRemoteSkillSession:
         )
         return self._core.registry.register(skill).copied()
 
-    def skill(self, /, *, name: str | None = None, **register_options: Any) -> Callable[[H], H]:
+    def skill(self, *, name: str | None = None, **register_options: Any) -> Callable[[H], H]:
         """Return a decorator that registers a function under its own name, or another, and returns it unchanged."""
 
         def decorate(handler: H) -> H:
@@ -149,6 +149,14 @@ class AsyncRemoteSkillSession:
         across a network, keep the event loop free: `await asyncio.to_thread(session.receipt, turn_id)`.
         """
         return self._core.owner.receipts.receipt(self.session_id, turn_id)
+
+    def list(self) -> list[RemoteSkill]:
+        """Return the visible skills in registration order."""
+        return [skill.copied() for skill in self._core.registry.skills()]
+
+
+class AsyncRemoteSkillSession(SessionHandle):
+    """A session of an async facade: what asks the client is a coroutine."""
 
     @asynccontextmanager
     async def using(
@@ -277,39 +285,13 @@ class AsyncRemoteSkillSession:
         self._core.live()
         return await turns.drain(self._core, SubmitOptions(max_submit_attempts, retry_delay_seconds))
 
-    def list(self) -> list[RemoteSkill]:
-        """Return the visible skills in registration order."""
-        return [skill.copied() for skill in self._core.registry.skills()]
 
-
-class RemoteSkillSession(Blocking[AsyncRemoteSkillSession]):
-    """A session of a sync facade: the methods of `AsyncRemoteSkillSession`, of which those that ask the client block.
-
-    Args:
-        core: The session's state.
-    """
+class RemoteSkillSession(SessionHandle, Blocking[AsyncRemoteSkillSession]):
+    """A session of a sync facade: the methods of `AsyncRemoteSkillSession`, of which those that ask the client block."""
 
     def __init__(self, core: SessionCore) -> None:
-        super().__init__(AsyncRemoteSkillSession(core))
-        self._core = core
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.session_id!r}, {len(self.list())} skills)"
-
-    @property
-    def session_id(self) -> str:
-        """The server's thread id, or `draft`."""
-        return self._target.session_id
-
-    @property
-    def diagnostics(self) -> list[Diagnostic]:
-        """What was noticed so far, oldest first."""
-        return self._target.diagnostics
-
-    @property
-    def last_catalog(self) -> JsonObject | None:
-        """The last report of a catalog change, or None."""
-        return self._target.last_catalog
+        SessionHandle.__init__(self, core)
+        Blocking.__init__(self, AsyncRemoteSkillSession(core))
 
     @contextmanager
     def using(self, name: str, handler: Callable[..., Any], **register_options: Any) -> Iterator[RemoteSkillSession]:
@@ -321,16 +303,6 @@ class RemoteSkillSession(Blocking[AsyncRemoteSkillSession]):
         finally:
             self._run(lambda: turns.leave_window(self._core, layer))
 
-    register = direct(AsyncRemoteSkillSession.register)
-    skill = direct(AsyncRemoteSkillSession.skill)
-    unregister = direct(AsyncRemoteSkillSession.unregister)
-    clear = direct(AsyncRemoteSkillSession.clear)
-    dynamic_tools = direct(AsyncRemoteSkillSession.dynamic_tools)
-    instruction_text = direct(AsyncRemoteSkillSession.instruction_text)
-    inject_request = direct(AsyncRemoteSkillSession.inject_request)
-    matches_signal = direct(AsyncRemoteSkillSession.matches_signal)
-    receipt = direct(AsyncRemoteSkillSession.receipt)
-    list = direct(AsyncRemoteSkillSession.list)
     publish = blocking(AsyncRemoteSkillSession.publish)
     sync_runtime = blocking(AsyncRemoteSkillSession.sync_runtime)
     prepare_catalog = blocking(AsyncRemoteSkillSession.prepare_catalog)

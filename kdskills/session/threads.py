@@ -295,7 +295,7 @@ def shared_loop() -> LoopThread:
 
 
 class Blocking(Generic[T]):
-    """Base of blocking proxies: methods made by `blocking` run the target's coroutines on a loop, those by `direct` call it.
+    """Base of blocking proxies: methods made by `blocking` run the target's coroutines on a loop.
 
     Args:
         target: The object with the coroutines.
@@ -319,17 +319,6 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> C
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         value: T = self._run(lambda: getattr(self._target, method.__name__)(*args, **kwargs))
-        return value
-
-    return call
-
-
-def direct(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Return a method of a proxy's target that never waits as a method of the proxy."""
-
-    @functools.wraps(method)
-    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        value: T = getattr(self._target, method.__name__)(*args, **kwargs)
         return value
 
     return call

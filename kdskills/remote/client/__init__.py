@@ -1,10 +1,8 @@
-"""The client of a Codex app-server: sessions, turns, signals and answers.
+"""The client of a Codex app-server.
 
-`transports` carry messages, `wire` tells them apart and matches replies to requests, `server` is what outlives a connection,
-`threads` the state of each thread; `sessions` and `base` have the names a caller sees.
+`wire` carries messages, tells them apart and matches replies to requests, `server` is what outlives a connection, with the state of
+each thread; `base` has the names a caller sees: sessions, turns, signals and answers.
 """
-
-from __future__ import annotations
 
 from kdskills.remote.client.base import AsyncAppServerClient
 from kdskills.remote.client.server import ClientOptions

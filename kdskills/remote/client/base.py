@@ -1,56 +1,241 @@
-"""The client without facade and probe; the probe itself uses it.
-
-Its parts are `client.tool_calls`, `client.wait` and `client.stream`; `bootstrap` is the turn that makes the server write a
-thread's file.
-"""
+"""The client without facade and probe, which the probe itself uses: its sessions, answers, waits and signals."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from kdskills.remote.calls import AppServerSignal, RemoteSkillDispatch
 from kdskills.remote.catalog import rollout
 from kdskills.remote.catalog.backend import CatalogStore, CodexCatalog, MemoryCatalogStore, SqlCatalogStore
-from kdskills.remote.client.server import TOOL_CALL, AppServer, ClientOptions, app_server_command, child_environment
-from kdskills.remote.client.sessions import Sessions
-from kdskills.remote.client.threads import ENDED, WatchedTurn
-from kdskills.remote.client.transports import StdioTransport, WebsocketTransport
-from kdskills.remote.client.wire import PendingCall, Transport
+from kdskills.remote.catalog.digest import tools_digest, tools_text
+from kdskills.remote.client.server import (
+    ENDED,
+    TOOL_CALL,
+    UNLOAD_AT_ONCE,
+    AppServer,
+    ClientOptions,
+    WatchedTurn,
+    app_server_command,
+    camel_keys,
+    child_environment,
+    turn_record,
+)
+from kdskills.remote.client.wire import (
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    PendingCall,
+    StdioTransport,
+    Transport,
+    WebsocketTransport,
+)
 from kdskills.remote.journal import MemoryJournal
 from kdskills.remote.ports import (
     AppServerError,
     AppServerGone,
     CallJournal,
+    CatalogChange,
     JsonObject,
     ServerProfile,
     WaitTimeoutError,
 )
 from kdskills.skills.private_files import make_folder
 
-if TYPE_CHECKING:
-    from kdskills.remote.client.server import AppServer
-    from kdskills.remote.client.sessions import Sessions
-
-
 _BOOTSTRAP_SECONDS = 60.0
+_START_DEFAULTS: JsonObject = {"approvalPolicy": "never", "sandbox": "read-only"}
+_RESUME_SECONDS = 90.0
+_PAGE = 100
+
+
+class Sessions:
+    """`client.sessions`: threads as sessions; the catalog decides what tools a new one starts with, and changes them."""
+
+    def __init__(self, server: AppServer, catalog: CodexCatalog) -> None:
+        self._server = server
+        self._catalog = catalog
+
+    async def create(self, /, **keywords: Any) -> JsonObject:
+        """Start a thread; snake_case keywords become the server's params.
+
+        Args:
+            **keywords: Of `thread/start`. `dynamic_tools` as `dynamic_tools()` writes them, or as the wire does.
+
+        Returns:
+            `{"session": {"sessionId", "materialized", "status", "path"}, "thread", "strategy", "strategyAsked"}`: the strategy in
+            use, and the one the client's options name.
+        """
+        params = {**_START_DEFAULTS, **camel_keys(keywords)}
+        params["config"] = {**UNLOAD_AT_ONCE, **(params.get("config") or {})}
+        tools = params.pop("dynamicTools", None)
+        plan = self._catalog.plan_start(tools, ephemeral=bool(params.get("ephemeral")))
+        if plan.wire is not None:
+            params["dynamicTools"] = plan.wire
+        answer = await self._server.request("thread/start", **params)
+        thread = answer["thread"]
+        self._server.threads.learn(thread, subscribed=True)
+        await self._catalog.started(str(thread["id"]), plan)
+        strategies = {"strategy": plan.strategy, "strategyAsked": self._server.options.strategy}
+        return {"session": self._session(thread), "thread": thread, **strategies}
+
+    async def get(self, session_id: str) -> JsonObject:
+        """Return a session as `create` does, with its `transcript`, oldest message first."""
+        thread = await self._server.describe(session_id)
+        turns = await self.turns(session_id)
+        transcript = [entry for turn in turns for entry in turn.transcript()]
+        return {"session": self._session(thread), "thread": thread, "transcript": transcript}
+
+    async def turns(self, session_id: str) -> list[WatchedTurn]:
+        """Return a session's turns, oldest first: the server's list, completed by the turns watched on this connection."""
+        watched = self._server.threads.get(session_id).turns
+        merged: list[WatchedTurn] = []
+        for turn in await self._list_turns(session_id):
+            watched_turn = watched.get(turn.id)
+            has_reply = any(message["role"] == "assistant" for message in turn.messages)
+            merged.append(turn if watched_turn is None or (has_reply and turn.status != "inProgress") else watched_turn)
+        listed_ids = {turn.id for turn in merged}
+        return merged + [turn for turn in watched.values() if turn.id not in listed_ids]
+
+    async def send_message(self, /, session_id: str, text: str, **keywords: Any) -> JsonObject:
+        """Start a turn, or steer the running one.
+
+        Args:
+            session_id: The thread.
+            text: The user's text.
+            **keywords: Of `turn/start`; `dynamic_tools` is compared with the catalog in force and not sent, because the
+                server would take and ignore it; `input` holds further items of the input.
+
+        Returns:
+            `{"status": "accepted" | "steered", "sessionId", "turnId"}`, and `catalog` if tools were given.
+        """
+        params = camel_keys(keywords)
+        tools = params.pop("dynamicTools", None)
+        items = [{"type": "text", "text": text}, *(params.pop("input", None) or [])]
+        async with self._catalog.gate(session_id):
+            thread = await self._server.subscribed(session_id)
+            active = thread.active_turn
+            answer = await self._server.request("turn/start", threadId=session_id, input=items, **params)
+            turn = self._server.threads.begin_turn(session_id, answer["turn"])
+        await self._catalog.context_sent(session_id, params.get("additionalContext"))
+        status = "steered" if turn.id == active else "accepted"
+        report: JsonObject = {"status": status, "sessionId": session_id, "turnId": turn.id}
+        if tools is not None:
+            current = await self._catalog.in_force(session_id, tools_digest(tools))
+            report["catalog"] = "current" if current else "stale"
+        return report
+
+    async def resume(
+        self, /, session_id: str, dynamic_tools: list[JsonObject] | None = None, **keywords: Any
+    ) -> JsonObject:
+        """Subscribe to a session; with `dynamic_tools`, change its catalog as `prepare_catalog` does."""
+        if dynamic_tools is not None:
+            change = CatalogChange(
+                session_id, dynamic_tools, tools_text(dynamic_tools), wait=True, timeout_s=_RESUME_SECONDS
+            )
+            return await self._catalog.apply(change)
+        answer = await self._server.resume(session_id, **camel_keys(keywords))
+        thread = answer.get("thread") or await self._server.describe(session_id)
+        return {"session": self._session(thread), "thread": thread}
+
+    async def rollback(self, session_id: str, num_turns: int) -> JsonObject:
+        """Roll back the newest turns. The rollout file may move, so its path is read again."""
+        await self._server.subscribed(session_id)
+        turns = await self._list_turns(session_id)
+        if num_turns < 1 or num_turns > len(turns):
+            words = f"num_turns is {num_turns}, which cannot be taken back: the session has {len(turns)} turn(s)"
+            raise AppServerError(words, method="thread/revert", turns=len(turns))
+        record = self._server.threads.get(session_id)
+        reverted = record.info.get("historyMode") == "paginated"
+        if reverted:
+            try:
+                await self._server.request("thread/revert", threadId=session_id, beforeTurnId=turns[-num_turns].id)
+            except AppServerError as problem:
+                if not unknown_method(problem):
+                    raise
+                reverted = False
+        if not reverted:
+            await self._server.request("thread/rollback", threadId=session_id, numTurns=num_turns)
+        for turn in turns[-num_turns:]:
+            record.turns.pop(turn.id, None)
+        self._catalog.context_lost(session_id)
+        thread = await self._server.describe(session_id)
+        return {"status": "ok", "session": self._session(thread), "numTurns": num_turns}
+
+    async def tool_calls(self, session_id: str) -> JsonObject:
+        """Return `{"data": rows}` of the calls that wait for an answer."""
+        return {"data": self._server.pending.rows(session_id)}
+
+    async def delete(self, session_id: str) -> JsonObject:
+        """Delete a session with its history."""
+        try:
+            await self._server.request("thread/delete", threadId=session_id)
+        except AppServerError as problem:
+            if not unknown_method(problem):
+                raise
+            await self._server.request("thread/archive", threadId=session_id)
+            return {"status": "archived", "sessionId": session_id}
+        self._server.pending.expire(thread_id=session_id)
+        self._server.threads.drop(session_id)
+        await self._catalog.forget(session_id)
+        return {"status": "deleted", "sessionId": session_id}
+
+    async def _list_turns(self, session_id: str) -> list[WatchedTurn]:
+        turns: list[WatchedTurn] = []
+        cursor: Any = None
+        try:
+            while True:
+                page = {"cursor": cursor} if cursor is not None else {}
+                answer = await self._server.request("thread/turns/list", threadId=session_id, limit=_PAGE, **page)
+                turns.extend(turn_record(turn) for turn in answer.get("data") or [] if isinstance(turn, dict))
+                cursor = answer.get("nextCursor")
+                if cursor is None:
+                    return turns[::-1]
+        except AppServerError as problem:
+            if without_history(problem):
+                return []
+            if not unknown_method(problem):
+                raise
+        try:
+            answer = await self._server.request("thread/read", threadId=session_id, includeTurns=True)
+        except AppServerError as problem:
+            if without_history(problem):
+                return []
+            raise
+        return [turn_record(turn) for turn in (answer.get("thread") or {}).get("turns") or []]
+
+    def _session(self, thread: JsonObject) -> JsonObject:
+        path, status = thread.get("path"), thread.get("status")
+        if self._server.local and isinstance(path, str) and path:
+            materialized = Path(path).exists()
+        else:  # on another machine: whether the thread ever had a turn
+            materialized = bool(thread.get("preview") or thread.get("turns"))
+        status = status.get("type") if isinstance(status, dict) else status
+        return {"sessionId": thread.get("id"), "materialized": materialized, "status": status, "path": path}
+
+
+def unknown_method(problem: AppServerError) -> bool:
+    """Return whether the server does not have the method: it cannot parse the request's variant."""
+    code, message = problem.details.get("rpc_code"), str(problem.details.get("server_message", ""))
+    return code == METHOD_NOT_FOUND or (code == INVALID_REQUEST and "unknown variant" in message)
+
+
+def without_history(problem: AppServerError) -> bool:
+    """Return whether the server says the thread has no history yet."""
+    message = str(problem.details.get("server_message", ""))
+    phrases = ("no rollout found", "not supported yet", "not materialized yet", "unavailable before", "ephemeral")
+    return any(part in message for part in phrases)
 
 
 class ToolCalls:
-    """Answers the server's calls.
-
-    Args:
-        server: The server.
-    """
+    """`client.tool_calls`: answers the server's calls."""
 
     def __init__(self, server: AppServer) -> None:
         self._server = server
@@ -84,12 +269,7 @@ class ToolCalls:
 
 
 class Waits:
-    """Waits for turns.
-
-    Args:
-        server: The server.
-        sessions: Lists turns that this connection did not watch.
-    """
+    """`client.wait`: waits for turns; the sessions list those that this connection did not watch."""
 
     def __init__(self, server: AppServer, sessions: Sessions) -> None:
         self._server = server
@@ -126,16 +306,17 @@ class Waits:
             if turn is not None and turn.status in ENDED:
                 replies = [entry["text"] for entry in turn.transcript() if entry["role"] == "assistant"]
                 status = "complete" if turn.status == "completed" else turn.status
-                return {
-                    "status": status,
-                    "turnId": turn_id,
-                    "text": replies[-1] if replies else None,
-                    "error": turn.error,
-                }
+                text = replies[-1] if replies else None
+                return {"status": status, "turnId": turn_id, "text": text, "error": turn.error}
             seconds_left = end - loop.time()
             if seconds_left <= 0:
                 raise WaitTimeoutError(f"the turn did not end within {timeout_seconds:g} s", turn_id=turn_id)
-            await self._ended_within(session_id, turn_id, min(seconds_left, max(interval_seconds, 0.01)))
+            seconds = min(seconds_left, max(interval_seconds, 0.01))
+            watched = self._server.threads.get(session_id).turns.get(turn_id)
+            if watched is None:
+                await asyncio.sleep(seconds)
+            else:
+                await self._server.threads.until(partial(self._settled, watched), seconds)
 
     async def _turn(self, session_id: str, turn_id: str) -> WatchedTurn | None:
         watched = self._server.threads.get(session_id).turns.get(turn_id)
@@ -146,51 +327,17 @@ class Waits:
         turns = await self._sessions.turns(session_id)
         return next((turn for turn in turns if turn.id == turn_id), None)
 
-    async def _ended_within(self, session_id: str, turn_id: str, seconds: float) -> None:
-        watched = self._server.threads.get(session_id).turns.get(turn_id)
-        if watched is None:
-            await asyncio.sleep(seconds)
-            return
-        await self._server.threads.until(lambda: watched.status in ENDED or self._server.disconnected, seconds)
-
-
-async def answer_at_last(calls: ToolCalls, handle: str, payload: JsonObject | None, text: str) -> None:
-    """Answer a call that is still open: with the payload if it can be sent, else with a text, so that the server stops waiting."""
-    plain: JsonObject = {"contentItems": [{"type": "inputText", "text": text}], "success": False}
-    with contextlib.suppress(AppServerGone):
-        for response in (plain,) if payload is None else (payload, plain):
-            if (await calls.respond(request_id=handle, response=response))["status"] != "error":
-                return
-
-
-async def bootstrap(server: AppServer, sessions: Sessions, session_id: str) -> None:
-    """Make the server write a thread's rollout file, by one short turn that is rolled back.
-
-    Raises:
-        AppServerError: The server refused the turn.
-    """
-    item = {"type": "text", "text": "Reply with OK."}
-    answer = await server.request("turn/start", threadId=session_id, input=[item])
-    turn = server.threads.begin_turn(session_id, answer["turn"])
-    await server.threads.until(lambda: turn.status in ENDED or server.disconnected, _BOOTSTRAP_SECONDS)
-    await sessions.rollback(session_id, 1)
+    def _settled(self, turn: WatchedTurn) -> bool:
+        return turn.status in ENDED or self._server.disconnected
 
 
 MAX_WAITING = 10_000
 """Signals a slow reader may fall behind; the oldest notifications are dropped then, calls stay in the pending store."""
 
 
-def call_signal(call: PendingCall) -> AppServerSignal:
-    """Return the signal of a tool call."""
-    return _signal(TOOL_CALL, "request", call.params, call.handle)
-
-
-def event_signal(method: str, params: JsonObject) -> AppServerSignal:
-    """Return the signal of a notification."""
-    return _signal(method, "notification", params, None)
-
-
-def _signal(method: str, kind: str, params: JsonObject, request_id: str | None) -> AppServerSignal:
+def signal_of(method: str, params: JsonObject, request_id: str | None = None) -> AppServerSignal:
+    """Return the signal of a tool call, which has a request id, or of a notification."""
+    kind = "notification" if request_id is None else "request"
     thread_id = params.get("threadId")
     context = {key: params[key] for key in ("threadId", "turnId") if isinstance(params.get(key), str)}
     return AppServerSignal(
@@ -250,7 +397,7 @@ class Signals:
 
 
 class SignalStream:
-    """Distributes signals to all readers."""
+    """`client.stream`: distributes signals to all readers."""
 
     def __init__(self) -> None:
         self._readers: list[Signals] = []
@@ -308,17 +455,22 @@ class AsyncAppServerClient:
         profile: What is known of the server.
         journal: Stores calls: the journal passed as an option, or one in memory.
         spool: Stores the full text of answers that were cut, or None.
+        server: What the parts above share, for code that needs its other methods.
         on_call: With `dispatch="auto"`, called for each tool call; its result may be awaitable.
     """
 
     def __init__(self, server: AppServer, options: ClientOptions, store: CatalogStore) -> None:
-        self._server = server
+        self.server = server
         self.options = options
         self.journal: CallJournal = options.journal if options.journal is not None else MemoryJournal()
         self.profile = options.profile or ServerProfile.codex()
         self.stream = SignalStream()
         self.catalog = CodexCatalog(
-            server, self.profile, store, calls_running=self._calls_running, bootstrap=self._bootstrap
+            server,
+            self.profile,
+            store,
+            calls_running=lambda session_id: bool(self.journal.running(session_id)),
+            bootstrap=self._bootstrap,
         )
         self._store = store
         self.sessions = Sessions(server, self.catalog)
@@ -342,15 +494,7 @@ class AsyncAppServerClient:
         config: Mapping[str, Any] | None = None,
         **opts: Any,
     ) -> Self:
-        """Start a private app-server and talk to it over its pipes.
-
-        Args:
-            home: The child's `CODEX_HOME` and `HOME`; created if missing. The user's own codex home is never used.
-            binary: The program.
-            cwd: The child's working folder.
-            env: Further variables; of this process only `PATH` and `LANG` pass.
-            config: Values of the server's configuration by dotted key.
-            **opts: See `ClientOptions`.
+        """Start a private app-server and talk to it over its pipes; see `AsyncCodexClient.spawn`.
 
         Raises:
             AppServerGone: The server cannot be started, or ended at once.
@@ -368,12 +512,7 @@ class AsyncAppServerClient:
 
     @classmethod
     async def connect(cls, url: str, *, token: str | None = None, **opts: Any) -> Self:
-        """Talk to an app-server that listens on a websocket.
-
-        Args:
-            url: `ws://127.0.0.1:PORT`.
-            token: A capability token, sent as a bearer.
-            **opts: See `ClientOptions`. Without a `profile`, nothing counts as proven.
+        """Talk to an app-server that listens on a websocket; see `AsyncCodexClient.connect`.
 
         Raises:
             AppServerGone: The server cannot be reached.
@@ -391,14 +530,14 @@ class AsyncAppServerClient:
 
         A thread the server still has open is left alone: it would go on writing to the file that was replaced.
         """
-        if not self._server.local or self._server.codex_home is None:
+        if not self.server.local or self.server.codex_home is None:
             return
-        home = Path(self._server.codex_home)
+        home = Path(self.server.codex_home)
         broken = [path for path in await asyncio.to_thread(rollout.interrupted, home) if rollout.needs_mending(path)]
         if not broken:
             return
         try:
-            loaded = await self._server.loaded()
+            loaded = await self.server.loaded()
         except AppServerError:
             return  # without that list, any of these threads may be open
         for path in broken:
@@ -407,7 +546,8 @@ class AsyncAppServerClient:
 
     @classmethod
     async def _open(cls, server: AppServer, options: ClientOptions) -> Self:
-        client = cls(server, options, cls._catalog_store(options))
+        engine = getattr(options.journal, "engine", None)
+        client = cls(server, options, MemoryCatalogStore() if engine is None else SqlCatalogStore(engine))
         await server.open()
         try:
             if not server.owned:
@@ -418,11 +558,6 @@ class AsyncAppServerClient:
         client._watch()
         return client
 
-    @classmethod
-    def _catalog_store(cls, options: ClientOptions) -> CatalogStore:
-        engine = getattr(options.journal, "engine", None)
-        return MemoryCatalogStore() if engine is None else SqlCatalogStore(engine)
-
     def trust(self, profile: ServerProfile) -> None:
         """Use the profile of a newer probe from now on."""
         self.profile = profile
@@ -431,32 +566,27 @@ class AsyncAppServerClient:
     @property
     def connection(self) -> str:
         """The name of the present connection; an answer is accepted only on the connection of its call."""
-        return self._server.pending.epoch
+        return self.server.pending.epoch
 
     @property
     def connected(self) -> bool:
         """Whether there is a connection at this moment."""
-        return not self._server.disconnected
+        return not self.server.disconnected
 
     @property
     def user_agent(self) -> str:
         """The server's name and version in its own words."""
-        return self._server.user_agent
+        return self.server.user_agent
 
     @property
     def owned(self) -> bool:
         """Whether this client started the server and is its only user."""
-        return self._server.owned
+        return self.server.owned
 
     @property
     def codex_home(self) -> str | None:
         """The home folder that the server reports."""
-        return self._server.codex_home
-
-    @property
-    def server(self) -> AppServer:
-        """The server object, for code that needs its other methods."""
-        return self._server
+        return self.server.codex_home
 
     async def request(self, /, method: str, **params: Any) -> Any:
         """Send any request of the protocol; params as the server spells them.
@@ -465,19 +595,19 @@ class AsyncAppServerClient:
             AppServerError: The server answered with an error.
             AppServerGone: There is no connection.
         """
-        return await self._server.request(method, **params)
+        return await self.server.request(method, **params)
 
     async def reconnect(self) -> None:
         """Replace the connection (and an owned server) by a new one; handles of calls expire.
 
         With `reconnect_s` the client does so by itself when the connection is lost.
         """
-        await self._server.reconnect()
+        await self.server.reconnect()
         self._watch()
 
     async def close(self) -> None:
         """Close the connection; an owned server is stopped. May be called twice."""
-        await self._server.close()
+        await self.server.close()
         self.stream.end()
 
     async def __aenter__(self) -> Self:
@@ -490,29 +620,31 @@ class AsyncAppServerClient:
 
     def _watch(self) -> None:
         if self._store.shared and (self._watcher is None or self._watcher.done()):
-            self._watcher = self._server.spawn_task(self.catalog.sharing.watch(), "kdskills-catalog-watch")
-
-    def _calls_running(self, session_id: str) -> bool:
-        return bool(self.journal.running(session_id))
+            self._watcher = self.server.spawn_task(self.catalog.sharing.watch(), "kdskills-catalog-watch")
 
     async def _bootstrap(self, session_id: str) -> None:
-        await bootstrap(self._server, self.sessions, session_id)
+        """Make the server write a thread's rollout file, by one short turn that is rolled back."""
+        server, item = self.server, {"type": "text", "text": "Reply with OK."}
+        answer = await server.request("turn/start", threadId=session_id, input=[item])
+        turn = server.threads.begin_turn(session_id, answer["turn"])
+        await server.threads.until(lambda: turn.status in ENDED or server.disconnected, _BOOTSTRAP_SECONDS)
+        await self.sessions.rollback(session_id, 1)
 
     def _take_event(self, method: str, params: JsonObject) -> None:
-        self.stream.publish(event_signal(method, params))
+        self.stream.publish(signal_of(method, params))
         if method == "connection/closed":
             self.stream.end()
         turn, thread_id = params.get("turn"), params.get("threadId")
         if method == "turn/completed" and isinstance(turn, dict) and isinstance(thread_id, str):
             work = self._turn_ended(thread_id, str(turn.get("id")), str(turn.get("status")))
-            self.catalog.settling(thread_id, self._server.spawn_task(work, f"kdskills-turn-{thread_id}"))
+            self.catalog.settling(thread_id, self.server.spawn_task(work, f"kdskills-turn-{thread_id}"))
 
     def _take_call(self, call: PendingCall) -> None:
-        signal = call_signal(call)
+        signal = signal_of(TOOL_CALL, call.params, call.handle)
         call.claimed = self.options.dispatch == "auto"
         self.stream.publish(signal)
         if call.claimed:
-            self._server.spawn_task(self._dispatch(call, signal), f"kdskills-call-{call.handle}")
+            self.server.spawn_task(self._dispatch(call, signal), f"kdskills-call-{call.handle}")
 
     async def _turn_ended(self, thread_id: str, turn_id: str, status: str) -> None:
         """Run the work that follows the end of a turn."""
@@ -542,5 +674,8 @@ class AsyncAppServerClient:
             text = f"remote skill {tool} failed: {type(problem).__name__}"
             raise
         finally:
-            if call.state == "pending" and not self._server.disconnected:
-                await answer_at_last(self.tool_calls, call.handle, payload, text)
+            if call.state == "pending" and not self.server.disconnected:
+                plain: JsonObject = {"contentItems": [{"type": "inputText", "text": text}], "success": False}
+                for response in (plain,) if payload is None else (payload, plain):
+                    if (await self.tool_calls.respond(call.handle, response))["status"] != "error":
+                        break

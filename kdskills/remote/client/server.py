@@ -1,4 +1,7 @@
-"""The app-server as a client sees it across connections: how it is started, what is asked of it, how it is reached again."""
+"""The app-server as a client sees it across connections: how it is started, asked and reached again.
+
+`WatchedThreads` is the state of its threads and turns, as the notifications of a connection report it.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ import contextlib
 import json
 import os
 import re
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_args
 
 from kdskills.errors import BadRequest
-from kdskills.remote.client.threads import WatchedThread, WatchedThreads
 from kdskills.remote.client.wire import (
     METHOD_NOT_FOUND,
     Notification,
@@ -74,13 +77,7 @@ class ReconnectBudget:
 
 
 class Reconnector:
-    """Reconnects by itself after a loss, while the budget lasts; used on one event loop only.
-
-    Args:
-        seconds: The budget after each loss; with 0 the program itself must reconnect.
-        disconnected: Returns whether there is no connection.
-        attempt: Makes one attempt to connect again.
-    """
+    """Reconnects by itself after a loss, while the budget lasts (0 s: not at all); used on one event loop only."""
 
     def __init__(
         self, seconds: float, disconnected: Callable[[], bool], attempt: Callable[[], Awaitable[None]]
@@ -218,16 +215,13 @@ def toml(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{_toml_key(str(key))}={toml(item)}" for key, item in value.items()) + "}"
+        keys = (str(key) if re.fullmatch(r"[A-Za-z0-9_-]+", str(key)) else toml(str(key)) for key in value)
+        return "{" + ",".join(f"{key}={toml(item)}" for key, item in zip(keys, value.values(), strict=True)) + "}"
     if isinstance(value, Sequence):
         return "[" + ",".join(toml(item) for item in value) + "]"
     raise BadRequest(
         f"a configuration value is text, a number, a bool, a list or a mapping, not {type(value).__name__}"
     )
-
-
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml(key)
 
 
 def camel(name: str) -> str:
@@ -239,6 +233,197 @@ def camel(name: str) -> str:
 def camel_keys(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Return keywords as the server's params."""
     return {camel(key): value for key, value in keywords.items()}
+
+
+MAX_TURNS = 512
+"""Turns remembered per thread; older ones are requested from the server."""
+
+ENDED = frozenset({"completed", "failed", "interrupted"})
+
+
+@dataclass(slots=True)
+class WatchedTurn:
+    """One turn, as this connection watched it."""
+
+    id: str
+    status: str = "inProgress"  # then `completed`, `failed` or `interrupted`
+    error: Any = None  # the server's own words for a failed one
+    messages: list[JsonObject] = field(default_factory=list)  # so far, oldest first
+
+    def transcript(self) -> list[JsonObject]:
+        """Return its messages as transcript entries."""
+        status = "complete" if self.status == "completed" else self.status
+        return [{"turnId": self.id, "role": m["role"], "status": status, "text": m["text"]} for m in self.messages]
+
+
+@dataclass(slots=True)
+class WatchedThread:
+    """One thread, as this connection watched it."""
+
+    id: str
+    subscribed: bool = False  # whether this connection receives its notifications
+    active_turn: str | None = None
+    turns: OrderedDict[str, WatchedTurn] = field(default_factory=OrderedDict)  # oldest first
+    path: str | None = None  # its rollout file, once known
+    info: JsonObject = field(default_factory=dict)  # the server's newest description
+    closings: int = 0  # how often it was closed (unloaded)
+    compactions: int = 0  # how often its history was compacted
+    ended_turns: int = 0
+
+    def turn(self, turn_id: str) -> WatchedTurn:
+        """Return a turn's record, creating it where needed."""
+        if turn_id not in self.turns:
+            self.turns[turn_id] = WatchedTurn(turn_id)
+            while len(self.turns) > MAX_TURNS:
+                self.turns.popitem(last=False)
+        return self.turns[turn_id]
+
+
+class WatchedThreads:
+    """The threads of a client, and the tasks that wait for changes of them. Used on one event loop only."""
+
+    def __init__(self) -> None:
+        self._threads: dict[str, WatchedThread] = {}
+        self.to_resume: dict[str, None] = {}  # subscribed when a connection was lost, not resumed since
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def get(self, thread_id: str) -> WatchedThread:
+        """Return a thread's record, creating it where needed."""
+        return self._threads.setdefault(thread_id, WatchedThread(thread_id))
+
+    def drop(self, thread_id: str) -> None:
+        """Forget a deleted thread."""
+        self._threads.pop(thread_id, None)
+        self.to_resume.pop(thread_id, None)
+        self.changed()
+
+    def all(self) -> list[WatchedThread]:
+        """Return every known thread."""
+        return list(self._threads.values())
+
+    def learn(self, info: JsonObject, *, subscribed: bool | None = None) -> WatchedThread:
+        """Update a thread from the server's description (`thread` of an answer)."""
+        thread = self.get(str(info.get("id")))
+        thread.info = {key: value for key, value in info.items() if key != "turns"}
+        thread.path = info.get("path") or thread.path
+        if subscribed is not None:
+            thread.subscribed = subscribed
+        self._status(thread, info.get("status"))
+        self.changed()
+        return thread
+
+    def connection_lost(self) -> None:
+        """Record that no notification will arrive any more; the state of running turns is unknown from now on."""
+        for thread in self._threads.values():
+            if thread.subscribed:
+                self.to_resume[thread.id] = None
+            thread.subscribed, thread.active_turn = False, None
+            for turn_id in [turn.id for turn in thread.turns.values() if turn.status not in ENDED]:
+                del thread.turns[turn_id]
+        self.changed()
+
+    def note(self, method: str, params: JsonObject) -> None:
+        """Update the state from a notification."""
+        thread_id = params.get("threadId")
+        if not isinstance(thread_id, str):
+            return
+        thread = self.get(thread_id)
+        match method:
+            case "turn/started":
+                turn = params.get("turn")
+                if isinstance(turn, dict) and isinstance(turn.get("id"), str):
+                    self.begin_turn(thread_id, turn)
+            case "turn/completed":
+                self._completed(thread, params.get("turn"))
+            case "item/completed":
+                self._item(thread, params)
+            case "thread/status/changed":
+                self._status(thread, params.get("status"))
+            case "thread/closed":
+                thread.closings += 1
+                thread.subscribed, thread.active_turn = False, None
+            case "thread/compacted":
+                thread.compactions += 1
+            case _:
+                return
+        self.changed()
+
+    def begin_turn(self, thread_id: str, turn: JsonObject) -> WatchedTurn:
+        """Record the answer of `turn/start`; the turn may have ended before the answer was read."""
+        thread = self.get(thread_id)
+        record = thread.turn(str(turn.get("id")))
+        if record.status not in ENDED:
+            thread.active_turn = record.id
+        self.changed()
+        return record
+
+    def changed(self) -> None:
+        """Wake all tasks that wait for a change."""
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait until the condition is true; return False on a timeout."""
+        loop = asyncio.get_running_loop()
+        end = None if timeout_s is None else loop.time() + timeout_s
+        while not condition():
+            seconds_left = None if end is None else end - loop.time()
+            if seconds_left is not None and seconds_left <= 0:
+                return False
+            waiter: asyncio.Future[None] = loop.create_future()
+            self._waiters.add(waiter)
+            try:
+                await asyncio.wait({waiter}, timeout=seconds_left)
+            finally:
+                self._waiters.discard(waiter)
+        return True
+
+    def _completed(self, thread: WatchedThread, turn: Any) -> None:
+        if not isinstance(turn, dict) or not isinstance(turn.get("id"), str):
+            return
+        record = thread.turn(turn["id"])
+        record.status = str(turn["status"]) if turn.get("status") in ENDED else "completed"
+        record.error = turn.get("error")
+        thread.ended_turns += 1
+        if thread.active_turn == record.id:
+            thread.active_turn = None
+
+    def _item(self, thread: WatchedThread, params: JsonObject) -> None:
+        item, turn_id = params.get("item"), params.get("turnId")
+        if isinstance(turn_id, str) and isinstance(item, dict) and (message := item_message(item)) is not None:
+            thread.turn(turn_id).messages.append(message)
+        if isinstance(item, dict) and item.get("type") == "contextCompaction":
+            thread.compactions += 1
+
+    def _status(self, thread: WatchedThread, status: Any) -> None:
+        kind = status.get("type") if isinstance(status, dict) else None
+        if kind in ("idle", "notLoaded", "systemError"):
+            thread.active_turn = None
+        if kind == "notLoaded":
+            thread.subscribed = False
+
+
+def item_message(item: JsonObject) -> JsonObject | None:
+    """Return `role` and `text` of an item that is a message, else None."""
+    if item.get("type") == "agentMessage":
+        return {"role": "assistant", "text": str(item.get("text") or "")}
+    if item.get("type") == "userMessage":
+        content = item.get("content")
+        parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+        return {"role": "user", "text": "\n".join(str(p.get("text") or "") for p in parts if p.get("type") == "text")}
+    return None
+
+
+def turn_record(turn: JsonObject) -> WatchedTurn:
+    """Return a turn as the server lists it."""
+    record = WatchedTurn(str(turn.get("id")), str(turn.get("status") or "inProgress"), turn.get("error"))
+    items = turn.get("items")
+    for item in items if isinstance(items, list) else []:
+        if isinstance(item, dict) and (message := item_message(item)) is not None:
+            record.messages.append(message)
+    return record
 
 
 TOOL_CALL = "item/tool/call"
@@ -258,6 +443,12 @@ class AppServer:
         options: The client's options.
         local: Whether the server's files are on this machine.
         owned: Whether this client started it and is its only user.
+
+    Attributes:
+        pending: The calls of the present connection.
+        transport: The transport of the present connection.
+        user_agent: What the server calls itself.
+        codex_home: Its home, as it says.
     """
 
     def __init__(self, connector: Connector, options: ClientOptions, *, local: bool, owned: bool) -> None:
@@ -270,9 +461,9 @@ class AppServer:
         self.codex_home: str | None = None
         self.on_call: Callable[[PendingCall], None] | None = None
         self.on_event: Callable[[str, JsonObject], None] | None = None
-        self._transport: Transport | None = None
+        self.transport: Transport | None = None
         self._peer: Peer | None = None
-        self._pending = PendingCalls(new_epoch())
+        self.pending = PendingCalls(new_epoch())
         self._tasks: set[asyncio.Task[Any]] = set()
         self._connecting = asyncio.Lock()
         self._reconnector = Reconnector(
@@ -280,16 +471,6 @@ class AppServer:
         )
         self._roots: JsonObject | None = None
         self._closed = False
-
-    @property
-    def pending(self) -> PendingCalls:
-        """The calls of the present connection."""
-        return self._pending
-
-    @property
-    def transport(self) -> Transport | None:
-        """The transport of the present connection."""
-        return self._transport
 
     @property
     def disconnected(self) -> bool:
@@ -317,7 +498,7 @@ class AppServer:
         except BaseException:  # raised again: a failed connection leaves no process
             await peer.close()
             raise
-        self._transport, self._pending, self._peer = transport, pending, peer
+        self.transport, self.pending, self._peer = transport, pending, peer
         self._reconnector.opened()
         if isinstance(hello, dict):
             self.user_agent = str(hello.get("userAgent") or "")
@@ -364,7 +545,9 @@ class AppServer:
             WaitTimeoutError: No answer in time.
         """
         if self._peer is None or self._peer.closed:
-            raise self._offline_error(method)
+            why = "no app-server is connected" if self._peer is None else f"the app-server is gone ({self._peer.why()})"
+            message = f"{why}: {method} was not sent{self._reconnector.words()}"
+            raise AppServerGone(message, method=method, reconnecting=self._reconnector.active)
         answer = await self._peer.request(method, params, timeout_s=self.options.request_timeout_s)
         if method == EXTRA_ROOTS and self.owned:
             self._roots = params  # remembered, because a restarted server does not know them
@@ -447,16 +630,10 @@ class AppServer:
             await self.open()
             if self._roots is not None:
                 await self.request(EXTRA_ROOTS, **self._roots)
-            for thread_id in self.threads.to_resume():
+            for thread_id in list(self.threads.to_resume):
                 with contextlib.suppress(AppServerError):  # a thread without any turn does not survive its server
                     await self.resume(thread_id)
-                self.threads.resumed(thread_id)
-
-    def _offline_error(self, method: str) -> AppServerGone:
-        """Return the error of a request that is made while there is no connection."""
-        why = "no app-server is connected" if self._peer is None else f"the app-server is gone ({self._peer.why()})"
-        message = f"{why}: {method} was not sent{self._reconnector.words()}"
-        return AppServerGone(message, method=method, reconnecting=self._reconnector.active)
+                self.threads.to_resume.pop(thread_id, None)
 
     async def _drop(self) -> None:
         peer, self._peer = self._peer, None
@@ -467,7 +644,7 @@ class AppServer:
             await peer.close()
         finally:
             if not was_closed:
-                self._end(self._pending)
+                self._end(self.pending)
 
     def _note_loss(self, peer: Peer, pending: PendingCalls) -> None:
         if peer is not self._peer:  # dropped by this client, or never initialized

@@ -1,21 +1,30 @@
-"""Messages of a connection: one JSON object per line or frame, without a `jsonrpc` member.
+"""Messages of a connection, one JSON object per line or frame without a `jsonrpc` member, and how they travel.
 
-`Peer` matches replies to requests and counts unexpected ones. `PendingCalls` keeps the server's calls until they are answered,
-because the server has no list of them. Nothing here knows what a thread or a tool is.
+They travel over the pipes of a child `codex app-server`, which has its own process group, or as text frames of a websocket. `Peer`
+matches replies to requests and counts unexpected ones. `PendingCalls` keeps the server's calls until they are answered, because the
+server has no list of them. Nothing here knows what a thread or a tool is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import secrets
+import signal
 import threading
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
+from kdskills.errors import MissingExtra
 from kdskills.remote.ports import AppServerError, AppServerGone, JsonObject, WaitTimeoutError
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
 
 MAX_LINE_BYTES = 256 * 1024 * 1024
 """A line longer than this is not a message: the connection is closed instead of filling memory."""
@@ -67,11 +76,6 @@ def id_key(raw_id: RawId) -> IdKey:
     return (type(raw_id), raw_id)
 
 
-def is_id(value: object) -> bool:
-    """Return whether this can be an id: text or a whole number; a bool is neither."""
-    return isinstance(value, (int, str)) and not isinstance(value, bool)
-
-
 def encode(message: JsonObject) -> bytes:
     """Return the message as one line without its end; line breaks inside strings are escaped by JSON itself."""
     return json.dumps(message, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode(
@@ -88,21 +92,17 @@ def decode(line: bytes | str) -> Message:
     if not isinstance(value, dict):
         return Malformed("not an object")
     method, has_id = value.get("method"), "id" in value
-    if has_id and not is_id(value["id"]):
+    if has_id and (isinstance(value["id"], bool) or not isinstance(value["id"], (int, str))):
         return Malformed("an id that is neither text nor a whole number")
     if method is not None:
         if not isinstance(method, str) or not method:
             return Malformed("a method that is no text")
-        params = value.get("params")
-        if params is None:
-            params = {}
+        params = {} if value.get("params") is None else value["params"]
         if not isinstance(params, dict):
             return Malformed("params that are no object")
         return Request(value["id"], method, params) if has_id else Notification(method, params)
-    return _answer(value) if has_id else Malformed("neither method nor id")
-
-
-def _answer(value: JsonObject) -> Message:
+    if not has_id:
+        return Malformed("neither method nor id")
     error = value.get("error")
     if error is not None:
         return Reply(value["id"], None, error if isinstance(error, dict) else {"message": str(error)})
@@ -160,30 +160,6 @@ METHOD_NOT_FOUND = -32601
 INVALID_REQUEST = -32600
 
 
-class Transport(Protocol):
-    """Carries whole messages; `receive` returns None once, at the end."""
-
-    async def send(self, payload: bytes) -> None:
-        """Send one message.
-
-        Raises:
-            AppServerGone: The other side is not there any more.
-        """
-        ...
-
-    async def receive(self) -> bytes | None:
-        """Return the next message, or None when none will come."""
-        ...
-
-    async def close(self) -> None:
-        """Close for good; may be called twice."""
-        ...
-
-    def why_closed(self) -> str:
-        """Return what is known about the end of the connection, for error messages."""
-        ...
-
-
 class Peer:
     """One connection, driven by one reading task.
 
@@ -205,9 +181,7 @@ class Peer:
         on_closed: Callable[[], None],
     ) -> None:
         self._transport = transport
-        self._on_request = on_request
-        self._on_notification = on_notification
-        self._on_closed = on_closed
+        self._on_request, self._on_notification, self._on_closed = on_request, on_notification, on_closed
         self._waiting: dict[IdKey, tuple[str, asyncio.Future[Any]]] = {}
         self._next = 0
         self._reader: asyncio.Task[None] | None = None
@@ -234,8 +208,7 @@ class Peer:
             raise self.gone_error(method)
         self._check_loop()
         self._next += 1
-        own_id = self._next
-        key = id_key(own_id)
+        own_id, key = self._next, id_key(self._next)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[key] = (method, future)
         try:
@@ -307,21 +280,13 @@ class Peer:
         method, future = self._waiting.get(id_key(answer.id), ("", None))
         if future is None or future.done():
             self.unexpected_replies += 1  # repeated, late or unknown
-            return
-        if answer.error is None:
+        elif (error := answer.error) is None:
             future.set_result(answer.result)
-            return
-        error = answer.error
-        message = str(error.get("message") or "no message")
-        future.set_exception(
-            AppServerError(
-                f"the app-server refused {method}: {message}",
-                method=method,
-                rpc_code=error.get("code"),
-                server_message=message,
-                data=error.get("data"),
-            )
-        )
+        else:
+            message = str(error.get("message") or "no message")
+            facts: JsonObject = {"rpc_code": error.get("code"), "server_message": message, "data": error.get("data")}
+            words = f"the app-server refused {method}: {message}"
+            future.set_exception(AppServerError(words, method=method, **facts))
 
     def _end(self) -> None:
         if self.closed:
@@ -360,7 +325,7 @@ class PendingCall:
         handle: Connection epoch and raw id; the `request_id` of signals and rows.
         raw_id: The id as it goes back on the wire.
         params: The call's params.
-        state: The state of its answer.
+        state: Whether it is answered.
         claimed: Whether the client itself is answering the call, so that `rows` leaves it out.
     """
 
@@ -379,11 +344,6 @@ class PendingCall:
     def turn_id(self) -> str:
         """The turn that asks."""
         return str(self.params.get("turnId") or "")
-
-    def row(self) -> JsonObject:
-        """Return the row of `sessions.tool_calls`."""
-        keys = ("tool", "arguments", "callId", "threadId", "turnId", "namespace")
-        return {"requestId": self.handle, **{key: self.params.get(key) for key in keys}}
 
 
 class PendingCalls:
@@ -419,7 +379,12 @@ class PendingCalls:
         """Return the rows of a thread's pending calls that are not claimed, oldest first."""
         with self._lock:
             waiting = [call for call in self._calls.values() if call.state == "pending" and not call.claimed]
-            return [call.row() for call in waiting if call.thread_id == session_id]
+            keys = ("tool", "arguments", "callId", "threadId", "turnId", "namespace")
+            return [
+                {"requestId": call.handle, **{key: call.params.get(key) for key in keys}}
+                for call in waiting
+                if call.thread_id == session_id
+            ]
 
     def begin(self, handle: str) -> PendingCall | JsonObject:
         """Reserve a pending call for answering; return a report when it cannot be answered now."""
@@ -454,3 +419,232 @@ class PendingCalls:
         with self._lock:
             for call in self._calls.values():
                 call.state = "resolved"
+
+
+STOP_SECONDS = 5.0
+_POLL_SECONDS = 0.02
+_CHUNK = 1024 * 1024
+_STDERR_KEPT = 64 * 1024
+
+
+class StdioTransport:
+    """The pipes of a child process.
+
+    npm's `codex` is a node launcher around a native child, so stopping signals the whole group, and the end of the
+    connection is the end of the pipe, not the end of the launcher.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._lines = LineBuffer()
+        self._ready: deque[bytes] = deque()
+        self._stderr: deque[bytes] = deque()
+        self._stderr_size = 0
+        self._send_lock = asyncio.Lock()
+        self._closing = False
+        self._reason = ""
+        self._ended = asyncio.Event()
+        self._drain = asyncio.get_running_loop().create_task(self._drain_stderr(), name="kdskills-app-server-stderr")
+        self._stopped: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def spawn(
+        cls, command: Sequence[str], *, env: Mapping[str, str], cwd: str | os.PathLike[str] | None = None
+    ) -> StdioTransport:
+        """Start the command in a process group of its own; raises `AppServerGone` when it cannot be started."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=dict(env),
+                cwd=cwd,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as problem:
+            raise AppServerGone(f"{command[0]} cannot be started: {problem}", command=command[0]) from problem
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        """The launcher's process id, which is also the group's."""
+        return self._process.pid
+
+    def stderr_tail(self) -> str:
+        """Return the newest 64 KiB of the child's error stream."""
+        return b"".join(self._stderr).decode("utf-8", "replace")
+
+    async def send(self, payload: bytes) -> None:
+        """Write one line; waits while the pipe is full, and raises `AppServerGone` when it is broken."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        async with self._send_lock:
+            if self._closing or stdin.is_closing():
+                raise AppServerGone(f"the app-server is gone ({self.why_closed()})")
+            try:
+                stdin.write(payload + b"\n")
+                await stdin.drain()
+            except (BrokenPipeError, ConnectionResetError, RuntimeError) as problem:
+                raise AppServerGone(f"the app-server is gone ({self.why_closed()})") from problem
+
+    async def receive(self) -> bytes | None:
+        """Return the next line, or None at the end; half a line at the end is dropped."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        while not self._ready:
+            if self._ended.is_set():
+                return None
+            try:
+                chunk = await stdout.read(_CHUNK)
+                self._ready.extend(self._lines.feed(chunk))
+            except (LineTooLong, ConnectionResetError) as problem:
+                self._reason, chunk = str(problem), b""
+            if not chunk:
+                self._reason = self._reason or (
+                    f"it ended within a line of {self._lines.pending_bytes} bytes" if self._lines.pending_bytes else ""
+                )
+                self._ended.set()
+        return self._ready.popleft()
+
+    async def close(self) -> None:
+        """Close stdin, wait up to 5 s for the end, then signal the group; a second call waits for the first."""
+        if self._stopped is None:
+            self._closing = True
+            self._stopped = asyncio.get_running_loop().create_task(self._stop(), name="kdskills-app-server-stop")
+        await asyncio.shield(self._stopped)
+
+    def why_closed(self) -> str:
+        """Say how the child ended, with the last line of its error stream."""
+        code = self._process.returncode
+        how = self._reason or ("it is still running" if code is None else f"it ended with {code}")
+        last = self.stderr_tail().strip().rsplit("\n", 1)[-1][-300:]
+        return f"{how}; stderr: {last}" if last else how
+
+    async def _stop(self) -> None:
+        process, stdin = self._process, self._process.stdin
+        assert stdin is not None
+        stdin.close()
+        if not await self._gone_within(STOP_SECONDS):
+            self._signal(signal.SIGTERM)
+            await self._gone_within(STOP_SECONDS)
+        self._signal(signal.SIGKILL)
+        # A program that left the group may keep the pipes open for ever, so this side is closed without waiting for it.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await process.wait()
+        self._drain.cancel()
+        await asyncio.wait({self._drain})
+        self._ended.set()
+        transport = getattr(process, "_transport", None)
+        if transport is not None:
+            transport.close()
+        await asyncio.sleep(0)
+
+    async def _gone_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._process.wait()
+                # the launcher's end says nothing of its child: the group has to be empty
+                while not self._ended.is_set() and self._signal(0):  # noqa: ASYNC110 - the kernel sends no event for an empty group
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError:
+            return False
+        return True
+
+    def _signal(self, number: int) -> bool:
+        """Signal the process group; return False when it has no process any more."""
+        try:
+            os.killpg(self._process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
+
+    async def _drain_stderr(self) -> None:
+        stderr = self._process.stderr
+        assert stderr is not None
+        while chunk := await stderr.read(_CHUNK):
+            self._stderr.append(chunk[-_STDERR_KEPT:])
+            self._stderr_size += len(self._stderr[-1])
+            while self._stderr_size > _STDERR_KEPT and len(self._stderr) > 1:
+                self._stderr_size -= len(self._stderr.popleft())
+
+
+_CLOSE_SECONDS = 5.0
+
+
+class WebsocketTransport:
+    """A client connection to `codex app-server --listen ws://…`."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self._reason = ""
+
+    @classmethod
+    async def connect(cls, url: str, *, token: str | None = None, timeout_s: float = 30.0) -> WebsocketTransport:
+        """Open the connection; the proxy settings of the environment are not used.
+
+        Raises:
+            AppServerGone: It cannot be opened, or the URL is no websocket's.
+            MissingExtra: `websockets` is not installed.
+        """
+        try:
+            from websockets.asyncio.client import connect
+            from websockets.exceptions import InvalidHandshake, InvalidURI
+        except ImportError:
+            words = "websockets is not installed: run pip install 'kdskills[codex]'"
+            raise MissingExtra(words, extra="codex") from None
+        parts = urlsplit(url)
+        if parts.scheme not in ("ws", "wss") or not parts.hostname:
+            words = "the URL of an app-server begins with ws:// or wss:// and names a host"
+            raise AppServerGone(words, scheme=parts.scheme)
+        origin = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
+        headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
+        try:
+            connection = await connect(
+                url,
+                additional_headers=headers,
+                max_size=MAX_LINE_BYTES,
+                open_timeout=timeout_s,
+                close_timeout=_CLOSE_SECONDS,
+                proxy=None,
+                compression=None,
+            )
+        except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as problem:
+            words = f"no app-server at {origin}: {type(problem).__name__}: {problem}"
+            raise AppServerGone(words, url=origin) from problem
+        return cls(connection)
+
+    async def send(self, payload: bytes) -> None:
+        """Send one text frame; raises `AppServerGone` when the connection is closed."""
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            await self._connection.send(payload, text=True)
+        except ConnectionClosed as problem:
+            raise AppServerGone(f"the app-server is gone ({self.why_closed()})") from problem
+
+    async def receive(self) -> bytes | None:
+        """Return the next frame's bytes, or None when the connection ended."""
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            return await self._connection.recv(decode=False)
+        except ConnectionClosed as problem:
+            self._reason = str(problem)
+            return None
+
+    async def close(self) -> None:
+        """Close the connection; the server and its threads stay."""
+        try:
+            async with asyncio.timeout(2 * _CLOSE_SECONDS):
+                await self._connection.close()
+        except TimeoutError:
+            self._connection.transport.abort()
+
+    def why_closed(self) -> str:
+        """Say how the connection ended."""
+        return self._reason or "the connection is closed"
+
+
+Transport = StdioTransport | WebsocketTransport

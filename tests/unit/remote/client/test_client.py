@@ -323,7 +323,7 @@ async def test_a_slow_reader_costs_bounded_memory(open_client, monkeypatch):
     client = await open_client()
     reader = client.stream.signals()
     for number in range(5):
-        client.stream.publish(base.event_signal("m", {"n": number}))
+        client.stream.publish(base.signal_of("m", {"n": number}))
     assert reader.dropped == 2
     assert [(await reader.next(1)).params["n"] for _ in range(3)] == [2, 3, 4]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.remote.client.transports import StdioTransport
+from kdskills.remote.client.wire import StdioTransport
 from kdskills.remote.ports import AppServerGone
 
 PREPARE = "import sys, os, time, json\nout = sys.stdout.buffer\n"

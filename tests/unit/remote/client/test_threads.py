@@ -2,7 +2,7 @@
 
 import asyncio
 
-from kdskills.remote.client.threads import MAX_TURNS, WatchedThreads, item_message, turn_record
+from kdskills.remote.client.server import MAX_TURNS, WatchedThreads, item_message, turn_record
 
 
 def note(threads, method, **params):

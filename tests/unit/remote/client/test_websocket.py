@@ -6,7 +6,7 @@ import json
 import pytest
 from websockets.asyncio.server import serve
 
-from kdskills.remote.client.transports import WebsocketTransport
+from kdskills.remote.client.wire import WebsocketTransport
 from kdskills.remote.ports import AppServerGone
 
 
