@@ -42,12 +42,17 @@ def address(listen: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def _address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
+
+
 def on_loopback(host: str) -> bool:
     """Whether only this machine reaches *host*."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    ip = _address_of(host)
+    return host == "localhost" if ip is None else ip.is_loopback
 
 
 async def of_header(storage: Storage, header: str | None, *, open_on_loopback: bool) -> Identity:
@@ -83,7 +88,7 @@ def answered_names(listen: str, names: Iterable[str]) -> frozenset[str]:
         listen: The host it listens on.
         names: The setting `host_names`.
     """
-    listened = () if on_loopback(_plain(listen)) or _is_address(_plain(listen)) else (listen,)
+    listened = () if _plain(listen) == "localhost" or _address_of(_plain(listen)) is not None else (listen,)
     return frozenset(_plain(name) for name in (*listened, *names)) - EVERYWHERE
 
 
@@ -100,36 +105,25 @@ def require_own_origin(scope: Mapping[str, Any], names: Collection[str]) -> None
     """
     hosts = _values(scope, b"host")
     host = _authority(f"http://{hosts[0]}") if len(hosts) == 1 else None
-    if host is None or not _is_own_name(host[0], scope, names):
+    server = scope.get("server")  # the address the connection came in at is a name of ours, too
+    own = set(names) if server is None else {*names, _plain(str(server[0]))}
+    if host is None or not (host[0] in own or on_loopback(host[0])):
         raise CallRefused(
             "this service is not called by that name: the operator adds it to the setting host_names",
             code="host_refused",
         )
     for origin in _values(scope, b"origin"):
         page = _authority(origin)
-        same_origin = page is not None and (page[0] == host[0] and page[1] == _port(hosts[0], origin))
-        if page is None or not (same_origin or page[0] in names):
+        # the Host header names no scheme: it is read as a page of this origin would mean it
+        meant = _authority(f"{origin.partition('://')[0]}://{hosts[0]}")
+        if page is None or not (page == meant or page[0] in names):
             raise CallRefused("a page of another origin may not call this service", code="origin_refused")
     if "cross-site" in _values(scope, b"sec-fetch-site"):
         raise CallRefused("a page of another site may not call this service", code="origin_refused")
 
 
-def _is_own_name(name: str, scope: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether a name is of loopback, one of the service's, or the address the connection came in at."""
-    server = scope.get("server")
-    return name in names or on_loopback(name) or (server is not None and name == _plain(str(server[0])))
-
-
 def _values(scope: Mapping[str, Any], name: bytes) -> list[str]:
     return [value.decode("latin-1").strip().lower() for key, value in scope["headers"] if key.lower() == name]
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _plain(name: str) -> str:
@@ -144,12 +138,6 @@ def _authority(url: str) -> tuple[str, int] | None:
     scheme, host, port = parts.groups()
     number = int(port) if port else PORTS[scheme]
     return (_plain(host), number) if number <= LAST_PORT else None
-
-
-def _port(host: str, origin: str) -> int | None:
-    """Return the port of a Host header as a page of *origin*'s scheme means it."""
-    authority = _authority(f"{origin.partition('://')[0]}://{host}")
-    return None if authority is None else authority[1]
 
 
 MAX_BUCKETS: Final = 10_000

@@ -11,8 +11,6 @@ import asyncio
 import logging
 import resource
 import socket
-import time
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +19,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kdskills.app.authentication import ListenRefused
+from kdskills.app.logs import Sparingly
 from kdskills.app.wire import json_facts
 from kdskills.errors import OperatorMustAct
 
@@ -37,8 +36,6 @@ ACCEPTED_AT_ONCE: Final = 16
 #: Connections the system keeps waiting for us.
 BACKLOG: Final = 1024
 MAX_CONNECTIONS: Final = 10_000
-#: Seconds between two words in the log about the same thing.
-INTERVAL_S: Final = 60.0
 #: Bytes of a body in a second below which a sender is taken to waste time, once its first `body_s` are over.
 SLOWEST: Final = 1024
 NOISE: Final = ("Invalid HTTP request received.", "Unsupported upgrade request.", "No supported WebSocket library")
@@ -59,31 +56,6 @@ def most_connections() -> int:
     return min(MAX_CONNECTIONS, max(8, files - max(96, files // 4) - ROOM))
 
 
-class Sparingly:
-    """Says each thing at once, and then at most once in an interval, with how often it happened meanwhile.
-
-    Args:
-        log: Where to.
-        clock: Monotonic seconds.
-    """
-
-    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
-        self._log = log
-        self._clock = clock
-        self._next: dict[str, float] = {}
-        self._unsaid: Counter[str] = Counter()
-
-    def warn(self, words: str) -> None:
-        """Log *words* as a warning, or count them."""
-        now = self._clock()
-        if now < self._next.get(words, now):
-            self._unsaid[words] += 1
-            return
-        self._next[words] = now + INTERVAL_S
-        count = self._unsaid.pop(words, 0)
-        self._log.warning("%s%s", words, f" ({count} more times since this was last said)" if count else "")
-
-
 class Crowd:
     """The connections of one server.
 
@@ -98,7 +70,7 @@ class Crowd:
         self.most = bound if most is None else min(most, bound)
         self.header_s = header_s
         self.body_s = body_s
-        self.say = Sparingly(_LOG)
+        self.say = Sparingly()
         self._all: set[Guarded] = set()
         self._waiting: dict[Guarded, None] = {}
 
@@ -111,15 +83,16 @@ class Crowd:
         oldest = next(iter(self._waiting))
         if oldest is not connection:
             self.say.warn(
-                f"more than {self.most} connections at one time: those that send no request are closed, the oldest first"
+                _LOG,
+                f"more than {self.most} connections at one time: those that send no request are closed, the oldest first",
             )
             self.leave(oldest)
-            oldest.drop()
+            oldest.transport.abort()
             return True
-        self.say.warn(f"{self.most} connections with a request at one time: others are asked to come again")
+        self.say.warn(_LOG, f"{self.most} connections with a request at one time: others are asked to come again")
         if len(self._all) > self.most + ROOM:
             self.leave(connection)
-            connection.drop()
+            connection.transport.abort()
         return False
 
     def leave(self, connection: Guarded) -> None:
@@ -160,10 +133,6 @@ class Guarded(H11Protocol):
         self.crowd.leave(self)
         super().connection_lost(exc)
 
-    def drop(self) -> None:
-        """Close at once, whatever was not sent yet."""
-        self.transport.abort()
-
     def data_received(self, data: bytes) -> None:
         """Take bytes that came."""
         self._heard = self.loop.time()
@@ -203,7 +172,7 @@ class Guarded(H11Protocol):
         self._deadline = None
         if self.transport.is_closing():
             return
-        self.crowd.say.warn("connections are closed that send no whole request in time")
+        self.crowd.say.warn(_LOG, "connections are closed that send no whole request in time")
         cycle: Any = self.cycle
         if cycle is None and self.conn.trailing_data[0]:
             self.transport.write(LATE)
@@ -219,7 +188,7 @@ class Guarded(H11Protocol):
         if now < until:
             self._wait_for(until - now, self._body_is_late)
             return
-        self.crowd.say.warn("connections are closed whose bodies do not come in time")
+        self.crowd.say.warn(_LOG, "connections are closed whose bodies do not come in time")
         if not self.cycle.response_started:
             self.transport.write(LATE)
         self.transport.abort() if self.cycle.response_started else self.transport.close()
@@ -241,24 +210,6 @@ def _crowded(app: Any) -> ASGIApp:
         await send({"type": "http.response.body", "body": body})
 
     return answer
-
-
-class _Quiet(logging.Filter):
-    """Lets what any peer can make the server say through once in an interval."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._next = 0.0
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written."""
-        if not str(record.msg).startswith(NOISE):
-            return True
-        now = time.monotonic()
-        if now < self._next:
-            return False
-        self._next = now + INTERVAL_S
-        return True
 
 
 class BoundedServer(uvicorn.Server):
@@ -305,13 +256,17 @@ async def serve(server: BoundedServer, crowd: Crowd) -> None:
 
     def log_exhaustion(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if "out of system resource" in str(context.get("message")):
-            crowd.say.warn(f"no connection can be taken: {context.get('exception')}")
+            crowd.say.warn(_LOG, f"no connection can be taken: {context.get('exception')}")
         elif before is not None:
             before(loop, context)
         else:
             loop.default_exception_handler(context)
 
-    quiet, log = _Quiet(), logging.getLogger("uvicorn.error")
+    log, noise = logging.getLogger("uvicorn.error"), Sparingly()
+
+    def quiet(record: logging.LogRecord) -> bool:  # what any peer can make the server say is said once in a while
+        return not str(record.msg).startswith(NOISE) or noise.due("noise")
+
     try:
         sockets = _sockets(config.host, config.port)
     except OSError as error:

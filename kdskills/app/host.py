@@ -6,6 +6,7 @@ What only some operations need is imported where a Host first needs it: most com
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,13 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kdskills.app.identity import LOCAL, Identity
-from kdskills.app.logs import OperatorLog
+from kdskills.app.logs import Sparingly, Telemetry
 from kdskills.app.operations.calling import require_allowed, require_own_words, require_text, validated
 from kdskills.app.operations.overloads import OperationCalls
 from kdskills.app.operations.table import RUNS, Context
 from kdskills.app.plugins import Filter, HookAnswers, PluginManager, Registers, collect, make_part, plugin_manager
 from kdskills.app.settings import Settings
-from kdskills.app.telemetry import Telemetry
 from kdskills.app.wiring import HostWiring, Storage
 from kdskills.bundle import Bundle, SkillsDescriptor, load_bundle
 from kdskills.bundle.load import PythonPolicy
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from kdskills.projects.service import Projects
     from kdskills.session import SessionStore
     from kdskills.skills import SkillRoot
+
+_LOG = logging.getLogger("kdskills.service")
 
 
 class Host(OperationCalls):
@@ -71,7 +73,7 @@ class Host(OperationCalls):
         self.registers: Registers = collect(self.plugins)
         self.answers = HookAnswers(self.plugins)
         self.telemetry = Telemetry()
-        self._operator_log = OperatorLog()
+        self._complaints = Sparingly()
         self._bundle_lock = threading.Lock()
         self._parts_lock = threading.Lock()
         self._bundle_skills: tuple[tuple[int, ...], ProjectSkills] | None = None
@@ -300,7 +302,8 @@ class Host(OperationCalls):
             with telling_full_disk():
                 yield
         except KdskillsError as error:
-            self._operator_log(error)
+            if error.who == "operator" and self._complaints.due(error.code):
+                _LOG.error("%s: %s", error.code, error.message)
             raise
 
 

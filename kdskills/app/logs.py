@@ -1,4 +1,7 @@
-"""Logs of a service, one JSON object a line with the request's id and without secrets; names of processes in `ps`."""
+"""Logs of a service, one JSON object a line with the request's id and without secrets; names of processes; telemetry.
+
+Metrics and traces go through the OpenTelemetry API: nothing comes of them unless the process configures an SDK.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,20 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-if TYPE_CHECKING:
-    from kdskills.errors import KdskillsError
+from kdskills.errors import KdskillsError
 
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter
+
+    from kdskills.app.upkeep import Pulse
 
 REQUEST: Final = "request_id"
 NUMBER: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -39,23 +47,34 @@ OURS: Final = ("kdskills", "uvicorn.error")
 """Loggers of which every line is written; of others, warnings and what is worse."""
 
 
-class OperatorLog:
-    """Logs what the operator must mend, once in a while: a full disk refuses every upload there is.
+class Sparingly:
+    """Lets a thing be said at once, and then once in an interval: what a peer or a full disk causes comes a thousandfold.
 
     Args:
-        every_s: Seconds in which one code is logged once.
+        every_s: Seconds between two times.
+        clock: Monotonic seconds.
     """
 
-    def __init__(self, every_s: float = 60.0) -> None:
+    def __init__(self, every_s: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._every_s = every_s
-        self._logged: dict[str, float] = {}
+        self._clock = clock
+        self._next: dict[str, float] = {}
+        self._unsaid: Counter[str] = Counter()
 
-    def __call__(self, error: KdskillsError) -> None:
-        """Log *error* unless somebody else must act, or its code was logged a while ago."""
-        now = time.monotonic()
-        if error.who == "operator" and now - self._logged.get(error.code, float("-inf")) >= self._every_s:
-            self._logged[error.code] = now
-            logging.getLogger("kdskills.service").error("%s: %s", error.code, error.message)
+    def due(self, key: str) -> bool:
+        """Whether *key* is to be said now; else it is counted."""
+        now = self._clock()
+        if now < self._next.get(key, now):
+            self._unsaid[key] += 1
+            return False
+        self._next[key] = now + self._every_s
+        return True
+
+    def warn(self, log: logging.Logger, words: str) -> None:
+        """Log *words* as a warning with how often that was left out before, if it is due."""
+        if self.due(words):
+            count = self._unsaid.pop(words, 0)
+            log.warning("%s%s", words, f" ({count} more times since this was last said)" if count else "")
 
 
 def number_of(text: str) -> str:
@@ -136,3 +155,93 @@ def be_called(words: str) -> None:
     except ImportError:  # of the extras for background work and the service; nothing but the sight of it depends on it
         return
     setproctitle(f"kdskills: {words}")
+
+
+NAME: Final = "kdskills"
+DEPTH: Final = "kdskills.queue.depth"
+LEASE: Final = "kdskills.lease.age"
+WORKERS: Final = "kdskills.workers"
+RUNS: Final = "kdskills.run.duration"
+CALLS: Final = "kdskills.operation.duration"
+REFUSALS: Final = "kdskills.refusals"
+
+
+class Telemetry:
+    """The instruments of one Host. Names and attributes are promised in docs/how-to/run-the-service.md."""
+
+    @cached_property
+    def _meter(self) -> Meter | None:
+        try:
+            from opentelemetry import metrics
+        except ImportError:
+            return None
+        return metrics.get_meter(NAME)
+
+    @cached_property
+    def _instruments(self) -> dict[str, Callable[[float, dict[str, str]], None]]:
+        meter = self._meter
+        if meter is None:
+            return {}
+        return {
+            DEPTH: meter.create_gauge(DEPTH, "{item}", "Tasks and jobs that wait or run, by state.").set,
+            LEASE: meter.create_gauge(LEASE, "s", "Seconds since the worker that was silent longest was heard of.").set,
+            WORKERS: meter.create_gauge(WORKERS, "{worker}", "Workers that are heard of.").set,
+            RUNS: meter.create_histogram(RUNS, "s", "How long commands ran, by engine and status.").record,
+            CALLS: meter.create_histogram(CALLS, "s", "How long operations took, by name, door and outcome.").record,
+            REFUSALS: meter.create_counter(REFUSALS, "{refusal}", "Operations that were refused, by code.").add,
+        }
+
+    def _tell(self, instrument: str, value: float, **facts: str) -> None:
+        if instrument in self._instruments:
+            self._instruments[instrument](value, facts)
+
+    @contextmanager
+    def operation(self, name: str, door: str) -> Iterator[None]:
+        """Measure one operation; a refusal is counted by its code, and its words are told to nobody."""
+        began, outcome = time.monotonic(), "ok"
+        with self._span(name, door) as failed:
+            try:
+                yield
+            except KdskillsError as error:
+                outcome = error.code
+                failed(outcome)
+                self._tell(REFUSALS, 1, operation=name, code=outcome, door=door)
+                raise
+            except BaseException as error:
+                outcome = type(error).__name__
+                failed(outcome)
+                raise
+            finally:
+                self._tell(CALLS, time.monotonic() - began, operation=name, door=door, outcome=outcome)
+
+    def ran(self, engine: str, status: str, seconds: float) -> None:
+        """Record how long a command ran."""
+        self._tell(RUNS, seconds, engine=engine, status=status)
+
+    def pulse(self, measurement: Pulse) -> None:
+        """Record how the work stands, and what ended."""
+        for state, count in measurement.depth.items():
+            self._tell(DEPTH, count, state=state)
+        self._tell(WORKERS, measurement.workers)
+        self._tell(LEASE, measurement.lease_age_s)
+        for run in measurement.ran:
+            self.ran(run.engine, run.status, run.seconds)
+
+    @contextmanager
+    def _span(self, name: str, door: str) -> Iterator[Any]:
+        try:
+            from opentelemetry import trace
+        except ImportError:
+            yield lambda code: None
+            return
+        facts = {"kdskills.operation": name, "kdskills.door": door}
+        tracer = trace.get_tracer(NAME)
+        with tracer.start_as_current_span(
+            f"operation {name}", attributes=facts, record_exception=False, set_status_on_exception=False
+        ) as span:
+
+            def failed(code: str) -> None:
+                span.set_attribute("error.type", code)
+                span.set_status(trace.Status(trace.StatusCode.ERROR))
+
+            yield failed

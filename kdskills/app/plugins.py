@@ -11,7 +11,7 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -44,7 +44,7 @@ class OperationRegister(Register["Operation"]):
     """Takes operations of plugins; shipped names and reserved ones are not to be had, whatever order plugins come in."""
 
     def __init__(self) -> None:
-        super().__init__("operation")
+        super().__init__("operation", _no_operation)
 
     def __call__(self, name: str, entry: Operation) -> None:
         """Add an operation.
@@ -56,25 +56,19 @@ class OperationRegister(Register["Operation"]):
         from kdskills.app.operations import OPERATIONS
         from kdskills.app.operations.table import Operation
 
-        if not isinstance(entry, Operation):
-            raise PluginInvalid(
-                f"the operation {name!r} of plugin {self.plugin or 'unknown'} cannot be used: it is no Operation",
-                plugin=self.plugin,
-                kind=self.kind,
-                name=str(name),
-            )
-        if not OPERATION_NAME.fullmatch(name) or name != entry.name:
-            raise PluginInvalid(
-                f"{name!r} is no name of an operation: words in lower case joined by dots, as in `acme.report`",
-                plugin=name,
-            )
-        if name.startswith(RESERVED) or name in OPERATIONS:
-            raise NameTaken(
-                f"the operation {name!r} is kdskills' own, and so is all that begins with {' or '.join(RESERVED)}",
-                code="name_reserved",
-                name=name,
-                kind=self.kind,
-            )
+        if isinstance(entry, Operation):
+            if not OPERATION_NAME.fullmatch(name) or name != entry.name:
+                message = (
+                    f"{name!r} is no name of an operation: words in lower case joined by dots, as in `acme.report`"
+                )
+                raise PluginInvalid(message, plugin=name)
+            if name.startswith(RESERVED) or name in OPERATIONS:
+                raise NameTaken(
+                    f"the operation {name!r} is kdskills' own, and so is all that begins with {' or '.join(RESERVED)}",
+                    code="name_reserved",
+                    name=name,
+                    kind=self.kind,
+                )
         super().__call__(name, entry)
 
 
@@ -328,17 +322,19 @@ def collect(pm: PluginManager) -> Registers:
         OperationRegister(),
     )
     calls = HookCalls(pm)
-    calls.register("kdskills_register_executors", registers.executors)
-    calls.register("kdskills_register_models", registers.models)
-    calls.register("kdskills_register_stores", registers.stores)
-    calls.register("kdskills_register_tools", registers.tools)
-    calls.register("kdskills_register_interpreters", registers.interpreters)
-    calls.register("kdskills_register_operations", registers.operations)
+    for field in fields(registers):
+        calls.register(f"kdskills_register_{field.name}", getattr(registers, field.name))
     return registers
 
 
 def _no_factory(name: str, entry: object) -> str | None:
     return None if callable(entry) else f"{shortened(entry)} is no function that makes one"
+
+
+def _no_operation(name: str, entry: object) -> str | None:
+    from kdskills.app.operations.table import Operation
+
+    return None if isinstance(entry, Operation) else "it is no Operation"
 
 
 def _no_tool(name: str, entry: object) -> str | None:
@@ -380,41 +376,38 @@ def make_part(register: Register[Callable[..., T]], name: str, expected: type[An
     return entry
 
 
-class HookAnswers:
+class HookAnswers(HookCalls):
     """Asks hooks and combines what plugins answer, by the rule in each hook's docstring.
 
     Filters are monotone: hidden is the union of all answers, one denial denies, so the order of plugins cannot open
     a hole. A filter that fails closes: nothing is granted until its plugin works or is taken out.
     """
 
-    def __init__(self, pm: PluginManager) -> None:
-        self._calls = HookCalls(pm)
-
     def register_commands(self, cli: typer.Typer) -> None:
         """Let plugins add commands to the command line. Raises PluginFailed."""
-        self._calls.tell("kdskills_register_commands", cli=cli)
+        self.tell("kdskills_register_commands", cli=cli)
 
     def prepare_templates(self, env: jinja2.Environment) -> None:
         """Let plugins add filters and tests to the template environment. Raises PluginFailed."""
-        self._calls.tell("kdskills_prepare_templates", env=env)
+        self.tell("kdskills_prepare_templates", env=env)
 
     def skill_roots(self, descriptor: SkillsDescriptor) -> tuple[SkillRoot, ...]:
         """Return the plugins' roots in plugin order. Raises PluginFailed."""
         from kdskills.skills import SkillRoot
 
-        answers = self._calls.answers("kdskills_skill_roots", _all_of(SkillRoot), descriptor=descriptor)
+        answers = self.answers("kdskills_skill_roots", _all_of(SkillRoot), descriptor=descriptor)
         return tuple(root for roots in answers for root in roots)
 
     def open_skill_root(self, uri: str, base: Path) -> SkillRoot | None:
         """Return the first plugin's answer for *uri*. Raises PluginFailed."""
         from kdskills.skills import SkillRoot
 
-        return self._calls.first("kdskills_open_skill_root", _instance_of(SkillRoot), uri=uri, base=base)
+        return self.first("kdskills_open_skill_root", _instance_of(SkillRoot), uri=uri, base=base)
 
     def check_skill(self, skill: Skill) -> tuple[Diagnostic, ...]:
         """Join the problems all plugins find in *skill*; a plugin that fails is a problem of its own, an error."""
         try:
-            answers = self._calls.answers("kdskills_check_skill", _all_of(Diagnostic), skill=skill)
+            answers = self.answers("kdskills_check_skill", _all_of(Diagnostic), skill=skill)
         except PluginFailed as error:
             return (Diagnostic(error.code, "error", error.message, ref=skill.full_id),)
         return tuple(diagnostic for answer in answers for diagnostic in answer)
@@ -422,7 +415,7 @@ class HookAnswers:
     def hide_skills(self, consumer: str | None, skills: Sequence[Skill]) -> Mapping[str, str]:
         """Return the union of what plugins hide from *consumer*, with the first reason of each. Raises PluginFailed."""
         hidden: dict[str, str] = {}
-        for answer in self._calls.answers("kdskills_hide_skills", _texts, agent=consumer or "", skills=skills):
+        for answer in self.answers("kdskills_hide_skills", _texts, agent=consumer or "", skills=skills):
             hidden = dict(answer) | hidden
         return hidden
 
@@ -430,20 +423,20 @@ class HookAnswers:
         """Return the first denial, or None when no plugin denies. Raises PluginFailed: then nothing is granted."""
         from kdskills.session.approval import Denial
 
-        denials = self._calls.answers("kdskills_deny", _instance_of(Denial), request=request)
+        denials = self.answers("kdskills_deny", _instance_of(Denial), request=request)
         return denials[0] if denials else None
 
     def source_key(self, source: Mapping[str, Any]) -> str | None:
         """Return the first plugin's merge key for a source row. Raises PluginFailed."""
-        return self._calls.first("kdskills_source_key", _instance_of(str), source=source)
+        return self.first("kdskills_source_key", _instance_of(str), source=source)
 
     def turn_started(self, turn: Any) -> None:
         """Tell plugins that *turn* became active. Raises PluginFailed when all have been told."""
-        self._calls.tell("kdskills_turn_started", turn=turn)
+        self.tell("kdskills_turn_started", turn=turn)
 
     def turn_finished(self, turn: Any, outcome: Any) -> None:
         """Tell plugins that *turn* ended. Raises PluginFailed when all have been told."""
-        self._calls.tell("kdskills_turn_finished", turn=turn, outcome=outcome)
+        self.tell("kdskills_turn_finished", turn=turn, outcome=outcome)
 
 
 def _instance_of(kind: type[T]) -> Callable[[object], T | None]:

@@ -119,7 +119,8 @@ class Publication:
             try:
                 entries.append(self._entry(skill))
             except Unpublishable as reason:
-                notes.append(_note(skill, str(reason)))
+                message = f"{skill.full_id} is not published to MCP clients: {reason}."
+                notes.append(Diagnostic("mcp_unpublishable", "info", message, ref=skill.full_id))
         return tuple(sorted(entries, key=lambda entry: entry.uri)), tuple(notes)
 
     def get(self, uri: str) -> PublishedEntry:
@@ -168,14 +169,12 @@ class Publication:
                     if deeper
                     else Child(file.uri, name, file.media_type, file.size)
                 )
-        if not children and uri not in self._empty_directories(entry):
-            raise NotFound(NOT_FOUND)
+        if not children:  # an empty directory has none either
+            top = self._copy(entry.tree)
+            folders = (path for path in top.rglob("*") if path.is_dir() and not path.is_symlink())
+            if uri not in {_uri(entry.base, path.relative_to(top).as_posix()) for path in folders}:
+                raise NotFound(NOT_FOUND)
         return tuple(children[name] for name in sorted(children))
-
-    def _empty_directories(self, entry: PublishedEntry) -> set[str]:
-        top = self._copy(entry.tree)
-        folders = (path for path in top.rglob("*") if path.is_dir() and not path.is_symlink())
-        return {_uri(entry.base, path.relative_to(top).as_posix()) for path in folders}
 
     def _copy(self, tree: str) -> Path:
         return self._cache / "stage" / tree.removeprefix("sha256:")
@@ -255,8 +254,3 @@ def _uri(base: str, path: str) -> str:
 
 def _digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
-def _note(skill: Skill, reason: str) -> Diagnostic:
-    message = f"{skill.full_id} is not published to MCP clients: {reason}."
-    return Diagnostic("mcp_unpublishable", "info", message, ref=skill.full_id)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -265,7 +266,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read arguments, then variables without the file-only fields; files are added by `load`."""
-        return init_settings, _WithoutFileOnly(settings_cls, env_settings)
+        return init_settings, _Variables(settings_cls)
 
     @classmethod
     def load(cls, *files: StrPath, **changes: object) -> Self:
@@ -284,7 +285,7 @@ class Settings(BaseSettings):
             for path in reversed(chosen):
                 if path.is_file():
                     merged = _merged(merged, TomlConfigSettingsSource(cls, path)())
-            merged = _merged(merged, _WithoutFileOnly(cls, _env_source(cls))())
+            merged = _merged(merged, _Variables(cls)())
             return cls(**(merged | changes))
         except ValidationError as error:
             raise _not_understood(error) from None
@@ -409,23 +410,9 @@ def _merged(weak: Mapping[str, Any], strong: Mapping[str, Any]) -> dict[str, Any
     return {**weak, **merged}
 
 
-def _env_source(cls: type[BaseSettings]) -> PydanticBaseSettingsSource:
-    from pydantic_settings import EnvSettingsSource
-
-    return EnvSettingsSource(cls)
-
-
-class _WithoutFileOnly(PydanticBaseSettingsSource):
-    """Wraps the variables: refuses names of no setting, and the fields that only a file may set."""
-
-    def __init__(self, settings_cls: type[BaseSettings], inner: PydanticBaseSettingsSource) -> None:
-        super().__init__(settings_cls)
-        self._inner = inner
-
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
-        """Return the inner source's value."""
-        return self._inner.get_field_value(field, field_name)
+class _Variables(EnvSettingsSource):
+    """The variables; names of no setting are refused, and so are the fields that only a file may set."""
 
     def __call__(self) -> dict[str, Any]:
         _check_variables(os.environ)
-        return dict(self._inner())
+        return super().__call__()

@@ -22,8 +22,8 @@ from kdskills.storage.folder import StateUnwritable, check_writable
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+    from kdskills.app.logs import Telemetry
     from kdskills.app.settings import Settings
-    from kdskills.app.telemetry import Telemetry
     from kdskills.app.wiring import HostWiring, Storage
     from kdskills.app.work import WorkService
     from kdskills.jobs.records import WorkTables

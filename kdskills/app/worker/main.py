@@ -12,11 +12,10 @@ import logging
 import os
 import signal
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NoReturn
 
-from kdskills.app.logs import be_called, json_logs
+from kdskills.app.logs import Sparingly, be_called, json_logs
 from kdskills.app.settings import Settings
 from kdskills.app.work import spawner
 from kdskills.app.worker.launcher import warm_starter
@@ -34,25 +33,6 @@ BROKEN: Final = 70
 """Exit code of a worker that failed at something nobody foresaw."""
 
 
-class Sparing(logging.Filter):
-    """Lets a complaint through once in a while: a database that is away is complained of many times a second."""
-
-    def __init__(self, every_s: float = 10.0) -> None:
-        super().__init__()
-        self._every_s = every_s
-        self._said: dict[str, float] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether *record* is said: it is no complaint, or nothing that began alike was said for a while."""
-        if record.levelno != logging.WARNING:
-            return True
-        start, now = record.getMessage()[:60], time.monotonic()
-        if now - self._said.get(start, float("-inf")) < self._every_s:
-            return False
-        self._said[start] = now
-        return True
-
-
 def run(settings: Settings, *, slot: int = 0, idle_s: float | None = None) -> NoReturn:
     """Be a worker and end the process with its exit code, whose reason is the last line of the log.
 
@@ -64,7 +44,8 @@ def run(settings: Settings, *, slot: int = 0, idle_s: float | None = None) -> No
         idle_s: Seconds without work after which it ends; None for one that stays.
     """
     be_called(f"worker {slot}")
-    LOG.addFilter(Sparing())
+    complaints = Sparingly(10.0)  # a database that is away is complained of many times a second
+    LOG.addFilter(lambda record: record.levelno != logging.WARNING or complaints.due(record.getMessage()[:60]))
     with json_logs():
         for handler in logging.getLogger().handlers:
             handler.addFilter(AboutWork())

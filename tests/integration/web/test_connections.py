@@ -15,7 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kdskills.app.connections import Sparingly, most_connections
+from kdskills.app.connections import most_connections
+from kdskills.app.logs import Sparingly
 
 KDSKILLS = Path(sys.executable).with_name("kdskills")
 TOKEN = re.compile(r"kd_[0-9a-f]{16}_[A-Za-z0-9_-]{43}")
@@ -180,11 +181,11 @@ def test_a_word_in_an_interval(caplog):
     import logging
 
     now = [0.0]
-    say = Sparingly(logging.getLogger("kdskills.http"), lambda: now[0])
+    say = Sparingly(clock=lambda: now[0])
     for _ in range(5):
-        say.warn("late")
+        say.warn(logging.getLogger("kdskills.http"), "late")
     now[0] = 61.0
-    say.warn("late")
+    say.warn(logging.getLogger("kdskills.http"), "late")
     assert [record.message for record in caplog.records] == ["late", "late (4 more times since this was last said)"]
 
 
