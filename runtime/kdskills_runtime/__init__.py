@@ -1,6 +1,6 @@
 """The part of kdskills that runs inside the sandbox: the entry that runs generated code, and what such code may call.
 
-Stage 0 (everything but `skills`) is standard library only. Generated code needs nothing from here; it may call
+Stage 0 (everything here) is standard library only. Generated code needs nothing from here; it may call
 `report` to return a JSON value with the result of the run.
 """
 
@@ -12,7 +12,7 @@ TYPE_CHECKING = False  # the name type checkers know; importing typing costs 5 m
 if TYPE_CHECKING:
     from typing import Any
 
-    from kdskills_runtime.reporting import Reporter
+    from kdskills_runtime.stage0 import Reporter
 
 __all__ = ["report"]
 

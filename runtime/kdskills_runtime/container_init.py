@@ -21,7 +21,6 @@ that kills this process ends its container, and the host finds no answer.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
@@ -30,36 +29,35 @@ import signal
 import sys
 import time
 
-from kdskills_runtime.outbox import send_outputs
-from kdskills_runtime.receiving import exactly, place_inputs
+from kdskills_runtime import processes
+from kdskills_runtime.outbox import exactly, place_inputs, send_outputs
+from kdskills_runtime.processes import FORWARDED, NO_HANDLER, memory_file, reaped, send
 from kdskills_runtime.stage0 import LIMITS
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing costs 5 ms
 if TYPE_CHECKING:
     from typing import Any
 
-PR_SET_DUMPABLE = 4
-PR_SET_CHILD_SUBREAPER = 36
 MAX_REPORT = 2 * 1024 * 1024
-#: Signals arrive through the wakeup descriptor. Their handler is a C function that does nothing: a handler in Python
-#: could be interrupted by the next signal, and a flood would nest handlers until the stack is full.
-NO_HANDLER = dict[int, object]().get
-FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 
 
 def main() -> int:
     """Serve one order."""
-    if os.getuid() == 0 or not _alone():
+    with open("/proc/1/cmdline", "rb") as file:  # noqa: PTH123 - pathlib costs 3 ms to import
+        alone = b"container_init.py" in file.read()  # else every process this one may KILL would be somebody's
+    if os.getuid() == 0 or not alone:
         sys.stderr.write("container_init: not the first program of a container; nothing was run\n")
         return 125
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) or libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        sys.stderr.write(f"container_init: prctl: {os.strerror(ctypes.get_errno())}\n")
+    try:
+        processes.prctl(processes.PR_SET_DUMPABLE, 0)
+        processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+    except OSError as error:
+        sys.stderr.write(f"container_init: {error.strerror}\n")
         return 125
     order = json.loads(exactly(0, int.from_bytes(exactly(0, 8), "big")))
     place_inputs(0, order["inputs"], order.get("executable", []))
-    stdin_fd = _memory_file("stdin", order["stdin"])
-    payload_fd = None if order["payload"] is None else _memory_file("payload", order["payload"])
+    stdin_fd = memory_file(exactly(0, order["stdin"]))
+    payload_fd = None if order["payload"] is None else memory_file(exactly(0, order["payload"]))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     end, report = _Program(order, stdin_fd, payload_fd).run()
@@ -71,21 +69,6 @@ def main() -> int:
         send_outputs(out, "/work", order["outputs"], order["max_files"], order["max_bytes"])
         out.write(b'{"kind": "done"}\n')
     return 0
-
-
-def _alone() -> bool:
-    """Whether pid 1 was started to run this program, which will KILL every process it may."""
-    with open("/proc/1/cmdline", "rb") as file:  # noqa: PTH123 - pathlib costs 3 ms to import
-        return b"container_init.py" in file.read()
-
-
-def _memory_file(name: str, size: int) -> int:
-    """Return a descriptor of a file in memory holding the next *size* bytes of the order, at its beginning."""
-    fd = os.memfd_create(name)
-    with open(fd, "wb", closefd=False) as file:
-        file.write(exactly(0, size))
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
 
 
 class _Program:
@@ -101,14 +84,13 @@ class _Program:
         """Return how the program ended, and the report of generated code."""
         trouble_read, trouble_write = os.pipe()
         report_read, report_write = os.pipe()
-        wake_read, wake_write = os.pipe()
-        os.set_blocking(wake_write, False)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        wake_read = processes.wake_pipe()
         signal.signal(signal.SIGCHLD, NO_HANDLER)
         started = time.monotonic()
         pid = os.fork()
         if pid == 0:
-            self._become(trouble_write, report_write)
+            order, payload = self._order, self._payload_fd
+            processes.become(order, self._stdin_fd, payload, report_write, trouble_write, self._prepare)
         for forwarded in FORWARDED:
             signal.signal(forwarded, NO_HANDLER)
         os.close(trouble_write)
@@ -116,8 +98,12 @@ class _Program:
         trouble = os.read(trouble_read, 4096)
         status, reason = self._watch(pid, report_read, wake_read, started + self._order["wall"])
         duration = time.monotonic() - started
-        _end_everything()
-        self._drain(report_read)
+        while send(-1, signal.SIGKILL):  # until no other process of this container but its pid 1 is left to get it
+            dict(reaped())
+            time.sleep(0.001)
+        dict(reaped())
+        while self._read_report(report_read):
+            pass  # the end comes because every writer is dead
         end: dict[str, Any] = {"reason": reason, "duration": duration}
         if trouble:
             stage, _, number = trouble.decode().partition(":")
@@ -137,15 +123,15 @@ class _Program:
                 if reason == "timeout":
                     break
                 reason, deadline = "timeout", time.monotonic() + self._order["grace"]
-                _send(-1, signal.SIGTERM)
+                send(-1, signal.SIGTERM)
                 continue
             ready, _, _ = select.select(readers, [], [], seconds_left)
             if wake in ready:
                 for number in set(os.read(wake, 4096)) & FORWARDED:
-                    _send(pid, number)
+                    send(pid, number)
             if report in ready and not self._read_report(report):
                 readers.remove(report)
-            status = _reap(pid)
+            status = dict(reaped()).get(pid)
         return status, reason
 
     def _read_report(self, fd: int) -> bool:
@@ -154,74 +140,10 @@ class _Program:
         self._report += piece[: MAX_REPORT - len(self._report)]
         return bool(piece)
 
-    def _drain(self, fd: int) -> None:
-        """Read the report to its end, which comes because every writer is dead."""
-        while self._read_report(fd):
-            pass
-
-    def _become(self, trouble: int, report: int) -> None:
-        """In the child: put everything in place and become the program. Never returns."""
-        stage = "limits"
-        try:
-            os.setsid()
-            for restored in (*FORWARDED, signal.SIGCHLD, signal.SIGPIPE):
-                signal.signal(restored, signal.SIG_DFL)
-            signal.set_wakeup_fd(-1)
-            for name, bound in self._order["limits"].items():
-                resource.setrlimit(LIMITS[name], tuple(bound))
-            os.dup2(self._stdin_fd, 0)
-            argv = [_bytes(word) for word in self._order["argv"]]
-            if self._payload_fd is not None:
-                os.set_inheritable(self._payload_fd, True)
-                os.set_inheritable(report, True)
-                numbers = {b"{payload_fd}": self._payload_fd, b"{report_fd}": report}
-                argv = [str(numbers[word]).encode() if word in numbers else word for word in argv]
-            stage, cwd = "workdir", _bytes(self._order["cwd"])
-            if cwd.startswith(b"/work/"):
-                os.makedirs(cwd, exist_ok=True)  # noqa: PTH103 - pathlib costs 3 ms to import
-            os.chdir(cwd)
-            stage = "exec"
-            env = {_bytes(name): _bytes(value) for name, value in self._order["env"].items()}
-            os.execvpe(argv[0], argv, env)  # noqa: S606 - argv by execve is the contract
-        except (OSError, ValueError) as error:
-            os.write(trouble, f"{stage}:{getattr(error, 'errno', 0) or 0}".encode())
-        finally:
-            os._exit(127)
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
-
-
-def _send(pid: int, number: int) -> bool:
-    """Send a signal; False when there is no process to receive it."""
-    try:
-        os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
-
-
-def _reap(pid: int) -> int | None:
-    """Reap every dead child; return the status of *pid* when it is among them."""
-    status = None
-    while True:
-        try:
-            child, child_status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return status
-        if child == 0:
-            return status
-        if child == pid:
-            status = child_status
-
-
-def _end_everything() -> None:
-    """KILL every other process of this container but its pid 1, until none is left to get the signal."""
-    while _send(-1, signal.SIGKILL):
-        _reap(0)
-        time.sleep(0.001)
-    _reap(0)
+    def _prepare(self) -> None:
+        signal.set_wakeup_fd(-1)
+        for name, bound in self._order["limits"].items():
+            resource.setrlimit(LIMITS[name], tuple(bound))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ the host is gone, which ends the tree too.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -40,13 +41,13 @@ import time
 
 sys.path.append(__file__.rpartition("/")[0].rpartition("/")[0])  # started as a file, maybe of a plain folder
 
-from kdskills_runtime.uid_tree import Stopped, end_all, give_up, prctl, send, send_all, syscall
+from kdskills_runtime import processes
+from kdskills_runtime.processes import call, encoded, end_all, prctl, reaped, send, send_all
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing costs 5 ms
 if TYPE_CHECKING:
     from typing import Any
 
-PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
 SYS_CREATE_RULESET, SYS_ADD_RULE, SYS_RESTRICT_SELF = 444, 445, 446
 RULE_PATH_BENEATH = 1
 TERM_ALL, KILL_ALL = 0, 255
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
     order_fd, status_fd, control_fd = map(int, argv)
     with open(order_fd, "rb") as stream:  # noqa: PTH123 - a descriptor, not a path
         order = json.loads(stream.read())
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)  # the host handles signals of a terminal
     return _Watch(order, status_fd, control_fd).run()
@@ -80,24 +81,28 @@ class _Watch:
     def run(self) -> int:
         """Start the program, watch it, end its whole tree and report."""
         trouble, theirs = os.pipe()
-        wake, wake_write = os.pipe()
-        os.set_blocking(wake_write, False)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(
-            signal.SIGCHLD, dict[int, object]().get
-        )  # of C: a handler in Python could nest in a flood of signals
+        wake = processes.wake_pipe()
+        signal.signal(signal.SIGCHLD, processes.NO_HANDLER)
         try:
             ruleset = make_ruleset(self._order)
-        except Stopped as error:
-            return self._tell({"event": "failed", "stage": error.stage, "errno": error.number})
+        except OSError as error:
+            return self._tell({"event": "failed", "stage": "landlock", "errno": error.errno or 0})
         pid = os.fork()
         if pid == 0:
             _become(self._order, ruleset, theirs)
-        proc_fds = _open_proc_files(pid, self._order["proc"])
+        proc_fds = []
+        for name, _ in self._order["proc"]:  # a Landlock rule about such a file lasts as long as its inode is kept
+            with contextlib.suppress(OSError):
+                proc_fds.append(os.open(f"/proc/{pid}/{name}", os.O_PATH | os.O_CLOEXEC))
         if ruleset is not None:
             os.close(ruleset)
         os.close(theirs)
-        self._release_fds()
+        # Our copies of the program's descriptors are closed, so that the host sees when the program closes them.
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1):
+            os.dup2(null, fd)
+        for fd in self._order["keep"]:
+            os.close(fd)
         words = os.read(trouble, 4096)
         if words:
             end_all(self._order["uid"])
@@ -125,14 +130,6 @@ class _Watch:
             return 1
         return 0
 
-    def _release_fds(self) -> None:
-        """Close our copies of the program's descriptors, so that the host sees when the program closes them."""
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1):
-            os.dup2(null, fd)
-        for fd in self._order["keep"]:
-            os.close(fd)
-
     def _until_the_end(self, pid: int, wake: int) -> int:
         """Reap children, carry out commands and measure folders until the program ends; return its wait status."""
         readers = [wake, self._control]
@@ -142,9 +139,11 @@ class _Watch:
                 os.read(wake, 4096)
             if self._control in ready and not self._obey(pid):
                 readers.remove(self._control)
-            status = self._reap(pid)
-            if status is not None:
-                return status
+            statuses = dict(reaped())
+            if self._guard is not None and self._guard.pid in statuses:
+                self._judge(self._guard, statuses[self._guard.pid])
+            if pid in statuses:
+                return statuses[pid]
             self._look()
 
     def _obey(self, pid: int) -> bool:
@@ -158,21 +157,6 @@ class _Watch:
         if not words:
             send_all(self._order["uid"], signal.SIGKILL)
         return bool(words)
-
-    def _reap(self, pid: int) -> int | None:
-        """Reap every dead child; return the status of *pid* when it is among them."""
-        status = None
-        while True:
-            try:
-                child, child_status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return status
-            if child == 0:
-                return status
-            if child == pid:
-                status = child_status
-            elif self._guard is not None and child == self._guard.pid:
-                self._judge(self._guard, child_status)
 
     def _look(self) -> None:
         """Measure the guarded folders from time to time, with `du`, which copes with trees of any depth."""
@@ -196,23 +180,12 @@ class _Watch:
                 send_all(self._order["uid"], signal.SIGKILL)
 
 
-def _open_proc_files(pid: int, names: list[tuple[str, int]]) -> list[int]:
-    """Open the program's files in /proc: a Landlock rule about such a file lasts as long as the kernel keeps its inode."""
-    fds = []
-    for name, _ in names:
-        try:
-            fds.append(os.open(f"/proc/{pid}/{name}", os.O_PATH | os.O_CLOEXEC))
-        except OSError:
-            continue
-    return fds
-
-
 def make_ruleset(order: dict[str, Any]) -> int | None:
-    """Return a ruleset's descriptor. Raises Stopped."""
+    """Return a ruleset's descriptor. Raises OSError."""
     if order["ruleset"] is None:
         return None
     attr = bytes.fromhex(order["ruleset"])
-    ruleset = syscall("landlock", SYS_CREATE_RULESET, attr, ctypes.c_size_t(len(attr)), ctypes.c_uint32(0))
+    ruleset = call("syscall", ctypes.c_long(SYS_CREATE_RULESET), attr, ctypes.c_size_t(len(attr)), ctypes.c_uint32(0))
     for path, rights in order["rules"]:
         _allow(ruleset, path, rights)
     return ruleset
@@ -225,8 +198,9 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     except FileNotFoundError:
         return
     try:
-        beneath = rights.to_bytes(8, "little") + fd.to_bytes(4, "little", signed=True)
-        syscall("landlock", SYS_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(RULE_PATH_BENEATH), beneath, ctypes.c_uint32(0))  # fmt: skip
+        beneath = rights.to_bytes(8, "little") + fd.toencoded(4, "little", signed=True)
+        kind, no_flags = ctypes.c_int(RULE_PATH_BENEATH), ctypes.c_uint32(0)
+        call("syscall", ctypes.c_long(SYS_ADD_RULE), ctypes.c_int(ruleset), kind, beneath, no_flags)
     finally:
         os.close(fd)
 
@@ -255,49 +229,31 @@ def _become(order: dict[str, Any], ruleset: int | None, trouble: int) -> None:
             resource.setrlimit(getattr(resource, f"RLIMIT_{name.upper()}"), tuple(bound))
         stage = "identity"
         if order["uid"] is not None:
-            give_up(order["uid"])
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            processes.give_up(order["uid"])
+        prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
         stage = "workdir"
-        os.chdir(_bytes(order["cwd"]))
+        os.chdir(encoded(order["cwd"]))
         stage = "landlock"
-        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        prctl(processes.PR_SET_NO_NEW_PRIVS, 1)
         if ruleset is not None:
-            syscall("landlock", SYS_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0))
+            call("syscall", ctypes.c_long(SYS_RESTRICT_SELF), ctypes.c_int(ruleset), ctypes.c_uint32(0))
         stage = "seccomp"
         if order["seccomp"] is not None:
-            _filter(bytes.fromhex(order["seccomp"]))
+            processes.set_filter(bytes.fromhex(order["seccomp"]))
         stage = "exec"
-        _close_all_but({0, 1, 2, trouble, *order["keep"]})
-        env = {_bytes(name): _bytes(value) for name, value in order["env"].items()}
-        argv = [_bytes(word) for word in order["argv"]]
+        low = 0
+        for fd in sorted({0, 1, 2, trouble, *order["keep"]}):
+            if low < fd:  # an empty range, as close_range(2) counts, ends at the last descriptor of all
+                os.closerange(low, fd)
+            low = fd + 1
+        os.closerange(low, 1 << 20)
+        env = {encoded(name): encoded(value) for name, value in order["env"].items()}
+        argv = [encoded(word) for word in order["argv"]]
         os.execvpe(argv[0], argv, env)  # noqa: S606 - argv by execve is the contract
     except BaseException as error:  # noqa: BLE001 - whatever it was, no program was started and the host must know
-        number = error.number if isinstance(error, Stopped) else getattr(error, "errno", None)
-        os.write(trouble, f"{stage}:{number or 0}:{error!r}".encode())
+        os.write(trouble, f"{stage}:{getattr(error, 'errno', None) or 0}:{error!r}".encode())
     finally:
         os._exit(127)
-
-
-def _filter(program: bytes) -> None:
-    """Put the system call filter in force. Raises Stopped."""
-    code = ctypes.create_string_buffer(program, len(program))
-    # struct sock_fprog: a length, and after padding a pointer
-    fprog = (len(program) // 8).to_bytes(8, "little") + ctypes.addressof(code).to_bytes(8, "little")
-    prctl(PR_SET_SECCOMP, 2, fprog)
-
-
-def _close_all_but(open_fds: set[int]) -> None:
-    """Close every descriptor but *open_fds*."""
-    low = 0
-    for fd in sorted(open_fds):
-        if low < fd:  # an empty range, as close_range(2) counts, ends at the last descriptor of all
-            os.closerange(low, fd)
-        low = fd + 1
-    os.closerange(low, 1 << 20)
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ TYPE_CHECKING = False  # the name type checkers know; importing typing costs 5 m
 if TYPE_CHECKING:
     from typing import Any
 
-    from kdskills_runtime.reporting import Reporter
+    from kdskills_runtime.stage0 import Reporter
 
 FAILED = 125
 SCRIPT_SHELL = b"/bin/sh"
@@ -37,16 +37,14 @@ def main(argv: list[str]) -> int:
         sys.path.append(package_parent)
     import json
 
-    from kdskills_runtime import program, stage0  # noqa: F401 - imported while nobody waits
-    from kdskills_runtime.receiving import exactly, place_inputs
-    from kdskills_runtime.reporting import Reporter
+    from kdskills_runtime import stage0
+    from kdskills_runtime.outbox import exactly, place_inputs
 
     if "skills" in argv:
         import kdskills.turn.restore  # noqa: F401 - imported while nobody waits, with all that it needs
-        from kdskills_runtime import skills  # noqa: F401 - as above
     payload, report = int(argv[0]), int(argv[1])
     os.set_inheritable(payload, False)
-    reporter = Reporter(report)
+    reporter = stage0.Reporter(report)
     os.write(report, b"\n")
     try:
         order = json.loads(exactly(payload, int.from_bytes(exactly(payload, 8), "big")))
@@ -81,7 +79,9 @@ def become(order: dict[str, Any], reporter: Reporter) -> int:
     argv = [word.encode("utf-8", "surrogateescape") for word in order["argv"]]
     env = {name.encode("utf-8", "surrogateescape"): value.encode("utf-8", "surrogateescape") for name, value in order["env"].items()}  # fmt: skip
     number = errno.ENOENT
-    for path in program_files(argv[0], env.get(b"PATH", b"")):
+    folders = [folder + b"/" for folder in env.get(b"PATH", b"").split(b":") if folder]
+    for folder in ([b""] if b"/" in argv[0] else folders) if argv[0] else []:
+        path = folder + argv[0]
         try:
             os.execve(path, argv, env)  # noqa: S606 - argv by execve is the contract
         except OSError as error:
@@ -90,13 +90,6 @@ def become(order: dict[str, Any], reporter: Reporter) -> int:
             number = error.errno or number if error.errno != errno.ENOENT else number
     reporter.failed("exec", "program_missing", f"{order['argv'][0]}: {os.strerror(number)}")
     return FAILED
-
-
-def program_files(name: bytes, path: bytes) -> list[bytes]:
-    """Return the files *name* may stand for, in the order of PATH; none for an empty name."""
-    if not name:
-        return []
-    return [name] if b"/" in name else [folder + b"/" + name for folder in path.split(b":") if folder]
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ import struct
 import time
 from pathlib import Path
 
+from kdskills_runtime import processes
+from kdskills_runtime.processes import call
 from kdskills_runtime.stage0 import LIMITS
 
 TYPE_CHECKING = False  # the name type checkers know
@@ -29,73 +31,51 @@ UID = 10001
 CGROUPS = "/sys/fs/cgroup"
 PARENT = "kdskills"
 
-NEW_NS, NEW_UTS, NEW_IPC, NEW_PID, NEW_NET = 0x00020000, 0x04000000, 0x08000000, 0x20000000, 0x40000000
+NEW_NS = 0x00020000
+NEW_MACHINE = 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
+"""Namespaces of host name, IPC, processes and network."""
 _NOSUID, _NODEV, _BIND, _REC, _PRIVATE, _RDONLY = 2, 4, 4096, 16384, 1 << 18, 1
 _MOUNT_SETATTR, _AT_RECURSIVE = 442, 0x8000
-_PDEATHSIG, _CAPBSET_DROP, _NO_NEW_PRIVS, _SECCOMP = 1, 24, 38, 22
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1
 
 
-class Libc:
-    """The few calls Python has no name for; a failure is an OSError."""
-
-    def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-
-    def call(self, name: str, *arguments: Any) -> int:
-        """Call *name* and return its result."""
-        result: int = getattr(self._libc, name)(*arguments)
-        if result < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, f"{name}: {os.strerror(number)}")
-        return result
-
-    def unshare(self, flags: int) -> None:
-        """Leave namespaces for new ones."""
-        self.call("unshare", flags)
-
-    def mount(self, source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
-        """Mount *source* at *target*."""
-        self.call(
-            "mount", source.encode(), target.encode(), kind and kind.encode(), ctypes.c_ulong(flags), data.encode()
-        )
-
-    def prctl(self, option: int, argument: Any, third: Any = 0) -> None:
-        """Set a property of this process."""
-        self.call("prctl", option, argument, third, 0, 0)
-
-    def read_only(self, path: str, *, recursive: bool, off: bool = False) -> None:
-        """Make the mount at *path* read-only and free of setuid programs; or *off*, writable again."""
-        attributes = struct.pack("=QQQQ", 0 if off else _RDONLY | _NOSUID, _RDONLY if off else 0, 0, 0)
-        flags = _AT_RECURSIVE if recursive else 0
-        self.call("syscall", _MOUNT_SETATTR, -100, path.encode(), flags, attributes, len(attributes))
+def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    """Mount *source* at *target*."""
+    call("mount", source.encode(), target.encode(), kind and kind.encode(), ctypes.c_ulong(flags), data.encode())
 
 
-def fresh_folders(libc: Libc, work_size: int, tmp_size: int, skills: dict[str, str]) -> None:
+def read_only(path: str, *, recursive: bool, off: bool = False) -> None:
+    """Make the mount at *path* read-only and free of setuid programs; or *off*, writable again."""
+    attributes = struct.pack("=QQQQ", 0 if off else _RDONLY | _NOSUID, _RDONLY if off else 0, 0, 0)
+    flags = _AT_RECURSIVE if recursive else 0
+    call("syscall", _MOUNT_SETATTR, -100, path.encode(), flags, attributes, len(attributes))
+
+
+def fresh_folders(work_size: int, tmp_size: int, skills: dict[str, str]) -> None:
     """Take this process into mounts of its own, with empty folders for a program and its *skills* (id: folder) only."""
-    libc.unshare(NEW_NS)
-    libc.mount("none", "/", None, _REC | _PRIVATE)
+    call("unshare", NEW_NS)
+    mount("none", "/", None, _REC | _PRIVATE)
     inside = f"uid={UID},gid={UID},mode=0700,nr_inodes=16384,size="
     for mount_point, size in (("/work", work_size), ("/tmp", tmp_size), ("/dev/shm", tmp_size)):  # noqa: S108 - fresh here
         Path(mount_point).mkdir(parents=True, exist_ok=True)
-        libc.mount("tmpfs", mount_point, "tmpfs", _NOSUID | _NODEV, f"{inside}{size}")
+        mount("tmpfs", mount_point, "tmpfs", _NOSUID | _NODEV, f"{inside}{size}")
     Path("/skills").mkdir(exist_ok=True)
-    libc.mount("tmpfs", "/skills", "tmpfs", _NOSUID | _NODEV, "mode=0755,size=1m")
+    mount("tmpfs", "/skills", "tmpfs", _NOSUID | _NODEV, "mode=0755,size=1m")
     for name, folder in skills.items():
         mount_point = f"/skills/{name}"
         Path(mount_point).mkdir()
-        libc.mount(folder, mount_point, None, _BIND)
+        mount(folder, mount_point, None, _BIND)
 
 
-def close_machine(libc: Libc) -> None:
+def close_machine() -> None:
     """As pid 1 of new namespaces: mount /proc, make everything but the fresh folders read-only, bring loopback up."""
-    libc.unshare(NEW_NS)
-    libc.read_only("/", recursive=True)
-    libc.mount("proc", "/proc", "proc", _NOSUID | _NODEV)
-    libc.mount("/proc/sys", "/proc/sys", None, _BIND)
-    libc.read_only("/proc/sys", recursive=False)
+    call("unshare", NEW_NS)
+    read_only("/", recursive=True)
+    mount("proc", "/proc", "proc", _NOSUID | _NODEV)
+    mount("/proc/sys", "/proc/sys", None, _BIND)
+    read_only("/proc/sys", recursive=False)
     for mount_point in ("/work", "/tmp", "/dev/shm"):  # noqa: S108 - fresh here
-        libc.read_only(mount_point, recursive=False, off=True)
+        read_only(mount_point, recursive=False, off=True)
     socket.sethostname("sandbox")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         name = struct.pack("16sh14x", b"lo", 0)
@@ -103,28 +83,14 @@ def close_machine(libc: Libc) -> None:
         fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh14x", b"lo", flags | _UP))
 
 
-def die_with_parent(libc: Libc) -> None:
-    """Have the kernel KILL this process when the one that started it is gone."""
-    libc.prctl(_PDEATHSIG, int(signal.SIGKILL))
-
-
-def give_up_privileges(libc: Libc, limits: dict[str, Any], seccomp: bytes) -> None:
+def give_up_privileges(limits: dict[str, Any], seccomp: bytes) -> None:
     """Become uid 10001 for good: rlimits, no groups, no capabilities, no new privileges, the system call filter."""
     Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
     for name, bound in limits.items():
         resource.setrlimit(LIMITS[name], tuple(bound))
-    for capability in range(64):
-        try:
-            libc.prctl(_CAPBSET_DROP, capability)
-        except OSError:
-            break
-    os.setgroups([])
-    os.setresgid(UID, UID, UID)
-    os.setresuid(UID, UID, UID)
-    libc.prctl(_NO_NEW_PRIVS, 1)
-    code = ctypes.create_string_buffer(seccomp, len(seccomp))
-    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(seccomp) // 8, ctypes.addressof(code)))
-    libc.prctl(_SECCOMP, 2, program)
+    processes.give_up(UID)
+    processes.prctl(processes.PR_SET_NO_NEW_PRIVS, 1)
+    processes.set_filter(seccomp)
 
 
 class RunLeaf:
@@ -152,8 +118,9 @@ class RunLeaf:
         while any(folder.is_dir() for folder in self._folders) and time.monotonic() < until:
             for folder in self._folders:
                 for pid in _lines(folder / "cgroup.procs"):
-                    _kill(int(pid))
-                _rmdir(folder)
+                    processes.send(int(pid), signal.SIGKILL)
+                with contextlib.suppress(OSError):  # still in use; tried again
+                    folder.rmdir()
             time.sleep(0.002)
 
 
@@ -209,17 +176,3 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="ascii").splitlines()
     except OSError:
         return []
-
-
-def _rmdir(folder: Path) -> None:
-    try:
-        folder.rmdir()
-    except OSError:
-        return  # still in use; `remove` tries again
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return

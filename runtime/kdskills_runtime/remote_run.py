@@ -11,8 +11,9 @@ import signal
 import time
 from pathlib import Path
 
-from kdskills_runtime import remote_jail
+from kdskills_runtime import processes, remote_jail
 from kdskills_runtime.outbox import send_outputs
+from kdskills_runtime.processes import FORWARDED, NO_HANDLER, memory_file, reaped, send
 
 TYPE_CHECKING = False  # the name type checkers know
 if TYPE_CHECKING:
@@ -26,22 +27,18 @@ LIVE_FAST = 256 * 1024
 """After this many bytes the live view is renewed only once a second."""
 
 END, KILL = signal.SIGRTMIN + 1, signal.SIGRTMIN + 2
-FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 WATCHED = FORWARDED | {END, KILL, signal.SIGCHLD}
-#: The handler of signals that arrive through the wakeup descriptor: a C function, as handlers in Python could nest.
-NO_HANDLER = dict[int, object]().get
 
 
 def try_walls() -> str | None:
     """Build the walls without a program, in this process; return why that failed, or None."""
-    libc = remote_jail.Libc()
     try:
-        remote_jail.fresh_folders(libc, 1 << 20, 1 << 20, {})
-        libc.unshare(remote_jail.NEW_PID | remote_jail.NEW_NET | remote_jail.NEW_IPC | remote_jail.NEW_UTS)
+        remote_jail.fresh_folders(1 << 20, 1 << 20, {})
+        processes.call("unshare", remote_jail.NEW_MACHINE)
         pid = os.fork()
         if pid == 0:
             try:
-                remote_jail.close_machine(libc)
+                remote_jail.close_machine()
             except OSError as error:
                 os._exit(error.errno or 1)
             os._exit(0)
@@ -92,7 +89,6 @@ class RemoteRun:
     def __init__(self, order: dict[str, Any], bodies: memoryview, name: str) -> None:
         self._order = order
         self._bodies = bodies
-        self._libc = remote_jail.Libc()
         self._leaf = remote_jail.make_leaf(name, order["memory"], order["pids"])
         self._streams = (Tail(order["stdout"]), Tail(order["stderr"]))
         self._report = bytearray()
@@ -104,37 +100,27 @@ class RemoteRun:
     def serve(self, answer: Path, say: Callable[[dict[str, Any]], None]) -> None:
         """Run the program and write the answer. Raises OSError when the walls cannot be built."""
         order = self._order
-        remote_jail.fresh_folders(self._libc, order["work_size"], order["tmp_size"], order["skills"])
+        remote_jail.fresh_folders(order["work_size"], order["tmp_size"], order["skills"])
         self._place_inputs()
-        stdin = _memory_file(self._take(order["stdin"]))
-        payload = None if order["payload"] is None else _memory_file(self._take(order["payload"]))
+        stdin = memory_file(self._take(order["stdin"]))
+        payload = None if order["payload"] is None else memory_file(self._take(order["payload"]))
         doors = [] if self._leaf is None else self._leaf.doors()
         pipes = {name: os.pipe() for name in ("stdout", "stderr", "report", "status")}
-        wake_read, wake_write = os.pipe()
-        os.set_blocking(wake_write, False)
-        self._libc.unshare(remote_jail.NEW_PID | remote_jail.NEW_NET | remote_jail.NEW_IPC | remote_jail.NEW_UTS)
+        processes.call("unshare", remote_jail.NEW_MACHINE)
         started = time.monotonic()
         first = os.fork()
         if first == 0:
-            _FirstProcess(self._libc, order, doors, pipes, (stdin, payload)).serve()
+            _FirstProcess(order, doors, pipes, (stdin, payload)).serve()
         for _, theirs in pipes.values():
             os.close(theirs)
-        for number in (*FORWARDED, KILL):
+        for number in (*FORWARDED, KILL, END):
             signal.signal(number, NO_HANDLER)
-        signal.signal(END, NO_HANDLER)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        wake_read = processes.wake_pipe()
         end = self._watch(first, {name: ours for name, (ours, _) in pipes.items()}, wake_read, started, say)
         oom = self._leaf is not None and self._leaf.oom_kills() > 0
         if self._leaf is not None:
             self._leaf.remove()
         self._write(answer, end, oom=oom)
-
-    def _handle_signals(self, numbers: set[int], first: int) -> None:
-        """Act on signals: end the run, or forward them to the program."""
-        if END in numbers and self._reason == "exited":
-            self._reason = "cancelled"
-        for number in numbers & (FORWARDED | {KILL}):
-            _send(first, number)
 
     def _take(self, size: int) -> memoryview:
         """Return the next announced bytes."""
@@ -171,14 +157,18 @@ class RemoteRun:
             if seconds_left <= 0:
                 if self._reason == "exited":
                     self._reason = "timeout"
-                _send(first, signal.SIGKILL if ending else END)
+                send(first, signal.SIGKILL if ending else END)
                 deadline = time.monotonic() + self._order["grace"]
                 ending = True
                 continue
             ready, _, _ = select.select([*names, wake], [], [], min(seconds_left, 0.25))
             for fd in ready:
                 if fd == wake:
-                    self._handle_signals(set(os.read(fd, 4096)), first)
+                    numbers = set(os.read(fd, 4096))
+                    if END in numbers and self._reason == "exited":
+                        self._reason = "cancelled"
+                    for number in numbers & (FORWARDED | {KILL}):
+                        send(first, number)
                     continue
                 data = os.read(fd, CHUNK)
                 if data:
@@ -247,13 +237,11 @@ class _FirstProcess:
 
     def __init__(
         self,
-        libc: remote_jail.Libc,
         order: dict[str, Any],
         doors: list[int],
         pipes: dict[str, tuple[int, int]],
         inputs: tuple[int, int | None],
     ) -> None:
-        self._libc = libc
         self._order = order
         self._doors = doors
         self._pipes = pipes
@@ -263,13 +251,14 @@ class _FirstProcess:
         """Run as pid 1 of the new namespaces. Never returns."""
         status = self._pipes["status"][1]
         try:
-            remote_jail.die_with_parent(self._libc)
-            remote_jail.close_machine(self._libc)
+            processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
+            remote_jail.close_machine()
             trouble_read, trouble_write = os.pipe()
             signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
             pid = os.fork()
             if pid == 0:
-                self._become(trouble_write)
+                report = self._pipes["report"][1]
+                processes.become(self._order, self._stdin, self._payload, report, trouble_write, self._prepare)
             os.close(trouble_write)
             for name in ("stdout", "stderr", "report"):
                 os.close(self._pipes[name][1])
@@ -283,80 +272,29 @@ class _FirstProcess:
         finally:
             os._exit(0)
 
-    def _become(self, trouble: int) -> None:
-        """In the child: put everything in place and become the program. Never returns."""
-        stage = "limits"
-        try:
-            os.setsid()
-            for restored in (*FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):
-                signal.signal(restored, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
-            for door in self._doors:
-                os.write(door, b"0")
-            for fd, name in ((1, "stdout"), (2, "stderr")):
-                os.dup2(self._pipes[name][1], fd)
-            os.dup2(self._stdin, 0)
-            argv = [_bytes(word) for word in self._order["argv"]]
-            if self._payload is not None:
-                report = self._pipes["report"][1]
-                os.set_inheritable(self._payload, True)
-                os.set_inheritable(report, True)
-                numbers = {b"{payload_fd}": self._payload, b"{report_fd}": report}
-                argv = [str(numbers[word]).encode() if word in numbers else word for word in argv]
-            limits = dict(self._order["limits"])
-            if not self._doors:
-                limits["nproc"] = (self._order["pids"],) * 2  # one run at a time: all of this uid is this run
-            remote_jail.give_up_privileges(self._libc, limits, bytes.fromhex(self._order["seccomp"]))
-            stage, cwd = "workdir", _bytes(self._order["cwd"])
-            if cwd.startswith(b"/work/"):
-                Path(os.fsdecode(cwd)).mkdir(parents=True, exist_ok=True)
-            os.chdir(cwd)
-            stage = "exec"
-            env = {_bytes(name): _bytes(value) for name, value in self._order["env"].items()}
-            os.execvpe(argv[0], argv, env)  # noqa: S606 - argv by execve is the contract
-        except (OSError, ValueError) as error:
-            os.write(trouble, f"{stage}:{getattr(error, 'errno', 0) or 0}".encode("ascii"))
-        finally:
-            os._exit(127)
-
-
-def _memory_file(data: memoryview) -> int:
-    """Return a descriptor of a file in memory holding *data*, at its beginning."""
-    fd = os.memfd_create("input")
-    with open(fd, "wb", closefd=False) as file:
-        file.write(data)
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
-
-
-def _send(pid: int, number: int) -> None:
-    """Send a signal to a process that may be gone."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
+    def _prepare(self) -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+        for door in self._doors:
+            os.write(door, b"0")
+        for fd, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(self._pipes[name][1], fd)
+        limits = dict(self._order["limits"])
+        if not self._doors:
+            limits["nproc"] = (self._order["pids"],) * 2  # one run at a time: all of this uid is this run
+        remote_jail.give_up_privileges(limits, bytes.fromhex(self._order["seccomp"]))
 
 
 def _wait(pid: int) -> int:
     """Reap until *pid* ends and act on signals meanwhile; return its status."""
     while True:
-        while True:
-            try:
-                child, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if child == pid:
-                return status
-            if child == 0:
-                break
+        statuses = dict(reaped())
+        if pid in statuses:
+            return statuses[pid]
         number = signal.sigwaitinfo(WATCHED).si_signo  # taken one by one: handlers could nest in a flood
         if number == END:
-            _send(-1, signal.SIGTERM)
+            send(-1, signal.SIGTERM)
         elif number == KILL:
-            _send(pid, signal.SIGKILL)
+            send(pid, signal.SIGKILL)
         elif number != signal.SIGCHLD:
-            _send(pid, number)
+            send(pid, number)

@@ -1,4 +1,4 @@
-"""Stage 0: read the work order, apply limits, place the program, run it. Standard library only."""
+"""Stage 0: read the work order, apply limits, place the program, run it and report. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import os
 import resource
 import sys
-
-from kdskills_runtime.reporting import Reporter
+import types
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing costs 5 ms
 if TYPE_CHECKING:
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
 
 SETUP_FAILED = 125
 MAX_PAYLOAD = 64 * 1024 * 1024
+MAX_VALUE = 1024 * 1024
+MAX_TEXT = 32 * 1024
 
 LIMITS = {
     "cpu": resource.RLIMIT_CPU,
@@ -24,6 +25,61 @@ LIMITS = {
     "fsize": resource.RLIMIT_FSIZE,
     "core": resource.RLIMIT_CORE,
 }
+
+
+def shorten(text: str, limit: int = MAX_TEXT) -> str:
+    """Return *text* with its middle left out when it is longer than *limit* characters."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+
+
+class Reporter:
+    """Owns the report descriptor in the process that was started; forked children write nothing.
+
+    Args:
+        fd: Where the lines go. It is not inherited by programs started later.
+    """
+
+    def __init__(self, fd: int) -> None:
+        os.set_inheritable(fd, False)
+        self._fd = fd
+        self._pid = os.getpid()
+        self._value: tuple[Any] | None = None
+
+    def value(self, value: Any) -> None:
+        """Keep *value* for the last line, as it is now. Raises TypeError or ValueError when it is not JSON."""
+        text = json.dumps(value, allow_nan=False)
+        if len(text) > MAX_VALUE:
+            raise ValueError(f"a reported value may take {MAX_VALUE} bytes as JSON; this one takes {len(text)}")
+        self._value = (json.loads(text),)
+
+    def failed(self, stage: str, code: str, message: str) -> None:
+        """Report that the program could not be started."""
+        self._line({"event": "failed", "stage": stage, "code": code, "message": shorten(message)})
+
+    def refused(self, code: str, message: str) -> None:
+        """Report that the skills here are not those of the descriptor."""
+        self._line({"event": "refused", "code": code, "message": shorten(message)})
+
+    def started(self) -> None:
+        """Report that the program runs next."""
+        self._line({"event": "started"})
+
+    def ended(self, outcome: str, **facts: Any) -> None:
+        """Report how the program ended."""
+        line = {"event": "ended", "outcome": outcome, **facts}
+        if self._value is not None:
+            line["value"] = self._value[0]
+        self._line(line)
+
+    def _line(self, line: dict[str, Any]) -> None:
+        if os.getpid() != self._pid:
+            return
+        data = memoryview(json.dumps(line).encode("ascii") + b"\n")
+        while data:
+            data = data[os.write(self._fd, data) :]
 
 
 class Unusable(Exception):
@@ -53,14 +109,30 @@ def run(argv: list[str]) -> int:
         reporter.failed(error.stage, error.code, str(error))
         return SETUP_FAILED
     names = order.get("globals", {})
-    if "SKILLS_DESCRIPTOR" in names:
-        from kdskills_runtime.skills import restore
-
-        if not restore(names["SKILLS_DESCRIPTOR"], order.get("verify", "tree"), reporter):
-            return SETUP_FAILED
-    from kdskills_runtime.program import run_program
-
+    if "SKILLS_DESCRIPTOR" in names and not restore(names["SKILLS_DESCRIPTOR"], order.get("verify", "tree"), reporter):
+        return SETUP_FAILED
     return run_program(path, names, reporter)
+
+
+def restore(descriptor: dict[str, Any], verify: Any, reporter: Reporter) -> bool:
+    """Stage 1: activate the skills *descriptor* describes and leave them active; False when refused and reported.
+
+    A root or skill that is missing or differs is `skills_mismatch`; any other fault of the descriptor keeps its own
+    code.
+    """
+    try:
+        from kdskills.errors import KdskillsError, RootChanged, RootMissing
+        from kdskills.turn import set_skills_descriptor
+    except ImportError as error:
+        reporter.failed("skills", "skills_unavailable", f"kdskills cannot be imported here: {error}")
+        return False
+    try:
+        set_skills_descriptor(descriptor, verify=verify)
+    except KdskillsError as error:
+        differs = isinstance(error, RootMissing | RootChanged)
+        reporter.refused("skills_mismatch" if differs else error.code, error.message)
+        return False
+    return True
 
 
 def read_order(fd: int) -> dict[str, Any]:
@@ -131,3 +203,55 @@ def enter(workdir: str | None) -> None:
             raise Unusable("program", "workdir_missing", f"{workdir}: {error.strerror}") from error
     sys.dont_write_bytecode = True  # imported inputs leave no __pycache__ among the outputs
     sys.path.append(os.getcwd())  # noqa: PTH109 - pathlib costs 3 ms to import
+
+
+def run_program(path: str, names: dict[str, Any], reporter: Reporter) -> int:
+    """Run the file *path* as `__main__` with *names* set, and return the exit code a plain interpreter would give."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(names, __file__=path, __builtins__=__builtins__, __kdskills_reporter__=reporter)
+    main.__dict__.setdefault("__annotations__", {})
+    sys.modules["__main__"] = main
+    sys.argv = [path]
+    for stream in (sys.stdout, sys.stderr):
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(line_buffering=True)  # what was printed before a kill is not lost
+    reporter.started()
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - pathlib costs 3 ms to import
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        exec(code, main.__dict__)
+    except SystemExit as stop:  # with the meaning the interpreter gives its argument
+        number = 0 if stop.code is None else stop.code & 0xFF if isinstance(stop.code, int) else 1
+        if not (stop.code is None or isinstance(stop.code, int)):
+            sys.stderr.write(f"{stop.code}\n")
+        reporter.ended("exit", exit_code=number)
+        return number
+    except BaseException as error:  # noqa: BLE001 - whatever the program raises is what the report is about
+        return _raised(error, path, reporter)
+    reporter.ended("ok", exit_code=0)
+    return 0
+
+
+def _raised(error: BaseException, path: str, reporter: Reporter) -> int:
+    """Report an uncaught exception, without the frames of this package, and print it as the interpreter would."""
+    import traceback
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != path:
+        trace = trace.tb_next
+    error = error.with_traceback(trace)
+    name = type(error).__name__
+    # A SyntaxError's own text quotes the line; the last line alone says what is wrong with it.
+    only = [f"{name}: {error.msg}"] if isinstance(error, SyntaxError) else traceback.format_exception_only(error)
+    texts = {
+        "message": shorten("".join(only).strip(), 4096),
+        "traceback": shorten("".join(traceback.format_exception(error))),
+    }
+    reporter.ended("exception", exit_code=1, exception=name, **texts)
+    if isinstance(error, KeyboardInterrupt):
+        import signal
+
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    sys.excepthook(type(error), error, trace)
+    return 1
