@@ -198,7 +198,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     except FileNotFoundError:
         return
     try:
-        beneath = rights.to_bytes(8, "little") + fd.toencoded(4, "little", signed=True)
+        beneath = rights.to_bytes(8, "little") + fd.to_bytes(4, "little", signed=True)
         kind, no_flags = ctypes.c_int(RULE_PATH_BENEATH), ctypes.c_uint32(0)
         call("syscall", ctypes.c_long(SYS_ADD_RULE), ctypes.c_int(ruleset), kind, beneath, no_flags)
     finally:
