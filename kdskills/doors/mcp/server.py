@@ -69,17 +69,13 @@ def within(identity: Identity, profile: Profile) -> Identity:
             profile is wider than the one the caller is served.
     """
     if profile == "operator" and not (identity.token is not None and identity.may("admin")):
-        raise CallRefused(
-            "the profile operator needs a token with the scope admin; on standard input that is the setting stdio_token",
-            code="scope_missing",
-            scope="admin",
+        words = (
+            "the profile operator needs a token with the scope admin; on standard input that is the setting stdio_token"
         )
+        raise CallRefused(words, code="scope_missing", scope="admin")
     if PROFILES.index(profile) > PROFILES.index(identity.profile):
-        raise CallRefused(
-            f"without a token this service serves the profile {identity.profile!r}, not {profile!r}",
-            code="not_in_profile",
-            profile=profile,
-        )
+        words = f"without a token this service serves the profile {identity.profile!r}, not {profile!r}"
+        raise CallRefused(words, code="not_in_profile", profile=profile)
     return replace(identity, door="mcp", profile=profile)
 
 
@@ -119,7 +115,7 @@ def build_server(host: Host, caller_of: WhoAsks, *, session: str | None = None) 
         caller_of: Tells who asks, from the request's context.
         session: Session that tools use when a call names none; a connection's own on stdio.
     """
-    tools = Tools(host, caller_of, session)
+    tools = Tools(host.operations, host.invoke, caller_of, session)
     server: Server[Any] = Server(
         "kdskills",
         version=host.version,
@@ -127,17 +123,13 @@ def build_server(host: Host, caller_of: WhoAsks, *, session: str | None = None) 
         on_list_tools=tools.list,
         on_call_tool=tools.call,
     )
-    Skills(host, caller_of).add_to(server)
+    Skills(host.operations, host.publication, caller_of).add_to(server)
     return server
 
 
 async def serve_stdio(host: Host, identity: Identity) -> None:
     """Serve one client on standard input and output until it closes them."""
-
-    def caller_of(ctx: ServerRequestContext[Any, Any]) -> Identity:
-        return identity
-
-    server = build_server(host, caller_of, session=f"mcp-{secrets.token_hex(8)}")
+    server = build_server(host, lambda _: identity, session=f"mcp-{secrets.token_hex(8)}")
     async with stdio_server() as (reading, writing):
         await server.run(reading, writing, server.create_initialization_options())
 
@@ -160,11 +152,7 @@ class McpHttp:
     """
 
     def __init__(
-        self,
-        host: Host,
-        authenticate: Authenticate,
-        names: frozenset[str] = frozenset(),
-        profile: Profile = "skills",
+        self, host: Host, authenticate: Authenticate, names: frozenset[str] = frozenset(), profile: Profile = "skills"
     ) -> None:
         self._authenticate = authenticate
         self._names = names
@@ -194,9 +182,8 @@ class McpHttp:
         await serve({**scope, IDENTITY: identity}, receive, send)
 
 
-def mount(host: Host, authenticate: Authenticate, names: frozenset[str]) -> McpHttp:
-    """Return what the HTTP service serves under `/mcp`; entry point `mcp` of the group `kdskills.mounts`."""
-    return McpHttp(host, authenticate, names)
+mount = McpHttp
+"""Makes what the HTTP service serves under `/mcp`; entry point `mcp` of the group `kdskills.mounts`."""
 
 
 def _caller_of(ctx: ServerRequestContext[Any, Any]) -> Identity:
@@ -242,8 +229,12 @@ def command(
         CallRefused: `scope_missing`; the profile needs a token of an administrator.
     """
     chosen, client_tools = profile_of(profile), None if tools is None else frozenset(tools)
+
+    async def stdio() -> None:
+        await serve_stdio(host, await client_identity(host, chosen, project, agent, client_tools))
+
     if http is None:
-        asyncio.run(_stdio(host, chosen, project, agent, client_tools))
+        asyncio.run(stdio())
         return
     name, port = address(http)
     settings, app = host.settings, http_app(host, name, chosen, project, agent, client_tools)
@@ -277,7 +268,3 @@ def http_app(
 
     app = McpHttp(host, authenticate, answered_names(listen, host.settings.host_names), profile)
     return Starlette(routes=[Route("/mcp", app), Route("/", app)], lifespan=lambda _: app.running())
-
-
-async def _stdio(host: Host, profile: Profile, project: str, agent: str, tools: frozenset[str] | None) -> None:
-    await serve_stdio(host, await client_identity(host, profile, project, agent, tools))

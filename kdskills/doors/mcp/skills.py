@@ -6,7 +6,7 @@ import asyncio
 import base64
 import binascii
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
 
 import mcp_types as types
@@ -14,8 +14,8 @@ from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
-from kdskills.app import Host
 from kdskills.app.identity import Identity
+from kdskills.app.operations import Operation
 from kdskills.app.operations.calling import require_allowed
 from kdskills.app.publication import NOT_FOUND, Publication, PublishedEntry
 from kdskills.errors import KdskillsError, NotFound
@@ -35,6 +35,7 @@ READING: Final = ("skills.list", "skills.load", "skills.read")
 T = TypeVar("T")
 Ctx = ServerRequestContext[Any, Any]
 WhoAsks = Callable[[Ctx], Identity]
+Publish = Callable[[Identity, dict[tuple[str, str], PublishedEntry]], Awaitable[Publication]]
 
 
 class Uri(types.RequestParams):
@@ -50,10 +51,17 @@ class Directory(Uri):
 
 
 class Skills:
-    """Answers the extension's methods for *host*; `caller_of` tells who asks."""
+    """Answers the extension's methods.
 
-    def __init__(self, host: Host, caller_of: WhoAsks) -> None:
-        self._host = host
+    Args:
+        operations: Say who may read what they give.
+        publish: Returns what a caller's view of its project publishes, as `Host.publication` does.
+        caller_of: Tells who asks.
+    """
+
+    def __init__(self, operations: Mapping[str, Operation], publish: Publish, caller_of: WhoAsks) -> None:
+        self._operations = operations
+        self._publish = publish
         self._caller_of = caller_of
         self._kept: dict[tuple[str, str], PublishedEntry] = {}
         self._told: set[str] = set()
@@ -80,8 +88,8 @@ class Skills:
         identity = self._caller_of(ctx)
         try:
             for name in needed:
-                require_allowed(self._host.operations[name], identity)
-            return await self._host.publication(identity, self._kept)
+                require_allowed(self._operations[name], identity)
+            return await self._publish(identity, self._kept)
         except KdskillsError as error:
             raise MCPError(types.INVALID_PARAMS, error.message, error.to_json()["error"]) from error
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
+from pydantic import BaseModel
 
-from kdskills.app import Host
 from kdskills.app.identity import Identity
 from kdskills.app.logs import number_of
 from kdskills.app.operations import Context, Operation
@@ -20,18 +21,12 @@ from kdskills.doors.mcp.skills import WhoAsks
 from kdskills.errors import CallRefused, KdskillsError
 
 Ctx = ServerRequestContext[Any, Any]
+Invoke = Callable[[str, Mapping[str, Any], Context], Awaitable[BaseModel]]
 
 
 def safe_name(name: str) -> str:
     """Return an operation's name as a tool's: clients take letters, digits, `_` and `-` only."""
     return name.replace(".", "_")
-
-
-def offered(host: Host, identity: Identity) -> dict[str, Operation]:
-    """Return the operations the caller may run, by tool name."""
-    return {
-        safe_name(operation.name): operation for operation in host.operations.values() if _may_run(operation, identity)
-    }
 
 
 def _may_run(operation: Operation, identity: Identity) -> bool:
@@ -43,29 +38,30 @@ def _may_run(operation: Operation, identity: Identity) -> bool:
 
 
 class Tools:
-    """Lists and runs tools for *host*.
+    """Lists operations as tools and runs them.
 
     Args:
-        host: What operations run on.
-        who: Tells who asks.
+        operations: By name.
+        invoke: Runs one, as `Host.invoke` does.
+        caller_of: Tells who asks.
         session: Session of the connection, for tools that have one; None where connections are not told apart.
     """
 
-    def __init__(self, host: Host, caller_of: WhoAsks, session: str | None) -> None:
-        self._host = host
+    def __init__(
+        self, operations: Mapping[str, Operation], invoke: Invoke, caller_of: WhoAsks, session: str | None
+    ) -> None:
+        self._operations = operations
+        self._invoke = invoke
         self._caller_of = caller_of
         self._session = session
-        self._operations = {
-            name: row for row in host.operations.values() for name in dict.fromkeys((row.name, safe_name(row.name)))
-        }
+        self._names = {safe_name(name): name for name in operations}
         self._tools: dict[tuple[str, bool, bool], types.Tool] = {}
 
     async def list(self, ctx: Ctx, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         """List the caller's tools."""
         identity = self._caller_of(ctx)
-        tools = [
-            self._tool(name, operation, identity) for name, operation in sorted(offered(self._host, identity).items())
-        ]
+        offered = [(name, self._operations[operation]) for name, operation in sorted(self._names.items())]
+        tools = [self._tool(name, operation, identity) for name, operation in offered if _may_run(operation, identity)]
         return types.ListToolsResult(tools=tools, ttl_ms=0, cache_scope="private")
 
     def _tool(self, name: str, operation: Operation, identity: Identity) -> types.Tool:
@@ -73,7 +69,7 @@ class Tools:
 
         Who may not run commands is not told of arguments that do, so that the tool reads and nothing else.
         """
-        runs = bool(operation.commands) and _may_run(self._host.operations[RUNS], identity)
+        runs = bool(operation.commands) and _may_run(self._operations[RUNS], identity)
         tool = self._tools.get((name, identity.sees_all, runs))
         if tool is None:
             schema = operation.input.model_json_schema()
@@ -92,7 +88,7 @@ class Tools:
 
     async def call(self, ctx: Ctx, params: types.CallToolRequestParams) -> types.CallToolResult:
         """Run a tool; every refusal is a result that tells the model what happened."""
-        operation = self._operations.get(params.name)
+        operation = self._operations.get(self._names.get(params.name, params.name))
         if operation is None:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}")
         arguments = dict(params.arguments or {})
@@ -100,7 +96,7 @@ class Tools:
             arguments.setdefault("session_id", self._session)
         context = Context(identity=self._caller_of(ctx), request_id=number_of(str(ctx.request_id)))
         try:
-            answer = await self._host.invoke(operation.name, arguments, context)
+            answer = await self._invoke(operation.name, arguments, context)
         except KdskillsError as error:
             return _result(error.to_json(), failed=True)
         return _result(json.loads(json_text(answer)), failed=False)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Final
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -21,7 +21,6 @@ from nats.js.errors import APIError
 from nats.micro import add_service
 from nats.micro.request import Request
 from nats.micro.service import Service
-from pydantic import BaseModel
 
 from kdskills.app import Host
 from kdskills.app.logs import without_secrets
@@ -66,6 +65,18 @@ class CallFailed(OperatorMustAct):
     """An operation failed in a way nobody foresaw; the log of the gateway has the cause."""
 
     code = "internal_error"
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Have something done for the length of the block."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 class Gateway:
@@ -124,16 +135,17 @@ class Gateway:
 
     async def _take(self, message: Msg) -> None:
         """Answer one delivery."""
-        address = parse(message.subject)
-        if address is None:
-            await self._end(message, Unreadable(f"{message.subject!r} is no subject of a command"))
-            return
         try:
-            command = read_command(address, message.data)
+            address = parse(message.subject)
+            command = None if address is None else read_command(address, message.data)
+            why = f"{message.subject!r} is no subject of a command"
         except Unreadable as error:
-            await self._end(message, error)
+            address, command, why = None, None, error.message
+        if address is None or command is None:  # no gateway could ever read it
+            _LOG.warning("%s: ended and not delivered again: %s", message.subject, why)
+            await message.term()
             return
-        async with self._working_on(message):
+        async with _beside(self._beat(message)):
             try:
                 answer = await self._answered(message, address, command)
             except asyncio.CancelledError:
@@ -200,15 +212,9 @@ class Gateway:
     async def _invoke(self, address: CallAddress, call: str, arguments: Mapping[str, object]) -> CallAnswer:
         """Run the operation for the caller the subject names."""
         try:
-            async with AsyncExitStack() as stack:
-                identity = identity_of(address, self._settings)
-                emit = await stack.enter_async_context(self._progress(address, call))
-                context = Context(
-                    identity=identity,
-                    emit=emit,
-                    idempotency_key=f"nats:{address.channel}:{call}",
-                    request_id=call[:64],
-                )
+            identity, key = identity_of(address, self._settings), f"nats:{address.channel}:{call}"
+            async with self._progress(address, call) as emit:
+                context = Context(identity=identity, emit=emit, idempotency_key=key, request_id=call[:64])
                 output = await self._host.invoke(address.operation, arguments, context)
         except KdskillsError as error:
             return CallAnswer(call, address.operation, error=error)
@@ -240,40 +246,22 @@ class Gateway:
                 finally:
                     queue.task_done()
 
-        teller = asyncio.create_task(tell())
-        try:
+        async with _beside(tell()):
             yield emit
             try:
                 await asyncio.wait_for(queue.join(), RETRY_S)
             except TimeoutError:
-                unsent = queue.qsize()
-                _LOG.warning(
-                    "%s: %d events of call %s are left out: the bus is too slow", address.operation, unsent, call
-                )
-        finally:
-            teller.cancel()
-            with suppress(asyncio.CancelledError):
-                await teller
+                words = "%s: %d events of call %s are left out: the bus is too slow"
+                _LOG.warning(words, address.operation, queue.qsize(), call)
 
-    @asynccontextmanager
-    async def _working_on(self, message: Msg) -> AsyncIterator[None]:
+    async def _beat(self, message: Msg) -> None:
         """Tell the bus that the command is worked on, for as long as it is."""
-
-        async def beat() -> None:
-            while True:
-                await asyncio.sleep(self._settings.ack_wait_s / BEAT)
-                try:
-                    await message.in_progress()
-                except NatsError as error:
-                    _LOG.warning("the bus is not told that a command is worked on: %s", error)
-
-        beating = asyncio.create_task(beat())
-        try:
-            yield
-        finally:
-            beating.cancel()
-            with suppress(asyncio.CancelledError):
-                await beating
+        while True:
+            await asyncio.sleep(self._settings.ack_wait_s / BEAT)
+            try:
+                await message.in_progress()
+            except NatsError as error:
+                _LOG.warning("the bus is not told that a command is worked on: %s", error)
 
     async def _publish(self, address: CallAddress, answer: CallAnswer) -> None:
         """Publish a result; the same result again is one result. Retried while the bus is away."""
@@ -292,62 +280,54 @@ class Gateway:
             else:
                 return
 
-    async def _end(self, message: Msg, error: Unreadable) -> None:
-        """End a message that no gateway could ever read, and say why in the log."""
-        _LOG.warning("%s: ended and not delivered again: %s", message.subject, error.message)
-        await message.term()
+    async def serve_reads(self) -> Service:
+        """Answer requests for operations that change nothing: quick reads, which no stream keeps.
 
+        The caller stops the service.
+        """
+        running: set[asyncio.Task[None]] = set()
+        service = await add_service(self._nc, name="kdskills", version="1.0.0", description="Reads of kdskills.")
+        room = asyncio.Semaphore(self._settings.concurrency)
 
-async def serve_reads(host: Host, connection: Client) -> Service:
-    """Answer requests for operations that change nothing; the caller stops the service."""
-    running: set[asyncio.Task[None]] = set()
-    service = await add_service(connection, name="kdskills", version="1.0.0", description="Reads of kdskills.")
+        async def respond(request: Request) -> None:
+            async with room:
+                answer = await self._read(request.subject, request.data)
+                try:
+                    await request.respond(answer.within(self._nc.max_payload - HEADER_ROOM)[1])
+                except NatsError as error:
+                    _LOG.warning("a read is not answered: %s", error)
 
-    room = asyncio.Semaphore(host.settings.bus.concurrency)
+        async def handle(request: Request) -> None:
+            # The service hands over requests one by one: none waits for another.
+            task = asyncio.create_task(respond(request))
+            running.add(task)
+            task.add_done_callback(running.discard)
 
-    async def respond(request: Request) -> None:
-        async with room:
-            answer = await _answer(host, request.subject, request.data)
-            try:
-                await request.respond(answer.within(connection.max_payload - HEADER_ROOM)[1])
-            except NatsError as error:
-                _LOG.warning("a read is not answered: %s", error)
+        for number, subject in enumerate(filters(self._settings.version, "req")):
+            await service.add_endpoint(name=f"read-{number}", subject=subject, handler=handle)
+        return service
 
-    async def handle(request: Request) -> None:
-        task = asyncio.create_task(
-            respond(request)
-        )  # the service hands over requests one by one: none waits for another
-        running.add(task)
-        task.add_done_callback(running.discard)
-
-    for number, subject in enumerate(filters(host.settings.bus.version, "req")):
-        await service.add_endpoint(name=f"read-{number}", subject=subject, handler=handle)
-    return service
-
-
-async def _answer(host: Host, subject: str, data: bytes) -> CallAnswer:
-    """Return what is told to the caller: every request is answered."""
-    address = parse(subject)
-    if address is None:
-        return CallAnswer("", "", error=Unreadable(f"{subject!r} is no subject of a read"))
-    call = ""
-    try:
-        command = read_command(address, data)
-        call = command.tool_call_id
-        return CallAnswer(call, address.operation, output=await _read(host, address, command))
-    except KdskillsError as error:
-        return CallAnswer(call, address.operation, error=error)
-    except Exception as error:  # noqa: BLE001  what nobody foresaw is logged, and the caller is told so in the one form
-        _LOG.exception("%s: the operation failed", address.operation)
-        return CallAnswer(call, address.operation, error=CallFailed(type(error).__name__))
-
-
-async def _read(host: Host, address: CallAddress, command: CallCommand) -> BaseModel:
-    context = Context(identity=identity_of(address, host.settings.bus), request_id=command.tool_call_id[:64])
-    operation = host.operations.get(address.operation)
-    if operation is not None and not operation.only_reads(command.arguments):
-        raise BadRequest(f"{address.operation} is no quick read: send it as a command", code="not_a_read")
-    return await host.invoke(address.operation, command.arguments, context)
+    async def _read(self, subject: str, data: bytes) -> CallAnswer:
+        """Return what is told to the caller of a read: every request is answered."""
+        address = parse(subject)
+        if address is None:
+            return CallAnswer("", "", error=Unreadable(f"{subject!r} is no subject of a read"))
+        call = ""
+        try:
+            command = read_command(address, data)
+            call = command.tool_call_id
+            context = Context(identity=identity_of(address, self._settings), request_id=call[:64])
+            operation = self._host.operations.get(address.operation)
+            if operation is None or operation.only_reads(command.arguments):
+                output = await self._host.invoke(address.operation, command.arguments, context)
+                return CallAnswer(call, address.operation, output=output)
+            words = f"{address.operation} is no quick read: send it as a command"
+            return CallAnswer(call, address.operation, error=BadRequest(words, code="not_a_read"))
+        except KdskillsError as error:
+            return CallAnswer(call, address.operation, error=error)
+        except Exception as error:  # noqa: BLE001  what nobody foresaw is logged, and the caller is told so in the one form
+            _LOG.exception("%s: the operation failed", address.operation)
+            return CallAnswer(call, address.operation, error=CallFailed(type(error).__name__))
 
 
 FLUSH_S: Final = 5
@@ -368,11 +348,20 @@ async def serve(host: Host, url: str) -> None:
         BusUnavailable: The address is none, or the bus has no JetStream.
         StreamsDisagree: Its streams cannot be used.
     """
-    connection = await _connected(url)
+
+    async def troubled(error: Exception) -> None:
+        _LOG.warning("the bus: %s", error)
+
+    connection = Client()
+    try:  # however long it takes, and however often the bus goes away
+        await connection.connect(url, name="kdskills", error_cb=troubled, max_reconnect_attempts=-1, connect_timeout=5)
+    except (NatsError, OSError, TimeoutError, ValueError) as error:
+        raise BusUnavailable(f"the command bus at {without_secrets(url)} cannot be reached: {error}") from error
     try:
-        reads = await serve_reads(host, connection)
+        gateway = Gateway(host, connection)
+        reads = await gateway.serve_reads()
         try:
-            await Gateway(host, connection).serve()
+            await gateway.serve()
         except NatsError as error:
             raise BusUnavailable(f"JetStream does not answer at {without_secrets(url)}: {error}") from error
         finally:
@@ -382,17 +371,3 @@ async def serve(host: Host, url: str) -> None:
         with suppress(NatsError, TimeoutError):
             await connection.flush(timeout=FLUSH_S)  # acknowledgements are on their way when the connection closes
         await connection.close()
-
-
-async def _connected(url: str) -> Client:
-    """Connect, however long it takes, and come back however often the bus goes away. Raises BusUnavailable."""
-
-    async def troubled(error: Exception) -> None:
-        _LOG.warning("the bus: %s", error)
-
-    connection = Client()
-    try:
-        await connection.connect(url, name="kdskills", error_cb=troubled, max_reconnect_attempts=-1, connect_timeout=5)
-    except (NatsError, OSError, TimeoutError, ValueError) as error:
-        raise BusUnavailable(f"the command bus at {without_secrets(url)} cannot be reached: {error}") from error
-    return connection

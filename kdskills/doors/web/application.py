@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import entry_points
@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from kdskills.app import Host
 from kdskills.app.authentication import RequestLimits, answered_names, of_header
 from kdskills.app.identity import Identity
-from kdskills.doors.web.entrance import Accounted, BodyLimit, Entrance, OwnOrigin
+from kdskills.doors.web.entrance import Accounted, Authenticate, BodyLimit, Entrance, OwnOrigin
 from kdskills.doors.web.events import Drain
 from kdskills.doors.web.problems import Problem, response_of
 from kdskills.doors.web.resources import skill_routes, work_routes
@@ -31,8 +31,6 @@ _LOG = logging.getLogger("kdskills.http")
 
 GROUP = "kdskills.mounts"
 """Entry points `path = "module:function"`; `function(host, authenticate, names)` returns a `Mounted`."""
-
-Authenticate = Callable[[str | None], Awaitable[Identity]]
 
 
 class Mounted(Protocol):
@@ -45,27 +43,20 @@ class Mounted(Protocol):
         """Serve one request."""
 
 
-def mounts(host: Host, authenticate: Authenticate, names: frozenset[str]) -> dict[str, Mounted]:
-    """Return what installed doors serve, by path. One whose extra is not installed is left out.
-
-    Args:
-        host: What they serve.
-        authenticate: Tells who calls.
-        names: Names the service is called by.
-    """
-    applications: dict[str, Mounted] = {}
+def mounts() -> dict[str, Mount]:
+    """Return what makes the applications of installed doors, by path. One whose extra is not installed is left out."""
+    makers: dict[str, Mount] = {}
     for point in entry_points(group=GROUP):
         try:
-            make = point.load()
+            makers[point.name] = point.load()
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] == "kdskills":
                 raise
             _LOG.info("/%s is not served: %s is not installed", point.name, error.name)
-            continue
-        applications[point.name] = make(host, authenticate, names)
-    return applications
+    return makers
 
 
+Mount = Callable[[Host, Authenticate, frozenset[str]], Mounted]
 PREFIX = "/projects/{project}/"
 
 
@@ -125,13 +116,16 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
     """
     limits = RequestLimits(host.settings.requests_per_minute)
 
+    async def of_token(header: str | None) -> Identity:
+        return await of_header(host.storage, header, open_on_loopback=False)
+
     async def authenticate(header: str | None) -> Identity:
         identity = await of_header(host.storage, header, open_on_loopback=open_on_loopback)
         limits.count(identity)
         return identity
 
     names = answered_names(listen, host.settings.host_names)
-    mounted = mounts(host, authenticate, names)
+    mounted = {path: make(host, authenticate, names) for path, make in mounts().items()}
 
     @asynccontextmanager
     async def living(app: FastAPI) -> AsyncIterator[None]:
@@ -154,7 +148,7 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
     app.state.host = host
     app.state.drain = Drain()
     app.add_middleware(BodyLimit, limit=host.settings.body_limit)
-    app.add_middleware(Entrance, host=host, limits=limits, open_on_loopback=open_on_loopback)
+    app.add_middleware(Entrance, authenticate=of_token, limits=limits, open_on_loopback=open_on_loopback)
     app.add_middleware(OwnOrigin, names=names)
     app.add_middleware(Accounted, drain=app.state.drain, mounted=frozenset(f"/{path}" for path in mounted))
     app.add_exception_handler(KdskillsError, _refused)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Annotated, Final
 
@@ -16,8 +17,7 @@ from fastapi import Depends, Header, Path, Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kdskills.app import Host
-from kdskills.app.authentication import RequestLimits, of_header, require_own_origin
+from kdskills.app.authentication import RequestLimits, require_own_origin
 from kdskills.app.connections import HEALTH
 from kdskills.app.identity import OPEN_SCOPES, Identity
 from kdskills.app.logs import REQUEST, in_request, number_of
@@ -26,6 +26,8 @@ from kdskills.doors.web.problems import response_of
 from kdskills.errors import BadRequest, CallerMustAct, CallRefused, KdskillsError, NotFound, OperatorMustAct
 
 IDENTITY: Final = "kdskills.identity"
+Authenticate = Callable[[str | None], Awaitable[Identity]]
+"""Takes the Authorization header and returns who calls, or raises."""
 _LOG = logging.getLogger("kdskills.http")
 
 
@@ -82,14 +84,8 @@ class Accounted:
             finally:
                 duration_ms = round((time.monotonic() - began) * 1000, 1)
                 facts = {"method": scope["method"], "path": path, "status": status, "ms": duration_ms}
-                _LOG.log(
-                    logging.DEBUG if path in HEALTH else logging.INFO,
-                    "%s %s %d",
-                    scope["method"],
-                    path,
-                    status,
-                    extra={"facts": facts},
-                )
+                level, method = logging.DEBUG if path in HEALTH else logging.INFO, scope["method"]
+                _LOG.log(level, "%s %s %d", method, path, status, extra={"facts": facts})
 
 
 class OwnOrigin:
@@ -125,20 +121,23 @@ class Entrance:
 
     Args:
         app: The application inside.
-        host: Knows the tokens.
+        authenticate: Returns whose token is in an Authorization header, or raises.
         limits: Counts requests.
         open_on_loopback: Whether requests without a token have every scope but `admin`.
     """
 
-    def __init__(self, app: ASGIApp, host: Host, limits: RequestLimits, *, open_on_loopback: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, authenticate: Authenticate, limits: RequestLimits, *, open_on_loopback: bool
+    ) -> None:
         self._app = app
-        self._host = host
+        self._authenticate = authenticate
         self._limits = limits
         self._open = open_on_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] == "http" and _guarded(str(scope["path"])):
+        path = str(scope["path"]) if scope["type"] == "http" else ""
+        if path == "/openapi.json" or path.startswith("/projects/"):
             try:
                 scope[IDENTITY] = await self._caller(scope)
             except KdskillsError as error:
@@ -152,15 +151,11 @@ class Entrance:
         project = project_of(str(scope["path"]))
         if text is None and self._open:
             return Identity(project=project or "local", scopes=OPEN_SCOPES, door="http")
-        identity = await of_header(self._host.storage, text, open_on_loopback=False)
+        identity = await self._authenticate(text)
         if project is not None and identity.project != project:
             raise NotFound(f"there is no project {project!r}")
         self._limits.count(identity)
         return replace(identity, door="http")
-
-
-def _guarded(path: str) -> bool:
-    return path == "/openapi.json" or path.startswith("/projects/")
 
 
 def project_of(path: str) -> str | None:
@@ -192,7 +187,9 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        limit = self._limit_of(scope)
+        identity, limit = scope.get(IDENTITY), self._limit
+        if isinstance(identity, Identity) and identity.limits.body_bytes is not None:
+            limit = min(identity.limits.body_bytes, limit)
         length = dict(scope["headers"]).get(b"content-length", b"0")
         if not length.isdigit() or int(length) > limit:
             await _refuse(scope, receive, send, limit)
@@ -220,11 +217,6 @@ class BodyLimit:
                 raise
         if read > limit and not begun:
             await _refuse(scope, receive, send, limit)
-
-    def _limit_of(self, scope: Scope) -> int:
-        identity = scope.get(IDENTITY)
-        token_limit = identity.limits.body_bytes if isinstance(identity, Identity) else None
-        return self._limit if token_limit is None else min(token_limit, self._limit)
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, limit: int) -> None:
@@ -268,16 +260,12 @@ def narrowed(identity: Identity, agent: str | None, alias: str | None) -> Identi
     """Return *identity* with what the headers say, which must fit what the token says."""
     for name, value in (("X-Agent-Id", agent), ("X-Session-Alias", alias)):
         if value is not None and not LABEL.fullmatch(value):
-            raise BadRequest(
-                f"{name} may hold letters, digits and ._:- only", errors=[{"path": name, "problem": "shape"}]
-            )
+            words = f"{name} may hold letters, digits and ._:- only"
+            raise BadRequest(words, errors=[{"path": name, "problem": "shape"}])
     if agent and agent != identity.agent:
         if identity.token is not None and not identity.may("admin"):
-            raise CallRefused(
-                f"X-Agent-Id is not for this caller to say: the token is for the agent {identity.agent!r}",
-                code="not_yours_to_say",
-                argument="X-Agent-Id",
-            )
+            words = f"X-Agent-Id is not for this caller to say: the token is for the agent {identity.agent!r}"
+            raise CallRefused(words, code="not_yours_to_say", argument="X-Agent-Id")
         identity = replace(identity, agent=agent)
     return replace(identity, alias=alias or "")
 

@@ -6,10 +6,10 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
@@ -23,11 +23,14 @@ from kdskills.doors.web.application import build_app
 from kdskills.doors.web.events import Drain
 from kdskills.errors import KdskillsError
 
+if TYPE_CHECKING:
+    from kdskills.app.tokens import Tokens
+
 FIRST_TOKEN: Final = "first-token"  # noqa: S105 - the name of a file in the state folder
 CUT_OFF_S: Final = 2
 """Seconds the server gives connections that are left after the drain."""
 
-Bus = tuple[Callable[[Host, str], Awaitable[None]], str]
+Bus = tuple[Callable[[Host, str], Coroutine[Any, Any, None]], str]
 """What serves the command bus until it is cancelled, and where the bus is."""
 
 
@@ -81,7 +84,7 @@ class DrainingServer(BoundedServer):
 async def _serve(host: Host, name: str, port: int, nats: Bus | None, *, open_on_loopback: bool) -> None:
     app = build_app(host, open_on_loopback=open_on_loopback, listen=name)
     if not open_on_loopback:
-        await _first_token(host)
+        await _first_token(host.tokens, host.settings.state_dir / FIRST_TOKEN)
     settings = host.settings
     crowd = Crowd(most=settings.connections, header_s=settings.header_timeout_s, body_s=settings.body_timeout_s)
     config = server_config(app, name, port, crowd, timeout_graceful_shutdown=CUT_OFF_S)
@@ -90,7 +93,8 @@ async def _serve(host: Host, name: str, port: int, nats: Bus | None, *, open_on_
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(host.upkeep.run())]
             if nats is not None:
-                background.append(group.create_task(_bus(nats[0], host, nats[1])))
+                serve_bus, url = nats
+                background.append(group.create_task(serve_bus(host, url)))
             await serve_connections(server, crowd)
             for task in background:
                 task.cancel()
@@ -110,40 +114,30 @@ def _first(several: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
-async def _bus(serve: Callable[[Host, str], Awaitable[None]], host: Host, url: str) -> None:
-    await serve(host, url)
-
-
-async def _first_token(host: Host) -> None:
+async def _first_token(tokens: Tokens, path: Path) -> None:
     """Make a token when there is none yet: shown to a terminal, else written where only this account reads it.
 
     What is written to standard error of a service is kept in a journal that others read.
     """
-    if await host.tokens.list():
+    if await tokens.list():
         return
     on_terminal = sys.stderr.isatty()
-    path = host.settings.state_dir / FIRST_TOKEN
     file = -1 if on_terminal else _private_file(path)
     try:
-        _, text = await host.tokens.create(LOCAL.project, LOCAL.agent, LOCAL.scopes, who="serve")
+        _, text = await tokens.create(LOCAL.project, LOCAL.agent, LOCAL.scopes, who="serve")
         if on_terminal:
             sys.stderr.write(f"kdskills: this token is shown once; it opens project {LOCAL.project!r}: {text}\n")
             return
         os.write(file, f"{text}\n".encode())
-        sys.stderr.write(
-            f"kdskills: a token for project {LOCAL.project!r} is in {path}: read it once and delete the file\n"
-        )
+        where = f"is in {path}: read it once and delete the file"
+        sys.stderr.write(f"kdskills: a token for project {LOCAL.project!r} {where}\n")
     finally:
         if file >= 0:
             os.close(file)
 
 
 def _private_file(path: Path) -> int:
-    """Return a new file that this account alone reads and writes, in place of one of that name.
-
-    Raises:
-        OSError: The folder takes none.
-    """
+    """Return a new file that this account alone reads and writes, in place of one of that name. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -37,7 +37,7 @@ async def host(tmp_path):
 
 def tools_of(host: Host, identity: Identity) -> Tools:
     """Return the tools of one caller."""
-    return Tools(host, lambda ctx: identity, None)
+    return Tools(host.operations, host.invoke, lambda ctx: identity, None)
 
 
 async def listed(host: Host, identity: Identity) -> types.ListToolsResult:
