@@ -1,8 +1,13 @@
-"""Runs a call: identified, claimed in its journal, checked, run, recorded, and only then answered."""
+"""Runs a call: identified, claimed in its journal, checked, run, recorded, and only then answered.
+
+Handlers run on daemon threads, so that one that hangs does not keep the interpreter from ending, or as tasks of an event loop. A
+thread of its own renews the leases, independent of all handlers.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 import socket
@@ -10,13 +15,16 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 from kdskills.errors import MissingExtra
-from kdskills.remote.dispatch.execution import CallAttempt, CallLeases, Execution, HandlerRunner, faults
 from kdskills.remote.dispatch.outcome import (
     NO_JOURNAL,
+    NOT_RECORDED,
     OUTCOME_UNKNOWN,
     CallOutcome,
     failed,
@@ -26,8 +34,9 @@ from kdskills.remote.dispatch.outcome import (
 )
 from kdskills.remote.dispatch.payloads import AnswerBuilder, Spool
 from kdskills.remote.journal.calls import ANSWERED, MemoryJournal, WeakIdentities, strong_key, takeover
-from kdskills.remote.ports import CallIdentity, CallJournal, JournalRow, StoredAnswer
-from kdskills.session.threads import HandlerThreads
+from kdskills.remote.ports import CallIdentity, CallJournal, JournalRow, RemoteCall, StoredAnswer
+from kdskills.remote.schemas.checks import faults, own_copy
+from kdskills.session.threads import HandlerThreads, discard, on_waiting_thread
 
 if TYPE_CHECKING:
     from kdskills.remote.registry import RemoteSkill
@@ -47,6 +56,296 @@ ACCEPTED_KEPT: Final = 65_536
 """Answers that are remembered as accepted; the oldest go first."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CallAttempt:
+    """One attempt at a call that is to be run or answered.
+
+    Attributes:
+        skill: The skill to run; None when this worker has none of that name.
+        identity: Identifies the call.
+        arguments: Any JSON value.
+        tool: How messages name the skill.
+        journal: Where the call is recorded.
+        key: The call's key there.
+        owner: This attempt's name there.
+        findable: Whether a repeated delivery gets the same key.
+    """
+
+    skill: RemoteSkill | None
+    identity: CallIdentity
+    arguments: Any
+    tool: str
+    journal: CallJournal
+    key: str
+    owner: str
+    findable: bool
+
+    @property
+    def reported_key(self) -> str | None:
+        """The key if others can find the call by it, else None."""
+        return self.key if self.findable else None
+
+    def taken_over(self, row: JournalRow | None) -> bool:
+        """Return whether another attempt has the call's row."""
+        return row is not None and row.owner != self.owner
+
+
+LEASE_S: Final = 6.0
+RENEW_S: Final = 2.0
+
+
+class CallLeases:
+    """Renews the lease of every running call, from a daemon thread that sleeps while no call runs.
+
+    Args:
+        lease_s: How long a lease lasts.
+        renew_s: How often it is renewed.
+    """
+
+    def __init__(self, lease_s: float = LEASE_S, renew_s: float = RENEW_S) -> None:
+        self.lease_s = lease_s
+        self._renew_s = renew_s
+        self._closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._leases: dict[tuple[int, str], CallAttempt] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def hold(self, call: CallAttempt) -> None:
+        """Renew this call's lease from now on.
+
+        Raises:
+            RuntimeError: The thread cannot be started.
+        """
+        if self._process != os.getpid():  # after a fork: the thread and its calls belong to the parent process
+            self._begin()
+        with self._changed:
+            self._leases[id(call.journal), call.key] = call
+            if self._thread is None and not self._closed:
+                thread = threading.Thread(target=self._renew_all, name="kdskills-leases", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._changed.notify()
+
+    def release(self, call: CallAttempt) -> None:
+        """Stop renewing this call's lease, if this attempt still has it."""
+        with self._changed:
+            if self._leases.get((id(call.journal), call.key)) is call:
+                del self._leases[id(call.journal), call.key]
+
+    def close(self) -> None:
+        """End the thread; calls that still run count as dead once their leases expire."""
+        if self._process != os.getpid():
+            self._begin()
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=self.lease_s)
+
+    def _renew_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._leases)
+                self._changed.wait_for(lambda: self._closed, timeout=self._renew_s)
+                if self._closed:
+                    return
+                calls = list(self._leases.values())
+            for journal in {id(call.journal): call.journal for call in calls}.values():
+                rows = {call.key: call.owner for call in calls if call.journal is journal}
+                try:
+                    journal.renew(rows, self.lease_s)
+                except Exception as error:  # noqa: BLE001 - a journal that is away for a moment must not end this thread
+                    _log.warning("leases of %d calls could not be renewed: %s", len(rows), type(error).__name__)
+
+
+WRITE_TRIES: Final = 3
+WRITE_PAUSE_S: Final = 0.2
+
+
+class Execution:
+    """Runs one handler, in the context variables of its maker, and records its answer.
+
+    The caller may stop waiting before the handler has ended.
+
+    Args:
+        attempt: The call, whose arguments passed the checks.
+        skill: The skill to run.
+        answers: Builds the answer.
+        leases: Renews this call's lease until the answer is committed.
+        asynchronous: Whether awaitable results can be awaited.
+    """
+
+    def __init__(
+        self,
+        attempt: CallAttempt,
+        skill: RemoteSkill,
+        answers: AnswerBuilder,
+        leases: CallLeases,
+        *,
+        asynchronous: bool,
+    ) -> None:
+        identity = attempt.identity
+        deadline = None if skill.deadline_seconds is None else time.time() + skill.deadline_seconds
+        self.call = RemoteCall(attempt.key, identity.thread_id, identity.turn_id, identity.call_id, deadline)
+        self.context = copy_context()
+        self._skill = skill
+        self._attempt = attempt
+        self._answers = answers
+        self._leases = leases
+        self._asynchronous = asynchronous
+        self._on_loop = asynchronous and is_coroutine_function(skill.handler)
+        self.began = False
+        self.ended = threading.Event()
+        self.value: Any = None
+        self.raised: BaseException | None = None
+        self.answer: StoredAnswer | None = None
+        self.row: JournalRow | None = None
+        self.in_slot = False
+        self._task: asyncio.Task[Any] | None = None
+
+    def run(self) -> Awaitable[Any] | None:
+        """Run the call on this thread; an awaitable is returned, for the loop to await and pass to `complete`.
+
+        Exceptions of the handler become answers.
+        """
+        if not self.begin():
+            return None
+        value = self.invoke()
+        if self.raised is None and inspect.isawaitable(value):
+            if self._asynchronous:
+                return value
+            discard(value)
+            self.commit(self._answers.awaitable(self._attempt.tool))
+            return None
+        self.complete(value)
+        return None
+
+    async def run_in(self, slots: asyncio.Semaphore, threads: HandlerThreads) -> None:
+        """Wait for a slot and run the call in it: a coroutine function on this loop, a plain function on a thread."""
+        async with slots:
+            self.in_slot = True
+            try:
+                value = await self._value(threads)
+                if self.ended.is_set():
+                    return
+                try:
+                    await threads.call(lambda: self.complete(value))
+                except RuntimeError:  # no thread could be started: block the loop rather than lose an answer
+                    self.complete(value)
+            except asyncio.CancelledError:  # inside a slot, only a closing event loop cancels this task
+                if self._on_loop and not self.ended.is_set():
+                    self.abandon()
+                raise
+
+    async def _value(self, threads: HandlerThreads) -> Any:
+        """Return what the handler returned; nothing counts once the call has ended."""
+        if not self._on_loop:
+            value = await threads.call(self.run, on_loop_closed=discard)
+        else:
+            value = self.invoke() if await threads.call(self.begin) else None
+        if self.raised is None and inspect.isawaitable(value):
+            self._task = asyncio.create_task(self._awaited(value), context=self.context)
+            value = await asyncio.shield(self._task)
+        return value
+
+    async def _awaited(self, value: Awaitable[Any]) -> Any:
+        """Await the handler's awaitable and store what it raises, so that not even `SystemExit` reaches the loop."""
+        try:
+            return await value
+        except BaseException as error:  # noqa: BLE001 - every exception of a handler is answered
+            self.raised = error
+            return None
+
+    def cancel(self) -> None:
+        """Cancel a handler that runs on the loop; one on a thread learns from `RemoteCall.cancelled` that nobody waits."""
+        self.call.stop.set()
+        if self._task is not None:
+            self._task.cancel()
+
+    def begin(self) -> bool:
+        """Record that the handler is about to start; return False when another attempt owns the call by now."""
+        try:
+            self.began = self._attempt.journal.start(self._attempt.key, self._attempt.owner)
+        except Exception as error:  # noqa: BLE001 - any journal's failure means that the handler must not run
+            _log.warning(
+                "a call of %s was not run: the journal does not answer (%s)", self._attempt.tool, type(error).__name__
+            )
+        if not self.began:
+            self._end()
+        return self.began
+
+    def invoke(self) -> Any:
+        """Call the handler in the caller's context; store what it raises."""
+        try:
+            return self.context.run(self._handler)
+        except BaseException as error:  # noqa: BLE001 - every exception of a handler is answered
+            self.raised = error
+            return None
+
+    def complete(self, value: Any) -> None:
+        """Build the answer and commit it."""
+        if self.raised is not None:
+            self.commit(self._answers.of_error(self._attempt.tool, self.raised))
+            return
+        try:
+            answer = self._answers.of_value(self._attempt.tool, value)
+            self.value = value if answer.handled else None
+        except BaseException as error:  # noqa: BLE001 - `__str__` and iterators of the value are the handler's code, too
+            self.raised = error
+            answer = self._answers.of_error(self._attempt.tool, error)
+        self.commit(answer)
+
+    def commit(self, answer: StoredAnswer) -> None:
+        """Commit the answer; an answer that cannot be committed is not given, since no worker could repeat it."""
+        attempt = self._attempt
+        for tries_left in reversed(range(WRITE_TRIES)):
+            try:
+                self.row = attempt.journal.finish(attempt.key, attempt.owner, answer)
+                self.answer = answer
+                break
+            except Exception as error:  # noqa: BLE001 - any journal's failure is answered as an unknown outcome
+                _log.warning("the answer of %s could not be recorded: %s", attempt.tool, type(error).__name__)
+                if not tries_left:
+                    self.answer = failed(attempt.tool, NOT_RECORDED)
+                else:
+                    time.sleep(WRITE_PAUSE_S)
+        self._end()
+
+    def abandon(self) -> None:
+        """Record an unknown outcome, because the event loop of the handler is closing."""
+        try:
+            unknown = failed(self._attempt.tool, OUTCOME_UNKNOWN)
+            self.row = self._attempt.journal.lose(self._attempt.key, self._attempt.owner, unknown, dead=False)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._leases.release(self._attempt)
+        self.ended.set()
+
+    def _handler(self) -> Any:
+        extra = {self._skill.call_parameter: self.call} if self._skill.call_parameter else {}
+        if self._attempt.arguments is None:
+            return self._skill.handler(**extra)
+        # The handler gets a copy: if it changes its arguments, the identity of the call must stay the same.
+        arguments = own_copy(self._attempt.arguments)
+        if isinstance(arguments, dict):
+            return self._skill.handler(**{**self._skill.coerce(arguments), **extra})
+        return self._skill.handler(arguments, **extra)
+
+
+def is_coroutine_function(handler: Any) -> bool:
+    """Return whether calling *handler* only makes a coroutine: then it is called on the loop, not on a thread."""
+    while hasattr(handler, "func") and hasattr(handler, "keywords"):  # functools.partial
+        handler = handler.func
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004 - its kind is asked, not whether it can be called
 
 
 class JournalAway(Exception):
@@ -88,7 +387,9 @@ class RemoteDispatcher:
         self._answers = AnswerBuilder(spool)
         self._leases = leases or CallLeases()
         self._threads = HandlerThreads()
-        self._runner = HandlerRunner(max(1, max_concurrency))
+        self._slot_count = max(1, max_concurrency)
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._no_session_s = no_session_s
         self._no_skill_s = no_skill_s
         self._accepted: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -250,8 +551,8 @@ class RemoteDispatcher:
         execution = Execution(call, call.skill, self._answers, self._leases, asynchronous=self._asynchronous)
         deadline_seconds = call.skill.deadline_seconds
         try:
-            self._leases.hold(call.journal, call.key, call.owner)
-            in_time = await self._runner.run(execution, deadline_seconds)
+            self._leases.hold(call)
+            in_time = await self._run(execution, deadline_seconds)
         except RuntimeError as error:  # no thread could be started, so the handler did not run
             execution.commit(self._answers.of_error(call.tool, error))
             in_time = True
@@ -260,8 +561,33 @@ class RemoteDispatcher:
         try:
             return await self._overdue_outcome(overdue(call.tool, deadline_seconds), call)
         finally:  # only after the commit, so that a result of the cancelled handler counts as late
-            execution.call.stop.set()
             execution.cancel()
+
+    async def _run(self, execution: Execution, seconds: float | None) -> bool:
+        """Return whether the execution ended in time; otherwise it may go on while nobody waits for it.
+
+        After the deadline a task is cancelled, while a thread keeps its slot until it ends. In a sync session a handler without
+        a deadline runs on the caller's own thread and takes no slot.
+
+        Raises:
+            RuntimeError: No thread could be started, so the handler did not run.
+        """
+        if seconds is None and not self._asynchronous:
+            await on_waiting_thread(execution.run)
+            return True
+        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._slot_count))
+        task = asyncio.create_task(execution.run_in(slots, self._threads))
+        self._tasks.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+        done: set[asyncio.Task[None]] = set()
+        try:
+            done, _ = await asyncio.wait({task}, timeout=None if seconds is None else max(0.0, seconds))
+        finally:
+            if not done and not execution.in_slot:  # a handler that began goes on, whoever stops waiting
+                task.cancel()
+        if done:
+            await task  # raises defects of this module, which would be lost otherwise
+        return bool(done)
 
     async def _final_outcome(self, call: CallAttempt, execution: Execution) -> CallOutcome | None:
         """Return the outcome of an ended execution: its own answer, or the one the journal has instead."""
@@ -290,7 +616,7 @@ class RemoteDispatcher:
             row = await self._ask(call, lambda: call.journal.overdue(call.key, call.owner, answer))
         except JournalAway:  # the lease stays, so that the handler's end can still be recorded
             return outcome_of(answer, key=call.reported_key)
-        self._leases.release(call.journal, call.key, call.owner)
+        self._leases.release(call)
         if call.taken_over(row):
             return None
         final_answer = answer if row is None or row.answer is None else row.answer

@@ -30,7 +30,7 @@ from pydantic import AliasChoices, BaseModel, RootModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from kdskills.remote.ports import JsonObject, RemoteCall
-from kdskills.remote.schemas.checks import checked_schema, validator_of
+from kdskills.remote.schemas.checks import checked_schema, permissive_schema, validator_of
 from kdskills.remote.schemas.docstrings import Docstring, parse_docstring
 
 
@@ -589,11 +589,6 @@ class Derived:
     output_description: str | None
     coerce: Callable[[Mapping[str, Any]], dict[str, Any]] | None
     call_parameter: str | None
-
-
-def permissive_schema() -> JsonObject:
-    """Return the schema of a handler that says nothing of its parameters; it checks nothing."""
-    return {"type": "object", "properties": {}, "additionalProperties": True}
 
 
 def derive(

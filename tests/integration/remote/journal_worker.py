@@ -10,7 +10,7 @@ import sys
 import time
 
 from kdskills.remote.dispatch import RemoteDispatcher
-from kdskills.remote.dispatch.execution import CallLeases
+from kdskills.remote.dispatch.dispatcher import CallLeases
 from kdskills.remote.journal import MemoryJournal, SqlJournal, arguments_digest
 from kdskills.remote.ports import CallIdentity
 from kdskills.remote.registry import RemoteSkill

@@ -16,10 +16,9 @@ from kdskills.jobs.companion import LineFinder
 from kdskills.jobs.model import OnPattern, ServiceSpec
 from kdskills.jobs.services import check_service
 from kdskills.models.cassette import stable_text
-from kdskills.remote.dispatch.execution import faults
 from kdskills.remote.dispatch.payloads import redact
 from kdskills.remote.ports import CatalogError
-from kdskills.remote.schemas.checks import checked_schema
+from kdskills.remote.schemas.checks import checked_schema, faults
 from kdskills.skills.fields import _TOOL_NAME
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import split, trim_body

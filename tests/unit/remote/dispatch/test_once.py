@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kdskills.remote.dispatch import CallOutcome, RemoteDispatcher
-from kdskills.remote.dispatch.execution import CallLeases
+from kdskills.remote.dispatch.dispatcher import CallLeases
 from kdskills.remote.journal import JournalUnavailable, MemoryJournal, strong_key
 from kdskills.remote.ports import JournalRow, RemoteCall, StoredAnswer
 from kdskills.session.threads import shared_loop
@@ -375,7 +375,7 @@ def test_an_answer_that_cannot_be_recorded_is_not_given(
     make_dispatcher, make_skill, make_call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The effect happened, but nobody could repeat the answer: the model is told that the outcome is unknown."""
-    monkeypatch.setattr("kdskills.remote.dispatch.execution.WRITE_PAUSE_S", 0.0)
+    monkeypatch.setattr("kdskills.remote.dispatch.dispatcher.WRITE_PAUSE_S", 0.0)
     handler = Counted()
     outcome = drive(make_dispatcher(Broken("finish")).call(make_skill(handler), make_call.strong(), None))
     assert text(outcome) == "remote skill ship failed: outcome unknown: the result could not be recorded"
@@ -386,7 +386,7 @@ def test_a_journal_that_comes_back_is_written_to(
     make_dispatcher, make_skill, make_call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A short absence costs nothing but a moment."""
-    monkeypatch.setattr("kdskills.remote.dispatch.execution.WRITE_PAUSE_S", 0.0)
+    monkeypatch.setattr("kdskills.remote.dispatch.dispatcher.WRITE_PAUSE_S", 0.0)
     outcome = drive(make_dispatcher(Broken("finish", times=2)).call(make_skill(Counted()), make_call.strong(), None))
     assert (text(outcome), outcome.handled) == ("parcel 7", True)
 

@@ -271,7 +271,7 @@ async def test_a_handler_that_blocks_the_loop_does_not_stop_leases(
     sql_journal, make_dispatcher, make_skill, make_call
 ) -> None:
     """The lease is renewed by a thread of its own while a handler blocks the loop."""
-    from kdskills.remote.dispatch.execution import CallLeases
+    from kdskills.remote.dispatch.dispatcher import CallLeases
 
     renewed = threading.Event()
     began: list[float] = []
