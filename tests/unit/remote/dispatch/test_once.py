@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kdskills.remote.dispatch import CallOutcome, RemoteDispatcher
-from kdskills.remote.dispatch.dispatcher import CallLeases
+from kdskills.remote.dispatch.dispatcher import CallAttempt, CallLeases
 from kdskills.remote.journal import JournalUnavailable, MemoryJournal, strong_key
 from kdskills.remote.ports import JournalRow, RemoteCall, StoredAnswer
 from kdskills.session.threads import shared_loop
@@ -455,7 +455,7 @@ def test_a_journal_that_fails_does_not_end_the_leases(make_call) -> None:
             raise OSError("away")
 
     leases = CallLeases(lease_s=1.0, renew_s=0.01)
-    leases.hold(Away(), "k", "a")
+    leases.hold(CallAttempt(None, make_call.strong(), None, "ship", Away(), "k", "a", findable=True))
     for _ in range(3):
         assert tried.acquire(timeout=60)
     leases.close()
