@@ -22,7 +22,7 @@ from kdskills.remote.calls import (
 from kdskills.remote.catalog.digest import qualified_name, tools_digest
 from kdskills.remote.core import SessionCore
 from kdskills.remote.dispatch import CallOutcome, outcomes_context
-from kdskills.remote.dispatch.outcome import CONTEXT_NAME
+from kdskills.remote.dispatch.payloads import CONTEXT_NAME
 from kdskills.remote.journal.calls import arguments_digest
 from kdskills.remote.ports import (
     CallIdentity,

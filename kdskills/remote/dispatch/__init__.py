@@ -5,8 +5,15 @@ the arguments, runs the handler in a bounded pool under its deadline, and commit
 """
 
 from kdskills.remote.dispatch.dispatcher import RemoteDispatcher
-from kdskills.remote.dispatch.outcome import CallOutcome, NotRegistered, OutcomesContext, outcomes_context
-from kdskills.remote.dispatch.payloads import Spool, as_text, redact
+from kdskills.remote.dispatch.payloads import (
+    CallOutcome,
+    NotRegistered,
+    OutcomesContext,
+    Spool,
+    as_text,
+    outcomes_context,
+    redact,
+)
 
 __all__ = [
     "CallOutcome",

@@ -22,17 +22,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from kdskills.errors import MissingExtra
-from kdskills.remote.dispatch.outcome import (
+from kdskills.remote.dispatch.payloads import (
+    AWAITABLE,
     NO_JOURNAL,
     NOT_RECORDED,
     OUTCOME_UNKNOWN,
+    AnswerBuilder,
     CallOutcome,
+    Spool,
     failed,
     outcome_of,
     overdue,
     unregistered,
 )
-from kdskills.remote.dispatch.payloads import AnswerBuilder, Spool
 from kdskills.remote.journal.calls import ANSWERED, MemoryJournal, WeakIdentities, strong_key, takeover
 from kdskills.remote.ports import CallIdentity, CallJournal, JournalRow, RemoteCall, StoredAnswer
 from kdskills.remote.schemas.checks import faults, own_copy
@@ -222,7 +224,7 @@ class Execution:
             if self._asynchronous:
                 return value
             discard(value)
-            self.commit(self._answers.awaitable(self._attempt.tool))
+            self.commit(failed(self._attempt.tool, AWAITABLE))
             return None
         self.complete(value)
         return None

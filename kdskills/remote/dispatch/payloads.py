@@ -12,14 +12,138 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Final
 
+from pydantic import BaseModel
+
 from kdskills.models.redact import MASK, MIN_TEXT, Redactor
-from kdskills.remote.dispatch.outcome import AWAITABLE, NotRegistered, failed, refusal, text_payload, unregistered
-from kdskills.remote.ports import JsonObject, StoredAnswer
+from kdskills.remote.ports import CallState, JournalRow, JsonObject, StoredAnswer
 from kdskills.skills.private_files import private_folder
+
+AWAITABLE: Final = "got an awaitable; use AsyncCodexClient (or AsyncCodexManager)"
+OUTCOME_UNKNOWN: Final = "outcome unknown: the worker stopped before recording a result"
+NOT_RECORDED: Final = "outcome unknown: the result could not be recorded"
+NO_JOURNAL: Final = "not run: the journal of calls does not answer"
+
+
+class NotRegistered(LookupError):
+    """Raised by the handler of a published skill that was revoked: the model reads the answer for an unknown skill."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutcome:
+    """The answer for the model, and further facts for the program.
+
+    Attributes:
+        response_payload: `{"contentItems": [...], "success": bool}`, fit for the wire; the caller's own copy.
+        success: `success` of the payload.
+        handled: Whether the answer comes from a handler.
+        result: What the handler returned; None for a replay.
+        error: The text of the answer if it reports a failure.
+        key: The call's key in the journal; None when nothing was recorded.
+        state: The state of the journal's row; None when nothing was recorded.
+        replayed: The answer was read from the journal; the handler did not run for this delivery.
+        late: A result came after the model had got another answer.
+        duplicate: The answer was accepted on this connection before, so nothing must be submitted.
+        reraise: A `KeyboardInterrupt` to raise again once the answer is submitted.
+    """
+
+    response_payload: JsonObject
+    success: bool
+    handled: bool
+    result: Any = None
+    error: str | None = None
+    key: str | None = None
+    state: CallState | None = None
+    replayed: bool = False
+    late: bool = False
+    duplicate: bool = False
+    reraise: BaseException | None = None
+
+
+def outcome_of(answer: StoredAnswer, *, row: JournalRow | None = None, **facts: Any) -> CallOutcome:
+    """Return the outcome with this answer and further *facts* of it."""
+    payload = {**answer.payload, "contentItems": [dict(item) for item in answer.payload["contentItems"]]}
+    state, late = (None, False) if row is None else (row.state, row.late is not None)
+    return CallOutcome(payload, payload["success"], answer.handled, error=answer.error, state=state, late=late, **facts)
+
+
+def text_payload(text: str, *, success: bool) -> JsonObject:
+    """Return a payload with one text."""
+    return {"contentItems": [{"type": "inputText", "text": text}], "success": success}
+
+
+def refusal(text: str) -> StoredAnswer:
+    """Return the answer that reports a failure to the model."""
+    return StoredAnswer(text_payload(text, success=False), handled=False, error=text)
+
+
+def failed(tool: str, reason: str) -> StoredAnswer:
+    """Return `remote skill <tool> failed: <reason>`."""
+    return refusal(f"remote skill {tool} failed: {reason}")
+
+
+def unregistered(tool: str) -> StoredAnswer:
+    """Return the answer for a skill that is not registered."""
+    return refusal(f"no remote skill registered for {tool}")
+
+
+def overdue(tool: str, deadline_seconds: float) -> StoredAnswer:
+    """Return the answer for a missed deadline."""
+    return failed(tool, f"no result within {deadline_seconds:g} s; it may still finish")
+
+
+CONTEXT_NAME: Final = "kdskills_outcomes"
+MAX_CALLS: Final = 20
+MAX_WORDS: Final = 600
+
+INTRODUCTION: Final = (
+    "Outcomes of earlier tool calls. The history may show these calls as aborted or without a result; "
+    "this is what became of them. Do not repeat a call only because its result is missing there."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomesContext:
+    """The text for the next turn and the keys of its calls; call `CallJournal.tell` with them once it was sent."""
+
+    text: str
+    keys: tuple[str, ...]
+
+
+def outcomes_context(rows: Sequence[JournalRow]) -> OutcomesContext | None:
+    """Return the rows of `CallJournal.outcomes` as text for the model; None without rows.
+
+    One line a call: `recorded` with the answer, `late` with the answer that came after the deadline, `unknown`. The
+    newest calls are told; of the others only their number.
+    """
+    if not rows:
+        return None
+    listed_rows = list(rows)[-MAX_CALLS:]
+    lines = [INTRODUCTION, *(_line(row) for row in listed_rows)]
+    if len(listed_rows) < len(rows):
+        lines.insert(1, f"({len(rows) - len(listed_rows)} earlier calls are not listed.)")
+    return OutcomesContext("\n".join(lines), tuple(row.key for row in rows))
+
+
+def _line(row: JournalRow) -> str:
+    name = f"{row.namespace}.{row.tool}" if row.namespace else row.tool
+    call = f"{name} (call {row.call_id or '-'}, turn {row.turn_id or '-'})"
+    if row.late is not None:
+        return f"- {call}: late: {_words(row.late)}"
+    if row.answer is None or row.state == "unknown":
+        return f"- {call}: unknown: {OUTCOME_UNKNOWN}"
+    return f"- {call}: recorded: {_words(row.answer)}"
+
+
+def _words(answer: StoredAnswer) -> str:
+    items: list[JsonObject] = answer.payload["contentItems"]
+    text = " ".join(" ".join(str(item.get("text") or f"[{item.get('type')}]") for item in items).split())
+    return text if len(text) <= MAX_WORDS else f"{text[:MAX_WORDS]}…"
+
 
 NAMES_OF_SECRETS: Final = "password|passwd|passphrase|secret|token|key|authorization|cookie"
 
@@ -55,7 +179,8 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     text = _HEADER.sub(rf"\1{MASK}", text)
     text = _SCHEME.sub(rf"\1\2{MASK}", text)
     text = _ASSIGNED_SECRET.sub(_masked, text)
-    return _without_home(text, variables)
+    home = variables.get("HOME", "").rstrip("/")  # `/` identifies no user
+    return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text) if "/" in home and len(home) > 1 else text
 
 
 def secret_values(environment: Mapping[str, str]) -> list[str]:
@@ -69,13 +194,6 @@ def _masked(match: re.Match[str]) -> str:
         return match[0]
     quote = re.match(r"\\?['\"]", value)
     return f"{match[1]}{quote[0]}{MASK}{quote[0]}" if quote else f"{match[1]}{MASK}"
-
-
-def _without_home(text: str, environment: Mapping[str, str]) -> str:
-    home = environment.get("HOME", "").rstrip("/")
-    if home.count("/") < 1 or len(home) < 2:  # `/` identifies no user
-        return text
-    return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text)
 
 
 KEPT_S: Final = 7 * 86_400.0
@@ -189,15 +307,9 @@ def _special(value: object, level: int) -> Any:
         return sendable(str(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name), level + 1) for f in dataclasses.fields(value)}
-    if _is_pydantic(value):
-        return {name: plain(inner, level + 1) for name, inner in value}  # type: ignore[attr-defined]
+    if isinstance(value, BaseModel):
+        return {name: plain(inner, level + 1) for name, inner in value}
     return sendable(str(value))
-
-
-def _is_pydantic(value: object) -> bool:
-    from pydantic import BaseModel
-
-    return isinstance(value, BaseModel)
 
 
 def _number(value: float) -> float | str:
@@ -253,9 +365,12 @@ def checked(payload: JsonObject) -> JsonObject:
             raise PayloadRefused(f"contentItems[{index}]: {fault}")
     try:
         copy: JsonObject = json.loads(json.dumps(payload, allow_nan=False))
-        return _sendable_items(copy)
+        for item in copy["contentItems"]:
+            field = ITEM_FIELDS[item["type"]]
+            item[field] = sendable(item[field])
     except (TypeError, ValueError, RecursionError) as error:
         raise PayloadRefused(f"the payload is no JSON: {error}") from None
+    return copy
 
 
 class AnswerBuilder:
@@ -292,10 +407,6 @@ class AnswerBuilder:
     def failure(self, tool: str, reason: str) -> StoredAnswer:
         """Return `remote skill <tool> failed: <reason>`, cut when it is long."""
         return refusal(self.cut(sendable(failed(tool, reason).error or "")))
-
-    def awaitable(self, tool: str) -> StoredAnswer:
-        """Return the answer for an awaitable a sync session cannot wait for."""
-        return failed(tool, AWAITABLE)
 
     def cut(self, text: str, limit: int = LIMIT) -> str:
         """Return *text*, or its head and tail around a line that says how much is missing and where it is."""
@@ -346,10 +457,3 @@ def _fault(item: Any) -> str | None:
     if field == "imageUrl" and not value.startswith("data:image/"):
         return "imageUrl must begin with data:image/"
     return None
-
-
-def _sendable_items(payload: JsonObject) -> JsonObject:
-    for item in payload["contentItems"]:
-        field = ITEM_FIELDS[item["type"]]
-        item[field] = sendable(item[field])
-    return payload

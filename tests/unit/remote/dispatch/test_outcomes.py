@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kdskills.remote.dispatch.outcome import INTRODUCTION, MAX_CALLS, OutcomesContext, outcomes_context
+from kdskills.remote.dispatch.payloads import INTRODUCTION, MAX_CALLS, OutcomesContext, outcomes_context
 from kdskills.remote.journal import MemoryJournal, strong_key
 from kdskills.remote.ports import CallState, JournalRow, StoredAnswer
 from kdskills.session.threads import shared_loop

@@ -207,7 +207,7 @@ def test_a_deadline_is_answered(make_dispatcher, make_skill, make_call, seconds,
 
 def test_whole_seconds_are_written_plainly(make_skill) -> None:
     """The text says `120 s`, not `120.0 s`."""
-    from kdskills.remote.dispatch.outcome import overdue
+    from kdskills.remote.dispatch.payloads import overdue
 
     assert overdue("t", make_skill(print).deadline_seconds).error == (
         "remote skill t failed: no result within 120 s; it may still finish"
