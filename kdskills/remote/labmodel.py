@@ -59,13 +59,9 @@ def say(text: str) -> JsonObject:
 def call(
     name: str, arguments: object = None, *, namespace: str | None = None, call_id: str | None = None
 ) -> JsonObject:
-    """Return an item of the answer: a tool call.
+    """Return an item of the answer: a call of a tool by the name the model sees, with a fresh id unless one is given.
 
-    Args:
-        name: The tool, as the model sees it.
-        arguments: Any JSON value; a `str` is sent as it is, malformed JSON included; None is an empty object.
-        namespace: The tool's namespace, if it has one.
-        call_id: The id of the call; a fresh one otherwise.
+    Arguments are any JSON value; a `str` is sent as it is, malformed JSON included; None is an empty object.
     """
     written = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
     call_id = call_id or f"call_{next(_call_numbers)}"
@@ -168,9 +164,6 @@ class FakeResponses:
     Attributes:
         requests: The bodies received, in order.
         brain: The function that answers; it may be replaced at any time.
-
-    Args:
-        brain: What answers; `default_brain` otherwise.
     """
 
     def __init__(self, brain: Brain = default_brain) -> None:

@@ -322,8 +322,8 @@ def _withdraw(core: SessionCore, keep: Iterable[str]) -> None:
 
 def _published_names(core: SessionCore) -> set[str]:
     """Return the names whose base is a published skill; the program may have registered its own function instead."""
-    bases = core.registry.bases()
-    return {skill.qualified_name for skill in bases if core.published_tools.get(skill.qualified_name) is skill}
+    bases, published = core.registry.bases(), core.published_tools
+    return {skill.qualified_name for skill in bases if published.get(skill.qualified_name) is skill}
 
 
 def publish_tools(

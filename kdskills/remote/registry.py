@@ -102,11 +102,7 @@ class _Stack:
 
 
 class RemoteSkillRegistry:
-    """Layers of skills per qualified name, safe from any thread.
-
-    Args:
-        profile: The rules of the server that will be shown the skills.
-    """
+    """Layers of skills per qualified name, safe from any thread; *profile* has the rules of the server that is shown them."""
 
     def __init__(self, profile: ServerProfile) -> None:
         self.profile = profile
@@ -224,8 +220,7 @@ class RemoteSkillRegistry:
     def clear(self) -> int:
         """Drop every layer of every name; returns how many skills were visible."""
         with self._lock:
-            count = len(self._stacks)
-            self._stacks.clear()
+            count, self._stacks = len(self._stacks), {}
             return count
 
     def layers(self) -> list[Layer]:
@@ -244,20 +239,13 @@ class RemoteSkillRegistry:
         yield from skills
 
     def find(self, tool: str, namespace: str | None = None) -> RemoteSkill | None:
-        """Return the visible skill a call names, or None.
-
-        Args:
-            tool: The tool's name; without a namespace also `namespace.name` or `namespace__name`.
-            namespace: The namespace the call came with, if any.
-        """
+        """Return the visible skill a call names, or None; without a namespace also `namespace.name` or `namespace__name`."""
         name = tool.strip()
         with self._lock:
             stack = self._stacks.get(qualify(namespace, name))
             if stack is not None and stack.visible is not None:
                 return stack.visible.skill
-            if namespace or "__" not in name:
-                return None
-            flat = (s for s in self.skills() if s.namespace and f"{s.namespace}__{s.name}" == name)
+            flat = (s for s in self.skills() if not namespace and s.namespace and f"{s.namespace}__{s.name}" == name)
             return next(flat, None)
 
     def _check(self, skill: RemoteSkill) -> None:

@@ -154,14 +154,7 @@ def note_of(annotation: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One property of an object.
-
-    Attributes:
-        name: The property's name in JSON.
-        annotation: Its resolved type; `Any` when it has none.
-        required: Whether it must be given.
-        description: What is said of it, or None.
-    """
+    """One property of an object: its name in JSON, its resolved type (`Any` without one), and what is said of it."""
 
     name: str
     annotation: Any
@@ -207,9 +200,10 @@ def shape_of(annotation: Any) -> Shape | None:
     elif isinstance(getattr(cls, "__init__", None), types.FunctionType):
         kind, members = "class", _init_members(cls)
     else:
-        of_objects = {name: hint for name, hint in class_hints(cls).items() if not _of_class(hint)}
-        kind = "class"
-        members = [_member(name, hint, required=not hasattr(cls, name)) for name, hint in of_objects.items()]
+        hints = {
+            name: hint for name, hint in class_hints(cls).items() if ClassVar not in (hint, typing.get_origin(hint))
+        }
+        kind, members = "class", [_member(name, hint, required=not hasattr(cls, name)) for name, hint in hints.items()]
         if not members:
             return None
     text = cls.__dict__.get("__doc__")
@@ -229,10 +223,6 @@ def shape_of(annotation: Any) -> Shape | None:
 
 def _member(name: str, annotation: Any, *, required: bool) -> Member:
     return Member(name, annotation, required, note_of(annotation))
-
-
-def _of_class(annotation: object) -> bool:
-    return annotation is ClassVar or typing.get_origin(annotation) is ClassVar
 
 
 def _substituted(annotation: Any, variables: Mapping[Any, Any]) -> Any:
@@ -572,16 +562,7 @@ def _member_of_union(members: tuple[Any, ...], value: Any, path: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """The derived facts about a handler.
-
-    Attributes:
-        description: The tool's description, or None without one.
-        input_schema: The schema of its arguments.
-        output_schema: The schema of its result, or None.
-        output_description: The description of its result, or None.
-        coerce: Turns validated arguments into what its annotations ask for; None when the schema was given.
-        call_parameter: The parameter that takes the `RemoteCall`, or None.
-    """
+    """The derived facts about a handler, as `RemoteSkill` has them; `coerce` is None where nothing is to be converted."""
 
     description: str | None
     input_schema: JsonObject
