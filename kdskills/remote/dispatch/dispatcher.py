@@ -254,7 +254,9 @@ class Execution:
             value = self.invoke() if await threads.call(self.begin) else None
         if self.raised is None and inspect.isawaitable(value):
             self._task = asyncio.create_task(self._awaited(value), context=self.context)
-            value = await asyncio.shield(self._task)
+            if inspect.iscoroutine(value):  # a task that is cancelled before its first step never awaits it
+                self._task.add_done_callback(lambda _: value.close())
+            return await asyncio.shield(self._task)
         return value
 
     async def _awaited(self, value: Awaitable[Any]) -> Any:
