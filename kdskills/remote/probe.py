@@ -59,13 +59,9 @@ def _digest(path: Path, folder: Path) -> str:
 
 
 def fingerprint(launcher: Path, group: int | None, user_agent: str, folder: Path) -> str:
-    """Return the fingerprint of a program.
+    """Return the fingerprint of a program, of which a server may run now in process group *group*.
 
-    Args:
-        launcher: What is started.
-        group: The process group of a server that runs now, if there is one.
-        user_agent: What the server calls itself.
-        folder: Where digests are remembered.
+    Digests of files are remembered in *folder*.
     """
     real = launcher.resolve()
     programs = {real}
@@ -127,13 +123,7 @@ def a_tool(name: str) -> JsonObject:
 
 
 class Lab:
-    """A server that is probed, its fake model, the calls that reached this client, and what was found out so far.
-
-    Args:
-        binary: The program.
-        home: Its private, empty home.
-        model: The fake model that the server uses.
-    """
+    """A server with a private, empty home, its fake model, the calls that reached this client, and what was found out."""
 
     def __init__(self, binary: str, home: Path, model: FakeResponses) -> None:
         self._binary = binary

@@ -61,13 +61,7 @@ _NOTE = "Remote skills of this conversation are managed by kdskills."
 
 
 class Reload:
-    """One guarded reload of one thread.
-
-    Args:
-        changes: Has the server, its profile, and what makes the server write a rollout file where nothing cheaper works.
-        session_id: The thread.
-        wire: The catalog wanted, as `thread/start` takes it.
-    """
+    """One guarded reload of one thread, to the catalog *wire* as `thread/start` takes it."""
 
     def __init__(self, changes: Changes, session_id: str, wire: list[JsonObject]) -> None:
         self._server = server = changes.server
@@ -291,21 +285,13 @@ def _rejecting(first: AppServerError | None = None) -> Iterator[None]:
         raise NotApplied("rejected", str(words or problem)) from problem
 
 
-_CARRIED = ("cwd", "model", "modelProvider")
-START_ALONE: JsonObject = {
-    "approvalPolicy": "never",
-    "sandbox": "read-only",
-    "config": {"thread_unload_delay_secs": 0},
-}
+_CONFIG = {"thread_unload_delay_secs": 0}
+START_ALONE: JsonObject = {"approvalPolicy": "never", "sandbox": "read-only", "config": _CONFIG}
 """How a thread starts that nobody watches: it asks for nothing, changes nothing, and closes at once when it is left."""
 
 
 def lint(tools: Sequence[JsonObject], profile: ServerProfile) -> None:
-    """Refuse a catalog with an entry the server would refuse, drop or shadow.
-
-    Raises:
-        CatalogError: With rule and suggestion.
-    """
+    """Raise `CatalogError`, with rule and suggestion, for an entry the server would refuse, drop or shadow."""
     checked_names: list[tuple[str | None, str]] = []
     for tool in tools:
         namespace, name = tool.get("namespace"), str(tool.get("name"))
@@ -316,17 +302,12 @@ def lint(tools: Sequence[JsonObject], profile: ServerProfile) -> None:
 
 @dataclass(slots=True)
 class Changes:
-    """Carries out changes of catalogs.
-
-    Attributes:
-        server: The server.
-        profile: What the probe proved of the server.
-        bootstrap: Makes the server write a thread's rollout file, by a turn that is rolled back.
-    """
+    """Carries out changes of catalogs, by what the probe proved of the server."""
 
     server: AppServer
     profile: ServerProfile
     bootstrap: Callable[[str], Awaitable[None]]
+    """Makes the server write a thread's rollout file, by a turn that is rolled back, where nothing cheaper works."""
 
     async def make(self, strategy: str, session_id: str, tools: Sequence[JsonObject]) -> JsonObject:
         """Change the catalog by one strategy.
@@ -380,12 +361,8 @@ class Changes:
         if not self.server.local:
             raise NotApplied("not_local")
         items = await asyncio.to_thread(rollout.response_items, Path(str(old.get("path") or "")))
-        answer = await self.server.request(
-            "thread/start",
-            **{key: old[key] for key in _CARRIED if old.get(key)},
-            dynamicTools=wire,
-            **START_ALONE,
-        )
+        params = {key: old[key] for key in ("cwd", "model", "modelProvider") if old.get(key)}
+        answer = await self.server.request("thread/start", **params, dynamicTools=wire, **START_ALONE)
         thread = self.server.threads.learn(answer["thread"], subscribed=True)
         if items:
             await self.server.request("thread/inject_items", threadId=thread.id, items=items)
@@ -432,14 +409,7 @@ def _proven(profile: ServerProfile, preference: str, *, has_file: bool) -> Catal
 
 
 def strategy_at_start(profile: ServerProfile, preference: str, *, local: bool, ephemeral: bool) -> CatalogStrategy:
-    """Return the first proven strategy for a thread that is about to start.
-
-    Args:
-        profile: What the probe proved.
-        preference: The client's `strategy`.
-        local: Whether rollout files can be reached.
-        ephemeral: Whether the thread will have no rollout file.
-    """
+    """Return the first proven strategy for a thread that is about to start; *preference* is the client's `strategy`."""
     proven = _proven(profile, preference, has_file=local and not ephemeral)
     return proven or ("successor" if preference == "successor" else "dispatcher")
 

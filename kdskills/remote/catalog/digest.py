@@ -37,11 +37,8 @@ def flat_tools(tools: Iterable[JsonObject]) -> list[JsonObject]:
 
 
 def _flat(tool: JsonObject, namespace: Any) -> JsonObject:
-    entry: JsonObject = {
-        "name": tool.get("name"),
-        "description": tool.get("description"),
-        "inputSchema": tool.get("inputSchema", _EMPTY_SCHEMA),
-    }
+    entry: JsonObject = {name: tool.get(name) for name in ("name", "description")}
+    entry["inputSchema"] = tool.get("inputSchema", _EMPTY_SCHEMA)
     if namespace:
         entry["namespace"] = namespace
     if tool.get("deferLoading"):
@@ -65,21 +62,15 @@ def text_digest(text: str) -> str:
 
 
 def wire_tools(tools: Iterable[JsonObject], *, namespaces: bool) -> list[JsonObject]:
-    """Return tools as `thread/start` takes them: functions, and one entry per namespace.
+    """Return tools of either shape as `thread/start` takes them: functions, and one entry per namespace.
 
-    Args:
-        tools: Of either shape.
-        namespaces: Whether the server knows namespaces; without them names are flattened to `ns__name`.
+    To a server without *namespaces* names are flattened to `ns__name`.
     """
     plain: list[JsonObject] = []
     grouped: dict[str, list[JsonObject]] = {}
     for tool in flat_tools(tools):
-        entry = {
-            "type": "function",
-            "name": tool["name"],
-            "description": tool["description"] or "",
-            "inputSchema": tool["inputSchema"],
-        }
+        facts = {"description": tool["description"] or "", "inputSchema": tool["inputSchema"]}
+        entry = {"type": "function", "name": tool["name"], **facts}
         namespace = tool.get("namespace")
         if not namespace:
             plain.append(entry)

@@ -62,14 +62,7 @@ def _stamp(info: os.stat_result) -> Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first line of a rollout file.
-
-    Attributes:
-        path: The file.
-        line: The line's bytes with its end.
-        record: The line as JSON.
-        stamp: The file when it was read.
-    """
+    """The first line of a rollout file: its bytes with its end, the same as JSON, and the file's stamp when it was read."""
 
     path: Path
     line: bytes
@@ -334,11 +327,7 @@ def continued_elsewhere(codex_home: Path, segment: str) -> Path | None:
 
 
 def forget(index: Path, segment: str) -> int:
-    """Drop the rows of one file's turns; returns how many there were.
-
-    Raises:
-        UnknownFormat: The index is not understood, or stays locked.
-    """
+    """Drop the rows of one file's turns and return how many there were; `UnknownFormat` if the index stays locked or is strange."""
     try:
         with (
             contextlib.closing(sqlite3.connect(f"{index.as_uri()}?mode=rw", uri=True, timeout=_BUSY_SECONDS)) as db,

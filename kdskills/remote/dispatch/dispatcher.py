@@ -99,12 +99,7 @@ RENEW_S: Final = 2.0
 
 
 class CallLeases:
-    """Renews the lease of every running call, from a daemon thread that sleeps while no call runs.
-
-    Args:
-        lease_s: How long a lease lasts.
-        renew_s: How often it is renewed.
-    """
+    """Renews the lease of every running call every *renew_s*, from a daemon thread that sleeps while no call runs."""
 
     def __init__(self, lease_s: float = LEASE_S, renew_s: float = RENEW_S) -> None:
         self.lease_s = lease_s

@@ -166,12 +166,7 @@ KEPT_PER_SESSION: Final = 4096
 
 
 class MemoryJournal:
-    """Keeps calls in this process; safe from any thread.
-
-    Args:
-        kept: Calls remembered per session.
-        clock: Gives seconds since 1970.
-    """
+    """Keeps calls in this process, *kept* of them per session; safe from any thread."""
 
     shared = False
 
