@@ -89,17 +89,10 @@ class _Folder:
 
 
 class RootScanner:
-    """One walk through one root.
+    """One walk through one root, whose folder *base* was resolved just now.
 
-    Args:
-        root: The root.
-        old: What an earlier walk of the same root found, or None.
-        load: What to do with a skill's folder that is new or may have changed.
-        clock: Nanoseconds since the epoch.
-        limits: Bounds.
-        base: The root's folder, resolved just now; None: to be resolved.
-
-    `listed` holds the folders that had to be listed again, `reread` says how many.
+    *old* is what an earlier walk found, and *load* is asked about skills' folders that are new or may have changed. `listed`
+    holds the folders that had to be listed again.
     """
 
     def __init__(
@@ -339,13 +332,7 @@ class _Read:
 
 
 class SkillLoader:
-    """Reads and parses the skills of one root.
-
-    Args:
-        root: The root.
-        base: Its resolved folder.
-        reader: Serves long texts later.
-    """
+    """Reads and parses the skills of one root; *reader* serves their long texts later."""
 
     def __init__(self, root: SkillRoot, base: str, reader: ContentReader) -> None:
         self._root = root

@@ -87,14 +87,9 @@ _PRIVATE = frozenset({"private", "non-disclosable", "nondisclosable"})
 
 
 class FieldReader:
-    """Reads the fields of one frontmatter and reports what is odd about them.
+    """Reads the fields of one frontmatter and reports what is odd about them; `nodes` holds what is written for each.
 
-    Args:
-        front: The parsed frontmatter.
-        findings: Where findings go; its verdict decides what counts.
-        extra_fields: Further keys that are expected.
-
-    `nodes` holds what is written for each field that is there.
+    *extra_fields* are further keys that are expected; the verdict of *findings* decides what counts.
     """
 
     def __init__(self, front: Frontmatter, findings: FileFindings, extra_fields: Collection[str]) -> None:

@@ -369,13 +369,7 @@ class TextContent(NamedTuple):
 
 
 class DiskContent:
-    """The long texts of a skill in a folder, read on first use and kept.
-
-    Args:
-        folder: The skill's folder.
-        file_name: Name of its skill file.
-        verdict: Under which it was parsed: only `lenient` lets dots end the frontmatter.
-    """
+    """The long texts of a skill in a folder, read on first use and kept; only `lenient` lets dots end its frontmatter."""
 
     def __init__(self, folder: Path, file_name: str, verdict: Verdict = "lenient") -> None:
         self._folder = folder
@@ -423,10 +417,7 @@ class _CachedText(NamedTuple):
 class ContentReader:
     """Reads skills' files for one registry, through a cache bounded in bytes. Safe from any thread.
 
-    Args:
-        verified: Whether a file unlike its snapshot is refused instead of served with `stale`.
-        clock: Nanoseconds since the epoch.
-        cache_bytes: Most bytes of decoded text to keep.
+    A file unlike its snapshot is served with `stale`, or refused when the registry is *verified*.
     """
 
     def __init__(self, *, verified: bool, clock: Callable[[], int], cache_bytes: int = CACHE_BYTES) -> None:
@@ -451,15 +442,9 @@ class ContentReader:
     def read(
         self, base: str, path: str, *, limit: int, expected: str, ref: str, decode: Callable[[bytes], ContentRead[T]]
     ) -> ContentRead[T]:
-        """Read the file *path* below the folder *base*, from the cache when the file is certainly the same.
+        """Read the file *path* of skill *ref* below the resolved root *base*, from the cache when the file is certainly the same.
 
-        Args:
-            base: The resolved root.
-            path: Posix path below it.
-            limit: Most bytes to accept.
-            expected: Digest the snapshot knows.
-            ref: Full id, for findings and errors.
-            decode: What to make of the bytes; its result is kept.
+        *expected* is the digest the snapshot knows; what *decode* makes of the bytes is kept.
 
         Raises:
             RootMissing: The file is gone or may not be read (`skill_missing`).
@@ -532,16 +517,9 @@ class ContentReader:
 class RegistryContent:
     """The long texts of a registered skill, read on first use and compared with what discovery saw.
 
-    Each of the readers raises `RootMissing` when the file is gone, and `RootChanged` (`skill_changed`) when it has changed
-    and the registry is verified; otherwise a changed file is `stale`.
-
-    Args:
-        reader: The registry's.
-        base: The resolved root.
-        path: The skill's folder below it.
-        ref: Its full id.
-        files: Names of the skill file, then of its companions.
-        digests: Of each of them.
+    `files` names the skill file, then its companions, and `digests` has the digest of each. The readers raise `RootMissing`
+    when the file is gone, and `RootChanged` (`skill_changed`) when it has changed and the registry is verified; otherwise a
+    changed file is `stale`.
     """
 
     __slots__ = ("_base", "_digests", "_files", "_path", "_reader", "_ref")

@@ -39,9 +39,8 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 class JsonMapping(Mapping[str, Any]):
     """A mapping kept as JSON text and decoded when it is looked into; equal to any mapping with the same items.
 
-    Args:
-        content: The JSON text, or values that nobody else changes and that become text at the first use: most starts
-            never look into a frontmatter.
+    It may be given values that nobody else changes and that become text at the first use: most starts never look into a
+    frontmatter.
     """
 
     __slots__ = ("_content",)
@@ -316,13 +315,7 @@ class IndexStore:
         return self.folder / f"{hashlib.sha256(key).hexdigest()[:32]}.json"
 
     def load(self, root: SkillRoot, base: str, content: ContentMaker) -> tuple[RootScan | None, Diagnostic | None]:
-        """Return the scan kept for a root; None when there is none, with `index_ignored` when there was a file.
-
-        Args:
-            root: The root.
-            base: Its resolved folder.
-            content: Makes the source of each skill's long texts.
-        """
+        """Return the scan kept for a root at *base*; None when there is none, with `index_ignored` when there was a file."""
         path = self.file(root, base)
         if path is None:
             return None, None

@@ -176,15 +176,7 @@ class FolderListing:
 
 
 def list_folder(descriptor: int, path: str) -> FolderListing:
-    """List an open folder.
-
-    Args:
-        descriptor: The folder.
-        path: Its path relative to the root, for findings.
-
-    Raises:
-        OSError: The folder cannot be listed.
-    """
+    """List an open folder; *path* is its path below the root, for findings. Raises OSError."""
     stamp = stamp_of(os.fstat(descriptor))
     folders: list[str] = []
     files: dict[str, bool] = {}
@@ -254,13 +246,9 @@ class Subtree:
 
 
 def walk_subtree(descriptor: int, path: str, listing: FolderListing, *, nested: bool) -> Subtree:
-    """Look through everything a skill's folder owns.
+    """Look through everything an open skill's folder owns.
 
-    Args:
-        descriptor: The skill's open folder.
-        path: Its path relative to the root.
-        listing: Its listing.
-        nested: Whether deeper skill files are skills of their own; then their folders are left to them.
+    With *nested* deeper skill files are skills of their own, and their folders are left to them.
     """
     subtree = Subtree()
     subtree.add(listing)

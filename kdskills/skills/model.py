@@ -20,13 +20,10 @@ T = TypeVar("T")
 
 
 def maker_of(cls: type[T]) -> Callable[..., T]:
-    """Return what makes instances of a frozen dataclass with slots, taking what the class takes.
+    """Return what makes instances of a frozen dataclass with slots and no `__post_init__`, taking what the class takes.
 
     The class's own way sets each field by a call that goes around its lock, which is most of what making a skill costs. This
     one fills a twin without the lock, which lies in memory alike, and then says what it is.
-
-    Args:
-        cls: A frozen dataclass with slots and without `__post_init__`.
     """
     rows = [
         (each.name, Any, field(default=each.default, default_factory=each.default_factory))

@@ -28,11 +28,7 @@ _OTHERS_BITS_BEYOND_PASSING: Final = 0o066
 
 
 def make_folder(path: Path, *, parents: int = FOLDER_MODE) -> Path:
-    """Make *path* (0700) and those of its parents that are not there; what is there stays as it is.
-
-    Args:
-        path: The folder.
-        parents: Mode of the parents that are made.
+    """Make *path* (0700), and those of its parents that are not there with mode *parents*; what is there stays as it is.
 
     Raises:
         OSError: The system refuses, or something else is in the way.
@@ -57,11 +53,9 @@ def make_folder(path: Path, *, parents: int = FOLDER_MODE) -> Path:
 
 
 def private_folder(path: Path, *, contents: bool = False) -> Path:
-    """Make *path* as `make_folder` does; one of ours that others could read or write is closed to them.
+    """Make *path* as `make_folder` does; one of ours that others could read or write is closed to them, *contents* too.
 
-    Args:
-        path: A folder that belongs to this program, never one a caller may have for other things.
-        contents: Whether everything below a folder that had to be closed is closed, too.
+    The folder belongs to this program, and is never one a caller may have for other things.
 
     Raises:
         OSError: The system refuses, or something else is in the way.
@@ -89,11 +83,7 @@ def close_to_others(path: Path) -> bool:
 
 
 def close_tree(path: Path) -> None:
-    """Take the mode bits of a file, or of a folder with everything below it, from other users; links are not followed.
-
-    Raises:
-        OSError: The system refuses.
-    """
+    """Take the mode bits of a file, or of a folder with everything below it, from other users; links are not followed."""
     _narrow(path)
     for top, folders, files in os.walk(path):
         for name in (*folders, *files):
@@ -105,13 +95,8 @@ def open_private(path: Path, mode: str, **how: Any) -> IO[Any]:
 
     Not for databases: see the module's own words.
 
-    Args:
-        path: The file; a link in its place is refused.
-        mode: As for `open`.
-        **how: Encoding and the like, as for `open`.
-
     Raises:
-        OSError: The system refuses.
+        OSError: The system refuses, or a link is in its place.
     """
     close_to_others(path)
     return open(path, mode, opener=_opener, **how)
@@ -124,11 +109,7 @@ def write_private(path: Path, data: str | bytes) -> None:
 
 
 def private_database(path: Path) -> None:
-    """Make the file of a SQLite database before its first connection, or close an older one and what is beside it to others.
-
-    Raises:
-        OSError: The system refuses: the folder is not there, or not ours to write to.
-    """
+    """Make the file of a SQLite database before its first connection, or close an older one and what is beside it to others."""
     with suppress(FileExistsError):
         os.mknod(path, stat.S_IFREG | FILE_MODE)  # makes the file without ever having it open
         return

@@ -118,11 +118,9 @@ class RuleMatcher(NamedTuple):
 
 
 def compile_rules(entries: Iterable[str], *, bare: Literal["public", "anywhere"]) -> RuleMatcher:
-    """Make rules ready for matching.
+    """Make patterns and references ready for matching; what is neither matches nothing, and stays among the entries.
 
-    Args:
-        entries: Patterns and references as written. What is neither matches nothing; it stays among the entries.
-        bare: What a bare id means: one of namespace `public` (allowing), or that id in every namespace (denying).
+    A bare id means one of namespace `public` (allowing), or that id in every namespace (denying).
     """
     exact: dict[str, str] = {}
     anywhere: dict[str, str] = {}

@@ -100,11 +100,7 @@ def open_folder_at(parent: int, name: str, relative: str) -> int:
 def open_file_at(parent: int, name: str, relative: str, *, listed: bool = False) -> int:
     """Open the regular file *name* inside the open folder *parent*, never through a link; the caller closes it.
 
-    Args:
-        parent: The open folder.
-        name: One name in it.
-        relative: The path for messages.
-        listed: Whether a listing just said that it is a regular file, so that it need not be looked at first.
+    With *listed* a listing just said that it is a regular file, so that it need not be looked at first.
 
     Raises:
         FileRefused: `file_missing`, `symlink`, `not_regular` or `unreadable`.
@@ -173,12 +169,7 @@ def _opened(root: str | Path, relative: str) -> Iterator[int]:
 
 
 def read_file(root: str | Path, relative: str, *, limit: int) -> FileRead:
-    """Read the regular file *relative* below *root*, of at most *limit* bytes.
-
-    Args:
-        root: Folder; may itself be a link.
-        relative: Posix path below it; no part may be a link, `.` or `..`.
-        limit: Most bytes to accept.
+    """Read the regular file at a posix path below *root*, of at most *limit* bytes; only the root may be a link.
 
     Raises:
         FileRefused: `path_unsafe`, `file_missing`, `symlink`, `not_a_directory`, `not_regular`, `too_large` or
@@ -198,14 +189,9 @@ def open_file(root: str | Path, relative: str) -> Iterator[BufferedReader]:
 
 
 def walk_tree(root: str | Path, below: str = "") -> list[TreeEntry]:
-    """List every file of a tree, dot files too, ordered by the bytes of the path; links are named, not followed.
+    """List every file of the folder *below* a root, dot files too, ordered by the bytes of the path relative to that folder.
 
-    Folders appear only through their files.
-
-    Args:
-        root: Folder; may itself be a link.
-        below: Folder of the tree as a posix path below *root*, reached without links; "" is *root* itself. Paths
-            of entries are relative to it.
+    Folders appear only through their files; links are named, not followed, and lead to no folder but the root.
 
     Raises:
         FileRefused: A folder cannot be opened, or the tree is deeper than 64 folders (`too_deep`).

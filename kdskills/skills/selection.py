@@ -6,7 +6,7 @@ Everything that reaches a skill asks `decide`; imports ask `decide_dependency`. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import islice
@@ -346,11 +346,10 @@ def decide_dependency(
 def tool_ids(tools: Iterable[Any] | str | None) -> frozenset[str] | None:
     """Return the ids of the tools a consumer has; None means that no tool gate holds.
 
-    Args:
-        tools: Ids, mappings with `id`, `tool_id` or `name`, objects with `.id` or `.name`; a string is one id.
+    A tool is an id, a mapping with `id`, `tool_id` or `name`, or an object with `.id` or `.name`; a string is one id.
 
     Raises:
-        TypeError: An entry has none of these.
+        TypeError: An entry is none of these.
     """
     if tools is None:
         return None
@@ -415,52 +414,6 @@ def dependency(known_skills: KnownSkills, rules: Rules, importer: Skill, ref: st
     return decide_dependency(known_skills, rules, importer, full_id, ref=ref)
 
 
-class _Walk:
-    """One depth-first walk, without recursion: an import chain may be as long as a root has skills."""
-
-    def __init__(self, known_skills: KnownSkills, rules: Rules) -> None:
-        self.known_skills = known_skills
-        self.rules = rules
-        self.order: dict[str, Skill] = {}
-        self.skipped: list[Refused] = []
-        self.diagnostics: list[Diagnostic] = []
-
-    def visit(self, top: Skill) -> None:
-        if top.full_id in self.order:
-            return
-        path: dict[str, Iterator[str]] = {top.full_id: iter(top.imports)}
-        skills = [top]
-        while skills:
-            importer = skills[-1]
-            ref = next(path[importer.full_id], None)
-            if ref is None:
-                self.order[importer.full_id] = importer
-                del path[importer.full_id]
-                skills.pop()
-                continue
-            decision = dependency(self.known_skills, self.rules, importer, ref)
-            if isinstance(decision, Refused):
-                self._skip(decision, path)
-            elif decision.full_id in path:
-                chain = " -> ".join([*_ends(path), decision.full_id])
-                self.diagnostics.append(
-                    Diagnostic("import_cycle", "warning", f"an import leads back: {chain}", ref=importer.full_id)
-                )
-            elif decision.full_id not in self.order:
-                path[decision.full_id] = iter(decision.imports)
-                skills.append(decision)
-
-    def _skip(self, refusal: Refused, path: dict[str, Iterator[str]]) -> None:
-        chain = _ends(path)
-        full_chain = [*chain, refusal.full_id or refusal.ref]
-        refused = Refused(
-            refusal.code, refusal.reason, refusal.ref, refusal.full_id, {**refusal.details, "chain": full_chain}
-        )
-        self.skipped.append(refused)
-        message = f"{chain[-1]} goes without its import {refusal.ref!r}: {refusal.reason}"
-        self.diagnostics.append(Diagnostic("import_skipped", "warning", message, ref=chain[-1]))
-
-
 def _ends(path: dict[str, Iterator[str]]) -> list[str]:
     """Return the ids of a path, a long one cut in the middle: chains are read by people."""
     if len(path) <= _CHAIN:
@@ -469,17 +422,37 @@ def _ends(path: dict[str, Iterator[str]]) -> list[str]:
 
 
 def close(known_skills: KnownSkills, rules: Rules, skills: Iterable[Skill]) -> Closure:
-    """Return *skills* with everything they bring along.
-
-    Args:
-        known_skills: The skills there are.
-        rules: The consumer's rules.
-        skills: Skills already granted, in the order asked for.
-    """
-    walk = _Walk(known_skills, rules)
-    for skill in skills:
-        walk.visit(skill)
-    return Closure(tuple(walk.order.values()), (), tuple(walk.diagnostics), tuple(walk.skipped))
+    """Return *skills*, already granted, with everything they bring along."""
+    order: dict[str, Skill] = {}
+    skipped: list[Refused] = []
+    findings: list[Diagnostic] = []
+    for top in skills:
+        if top.full_id in order:
+            continue
+        # Depth first and without recursion: an import chain may be as long as a root has skills.
+        path: dict[str, Iterator[str]] = {top.full_id: iter(top.imports)}
+        importers = [top]
+        while importers:
+            importer = importers[-1]
+            ref = next(path[importer.full_id], None)
+            if ref is None:
+                order[importer.full_id] = importer
+                del path[importer.full_id]
+                importers.pop()
+                continue
+            decision = dependency(known_skills, rules, importer, ref)
+            if isinstance(decision, Refused):
+                chain = [*_ends(path), decision.full_id or decision.ref]
+                skipped.append(replace(decision, details={**decision.details, "chain": chain}))
+                message = f"{importer.full_id} goes without its import {decision.ref!r}: {decision.reason}"
+                findings.append(Diagnostic("import_skipped", "warning", message, ref=importer.full_id))
+            elif decision.full_id in path:
+                message = f"an import leads back: {' -> '.join([*_ends(path), decision.full_id])}"
+                findings.append(Diagnostic("import_cycle", "warning", message, ref=importer.full_id))
+            elif decision.full_id not in order:
+                path[decision.full_id] = iter(decision.imports)
+                importers.append(decision)
+    return Closure(tuple(order.values()), (), tuple(findings), tuple(skipped))
 
 
 def broken_imports(known_skills: KnownSkills, rules: Rules, skills: Sequence[Skill]) -> frozenset[str]:

@@ -81,13 +81,7 @@ FRONTMATTER_LIMITS = YamlLimits()
 
 
 class YamlRefused(Exception):  # internal to this room: every caller turns it into a finding
-    """A YAML text cannot be used.
-
-    Args:
-        message: What is wrong, without a full stop.
-        position: 0-based line and column, or None.
-        repairable: Whether it is a slip of syntax which quoting may mend.
-    """
+    """A YAML text cannot be used, from a 0-based line and column on; quoting may mend it when it is repairable."""
 
     def __init__(self, message: str, position: tuple[int, int] | None = None, *, repairable: bool = False) -> None:
         super().__init__(message)
@@ -207,12 +201,7 @@ def to_python(node: Node | None, *, text_only: bool = False) -> Any:
 
 
 def load_yaml(text: str, limits: YamlLimits = FRONTMATTER_LIMITS, *, text_only: bool = False) -> Document:
-    """Return *text* as nodes.
-
-    Args:
-        text: One YAML document, with LF as line ends.
-        limits: Bounds.
-        text_only: Refuse flow collections, as text-only YAML does.
+    """Return one YAML document, with LF as line ends, as nodes; text-only YAML has no flow collections.
 
     Raises:
         YamlRefused: A slip of syntax, a bound exceeded, or an anchor, alias, tag, directive or non-scalar key.

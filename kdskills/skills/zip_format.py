@@ -29,13 +29,7 @@ MIB = 1024 * 1024
 
 class ArchiveRefused(CallerMustAct):
     """The archive breaks a rule and nothing of it was kept; `details` has `entry`, `reason` and, for a skill file that cannot
-    be used, `diagnostics`.
-
-    Args:
-        code: Stable code of the rule.
-        reason: What is wrong, in words.
-        entry: Name of the entry as it can be printed; None for the archive as a whole.
-        diagnostics: Findings about the skill inside.
+    be used, `diagnostics`. An *entry* of None is the archive as a whole.
     """
 
     code = "archive_refused"
@@ -138,11 +132,7 @@ def printable(raw: bytes) -> str:
 
 
 def read_directory(archive: BinaryIO, limits: ArchiveLimits) -> tuple[ZipEntry, ...]:
-    """Return every entry of the zip, in the order of the directory.
-
-    Args:
-        archive: The zip, seekable; positions count from its beginning.
-        limits: Bounds.
+    """Return every entry of a seekable zip, in the order of the directory; positions count from its beginning.
 
     Raises:
         ArchiveRefused: It is no zip, or its structure is not sound.

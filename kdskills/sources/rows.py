@@ -100,7 +100,8 @@ def _normal(text: str) -> str | None:
     scheme = parts.scheme
     if not scheme:
         return None
-    query = "&".join(p for p in parts.query.split("&") if not _tracks(p.partition("=")[0]))
+    named = [(part, part.partition("=")[0]) for part in parts.query.split("&")]
+    query = "&".join(part for part, name in named if name not in _TRACKING and not name.startswith("utm_"))
     path = parts.path
     after = text[len(scheme) + 1 :]
     if not after.startswith("//"):
@@ -118,10 +119,6 @@ def _normal(text: str) -> str | None:
     if not path and host:
         path = "/"
     return f"{scheme}://{host}{path}{'?' + query if query else ''}"
-
-
-def _tracks(name: str) -> bool:
-    return name in _TRACKING or name.startswith("utm_")
 
 
 def _host(netloc: str, scheme: str) -> str | None:

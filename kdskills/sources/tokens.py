@@ -115,16 +115,12 @@ class TokenScanner:
         self._mid_line = False  # the beginning of this line was decided before
 
     def scan(self, text: str, *, final: bool) -> tuple[list[CitationToken], int]:
-        """Return the tokens of *text*, and how far it is decided.
-
-        Args:
-            text: What was undecided before, followed by new text.
-            final: Nothing follows *text*.
-        """
+        """Return the tokens of what was undecided before and new text, and how far it is decided; *final*: nothing follows."""
         tokens: list[CitationToken] = []
         position = 0
         while position < len(text):
-            end = _line_end(text, position)
+            line_break = grammar().line_end.search(text, position)
+            end = line_break.start() if line_break else len(text)
             complete = final or end < len(text)
             code = self._is_code(text, position, end, complete=complete)
             if code is None:
@@ -230,14 +226,13 @@ class _InlineCode:
             starts.pop()
         if starts and starts[-1] - stop <= MAX_INLINE_CODE:
             return starts[-1] + length
-        if not self._complete and self._may_still_close(stop, length):
-            return None
+        if not self._complete:  # it may still close
+            until = self._end
+            if self._growing is not None and self._growing[1] <= length:
+                until = self._growing[0]
+            if until - stop <= MAX_INLINE_CODE:
+                return None
         return stop
-
-    def _may_still_close(self, stop: int, length: int) -> bool:
-        if self._growing and self._growing[1] <= length and self._growing[0] - stop <= MAX_INLINE_CODE:
-            return True
-        return self._end - stop <= MAX_INLINE_CODE
 
     def _find(self, start: int) -> dict[int, list[int]]:
         runs: dict[int, list[int]] = {}
@@ -249,12 +244,6 @@ class _InlineCode:
         for starts in runs.values():
             starts.reverse()
         return runs
-
-
-def _line_end(text: str, start: int) -> int:
-    """Return where the line ends: at a LF or CR, or at the end of the text."""
-    line_break = grammar().line_end.search(text, start)
-    return line_break.start() if line_break else len(text)
 
 
 def find_tokens(text: str) -> list[CitationToken]:

@@ -265,10 +265,7 @@ def place_roots(
     """Return all roots, the custom one last, and the mounts that say where they are on this host.
 
     Every root gets a URI that names no host path and is its own: a root whose URI does, or is taken, is named after
-    its kind and place.
-
-    Raises:
-        DescriptorError: The custom root cannot be used.
+    its kind and place. Raises DescriptorError when the custom root cannot be used.
     """
     roots: list[SkillRoot] = []
     mounts: dict[str, str] = {}

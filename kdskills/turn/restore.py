@@ -91,12 +91,7 @@ def _plain(descriptor: Mapping[str, Any] | SkillsDescriptor | None, bundle_root:
 
 
 class RestoredRegistry:
-    """The skills of an export on this host, each compared with what was exported. Safe from any thread.
-
-    Args:
-        export: What was exported, with mounts of this host.
-        verify: How much to compare.
-    """
+    """The skills of an export on this host, each compared with what was exported. Safe from any thread."""
 
     def __init__(self, export: Export, verify: Verify) -> None:
         self._export = export
