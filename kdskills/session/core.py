@@ -20,7 +20,7 @@ from kdskills.session.codes import not_found, refuse
 from kdskills.session.config import Budget, RuntimeConfig
 from kdskills.session.receipts import SessionEvent, send
 from kdskills.session.scope import TurnScope
-from kdskills.session.source import Gate, SkillSource
+from kdskills.session.source import Gate, GateOf
 from kdskills.session.store import (
     LoadedSkill,
     MemoryStore,
@@ -58,9 +58,9 @@ class Call:
 class Core:
     """What the operations of a runtime share. One per runtime; safe from any thread or loop."""
 
-    def __init__(self, config: RuntimeConfig, source: SkillSource, store: SessionStore, bodies: Bodies) -> None:
+    def __init__(self, config: RuntimeConfig, gate_of: GateOf, store: SessionStore, bodies: Bodies) -> None:
         self.config = config
-        self.source = source
+        self.gate_of = gate_of
         self.store = store
         self.bodies = bodies
         self.tickets = Tickets()
@@ -92,13 +92,6 @@ class Core:
         if touch:
             await self.remember(record)
         return record
-
-    async def record_expired(self, session_id: str) -> None:
-        """Delete the expired session of an id that is about to be used again."""
-        with store_errors():
-            record = await self.store.get(session_id)
-            if record is not None and self.config.clock() - record.touched_at > self.config.idle_ttl:
-                await self.store.delete(session_id)
 
     async def create(self, record: SessionRecord, *, expect: int | None = None) -> None:
         """Put a new record, or a restored one over version *expect*.
@@ -160,14 +153,14 @@ class Core:
 
     def gate(self, record: SessionRecord, scope: TurnScope) -> Gate:
         """Return the view in force: the turn's, or the live one."""
-        return scope.view if scope.view is not None else self.source.gate(record.consumer)
+        return scope.view if scope.view is not None else self.gate_of(record.consumer)
 
     def resolve(self, record: SessionRecord, scope: TurnScope, gate: Gate, ref: str, loader: By) -> Granted | Refused:
         """Resolve *ref*; under a turn's frozen view a skill that was removed since is refused as well."""
         grant = gate.resolve(ref, by=loader)
         if isinstance(grant, Refused) or scope.view is None:
             return grant
-        live_grant = self.source.gate(record.consumer).resolve(grant.full_id, by="code")
+        live_grant = self.gate_of(record.consumer).resolve(grant.full_id, by="code")
         if isinstance(live_grant, Refused) and live_grant.code in {"unknown_skill", "skill_invalid"}:
             return Refused(live_grant.code, live_grant.reason, ref, grant.full_id)
         return grant

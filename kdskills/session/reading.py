@@ -6,7 +6,7 @@ import asyncio
 import base64
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
@@ -14,7 +14,7 @@ from kdskills.errors import FileRefused
 from kdskills.session.codes import invalid, not_found, path_denied, refuse
 from kdskills.session.core import Call, Core, GatedSession
 from kdskills.session.loading import loaded_ref, public_name, skill_receipt
-from kdskills.session.receipts import Encoding, ReadResult, SkillReceipt, bytes_digest
+from kdskills.session.receipts import ReadResult, SkillReceipt, bytes_digest
 from kdskills.session.source import names_by_id
 from kdskills.session.store import LoadedSkill, most_recent
 from kdskills.session.workspace import clean_path, media_type
@@ -69,27 +69,19 @@ async def find_target(core: Core, call: Call, ref: str | None) -> Target:
     if not wanted_name:
         return Target(session, session.skills[recent], record.active[-1])
     loaded_id = loaded_ref(core, call, session, wanted_name)
-    imported = _imported(session, wanted_name, loaded_id)
-    if imported is not None:
-        return imported
+    full_id, names = loaded_id.full_id if isinstance(loaded_id, Refused) else loaded_id, names_by_id(session.gate)
+    for entry in record.active:
+        for item in entry.imports:
+            matches = item.id in {full_id, wanted_name} or wanted_name == public_name(session.skills[item.id], names)
+            if matches and item.id not in record.ids:
+                return Target(session, session.skills[item.id], entry)
     if isinstance(loaded_id, Refused):
         core.granted(call, session, [wanted_name], "model")  # raises `skill_not_found`, as every refusal does
         raise refuse("skill_not_found", f"no such skill: {wanted_name!r}", names=[wanted_name], near=[])
-    entry = next((entry for entry in record.active if entry.id == loaded_id), None)
-    if entry is None:
+    own = next((entry for entry in record.active if entry.id == loaded_id), None)
+    if own is None:
         raise refuse("skill_not_active", f"the skill {wanted_name!r} is not loaded; load it first", name=wanted_name)
-    return Target(session, session.skills[loaded_id], entry)
-
-
-def _imported(session: GatedSession, ref: str, resolved: str | Refused) -> Target | None:
-    full_id = resolved.full_id if isinstance(resolved, Refused) else resolved
-    names = names_by_id(session.gate)
-    for entry in session.record.active:
-        for item in entry.imports:
-            matches = full_id == item.id or ref == item.id or ref == public_name(session.skills[item.id], names)
-            if matches and item.id not in session.record.ids:
-                return Target(session, session.skills[item.id], entry)
-    return None
+    return Target(session, session.skills[loaded_id], own)
 
 
 async def read(core: Core, call: Call, path: str, skill: str | None, encoding: str, offset: int) -> ReadResult:
@@ -108,7 +100,8 @@ async def read(core: Core, call: Call, path: str, skill: str | None, encoding: s
     core.ask(call, target.session.record, "read", target.skill, arguments, clean)
     facts = ReadResult(target.name, clean, "binary", media_type(clean), len(data), "", offset)
     if encoding == "binary":
-        return await asyncio.to_thread(_binary, facts, data, offset)
+        digest = await asyncio.to_thread(bytes_digest, data)
+        return replace(facts, digest=digest, b64=base64.b64encode(data[offset:]).decode("ascii"))
     if len(data) <= SMALL:
         return _text(core, call, target, facts, data)
     return await asyncio.to_thread(_text, core, call, target, facts, data)
@@ -172,9 +165,8 @@ def explain(error: FileRefused, root: Path, clean: str, limit: int = 0) -> NoRet
     if endless or error.code in {"file_missing", "not_a_directory", "path_unsafe"}:
         siblings = entries_of(root, clean.rpartition("/")[0])[:MAX_SIBLINGS]
         hint = f"; beside it: {', '.join(siblings)}" if siblings else ""
-        raise refuse(
-            "resource_not_found", f"there is no file {clean!r}{hint}", path=clean, siblings=siblings
-        ) from error
+        message = f"there is no file {clean!r}{hint}"
+        raise refuse("resource_not_found", message, path=clean, siblings=siblings) from error
     if error.code == "not_regular":
         entries = entries_of(root, clean)
         contents = f"; it holds: {', '.join(entries[:MAX_SIBLINGS])}" if entries else ""
@@ -204,16 +196,7 @@ def entries_of(root: Path, folder: str) -> list[str]:
     return names[:MAX_ENTRIES]
 
 
-def _binary(facts: ReadResult, data: bytes, offset: int) -> ReadResult:
-    b64 = base64.b64encode(data[offset:]).decode("ascii")
-    return ReadResult(
-        facts.skill, facts.path, "binary", facts.media_type, len(data), bytes_digest(data), offset, b64=b64
-    )
-
-
 def _text(core: Core, call: Call, target: Target, facts: ReadResult, data: bytes) -> ReadResult:
-    encoding: Encoding = "text"
-    digest = bytes_digest(data)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
@@ -225,16 +208,14 @@ def _text(core: Core, call: Call, target: Target, facts: ReadResult, data: bytes
     if call.scope.sources is not None and facts.path.lower().endswith(".md"):
         text = call.scope.sources.adopt(target.skill, text, digest=target.digest)
     stop = facts.offset + core.config.limits.read_window_chars
-    truncated = stop < len(text)
-    return ReadResult(
-        facts.skill, facts.path, encoding, facts.media_type, len(data), digest, facts.offset,
-        truncated=truncated, next_offset=stop if truncated else None, text=text[facts.offset : stop],
-    )  # fmt: skip
+    following, window, digest = (stop if stop < len(text) else None), text[facts.offset : stop], bytes_digest(data)
+    truncated = following is not None
+    return replace(facts, encoding="text", digest=digest, truncated=truncated, next_offset=following, text=window)
 
 
 async def describe(core: Core, call: Call | None, ref: str) -> SkillReceipt:
     """Return the receipt of any visible skill, hashed afresh; without a session, for the runtime's consumer."""
-    gate, resolved = core.source.gate(core.config.consumer), None
+    gate, resolved = core.gate_of(core.config.consumer), None
     if call is not None:
         session = await core.gated_session(call)
         gate, resolved = session.gate, core.granted(call, session, [ref], "code")[0]

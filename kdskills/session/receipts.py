@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
 Wire: TypeAlias = Mapping[str, Any]
@@ -46,22 +46,11 @@ class SkillReceipt:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object as in `docs/reference/runtime-tools.md`; `current_digest` only when stale."""
-        receipt: dict[str, Any] = {
-            "name": self.name,
-            "id": self.id,
-            "location": self.location,
-            "root_dir": self.root_dir,
-            "digest": self.digest,
-            "tree_digest": self.tree_digest,
-            "stale": self.stale,
-            "current_digest": self.current_digest,
-            "origin": self.origin,
-            "imports": list(self.imports),
-            "properties": dict(self.properties),
-        }
-        if self.current_digest is None:
-            del receipt["current_digest"]
-        return receipt
+        names = [
+            field.name for field in fields(self) if field.name != "current_digest" or self.current_digest is not None
+        ]
+        receipt = {name: getattr(self, name) for name in names}
+        return receipt | {"imports": list(self.imports), "properties": dict(self.properties)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +137,9 @@ class ReadResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer of `skills.read`, with `text` or `b64` by the encoding."""
-        payload = {"text": self.text} if self.encoding == "text" else {"b64": self.b64}
-        return {
-            "skill": self.skill,
-            "path": self.path,
-            "encoding": self.encoding,
-            **payload,
-            "media_type": self.media_type,
-            "size": self.size,
-            "digest": self.digest,
-            "offset": self.offset,
-            "truncated": self.truncated,
-            "next_offset": self.next_offset,
-        }
+        payload = "text" if self.encoding == "text" else "b64"
+        rest = ("media_type", "size", "digest", "offset", "truncated", "next_offset")
+        return {name: getattr(self, name) for name in ("skill", "path", "encoding", payload, *rest)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +153,7 @@ class ProducedFile:
 
     def to_json(self) -> dict[str, Any]:
         """Return the four facts as JSON."""
-        return {"path": self.path, "size": self.size, "digest": self.digest, "media_type": self.media_type}
+        return asdict(self)
 
 
 ScriptStatus = Literal["ok", "nonzero", "timeout", "oom", "limit", "cancelled"]
@@ -207,22 +186,10 @@ class ScriptResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer of `skills.run_script`."""
-        receipt: dict[str, Any] = {
-            "skill": self.skill,
-            "path": self.path,
-            "exit_code": self.exit_code,
-            "stdout": self.stdout,
-            "stderr": self.stderr,
-            "stdout_truncated": self.stdout_truncated,
-            "stderr_truncated": self.stderr_truncated,
-            "timed_out": self.timed_out,
-            "duration_ms": self.duration_ms,
-            "status": self.status,
-            "signal": self.signal,
-            "engine": self.engine,
-            "level": self.level,
-            "artifacts": [item.to_json() for item in self.artifacts],
-        }
+        program = ("exit_code", "stdout", "stderr", "stdout_truncated", "stderr_truncated", "timed_out", "duration_ms")
+        names = ("skill", "path", *program, "status", "signal", "engine", "level")
+        receipt: dict[str, Any] = {name: getattr(self, name) for name in names}
+        receipt["artifacts"] = [item.to_json() for item in self.artifacts]
         if self.dropped:
             receipt["dropped"] = [{"path": path, "problem": problem} for path, problem in self.dropped]
         if self.note:

@@ -42,14 +42,12 @@ from kdskills.session.receipts import (
 from kdskills.session.scope import NO_TURN, TurnScope
 from kdskills.session.snapshots import SessionSnapshot
 from kdskills.session.source import (
-    CatalogSource,
-    FrozenSource,
     Gate,
-    LiveSource,
+    GateOf,
     Locations,
     SkillCatalog,
-    SkillSource,
     Subsystem,
+    frozen,
 )
 from kdskills.session.store import MemoryStore, SessionHead, SessionRecord, SessionStore
 from kdskills.session.threads import LoopThread
@@ -81,10 +79,10 @@ class SyncFacade:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        attribute = getattr(self._target, name)
-        return self._blocking(attribute) if inspect.iscoroutinefunction(attribute) else attribute
+        method = getattr(self._target, name)
+        if not inspect.iscoroutinefunction(method):
+            return method
 
-    def _blocking(self, method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
             return self._wait(method, args, kwargs)
@@ -208,7 +206,7 @@ class SkillRuntime:
         self.store: SessionStore = store if store is not None else MemoryStore()
         self._catalog = catalog
         bodies = Bodies(config.limits.max_body_bytes)
-        self._core = Core(config, _source(subsystem, view, catalog, consumer), self.store, bodies)
+        self._core = Core(config, _gate_of(subsystem, view, catalog, consumer), self.store, bodies)
         self._catalogs = Catalogs()
         self.sync = SyncFacade(self)
         """The same methods, blocking; refuses inside a running loop."""
@@ -236,8 +234,11 @@ class SkillRuntime:
         now = config.clock()
         cap = max_active if max_active is not None else config.max_active
         record = SessionRecord(new_id, consumer or config.consumer, 1, now, now, cap)
-        core.source.gate(record.consumer)  # a frozen view refuses other consumers before anything exists
-        await core.record_expired(new_id)
+        core.gate_of(record.consumer)  # a frozen view refuses other consumers before anything exists
+        with store_errors():  # an expired session of this id makes room for the new one
+            stored = await self.store.get(new_id)
+            if stored is not None and now - stored.touched_at > config.idle_ttl:
+                await self.store.delete(new_id)
         await core.create(record)
         if initial:
             try:
@@ -424,7 +425,7 @@ class SkillRuntime:
     ) -> tuple[ToolSpec, ...]:
         """Return the tools to offer: none when nothing is visible or active. Does no I/O on the store."""
         record = self._core.resident(session_id) if session_id is not None else None
-        gate = scope.view or self._core.source.gate(record.consumer if record else self.config.consumer)
+        gate = scope.view or self._core.gate_of(record.consumer if record else self.config.consumer)
         names = sorted(gate.names)
         if not names and not (record and record.active):
             return ()
@@ -436,19 +437,15 @@ class SkillRuntime:
         return self._catalog
 
 
-def _source(subsystem: Subsystem | None, view: Gate | None, catalog: SkillCatalog | None, consumer: str) -> SkillSource:
-    sources = [item for item in (subsystem, view, catalog) if item is not None]
+def _gate_of(subsystem: Subsystem | None, view: Gate | None, catalog: SkillCatalog | None, consumer: str) -> GateOf:
+    sources: list[GateOf] = [] if subsystem is None else [subsystem.view]
+    sources += [] if view is None else [frozen(view, consumer)]
+    sources += [] if catalog is None else [catalog.gate]
     if len(sources) != 1:
         raise config_invalid(f"exactly one of subsystem, view and catalog must be given, not {len(sources)}")
-    if subsystem is not None:
-        return LiveSource(subsystem)
-    if view is not None:
-        if view.consumer is not None and view.consumer != consumer:
-            raise config_invalid(f"the view is of {view.consumer!r}, so the runtime's consumer must be too")
-        return FrozenSource(view, consumer)
-    if catalog is not None:
-        return CatalogSource(catalog)
-    raise config_invalid("no source of skills was given")
+    if view is not None and view.consumer not in {None, consumer}:
+        raise config_invalid(f"the view is of {view.consumer!r}, so the runtime's consumer must be too")
+    return sources[0]
 
 
 class Session:

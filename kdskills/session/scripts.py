@@ -25,11 +25,10 @@ from kdskills.session.core import Call, Core
 from kdskills.session.loading import public_id
 from kdskills.session.reading import Target, check_script, entries_of, find_target, fresh_tree
 from kdskills.session.receipts import ScriptResult, ScriptStatus
-from kdskills.session.scope import TurnScope
 from kdskills.session.workspace import Collected, clean_path, script_path, suffix_of
 from kdskills.skills.model import Skill
 from kdskills.skills.roots import far_content
-from kdskills.skills.safe_open import TreeEntry, walk_tree
+from kdskills.skills.safe_open import walk_tree
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OURS: Final = frozenset({"PATH", "HOME", "PYTHONPATH", "PYTHONHOME"})
@@ -60,33 +59,8 @@ def call_env_problems(env: Mapping[str, str], max_count: int) -> list[tuple[str,
     return problems
 
 
-def script_environment(
-    skill_id: str, scope: TurnScope, operator: Mapping[str, str], call: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the variables of a run.
-
-    `PATH`, `HOME` and `TMPDIR` are the engine's own and added by it; nothing of the host process is.
-    """
-    env = {
-        "LANG": "C.UTF-8",
-        "PYTHONUTF8": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "KDSKILLS_SKILL_DIR": f"/skills/{skill_id}",
-    }
-    if scope.workspace is not None:
-        env["KDSKILLS_TURN_DIR"] = "/work"
-    return {**env, **operator, **call}
-
-
-def check_call_env(env: Mapping[str, str], max_count: int) -> None:
-    """Raise `invalid_argument` when a call sets what it may not."""
-    problems = call_env_problems(env, max_count)
-    if problems:
-        raise invalid(
-            "the env of this call is not allowed: " + "; ".join(f"{p} {t}" for p, t in problems[:5]), *problems
-        )
-
-
+ENVIRONMENT: Final = {"LANG": "C.UTF-8", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+"""Variables of every run. `PATH`, `HOME` and `TMPDIR` are the engine's own and added by it; nothing of the host process is."""
 MISSING_PROGRAM: Final = frozenset({"program_not_found", "program_missing", "interpreter_missing", "not_found"})
 """Codes engines use when the interpreter is not inside the sandbox."""
 
@@ -140,7 +114,10 @@ def check_shape(core: Core, run: Run) -> None:
         problems.append(("/timeout_s", f"must be above 0 and at most {limits.script_timeout_s:g}"))
     if problems:
         raise invalid("invalid arguments: " + "; ".join(f"{p} {t}" for p, t in problems[:5]), *problems)
-    check_call_env(run.env, limits.max_env)
+    forbidden = call_env_problems(run.env, limits.max_env)
+    if forbidden:
+        found = "; ".join(f"{path} {text}" for path, text in forbidden[:5])
+        raise invalid(f"the env of this call is not allowed: {found}", *forbidden)
 
 
 async def run_script(core: Core, call: Call, run: Run) -> ScriptResult:
@@ -200,10 +177,8 @@ def _split_command_line(core: Core, skill: Skill, run: Run) -> tuple[Run, str]:
         )
     split = replace(run, path=words[0], args=(*words[1:], *run.args))
     check_shape(core, split)
-    return (
-        split,
-        f"path held a command line: ran {words[0]} with args {json.dumps(list(split.args), ensure_ascii=False)}",
-    )
+    args = json.dumps(list(split.args), ensure_ascii=False)
+    return split, f"path held a command line: ran {words[0]} with args {args}"
 
 
 def _is_script(skill: Skill, path: str, limit: int) -> bool:
@@ -227,7 +202,11 @@ def _workdir(call: Call, skill: Skill, workdir: str) -> str:
     clean = clean_path(workdir)
     if skill.folder is None:
         raise refuse("resource_not_found", f"there is no folder {workdir!r}", path=workdir, siblings=[])
-    below = _files_below(skill.folder, workdir)
+    try:
+        below = walk_tree(skill.folder)
+    except FileRefused as error:
+        message = f"the files of this skill cannot be read: {error.message}"
+        raise refuse("skill_unreadable", message, path=workdir) from error
     parts = clean.split("/")
     prefixes = {"/".join(parts[: number + 1]) for number in range(len(parts))}
     if any(entry.kind == "link" and entry.path in prefixes for entry in below):
@@ -236,15 +215,6 @@ def _workdir(call: Call, skill: Skill, workdir: str) -> str:
         siblings = entries_of(skill.folder, clean.rpartition("/")[0])[:20]
         raise refuse("resource_not_found", f"there is no folder {workdir!r}", path=workdir, siblings=siblings)
     return f"/skills/{skill.full_id}/{clean}"
-
-
-def _files_below(folder: Path, workdir: str) -> list[TreeEntry]:
-    try:
-        return walk_tree(folder)
-    except FileRefused as error:
-        raise refuse(
-            "skill_unreadable", f"the files of this skill cannot be read: {error.message}", path=workdir
-        ) from error
 
 
 async def _approve(core: Core, call: Call, prepared: PreparedRun, tree: str) -> None:
@@ -304,15 +274,18 @@ async def _execute_in(core: Core, call: Call, prepared: PreparedRun, tree: str, 
     }  # fmt: skip
     if call.scope.secrets is not None:
         call.scope.secrets(operator.values())
+    own = ENVIRONMENT | {"KDSKILLS_SKILL_DIR": f"/skills/{skill.full_id}"}
+    turn = {} if workspace is None else {"KDSKILLS_TURN_DIR": "/work"}
+    output_bytes = core.config.limits.max_output_bytes
     request = ExecRequest(
         script=ScriptCall(skill.full_id, prepared.clean, prepared.run.args),
         interpreter=prepared.command,
-        env=script_environment(skill.full_id, call.scope, operator, prepared.run.env),
+        env={**own, **turn, **operator, **prepared.run.env},
         skills=(SkillMount(skill.full_id, folder, tree),),
         inputs=inputs,
         outputs=() if workspace is None else ("**",),
         workdir=prepared.workdir,
-        limits=script_limits(core, prepared.run.timeout_s),
+        limits=Limits(wall_s=prepared.run.timeout_s, stdout=output_bytes, stderr=output_bytes),
         profile=core.config.profile,
         owner=Owner(agent=prepared.target.session.record.consumer[:256], conversation=call.session_id),
     )
@@ -343,12 +316,6 @@ def _inputs(call: Call) -> tuple[InputFile, ...]:
         raise refuse("executor_failed", _blameless(f"the turn's files cannot be read: {error.message}")) from error
 
 
-def script_limits(core: Core, timeout_s: float) -> Limits:
-    """Return the bounds of a run under this runtime."""
-    output_bytes = core.config.limits.max_output_bytes
-    return Limits(wall_s=timeout_s, stdout=output_bytes, stderr=output_bytes)
-
-
 async def run_request(executor: Executor, request: ExecRequest) -> ExecResult:
     """Run *request* and return what the program did.
 
@@ -360,28 +327,21 @@ async def run_request(executor: Executor, request: ExecRequest) -> ExecResult:
         result = await executor.run(request)
     except ExecRefused as error:
         if error.code == "bad_request":
-            raise refuse(
-                "executor_failed", _blameless(f"the run could not be set up: {error.message}"), engine=executor.name
-            ) from error
-        raise refuse(
-            "executor_unavailable", _blameless(error.message), engine=executor.name, reason=error.code
-        ) from error
+            message = _blameless(f"the run could not be set up: {error.message}")
+            raise refuse("executor_failed", message, engine=executor.name) from error
+        message = _blameless(error.message)
+        raise refuse("executor_unavailable", message, engine=executor.name, reason=error.code) from error
     except ExecFailed as error:
         raise refuse("executor_failed", _blameless(error.message), engine=executor.name) from error
-    error_code = result.error.code if result.error else ""
-    if error_code in MISSING_PROGRAM and result.error is not None and result.error.stage != "program":
-        raise refuse(
-            "interpreter_missing", _blameless("the interpreter is not installed in the executor"), engine=executor.name
-        )
-    if result.status == "refused":
-        raise refuse("executor_unavailable", _blameless(_reason_of(result)), engine=executor.name)
+    failure = result.error
+    if failure is not None and failure.code in MISSING_PROGRAM and failure.stage != "program":
+        message = _blameless("the interpreter is not installed in the executor")
+        raise refuse("interpreter_missing", message, engine=executor.name)
     if result.status not in PROGRAM_STATUSES:
-        raise refuse("executor_failed", _blameless(_reason_of(result)), engine=executor.name)
+        code = "executor_unavailable" if result.status == "refused" else "executor_failed"
+        message = _blameless(failure.message if failure else "the executor gave no reason")
+        raise refuse(code, message, engine=executor.name)
     return result
-
-
-def _reason_of(result: ExecResult) -> str:
-    return result.error.message if result.error else "the executor gave no reason"
 
 
 def _blameless(message: str) -> str:
@@ -398,28 +358,21 @@ def tail_text(data: bytes, truncated: bool) -> str:
     return data.decode("utf-8", "replace")
 
 
-def exit_code_of(result: ExecResult) -> int | None:
-    """Return 124 on timeout, 128+n on signal n, else the program's own code; never 0 for a killed program."""
-    if result.status == "timeout":
-        return 124
-    if result.signal:
-        return 128 + result.signal
-    return result.exit_code
-
-
 def _answer(prepared: PreparedRun, result: ExecResult, collected: Collected) -> ScriptResult:
     uncollected = tuple((item.path, item.message) for item in result.artifact_errors)
+    timed_out = result.status == "timeout"
+    code = 128 + result.signal if result.signal else result.exit_code  # never 0 for a killed program
     return ScriptResult(
         skill=prepared.target.name,
         path=prepared.clean,
         status=cast(ScriptStatus, result.status),
-        exit_code=exit_code_of(result),
+        exit_code=124 if timed_out else code,
         signal=result.signal,
         stdout=tail_text(result.stdout.data, result.stdout.truncated),
         stderr=tail_text(result.stderr.data, result.stderr.truncated),
         stdout_truncated=result.stdout.truncated,
         stderr_truncated=result.stderr.truncated,
-        timed_out=result.status == "timeout",
+        timed_out=timed_out,
         duration_ms=round(result.duration_s * 1000),
         engine=result.engine,
         level=result.level.name.lower(),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -53,31 +54,7 @@ class SessionSnapshot:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of schema `kdskills.session/1`."""
-        record = self.record
-        return {
-            "schema": SCHEMA,
-            "session_id": record.session_id,
-            "consumer": record.consumer,
-            "version": record.version,
-            "created_at": iso(record.created_at),
-            "touched_at": iso(record.touched_at),
-            "max_active": record.max_active,
-            "active": [
-                {
-                    "id": entry.id,
-                    "digest": entry.digest,
-                    "tree_digest": entry.tree_digest,
-                    "loaded_at": iso(entry.loaded_at),
-                    "loaded_by": entry.loaded_by,
-                    "imports": [
-                        {"id": item.id, "digest": item.digest, "tree_digest": item.tree_digest}
-                        for item in entry.imports
-                    ],
-                }
-                for entry in record.active
-            ],
-            "bodies": dict(self.bodies),
-        }
+        return {"schema": SCHEMA, **asdict(self.record, dict_factory=_plain), "bodies": dict(self.bodies)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SessionSnapshot:
@@ -98,25 +75,27 @@ class SessionSnapshot:
         return cls(_record(wire), dict(wire.bodies))
 
 
+def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a value as JSON has them: times as text, tuples as lists."""
+    return {
+        name: iso(value) if isinstance(value, datetime) else list(value) if isinstance(value, tuple) else value
+        for name, value in items
+    }
+
+
 def _record(wire: _Wire) -> SessionRecord:
+    entries = tuple(
+        LoadedSkill(
+            **entry.model_dump(exclude={"loaded_at", "loaded_by", "imports"}),
+            loaded_at=from_iso(entry.loaded_at),
+            loaded_by=entry.loaded_by if entry.loaded_by in {"model", "user", "code"} else "model",
+            imports=tuple(ImportedSkill(**item.model_dump()) for item in entry.imports),
+        )
+        for entry in wire.active
+    )
+    times = {"created_at": from_iso(wire.created_at), "touched_at": from_iso(wire.touched_at)}
     return SessionRecord(
-        session_id=wire.session_id,
-        consumer=wire.consumer,
-        version=wire.version,
-        created_at=from_iso(wire.created_at),
-        touched_at=from_iso(wire.touched_at),
-        max_active=wire.max_active,
-        active=tuple(
-            LoadedSkill(
-                entry.id,
-                entry.digest,
-                entry.tree_digest,
-                from_iso(entry.loaded_at),
-                entry.loaded_by if entry.loaded_by in {"model", "user", "code"} else "model",
-                tuple(ImportedSkill(item.id, item.digest, item.tree_digest) for item in entry.imports),
-            )
-            for entry in wire.active
-        ),
+        wire.session_id, wire.consumer, wire.version, **times, max_active=wire.max_active, active=entries
     )
 
 
@@ -184,7 +163,7 @@ async def restore(core: Core, snapshot: SessionSnapshot, order: RestoreOrder) ->
         )
     session_id = checked_id(order.session_id if order.session_id is not None else record.session_id)
     call = Call(session_id, NO_TURN)
-    gate = core.source.gate(record.consumer)
+    gate = core.gate_of(record.consumer)
     active: list[LoadedSkill] = []
     for entry in {entry.id: entry for entry in record.active}.values():  # an id stands once
         loader = order.loader(entry)
@@ -205,11 +184,12 @@ async def restore(core: Core, snapshot: SessionSnapshot, order: RestoreOrder) ->
             else:
                 imports.append(item)
         active.append(replace(entry, loaded_by=loader, imports=tuple(imports)))
+    caps = [cap for cap in (record.max_active, core.config.max_active) if cap is not None]  # None is no cap
     restored = replace(
         record,
         session_id=session_id,
         touched_at=core.config.clock(),
-        max_active=_cap(record.max_active, core.config.max_active),
+        max_active=min(caps, default=None),
         active=tuple(active),
     )
     return await _store_record(core, restored, order.overwrite)
@@ -246,12 +226,6 @@ async def _has_text(core: Core, skill: Skill, digest: str, bodies: Mapping[str, 
 def _names(frontmatter: Mapping[str, Any]) -> str | None:
     name = frontmatter.get("name")
     return None if name is None else str(name)
-
-
-def _cap(stored: int | None, configured: int | None) -> int | None:
-    """Return the tighter of two caps; None is no cap."""
-    caps = [cap for cap in (stored, configured) if cap is not None]
-    return min(caps) if caps else None
 
 
 async def _store_record(core: Core, record: SessionRecord, overwrite: bool) -> SessionRecord:

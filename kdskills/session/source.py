@@ -6,7 +6,7 @@ All three answer through one gate, `resolve`; there is no second rule set.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
@@ -31,22 +31,18 @@ class CatalogText(Protocol):
     @property
     def text(self) -> str:
         """The text."""
-        ...
 
     @property
     def level(self) -> int:
         """0 full to 4 partial."""
-        ...
 
     @property
     def shown(self) -> int:
         """Entries shown."""
-        ...
 
     @property
     def total(self) -> int:
         """Entries there are."""
-        ...
 
 
 class Gate(Protocol):
@@ -55,26 +51,21 @@ class Gate(Protocol):
     @property
     def consumer(self) -> str | None:
         """Whose view it is."""
-        ...
 
     @property
     def skills(self) -> Mapping[str, Skill]:
         """Loadable skills by full id."""
-        ...
 
     @property
     def names(self) -> Mapping[str, str]:
         """`{name: full id}` of the listed skills."""
-        ...
 
     @property
     def digest(self) -> str:
         """Changes whenever an answer may."""
-        ...
 
     def resolve(self, ref: str, *, by: By = "model") -> Granted | Refused:
         """Grant or refuse *ref*."""
-        ...
 
     def catalog(
         self,
@@ -87,7 +78,6 @@ class Gate(Protocol):
         search_hint: str | None = None,
     ) -> CatalogText:
         """Render the listed skills."""
-        ...
 
 
 class Subsystem(Protocol):
@@ -95,44 +85,21 @@ class Subsystem(Protocol):
 
     def view(self, consumer: str | None = None, tools: Any = None, *, include_internal: bool = False) -> Gate:
         """Return the view of *consumer* as things are now."""
-        ...
 
 
-class SkillSource(Protocol):
-    """Gives the gate in force for a consumer."""
-
-    def gate(self, consumer: str) -> Gate:
-        """Return the gate as things are now."""
-        ...
+GateOf = Callable[[str], Gate]
+"""Gives the gate in force for a consumer, as things are now."""
 
 
-class LiveSource:
-    """A subsystem: each call sees its policy and files as they are."""
+def frozen(view: Gate, consumer: str) -> GateOf:
+    """Return what gives *view* whatever changes; it raises PolicyUnavailable for another consumer, unknown here."""
 
-    def __init__(self, subsystem: Subsystem) -> None:
-        self._subsystem = subsystem
+    def gate(asking: str) -> Gate:
+        if asking != consumer:
+            raise PolicyUnavailable(f"this runtime holds the view of {consumer!r} only", consumer=asking)
+        return view
 
-    def gate(self, consumer: str) -> Gate:
-        """Return the current view of *consumer*."""
-        return self._subsystem.view(consumer)
-
-
-class FrozenSource:
-    """One view: its consumer's, whatever changes."""
-
-    def __init__(self, view: Gate, consumer: str) -> None:
-        self._view = view
-        self._consumer = consumer
-
-    def gate(self, consumer: str) -> Gate:
-        """Return the view.
-
-        Raises:
-            PolicyUnavailable: Another consumer's policy is not known here.
-        """
-        if consumer != self._consumer:
-            raise PolicyUnavailable(f"this runtime holds the view of {self._consumer!r} only", consumer=consumer)
-        return self._view
+    return gate
 
 
 def names_by_id(gate: Gate) -> dict[str, str]:
@@ -219,14 +186,3 @@ class SkillCatalog:
             built_at=0,
         )
         return SubsystemState(SkillsDescriptor(), snapshot)
-
-
-class CatalogSource:
-    """A catalog as the source of a runtime."""
-
-    def __init__(self, catalog: SkillCatalog) -> None:
-        self._catalog = catalog
-
-    def gate(self, consumer: str) -> Gate:
-        """Return the view of *consumer* as the catalog is now."""
-        return self._catalog.gate(consumer)

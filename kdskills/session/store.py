@@ -186,7 +186,6 @@ class SessionStore(Protocol):
 
     async def get(self, session_id: str) -> SessionRecord | None:
         """Return the record, or None."""
-        ...
 
     async def put(self, record: SessionRecord, *, expect: int | None) -> None:
         """Store *record* if the stored version is *expect*; None: if there is none.
@@ -194,31 +193,24 @@ class SessionStore(Protocol):
         Raises:
             StoreConflict: Another version is stored.
         """
-        ...
 
     async def touch(self, session_id: str, at: datetime) -> bool:
         """Set `touched_at` without a new version, never backwards; False for an unknown id."""
-        ...
 
     async def delete(self, session_id: str) -> bool:
         """Forget the session; False for an unknown id."""
-        ...
 
     async def page(self, *, consumer: str | None, after: str | None, limit: int) -> list[SessionHead]:
         """Return up to *limit* heads sorted by id, those after *after*, of *consumer* or of all."""
-        ...
 
     async def purge(self, idle_before: datetime) -> int:
         """Forget every session touched before *idle_before*; return how many."""
-        ...
 
     async def put_body(self, digest: str, text: str) -> None:
         """Keep the SKILL.md text of *digest*; keeping it again changes nothing."""
-        ...
 
     async def get_body(self, digest: str) -> str | None:
         """Return the SKILL.md text of *digest*, or None."""
-        ...
 
 
 class MemoryStore:

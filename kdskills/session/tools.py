@@ -8,21 +8,21 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
-from kdskills.errors import KdskillsError, ModelMustAct, SessionError, ToolCallRefused
+from kdskills.errors import KdskillsError, ModelMustAct, SessionError
 from kdskills.models import ToolSpec
 from kdskills.prompts import ActiveEntry, hidden_alias, render_active
 from kdskills.session import loading, reading, scripts
 from kdskills.session.approval import origin_of
 from kdskills.session.codes import invalid, refuse
 from kdskills.session.core import Call, Core
-from kdskills.session.loading import LoadedTexts, adopt, loaded_now, public_name, shown_text
+from kdskills.session.loading import LoadedTexts, adopt, loaded_now, public_id, public_name, shown_text
 from kdskills.session.receipts import (
     LoadReceipt,
     PromptParts,
@@ -126,13 +126,10 @@ def parse(model: type[I], arguments: Mapping[str, Any] | str) -> I:
     try:
         return model.model_validate_json(arguments) if isinstance(arguments, str) else model.model_validate(arguments)
     except ValidationError as error:
-        raise _problems(error) from None
-
-
-def _problems(error: ValidationError) -> ToolCallRefused:
-    problems = [(pointer(item["loc"]), item["msg"]) for item in error.errors(include_url=False, include_input=False)]
+        findings = error.errors(include_url=False, include_input=False)
+    problems = [(pointer(item["loc"]), item["msg"]) for item in findings]
     summary = "; ".join(f"{path or 'the arguments'}: {problem}" for path, problem in problems[:5])
-    return invalid(f"invalid arguments: {summary}", *problems)
+    raise invalid(f"invalid arguments: {summary}", *problems)
 
 
 def pointer(loc: Sequence[int | str]) -> str:
@@ -203,14 +200,6 @@ def dotted(tool: str) -> str | None:
     return next((tool_id for tool_id in INPUTS if tool in {tool_id, safe_name(tool_id)}), None)
 
 
-def run_of(core: Core, arguments: RunScriptInput) -> scripts.Run:
-    """Return the shaped call of `skills.run_script`."""
-    timeout = core.config.limits.script_timeout_s if arguments.timeout_s is None else arguments.timeout_s
-    return scripts.Run(
-        arguments.path, arguments.skill, tuple(arguments.args), dict(arguments.env), arguments.workdir, timeout
-    )
-
-
 async def answer(core: Core, call: Call, tool: str, arguments: Mapping[str, Any] | str) -> Answer:
     """Do what one tool call asks.
 
@@ -229,7 +218,10 @@ async def answer(core: Core, call: Call, tool: str, arguments: Mapping[str, Any]
     if isinstance(request, ReadInput):
         return await reading.read(core, call, request.path, request.skill, request.encoding, request.offset)
     if isinstance(request, RunScriptInput):
-        return await scripts.run_script(core, call, run_of(core, request))
+        timeout = core.config.limits.script_timeout_s if request.timeout_s is None else request.timeout_s
+        args, env = tuple(request.args), dict(request.env)
+        run = scripts.Run(request.path, request.skill, args, env, request.workdir, timeout)
+        return await scripts.run_script(core, call, run)
     raise refuse("tool_not_found", f"there is no tool {tool!r}", tool=tool)
 
 
@@ -281,6 +273,7 @@ def wire_text(wire: Mapping[str, Any]) -> str:
     return text
 
 
+V = TypeVar("V")
 PARTIAL: Final = 4
 _CACHE_SIZE: Final = 32
 ELSEWHERE: Final = "Third-party text: it is in the result of the call that loaded this skill. Load it again to read it."
@@ -325,53 +318,32 @@ class Catalogs:
         self._texts: OrderedDict[Hashable, CatalogText] = OrderedDict()
         self._specs: OrderedDict[Hashable, tuple[ToolSpec, ...]] = OrderedDict()
 
+    def _once(self, cache: OrderedDict[Hashable, V], key: Hashable, make: Callable[[], V]) -> V:
+        """Return what *cache* has of *key*, else what *make* makes, and keep it as the most recently used."""
+        with self._lock:
+            value = cache.get(key)
+        value = make() if value is None else value
+        with self._lock:
+            cache[key] = value
+            cache.move_to_end(key)
+            while len(cache) > _CACHE_SIZE:
+                cache.popitem(last=False)
+        return value
+
     def catalog_text(self, core: Core, call: Call, gate: Gate, pinned: Sequence[str]) -> CatalogText:
         """Return the XML catalog within the budget. Active skills matter only where not all fit."""
         budget = core.budget(call.scope).catalog
         count = call.scope.count or core.config.count
         base = (gate.digest, budget, core.config.locations, count)
-        text = self._recall(base)
-        if text is None:
-            text = self._remember(
-                base, gate.catalog("xml", budget=budget, count=count, locations=core.config.locations)
-            )
+        render = partial(gate.catalog, "xml", budget=budget, count=count, locations=core.config.locations)
+        text = self._once(self._texts, base, render)
         if text.level < PARTIAL or not pinned:
             return text
-        exact = (*base, tuple(pinned))
-        partial = self._recall(exact)
-        if partial is None:
-            rendered = gate.catalog(
-                "xml", budget=budget, count=count, locations=core.config.locations, pinned=tuple(pinned)
-            )
-            partial = self._remember(exact, rendered)
-        return partial
+        return self._once(self._texts, (*base, tuple(pinned)), partial(render, pinned=tuple(pinned)))
 
     def specs(self, tools: tuple[str, ...], names: tuple[str, ...], style: str) -> tuple[ToolSpec, ...]:
         """Return the specs of *tools*, built once per set of names and spelling."""
-        key = (tools, names, style)
-        with self._lock:
-            tool_specs = self._specs.get(key)
-        if tool_specs is None:
-            tool_specs = specs(tools, names, style)
-            with self._lock:
-                self._specs[key] = tool_specs
-                while len(self._specs) > _CACHE_SIZE:
-                    self._specs.popitem(last=False)
-        return tool_specs
-
-    def _recall(self, key: Hashable) -> CatalogText | None:
-        with self._lock:
-            text = self._texts.get(key)
-            if text is not None:
-                self._texts.move_to_end(key)
-            return text
-
-    def _remember(self, key: Hashable, text: CatalogText) -> CatalogText:
-        with self._lock:
-            self._texts[key] = text
-            while len(self._texts) > _CACHE_SIZE:
-                self._texts.popitem(last=False)
-        return text
+        return self._once(self._specs, (tools, names, style), lambda: specs(tools, names, style))
 
 
 def active_text(core: Core, call: Call, loaded: LoadedTexts) -> str:
@@ -386,11 +358,7 @@ def active_text(core: Core, call: Call, loaded: LoadedTexts) -> str:
         if item.stale:
             attributes["stale"] = "true"
         if item.stale and core.first_time((call.session_id, item.skill.full_id, item.current)):
-            core.emit(
-                call,
-                "skill.stale",
-                id=item.skill.full_id if not item.skill.hidden else hidden_alias(item.skill.full_id),
-            )
+            core.emit(call, "skill.stale", id=public_id(item.skill))
         if item.importer is not None:
             attributes["imported-by"] = public_name(loaded.session.skills[item.importer], names)
         alias = hidden_alias(item.skill.full_id) if item.skill.hidden else None

@@ -100,15 +100,12 @@ class Workspace(Protocol):
 
     def inputs(self) -> tuple[InputFile, ...]:
         """Return every file a run gets a copy of."""
-        ...
 
     def collect(self, artifacts: Sequence[Artifact]) -> Collected:
         """Keep what a run produced."""
-        ...
 
     def has_folder(self, path: str) -> bool:
         """Whether the clean relative *path* is a folder here."""
-        ...
 
 
 def media_type(path: str) -> str:
