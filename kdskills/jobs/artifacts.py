@@ -17,20 +17,15 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from kdskills.errors import BadRequest, NotFound
 from kdskills.jobs.blobs import (
-    CHUNK,
     ArtifactCorrupt,
-    ArtifactStoreUnavailable,
     Blobs,
     artifact_id,
     blob_key,
-    cloud_blobs,
-    google_blobs,
-    local_blobs,
     mime_of,
+    open_blobs,
 )
 from kdskills.jobs.model import ArtifactRef, Scope, TaskHead
 from kdskills.skills.private_files import open_private, private_folder, write_private
@@ -56,11 +51,7 @@ class Stored:
 
 
 class ArtifactStore:
-    """Keeps files of projects by content, so that storing one twice costs nothing and never changes anything.
-
-    Args:
-        blobs: Where the bytes are kept.
-    """
+    """Keeps files of projects by content, so that storing one twice costs nothing and never changes anything."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
@@ -71,7 +62,13 @@ class ArtifactStore:
 
     async def measure(self, source: Path) -> Stored:
         """Return digest and size of a file, which is not kept. Raises OSError."""
-        return await asyncio.to_thread(_hashed, source)
+
+        def hashed() -> Stored:
+            with source.open("rb") as stream:
+                hasher = hashlib.file_digest(stream, "sha256")
+                return Stored(hasher.hexdigest(), stream.tell())
+
+        return await asyncio.to_thread(hashed)
 
     async def save(self, project: str, source: Path) -> Stored:
         """Keep the file at *source*; it is streamed and must not change meanwhile.
@@ -147,51 +144,14 @@ class ArtifactStore:
         await self._blobs.aclose()
 
 
-def _hashed(source: Path) -> Stored:
-    hasher = hashlib.sha256()
-    size = 0
-    with source.open("rb") as stream:
-        while chunk := stream.read(CHUNK):
-            hasher.update(chunk)
-            size += len(chunk)
-    return Stored(hasher.hexdigest(), size)
-
-
-FORMS = "a folder, s3://bucket/prefix, az://container/prefix or gs://bucket/prefix"
-
-
 def artifacts_url(configured_url: str | None, state_dir: Path) -> str:
     """Return where artifacts are kept: the setting, or a folder beside the other durable state."""
     return configured_url or str(state_dir)
 
 
 def open_artifacts(url: str) -> ArtifactStore:
-    """Open the store at *url*; nothing is asked of it yet.
-
-    Args:
-        url: An absolute folder, `file:///folder`, `s3://bucket/prefix`, `az://container/prefix` or `gs://bucket/prefix`.
-            Credentials come from where each cloud's own tools take them.
-
-    Raises:
-        ArtifactStoreUnavailable: The URL is not understood, or the storage cannot be set up.
-        MissingExtra: What speaks to the storage is not installed.
-    """
+    """Open the store at *url*; as `open_blobs`."""
     return ArtifactStore(open_blobs(url))
-
-
-def open_blobs(url: str) -> Blobs:
-    """Open the storage at *url* itself; as `open_artifacts`."""
-    parts = urlsplit(url)
-    if url.startswith("/") or parts.scheme == "file":
-        return local_blobs(Path(url if url.startswith("/") else parts.path))
-    prefix = parts.path.strip("/")
-    if not parts.netloc or parts.query or parts.fragment or parts.username is not None:
-        raise ArtifactStoreUnavailable(f"artifacts are kept in {FORMS}; the setting names none of these")
-    if parts.scheme == "gs":
-        return google_blobs(parts.netloc, prefix)
-    if parts.scheme in {"s3", "az"}:
-        return cloud_blobs(parts.scheme, parts.netloc, prefix)
-    raise ArtifactStoreUnavailable(f"artifacts are kept in {FORMS}, not {parts.scheme}://")
 
 
 STALE: Final = timedelta(minutes=2)
@@ -225,14 +185,7 @@ class ArtifactRow:
 
 
 class ArtifactKeeper:
-    """Keeps outputs of tasks and finds them again.
-
-    Args:
-        store: Where the bytes are.
-        database: Where the rows are.
-        tables: The tables of background work.
-        cache: Folder of copies on this host, for inputs of programs.
-    """
+    """Keeps outputs of tasks and finds them again; *cache* is a folder of copies on this host, for inputs of programs."""
 
     def __init__(self, store: ArtifactStore, database: Database, tables: WorkTables, cache: Path) -> None:
         self.store = store
@@ -314,7 +267,8 @@ class ArtifactKeeper:
         """Store an input that came with a call and return its id; it stays `INPUT_KEEP` after it last came."""
         folder = self._cache / "coming"
         source = folder / secrets.token_hex(12)
-        await asyncio.to_thread(_write, source, data)
+        await asyncio.to_thread(_tidy, folder)
+        await asyncio.to_thread(write_private, source, data)
         try:
             content = await self.store.measure(source)
             item = artifact_id(f"input of {scope.tenant}", f"{scope.project}/{content.sha256}").replace("art_", "inp_")
@@ -388,11 +342,6 @@ class ArtifactKeeper:
         """Let nobody else add or remove artifacts until this transaction is over; SQLite does so by itself."""
         if link.dialect.name == "postgresql":
             link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
-
-
-def _write(path: Path, data: bytes) -> None:
-    _tidy(path.parent)
-    write_private(path, data)
 
 
 def _note(project: str, sha256: str) -> str:

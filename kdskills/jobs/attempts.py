@@ -275,10 +275,7 @@ _LOGS: Final = {"stdout": shim.STDOUT, "stderr": shim.STDERR}
 class Attempt:
     """An attempt, found or started; made by `Attempts`. Any process of this host may hold one, and many may at once.
 
-    Args:
-        folder: The attempt's folder.
-        order: What it was told.
-        starter: Reaps what an engine left when the attempt turns out to be lost.
+    The *starter* reaps what an engine left when the attempt turns out to be lost.
     """
 
     def __init__(self, folder: Path, order: AttemptOrder, starter: Starter | None = None) -> None:

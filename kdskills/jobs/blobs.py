@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import urlsplit
 
 from kdskills.errors import MissingExtra, NotFound, OperatorMustAct
 from kdskills.skills.private_files import FILE_MODE, make_folder, private_folder
@@ -147,31 +148,44 @@ PARTS: Final = 2
 """Parts of a large file on their way at once: each of them is held in memory."""
 
 
-def local_blobs(folder: Path) -> ObjectBlobs:
-    """Return blobs in a folder, which is made private when it is not there.
+FORMS: Final = "a folder, s3://bucket/prefix, az://container/prefix or gs://bucket/prefix"
+
+
+def open_blobs(url: str) -> Blobs:
+    """Open the storage at *url*; nothing is asked of it yet.
+
+    Args:
+        url: An absolute folder, `file:///folder`, `s3://bucket/prefix`, `az://container/prefix` or `gs://bucket/prefix`.
+            Credentials come from where each cloud's own tools take them.
 
     Raises:
-        ArtifactStoreUnavailable: The folder cannot be made.
+        ArtifactStoreUnavailable: The URL is not understood, or the storage cannot be set up.
+        MissingExtra: What speaks to the storage is not installed.
     """
-    try:
-        make_folder(folder)
-    except OSError as error:
-        raise ArtifactStoreUnavailable(f"the folder of artifacts cannot be made: {error.strerror}") from error
-    with _obstore_errors():
-        from obstore.store import LocalStore
+    parts = urlsplit(url)
+    if url.startswith("/") or parts.scheme == "file":
+        folder = Path(url if url.startswith("/") else parts.path)
+        try:
+            make_folder(folder)
+        except OSError as error:
+            raise ArtifactStoreUnavailable(f"the folder of artifacts cannot be made: {error.strerror}") from error
+        with _obstore_errors():
+            from obstore.store import LocalStore
 
-        return ObjectBlobs(LocalStore(str(folder)), links=False, folder=folder)
-
-
-def cloud_blobs(scheme: str, bucket: str, prefix: str) -> ObjectBlobs:
-    """Return blobs in S3 or Azure; credentials and addresses come from the cloud's usual variables."""
+            return ObjectBlobs(LocalStore(str(folder)), links=False, folder=folder)
+    bucket, prefix = parts.netloc, parts.path.strip("/")
+    if not bucket or parts.query or parts.fragment or parts.username is not None:
+        raise ArtifactStoreUnavailable(f"artifacts are kept in {FORMS}; the setting names none of these")
+    if parts.scheme == "gs":
+        return _google_blobs(bucket, prefix)
+    if parts.scheme not in {"s3", "az"}:
+        raise ArtifactStoreUnavailable(f"artifacts are kept in {FORMS}, not {parts.scheme}://")
     with _obstore_errors():
         from obstore.store import AzureStore, S3Store
 
         inner = prefix or None
-        store: ObjectStore = (
-            S3Store(bucket, prefix=inner) if scheme == "s3" else AzureStore(container_name=bucket, prefix=inner)
-        )
+        s3 = parts.scheme == "s3"
+        store: ObjectStore = S3Store(bucket, prefix=inner) if s3 else AzureStore(container_name=bucket, prefix=inner)
         return ObjectBlobs(store, links=True)
 
 
@@ -289,13 +303,8 @@ def _obstore_errors() -> Iterator[None]:
         ) from error
 
 
-def google_blobs(bucket: str, prefix: str) -> GoogleBlobs:
-    """Return blobs in a bucket; credentials come from the machine, an emulator from `STORAGE_EMULATOR_HOST`.
-
-    Raises:
-        MissingExtra: google-cloud-storage is not installed.
-        ArtifactStoreUnavailable: There are no credentials.
-    """
+def _google_blobs(bucket: str, prefix: str) -> GoogleBlobs:
+    """Return blobs in a bucket; credentials come from the machine, an emulator from `STORAGE_EMULATOR_HOST`."""
     try:
         from google.auth.exceptions import GoogleAuthError
         from google.cloud import storage  # type: ignore[import-untyped]

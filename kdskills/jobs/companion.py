@@ -184,15 +184,13 @@ async def _http(port: int, path: str) -> None:
 async def _status(port: int, path: str) -> int:
     """Return the status of a GET."""
     reader, writer = await _connect(port)
-    try:
+    with contextlib.closing(writer):
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost:{port}\r\nConnection: close\r\n\r\n".encode())
         await writer.drain()
         words = (await reader.readline()).split()
         if not words or not words[0].startswith(b"HTTP/"):
             raise ValueError("no HTTP answer")
         return int(words[1])
-    finally:
-        writer.close()
 
 
 async def _carry(port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

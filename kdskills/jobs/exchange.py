@@ -268,11 +268,7 @@ def workdir_files(result: ExecResult) -> WorkdirFiles | None:
 
 
 class SessionFolder:
-    """One session's files.
-
-    Args:
-        top: The session's folder; made when something is kept, or read under the lock.
-    """
+    """One session's files; the folder is made when something is kept, or read under the lock."""
 
     def __init__(self, top: Path) -> None:
         self._top = top
@@ -284,13 +280,7 @@ class SessionFolder:
             yield self._version()
 
     def commit(self, base: SessionVersion, workdir: WorkdirFiles, bounds: OutputBounds) -> list[OutputError]:
-        """Carry what a command changed into a new version; return what cannot be kept.
-
-        Args:
-            base: The version the command was given.
-            workdir: What the command left in its workdir.
-            bounds: What the session may hold.
-        """
+        """Carry what a command changed since *base*, the version it was given, into a new one; return what cannot be kept."""
         files = {item.path: item for item in workdir.files}
         errors = list(workdir.errors)
         with self._locked():

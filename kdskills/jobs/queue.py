@@ -398,11 +398,7 @@ _DAY_US: Final = 86_400_000_000
 
 
 class Roster:
-    """The table of workers.
-
-    Args:
-        work: Where it is.
-    """
+    """The table of workers."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -445,13 +441,9 @@ class Roster:
         self._work.database.change(lambda link: link.execute(departure))
 
     def bury(self, mine: str | None = None) -> list[str]:
-        """Bury workers that are dead: of this host by their locks, of other hosts by their leases. Blocks.
+        """Bury workers that are dead, of this host by their locks, of other hosts by their leases, and return them. Blocks.
 
-        Args:
-            mine: The caller's own executor, whose lock is held by the caller itself.
-
-        Returns:
-            Those buried by this call.
+        *mine* is the caller's own executor, whose lock the caller itself holds.
         """
         return self._work.database.change(lambda link: self._bury(link, mine))
 

@@ -167,12 +167,7 @@ class ListQuery:
 
 
 class WorkRecords:
-    """Rows of tasks and jobs.
-
-    Args:
-        tables: The tables.
-        dialect: `sqlite` or `postgresql`.
-    """
+    """Rows of tasks and jobs in a database of *dialect* `sqlite` or `postgresql`."""
 
     def __init__(self, tables: WorkTables, dialect: str) -> None:
         self.tables = tables

@@ -52,11 +52,7 @@ _PAUSE_MAX_S: Final = 2.0
 
 
 class Buried(BaseException):
-    """This worker was given up by the others: whatever it does next would be done twice.
-
-    Args:
-        reason: Why it must end, in words for the operator.
-    """
+    """This worker was given up by the others: whatever it does next would be done twice."""
 
     def __init__(self, reason: str = "the others gave it up") -> None:
         super().__init__(reason)
@@ -64,13 +60,7 @@ class Buried(BaseException):
 
 
 class WorkerContext:
-    """Shared by the parts of one worker; used on one event loop.
-
-    Args:
-        work: The opened place.
-        executor: Name of this process, new at each start.
-        keeper: Keeps outputs.
-    """
+    """Shared by the parts of one worker; used on one event loop. *executor* is a name nobody had before."""
 
     def __init__(self, work: Work, executor: str, keeper: ArtifactKeeper) -> None:
         self.work = work
@@ -208,12 +198,7 @@ _ENDED_BETWEEN: Final = {"status": "cancelled", "error_code": "canceled", "error
 
 
 class TaskRun:
-    """One task in the hands of this worker.
-
-    Args:
-        context: The worker.
-        item: Id of the task.
-    """
+    """One task, by its id, in the hands of this worker."""
 
     def __init__(self, context: WorkerContext, item: str) -> None:
         self._context = context
@@ -221,11 +206,7 @@ class TaskRun:
         self._settings = context.work.settings
 
     async def run(self, head: TaskHead | None = None) -> None:
-        """See the task through; returns once it is over, or is another worker's. Raises Buried.
-
-        Args:
-            head: The task as it was claimed; read when it is None.
-        """
+        """See the task through, which is read unless given; returns once it is over, or another worker's. Raises Buried."""
         head = head or await self._context.head(self._item)
         if head is None or head.terminal or head.executor != self._context.executor:
             return
@@ -357,12 +338,7 @@ _LOOK_S: Final = 0.5
 
 
 class JobRun:
-    """One job in the hands of this worker.
-
-    Args:
-        context: The worker.
-        item: Id of the job.
-    """
+    """One job, by its id, in the hands of this worker."""
 
     def __init__(self, context: WorkerContext, item: str) -> None:
         self._context = context

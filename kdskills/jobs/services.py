@@ -67,7 +67,11 @@ async def network_of(handle: Handle, engine: str) -> int:
         ExecRefused: `ports_not_supported`: this engine's programs cannot be reached from here.
     """
     if not isinstance(handle, Reachable):
-        raise ports_refused(engine)
+        raise ExecRefused(
+            f"programs on {engine} cannot be reached from this host: expose no ports, and tell readiness by a pattern",
+            code="ports_not_supported",
+            engine=engine,
+        )
     while True:
         pid = await asyncio.to_thread(_pid, handle)
         if pid is not None:
@@ -79,20 +83,11 @@ async def network_of(handle: Handle, engine: str) -> int:
         await asyncio.sleep(LOOK_S)
 
 
-def ports_refused(engine: str) -> ExecRefused:
-    """Return the refusal of ports, or of readiness by port, on an engine that cannot."""
-    return ExecRefused(
-        f"programs on {engine} cannot be reached from this host: expose no ports, and tell readiness by a pattern",
-        code="ports_not_supported",
-        engine=engine,
-    )
-
-
 class Companion:
     """A running companion; made by `start`."""
 
     def __init__(self, process: asyncio.subprocess.Process, ports: Mapping[int, int]) -> None:
-        self._process = process
+        self.process = process
         self.endpoints = tuple(
             Endpoint(port=port, host_port=host, url=f"http://127.0.0.1:{host}") for port, host in ports.items()
         )
@@ -108,14 +103,9 @@ class Companion:
         preferred_ports: Mapping[int, int],
         exact: bool = False,
     ) -> Companion:
-        """Start the companion of *service*.
+        """Start the companion of *service*, whose *network* stays open here.
 
-        Args:
-            service: What the service wants.
-            logs: Its output on this host.
-            network: Descriptor of its network; it stays open here.
-            preferred_ports: Host ports to listen on, by the service's port; 0 or none for any free one.
-            exact: Whether no other host ports will do.
+        It listens on the *preferred_ports* of the host, by the service's port, or on any free one unless *exact*.
 
         Raises:
             ExecFailed: It cannot listen, or cannot enter the network; its own words are in the shim's log.
@@ -149,24 +139,21 @@ class Companion:
 
     async def ready(self) -> None:
         """Wait until the service is ready. Raises ExecFailed when the companion dies over it."""
-        assert self._process.stdout is not None
-        if not await self._process.stdout.readline():
+        assert self.process.stdout is not None
+        if not await self.process.stdout.readline():
             raise ExecFailed("what watched the service's readiness died", code="forwarder_failed")
-
-    async def wait_dead(self) -> None:
-        """Wait until its process is dead."""
-        await self._process.wait()
 
     async def close(self) -> None:
         """End its process."""
-        await _end(self._process)
+        await _end(self.process)
 
 
 def _pid(handle: Reachable) -> int | None:
-    try:
+    with contextlib.suppress(
+        OSError
+    ):  # the engine does not know it any more; a run that is over is found out elsewhere
         return handle.network_namespace()
-    except OSError:
-        return None  # the engine does not know it any more; a run that is over is found out elsewhere
+    return None
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -188,13 +175,8 @@ class StartupTimeout(KdskillsError):
 class ServiceSupervisor:
     """Brings one service to readiness and keeps its ports reachable while its program runs.
 
-    Args:
-        service: What the service wants.
-        handle: Its run.
-        logs: Its output on this host.
-        wanted: Host ports to listen on when they are free, by the service's port.
-        facts: What is known of the attempt so far.
-        tell: Writes facts for everybody to read.
+    It listens on the *preferred_ports* of the host when they are free, by the service's port, and hands the facts it adds
+    to those of the attempt to *tell*.
     """
 
     def __init__(
@@ -223,16 +205,16 @@ class ServiceSupervisor:
             ExecFailed: What it needs beside it broke while it started.
         """
         check_service(self._service)
-        network: int | None = None
+        ready, network = self._service.ready, None
         companion: Companion | None = None
         try:
             try:
                 async with asyncio.timeout(self._service.startup_timeout_s):
                     if needs_network(self._service):
                         network = await network_of(self._handle, self._facts.engine)
-                    if network is not None or self._service.ready is not None:
+                    if network is not None or ready is not None:
                         companion = await self._companion(network)
-                        if self._service.ready is not None:
+                        if ready is not None:
                             await companion.ready()
             except TimeoutError:
                 limit = f"{self._service.startup_timeout_s:g} s"
@@ -240,7 +222,7 @@ class ServiceSupervisor:
             self._note(companion, ready_at=time.time())
             if companion is not None and self._service.expose_ports:
                 while True:
-                    await companion.wait_dead()
+                    await companion.process.wait()
                     companion = await self._replaced(network)
                     self._note(companion)
             await asyncio.Event().wait()

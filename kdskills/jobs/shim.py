@@ -226,11 +226,9 @@ def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], in
 def children(pid: int) -> list[int]:
     """Return the direct children of *pid*."""
     child_pids: list[int] = []
-    try:
+    with contextlib.suppress(OSError):
         for task in os.scandir(f"/proc/{pid}/task"):
             child_pids += [int(word) for word in _text(Path(task.path, "children")).split()]
-    except OSError:
-        return child_pids
     return child_pids
 
 
@@ -251,14 +249,12 @@ def _child(work: Callable[[], int]) -> int:
         os._exit(code)
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-
-
 def _keep_room(folder: Path) -> None:
     """Put disk space aside for the verdict; that a disk cannot do it is found out when the verdict is written."""
-    with contextlib.suppress(OSError), open(folder / ROOM, "wb", opener=_private) as room:
-        os.posix_fallocate(room.fileno(), 0, ROOM_BYTES)
+    with contextlib.suppress(OSError):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(folder / ROOM, flags, 0o600), "wb") as room:
+            os.posix_fallocate(room.fileno(), 0, ROOM_BYTES)
 
 
 def _lease_over(path: Path) -> bool:
@@ -351,11 +347,8 @@ def _without_result(
     elif cancel_requested:
         verdict, code, message = "cancelled", "canceled", "it was cancelled"
     elif status is not None and os.waitstatus_to_exitcode(status) == DISK_FULL:
-        verdict, code, message = (
-            "infra_error",
-            "disk_full",
-            "the disk of the state folder was full: nothing could be kept",
-        )
+        verdict, code = "infra_error", "disk_full"
+        message = "the disk of the state folder was full: nothing could be kept"
     elif status is not None and os.WIFEXITED(status):
         verdict, code = "infra_error", "runner_failed"
         message = f"the process that ran the program gave up with code {os.WEXITSTATUS(status)}; its words are in {LOG}"

@@ -39,10 +39,6 @@ class Retention:
     """Forgets tasks and jobs that have been over for long, or are too many for their project.
 
     Artifacts and run folders go first, the head last: a round that was killed is done again.
-
-    Args:
-        work: The opened place.
-        artifacts: Where artifacts are.
     """
 
     def __init__(self, work: Work, artifacts: ArtifactKeeper) -> None:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -47,6 +46,7 @@ T = TypeVar("T")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 BUSY_MS: Final = 30_000
 JOURNAL_LIMIT: Final = 16 * 1024 * 1024
+PRAGMAS = (f"busy_timeout={BUSY_MS}", "journal_mode=WAL", "synchronous=NORMAL", f"journal_size_limit={JOURNAL_LIMIT}")
 SQLITE_CONNECTIONS: Final = 24
 """Connections to a file that are kept: as many as a worker has threads; each is opened when it is first needed."""
 SCHEMA_LOCK: Final = 2_037_581
@@ -98,76 +98,6 @@ def upsert(dialect: str, table: sa.Table) -> Any:
     return sqlite_insert(table)
 
 
-def open_engine(
-    url: str,
-    *,
-    label: str,
-    failure: type[KdskillsError] = DatabaseUnavailable,
-    prepare: Callable[[sqlite3.Connection, object], None] | None = None,
-    **pool: Any,
-) -> sa.Engine:
-    """Return an engine with the settings both databases need for several writers; a SQLite file is for this user only.
-
-    Args:
-        url: `sqlite:///path` or `postgresql://…`.
-        label: Whose database it is, in words, such as `the session store`.
-        failure: Class of the error for a URL that is none.
-        prepare: Prepares each new connection to a SQLite file, for a user that begins transactions in a way of its own.
-        **pool: Further options of the pool of connections.
-
-    Raises:
-        MissingExtra: SQLAlchemy or the driver is not installed.
-        KdskillsError: Of class *failure*: the URL is no database URL.
-    """
-    try:
-        import sqlalchemy as sa
-    except ImportError:
-        raise MissingExtra(f"{label} in a database", "jobs") from None
-    if url.startswith("postgresql://"):
-        url = "postgresql+psycopg://" + url.removeprefix("postgresql://")
-    # a file is never away, and opening it anew costs more than keeping it open
-    pool |= {"pool_size": SQLITE_CONNECTIONS} if url.startswith("sqlite") else {"pool_pre_ping": True}
-    try:
-        engine = sa.create_engine(url, hide_parameters=True, **pool)
-    except ImportError:
-        raise MissingExtra(f"{label} in PostgreSQL", "jobs") from None
-    except sa.exc.ArgumentError:
-        raise failure(f"the URL of {label} is no database URL") from None
-    sa.event.listen(engine, "checkin", partial(_let_go, engine))
-    if engine.dialect.name == "sqlite":
-        _keep_private(engine, label, failure)
-        sa.event.listen(engine, "connect", prepare or _prepare_sqlite)
-        if prepare is None:
-            sa.event.listen(engine, "begin", _begin_sqlite)
-    return engine
-
-
-def close_engine(engine: sa.Engine) -> None:
-    """Close every connection; blocks. Whoever still works with the engine may go on: each connection is closed after its use."""
-    engine.update_execution_options(kdskills_closed=True)
-    engine.dispose()
-
-
-def _let_go(engine: sa.Engine, _connection: object, record: sa.pool.ConnectionPoolEntry) -> None:
-    if engine.get_execution_options().get("kdskills_closed", False):
-        record.invalidate()  # nobody is left who would close what the pool keeps
-
-
-def _keep_private(engine: sa.Engine, label: str, failure: type[KdskillsError]) -> None:
-    """Have the file made for this user only before any connection is made to it: SQLite would follow the umask."""
-
-    def prepare(_dialect: object, _record: object, arguments: list[Any], _keywords: object) -> None:
-        path = _file_of(str(arguments[0]))
-        if path is None:
-            return
-        try:
-            private_database(path)
-        except OSError as error:
-            raise failure(f"{label} does not answer: {error.strerror}") from None
-
-    sa.event.listen(engine, "do_connect", prepare)
-
-
 def _file_of(name: str) -> Path | None:
     """Return the file SQLite opens by *name*; None for a database in memory."""
     if name.startswith("file:"):
@@ -181,13 +111,6 @@ def _file_of(name: str) -> Path | None:
 def sqlite_file(url: str) -> Path | None:
     """Return the file of a database's URL; None when it is not SQLite, or in memory. The file is never to be opened."""
     return _file_of(url.removeprefix(_SQLITE).partition("?")[0]) if url.startswith(_SQLITE) else None
-
-
-def make_tables(link: sa.Connection, metadata: sa.MetaData) -> None:
-    """Make the tables of *metadata* that are not there, though several processes may open a new database at once."""
-    if link.dialect.name == "postgresql":
-        link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
-    metadata.create_all(link, checkfirst=True)
 
 
 def run_revisions(link: sa.Connection, scripts: Path, target: str, *, missing: MissingExtra) -> None:
@@ -232,11 +155,12 @@ def speaking(label: str, failure: type[KdskillsError] = DatabaseUnavailable) -> 
 
 
 class Database:
-    """An engine whose work is done in threads, so that no event loop waits for a disk.
+    """An engine with the settings both databases need for several writers; its work is done in threads, so that no event
+    loop waits for a disk. A SQLite file is for this user only.
 
     Args:
         url: `sqlite:///path` or `postgresql://…`.
-        what: Whose database it is, in words.
+        label: Whose database it is, in words, such as `the session store`.
         failure: Class of the error for a database that does not answer.
         prepare: Called once, before the first question or change: it makes or upgrades tables through `engine`.
 
@@ -257,10 +181,46 @@ class Database:
         self._failure = failure
         self._prepare = prepare
         self._preparing = threading.RLock()
-        self.engine = open_engine(url, label=label, failure=failure)
+        self._closed = False
+        self.engine = self._open(url)
         # each of PostgreSQL's questions sees what was committed by then, in a transaction or without
         mode = {"isolation_level": "AUTOCOMMIT"} if self.dialect == "postgresql" else {}
         self._reading = self.engine.execution_options(kdskills_reads=True, **mode)  # the same connections
+
+    def _open(self, url: str) -> sa.Engine:
+        try:
+            import sqlalchemy as sa
+        except ImportError:
+            raise MissingExtra(f"{self.label} in a database", "jobs") from None
+        if url.startswith("postgresql://"):
+            url = "postgresql+psycopg://" + url.removeprefix("postgresql://")
+        # a file is never away, and opening it anew costs more than keeping it open
+        pool = {"pool_size": SQLITE_CONNECTIONS} if url.startswith("sqlite") else {"pool_pre_ping": True}
+        try:
+            engine = sa.create_engine(url, hide_parameters=True, **pool)
+        except ImportError:
+            raise MissingExtra(f"{self.label} in PostgreSQL", "jobs") from None
+        except sa.exc.ArgumentError:
+            raise self._failure(f"the URL of {self.label} is no database URL") from None
+        sa.event.listen(engine, "checkin", self._checked_in)
+        if engine.dialect.name == "sqlite":
+            sa.event.listen(engine, "do_connect", self._keep_private)
+            sa.event.listen(engine, "connect", _prepare_sqlite)
+            sa.event.listen(engine, "begin", _begin_sqlite)
+        return engine
+
+    def _checked_in(self, _connection: object, record: sa.pool.ConnectionPoolEntry) -> None:
+        if self._closed:
+            record.invalidate()  # nobody is left who would close what the pool keeps
+
+    def _keep_private(self, _dialect: object, _record: object, arguments: list[Any], _keywords: object) -> None:
+        """Have the file made for this user only before any connection is made to it: SQLite would follow the umask."""
+        path = _file_of(str(arguments[0]))
+        if path is not None:
+            try:
+                private_database(path)
+            except OSError as error:
+                raise self._failure(f"{self.label} does not answer: {error.strerror}") from None
 
     @property
     def dialect(self) -> str:
@@ -268,9 +228,11 @@ class Database:
         return self.engine.dialect.name
 
     def create(self, metadata: sa.MetaData) -> None:
-        """Make the tables of *metadata* that are not there; blocks."""
+        """Make the tables of *metadata* that are not there, though several processes may open a new database; blocks."""
         with speaking(self.label, self._failure), self.engine.begin() as link:
-            make_tables(link, metadata)
+            if link.dialect.name == "postgresql":
+                link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
+            metadata.create_all(link, checkfirst=True)
 
     def ask(self, question: Callable[[sa.Connection], T]) -> T:
         """Return what *question* reads, on SQLite in a transaction of its own; blocks."""
@@ -305,8 +267,9 @@ class Database:
         return await asyncio.to_thread(self.change, change)
 
     def close(self) -> None:
-        """Close the connections; as `close_engine`."""
-        close_engine(self.engine)
+        """Close every connection; blocks. Who still works with the engine may go on: each is closed after its use."""
+        self._closed = True
+        self.engine.dispose()
 
     async def aclose(self) -> None:
         """As `close`, in a thread."""
@@ -314,23 +277,14 @@ class Database:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
-    connection.isolation_level = None  # transactions are ours: the driver would begin them too late
-    set_pragmas(connection)
-
-
-def set_pragmas(connection: sqlite3.Connection, *extra_pragmas: str) -> None:
     """Prepare a new connection to a file that many write, also while others open the new file with it.
-
-    Args:
-        connection: One of the driver's.
-        extra_pragmas: Further pragmas, such as `foreign_keys=ON`.
 
     Raises:
         sqlite3.OperationalError: The file stayed locked for `BUSY_MS`, or is no database.
     """
+    connection.isolation_level = None  # transactions are ours: the driver would begin them too late
     patience = time.monotonic() + BUSY_MS / 1000
-    own = (f"busy_timeout={BUSY_MS}", "journal_mode=WAL", "synchronous=NORMAL", f"journal_size_limit={JOURNAL_LIMIT}")
-    for pragma in own + extra_pragmas:
+    for pragma in PRAGMAS:
         while True:
             try:
                 connection.execute(f"PRAGMA {pragma}").close()
